@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim chaos soak structured check kernels gpu-check pictures bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test client-test schemathesis up down
+.PHONY: help install serve test sim chaos soak structured check kernels gpu-check pictures bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,6 +125,9 @@ ray-test: install  ## engines whose processes Ray starts; installs the extra `ra
 container-test: install  ## build the images, run two of each service, break some (needs Docker)
 	@rm -f $(CONTAINER_SPEC_REPORT)
 	$(BIN)/python -m pytest -q --timeout 1200 --spec-report=$(CONTAINER_SPEC_REPORT) tests/container $(ARGS)
+
+cluster-test: install  ## a NATS cluster and the services on three hosts, which are killed and cut off (needs root: network namespaces)
+	$(BIN)/python -m pytest -q --timeout 1200 tests/cluster $(ARGS)
 
 up:  ## start everything in containers (SCALE="--scale engine=2 …", TRACING=1, MONITORING=1)
 	$(COMPOSE) $(COMPOSE_FILES) up --build -d $(SCALE)

@@ -378,7 +378,7 @@ async def _run_versions(fleet: Fleet, plan: VersionPlan) -> None:
     if bus is not None:
         credentials, name = str(bus.launcher_credentials), nats_server.LAUNCHER
     first = plan.models[0]
-    where = BusAddress(plan.place.nats, credentials, name, tls.bus_context(first))
+    where = BusAddress(plan.place.nats, credentials, name, tls.bus_context(first), first.bus_replicas)
     try:
         await run(fleet, plan, where, first.namespace, print_line)
     except Exception as error:  # the server goes on without changes of versions; the user must know

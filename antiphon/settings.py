@@ -257,6 +257,10 @@ def check(serve: ServeSettings) -> None:
     check_adapters(serve)
     if serve.nats_credentials and not serve.nats:
         raise SettingsError("--nats-credentials needs --nats: the server that is started here has its own")
+    if serve.bus_replicas > 1 and not serve.nats:
+        raise SettingsError(
+            "--bus-replicas needs --nats with the servers of a NATS cluster: the bus that is started here is one server"
+        )
     _check_bus_directory(serve)
     check_records(serve)
     if (serve.nats_tls_ca or serve.nats_tls_cert or serve.nats_tls_key) and not serve.nats:

@@ -193,12 +193,14 @@ def _own_subscribe(role: Role, subjects: Subjects, member: str) -> tuple[str, ..
 
 
 def _bucket(subjects: Subjects, name: str) -> tuple[str, ...]:
-    """Creating a key-value store if it is not there, and reading and writing its entries; not deleting it."""
+    """Creating a key-value store if it is not there or changing its copies, and reading and writing its entries.
+
+    Not deleting it.
+    """
     bucket = bucket_name(subjects.namespace, name)
     return (
         f"$KV.{bucket}.>",
-        f"$JS.API.STREAM.CREATE.KV_{bucket}",
-        f"$JS.API.STREAM.INFO.KV_{bucket}",
+        *(f"$JS.API.STREAM.{verb}.KV_{bucket}" for verb in ("CREATE", "UPDATE", "INFO")),
         f"$JS.API.DIRECT.GET.KV_{bucket}.>",
     )
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from antiphon.inspect.rendering import concerns, rendered
 from antiphon.nats_server import OBSERVER
 from shared import messages, tls
+from shared.actors.credentials import server_urls
 from shared.actors.nats import NatsTransport
 from shared.actors.transport import Delivery
 from shared.codec import DecodeError, Decoder
@@ -34,7 +35,7 @@ _PORT = re.compile(r"^(?:listen|port):\s*\"?(?:\S*:)?(\d+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A bus: its URL and the path of its credentials, which may be empty."""
+    """A bus: the URLs of its servers, separated by commas, and the path of its credentials, which may be empty."""
 
     url: str
     credentials: str = ""
@@ -87,7 +88,7 @@ async def _tap(place: Place, options: TapOptions, context: ssl.SSLContext | None
     name = f"tap-{new_instance_id()}"
     try:
         transport = await NatsTransport.connect(
-            [place.url],
+            server_urls(place.url),
             name=name,
             inbox_prefix=subjects.inbox(name),
             credentials=place.credentials,

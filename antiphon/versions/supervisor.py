@@ -21,6 +21,7 @@ from antiphon.fleet import Failure, Fleet
 from antiphon.processes import ChildSpec, Sink
 from antiphon.versions.watch import MemberWatch
 from shared.actors.actor import Actor, Envelope, handles
+from shared.actors.credentials import server_urls
 from shared.actors.host import Host
 from shared.actors.key_value import StoreUnavailableError
 from shared.actors.nats import NatsTransport
@@ -71,23 +72,29 @@ class VersionPlan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BusAddress:
-    """How the launcher reaches the bus. `name`: its id there, on its own bus also its user. `tls`: None without TLS."""
+    """How the launcher reaches the bus.
+
+    `url`: of its servers, separated by commas. `name`: its id there, on its own bus also its user.
+    `tls`: None without TLS. `replicas`: see `BusSettings.bus_replicas`.
+    """
 
     url: str
     credentials: str
     name: str
     tls: ssl.SSLContext | None = None
+    replicas: int = 1
 
 
 async def run(fleet: Fleet, plan: VersionPlan, where: BusAddress, namespace: str, sink: Sink) -> None:
     """Takes orders until it is cancelled. Raises ServiceError or SettingsError if the bus cannot be used."""
     subjects, name = Subjects(namespace), where.name
     transport = await NatsTransport.connect(
-        [url.strip() for url in where.url.split(",") if url.strip()],
+        server_urls(where.url),
         name=name,
         inbox_prefix=subjects.inbox(name),
         credentials=where.credentials,
         tls=where.tls,
+        replicas=where.replicas,
         wait_s=CONNECT_S,
     )
     actor = ModelSupervisor(Host(transport, subjects, SystemClock(), name, new_instance_id()), fleet, plan, sink)

@@ -17,7 +17,7 @@ from io import BufferedRWPair
 from urllib.parse import urlsplit
 
 from shared import tls
-from shared.actors.credentials import read_credentials
+from shared.actors.credentials import read_credentials, server_urls
 from shared.codec import DecodeError, Decoder
 from shared.config import BusSettings, SettingsError, parse
 from shared.messages import Heartbeat
@@ -76,13 +76,25 @@ def heartbeats(service: str) -> Iterator[Heartbeat]:
     """Yields heartbeats of the service's replicas (`*`: of all services) as they arrive. Raises OSError."""
     settings = parse_settings()
     decoder = Decoder((Heartbeat,))
-    url = urlsplit(settings.nats.split(",")[0])
-    with socket.create_connection((url.hostname or "", url.port or 4222), TIMEOUT_S) as connection:
+    host, connection = connected(server_urls(settings.nats))
+    with connection:
         connection.settimeout(TIMEOUT_S)
-        stream = encrypted(connection, url.hostname or "", settings).makefile("rwb")
+        stream = encrypted(connection, host, settings).makefile("rwb")
         listen(stream, Subjects(settings.namespace).heartbeats(service), settings.nats_credentials)
         for payload in messages(stream):
             yield decoder.decode(payload)
+
+
+def connected(urls: list[str]) -> tuple[str, socket.socket]:
+    """Returns a connection to the first server that answers, and its host. Raises OSError if none does."""
+    failure: OSError = ConnectionError("no NATS server is named (ANTIPHON_NATS)")
+    for url in map(urlsplit, urls):
+        host = url.hostname or ""
+        try:
+            return host, socket.create_connection((host, url.port or 4222), TIMEOUT_S / len(urls))
+        except OSError as error:
+            failure = error
+    raise failure
 
 
 def parse_settings() -> BusSettings:

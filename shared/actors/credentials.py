@@ -1,4 +1,4 @@
-"""The credentials file for the bus: one line, `user:password`. Read by `nats`, written by the launcher."""
+"""How the bus is named: the URLs of its servers, and the credentials file, one line `user:password`."""
 
 import logging
 from pathlib import Path
@@ -26,6 +26,11 @@ def read_credentials(path: str) -> tuple[str, str]:
     if open_to_others:
         log.warning("%s can be read by other users of this machine", path)
     return user, password
+
+
+def server_urls(servers: str) -> list[str]:
+    """Returns the URLs of a list that is separated by commas, as `--nats` takes it."""
+    return [url.strip() for url in servers.split(",") if url.strip()]
 
 
 def without_credentials(url: str) -> str:

@@ -132,8 +132,9 @@ class NatsTransport:
     passed to `on_error`. The three callbacks run on the event loop and must not block.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, replicas: int = 1) -> None:
         self.name = name
+        self._replicas = replicas
         self.counters: Counter[str] = Counter()
         self.deliveries: Counter[str] = Counter()
         """Number of received messages for each subscribed subject."""
@@ -157,6 +158,7 @@ class NatsTransport:
         inbox_prefix: str,
         credentials: str = "",
         tls: ssl.SSLContext | None = None,
+        replicas: int = 1,
         wait_s: float = 30.0,
         on_error: OnError | None = None,
         on_disconnect: OnChange | None = None,
@@ -164,11 +166,12 @@ class NatsTransport:
     ) -> "NatsTransport":
         """Connects to one of the servers; retries for up to `wait_s` seconds.
 
-        `credentials` is the path of a file with `user:password`. With `tls`, the connection uses TLS or fails. Raises
+        `credentials` is the path of a file with `user:password`. With `tls`, the connection uses TLS or fails.
+        `replicas`: servers of a cluster that keep a copy of each store and log which this connection creates. Raises
         ServiceError('bus_unavailable') naming the servers if none of them answers, and SettingsError if the credentials
         or certificates are refused or a URL is invalid.
         """
-        transport = cls(name)
+        transport = cls(name, replicas)
         transport.on_error, transport.on_disconnect, transport.on_reconnect = on_error, on_disconnect, on_reconnect
         options = transport._options(urls, inbox_prefix, read_credentials(credentials) if credentials else None)
         if tls is not None:
@@ -250,11 +253,11 @@ class NatsTransport:
 
     def key_value_store(self, bucket: str, *, ttl_s: float, timeout_s: float) -> KeyValueStore:
         """See Transport. Needs a server with JetStream."""
-        return NatsKeyValueStore(self._client, bucket, ttl_s, timeout_s)
+        return NatsKeyValueStore(self._client, bucket, ttl_s, timeout_s, self._replicas)
 
     def durable_log(self, config: LogConfig, *, timeout_s: float) -> DurableLog:
         """See Transport. Needs a server with JetStream."""
-        return NatsDurableLog(self._client, config, timeout_s)
+        return NatsDurableLog(self._client, config, timeout_s, self._replicas)
 
     async def close(self) -> None:
         """See Transport. Waits at most `CLOSE_TIMEOUT_S` for the server, and as long again for the client to close."""

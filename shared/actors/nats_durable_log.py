@@ -16,11 +16,11 @@ _STORAGES = {"memory": api.StorageType.MEMORY, "file": api.StorageType.FILE}
 
 
 class NatsDurableLog:
-    """Implements `durable_log.DurableLog`."""
+    """Implements `durable_log.DurableLog`. `replicas`: servers of a cluster that keep the log."""
 
-    def __init__(self, client: Client, config: LogConfig, timeout_s: float) -> None:
+    def __init__(self, client: Client, config: LogConfig, timeout_s: float, replicas: int = 1) -> None:
         self._stream = client.jetstream(timeout=timeout_s)  # pyright: ignore[reportUnknownMemberType]
-        self._config, self._timeout_s = config, timeout_s
+        self._config, self._timeout_s, self._replicas = config, timeout_s, replicas
 
     async def open(self) -> None:
         """See DurableLog."""
@@ -33,6 +33,7 @@ class NatsDurableLog:
             max_bytes=wanted.max_bytes,
             max_msgs_per_subject=wanted.per_subject or -1,
             discard=api.DiscardPolicy.OLD,
+            num_replicas=self._replicas,
             duplicate_window=min(wanted.max_age_s, 120.0),
             allow_direct=True,
         )
@@ -42,7 +43,9 @@ class NatsDurableLog:
             except APIError as error:
                 if error.err_code != _OTHER_CONFIG:
                     raise
-                # Its limits can be changed; whether it is in memory or in files cannot.
+                # Its limits can be changed; whether it is in memory or in files cannot. Copies are never taken away.
+                found = (await self._stream.stream_info(wanted.name)).config
+                config.num_replicas = max(self._replicas, found.num_replicas or 1)
                 await self._stream.update_stream(config)  # pyright: ignore[reportUnknownMemberType]
         except errors.Error as error:
             raise self._unavailable(error) from error

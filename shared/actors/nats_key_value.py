@@ -14,11 +14,14 @@ from shared.actors.key_value import Entry, StoreUnavailableError
 
 
 class NatsKeyValueStore:
-    """Implements `key_value.KeyValueStore`. `ttl_s`: lifetime of an entry since it was last written."""
+    """Implements `key_value.KeyValueStore`.
 
-    def __init__(self, client: Client, bucket: str, ttl_s: float, timeout_s: float) -> None:
+    `ttl_s`: lifetime of an entry since it was last written; `replicas`: servers of a cluster that keep the bucket.
+    """
+
+    def __init__(self, client: Client, bucket: str, ttl_s: float, timeout_s: float, replicas: int = 1) -> None:
         self._stream = client.jetstream(timeout=timeout_s)  # pyright: ignore[reportUnknownMemberType]
-        self._name, self._ttl_s = bucket, ttl_s
+        self._name, self._ttl_s, self._replicas = bucket, ttl_s, replicas
         self._bucket: KeyValue | None = None
 
     async def get(self, key: str) -> Entry | None:
@@ -43,13 +46,27 @@ class NatsKeyValueStore:
     async def _open(self) -> KeyValue:
         if self._bucket is None:
             config = api.KeyValueConfig(
-                self._name, history=1, ttl=self._ttl_s, storage=api.StorageType.MEMORY, direct=True
+                self._name,
+                history=1,
+                ttl=self._ttl_s,
+                storage=api.StorageType.MEMORY,
+                replicas=self._replicas,
+                direct=True,
             )
             try:
                 self._bucket = await self._stream.create_key_value(config)  # pyright: ignore[reportUnknownMemberType]
-            except BadRequestError:  # it exists with another configuration, for example more replicas
-                self._bucket = await self._stream.key_value(self._name)
+            except BadRequestError:  # it exists with another configuration
+                self._bucket = await self._opened()
         return self._bucket
+
+    async def _opened(self) -> KeyValue:
+        """Returns a bucket that exists, which gets more copies if it has fewer than wanted. Never takes copies away."""
+        name = f"KV_{self._name}"
+        found = (await self._stream.stream_info(name)).config
+        if (found.num_replicas or 1) < self._replicas:
+            found.num_replicas = self._replicas
+            await self._stream.update_stream(found)  # pyright: ignore[reportUnknownMemberType]
+        return await self._stream.key_value(self._name)
 
     def _unavailable(self, error: Exception) -> StoreUnavailableError:
         self._bucket = None

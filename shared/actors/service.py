@@ -27,6 +27,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from shared import limits, telemetry, tls
+from shared.actors.credentials import server_urls
 from shared.actors.discovery import Discovery, Endpoint, Identity
 from shared.actors.host import Host, Service, Status
 from shared.actors.logs import configure_logging
@@ -206,12 +207,19 @@ class _Process:
             log.warning("the service did not drain within %g s", limits.DRAIN_S)
 
     async def _connect(self, subjects: Subjects, member_id: str, name: str) -> NatsTransport:
-        urls = [url.strip() for url in self._settings.nats.split(",") if url.strip()]
+        urls = server_urls(self._settings.nats)
         if not urls:
             raise SettingsError("nats: the URL of a NATS server is needed (--nats or ANTIPHON_NATS)")
         credentials, inbox = self._settings.nats_credentials, subjects.inbox(member_id)
         context = tls.bus_context(self._settings)
-        return await NatsTransport.connect(urls, name=name, inbox_prefix=inbox, credentials=credentials, tls=context)
+        return await NatsTransport.connect(
+            urls,
+            name=name,
+            inbox_prefix=inbox,
+            credentials=credentials,
+            tls=context,
+            replicas=self._settings.bus_replicas,
+        )
 
     async def _announce(self, host: Host, transport: NatsTransport) -> None:
         name, subjects = self._service.name, host.subjects

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
-from shared.flags import flag
+from shared.flags import Rule, flag
+
+REPLICAS = Rule("between 1 and 5", lambda value: 1 <= value <= 5)
+"""A NATS cluster keeps at most five copies of a stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,13 @@ class BusSettings:
         "",
         "PEM file of the private key of --nats-tls-cert, if it is not in the same file",
         env="ANTIPHON_NATS_TLS_KEY",
+        group="bus",
+    )
+    bus_replicas: int = flag(
+        1,
+        "servers of a NATS cluster that keep a copy of each stream and store; 3: one of them may die without a loss",
+        env="ANTIPHON_BUS_REPLICAS",
+        rule=REPLICAS,
         group="bus",
     )
     namespace: str = flag(

@@ -1,25 +1,35 @@
 """The address at which other engines find this one."""
 
+import ipaddress
 import socket
 from urllib.parse import urlsplit
+
+from shared.actors.credentials import server_urls
 
 NATS_PORT = 4222
 LOOPBACK = "127.0.0.1"
 
 
 def default_kv_host(nats: str) -> str:
-    """Returns this machine's address on the way to the NATS server, which other engines can reach too.
+    """Returns this machine's address on the way to the NATS servers, which other engines can reach too.
 
-    It is the loopback address if the server is on this machine, or cannot be found.
+    The first server that is not reached over the loopback address decides. The result is the loopback address if there
+    is none: all servers are on this machine, or cannot be found.
     """
-    url = urlsplit(nats.split(",")[0].strip())
+    ways = (_way(url) for url in server_urls(nats))
+    return next((way for way in ways if way and not ipaddress.ip_address(way).is_loopback), LOOPBACK)
+
+
+def _way(server: str) -> str:
+    """Returns the address from which this machine reaches a server; empty if the server cannot be found."""
+    url = urlsplit(server)
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
             url.hostname or LOOPBACK, url.port or NATS_PORT, type=socket.SOCK_DGRAM
         ):
             with socket.socket(family, kind, protocol) as sock:
                 sock.connect(address)  # sends nothing: it only chooses the way
-                return str(sock.getsockname()[0])
+                return str(sock.getsockname()[0]).partition("%")[0]
     except OSError:
-        return LOOPBACK
-    return LOOPBACK
+        return ""
+    return ""

@@ -235,6 +235,7 @@ def test_a_service_gets_no_settings_of_another() -> None:
         pytest.param(ServeSettings(port=-1), "--port", marks=pytest.mark.spec("S-SRV-011")),
         (ServeSettings(nats_credentials="/f"), "--nats"),
         (ServeSettings(nats_tls_ca="/f"), "need --nats"),
+        (ServeSettings(bus_replicas=3), "--bus-replicas needs --nats"),
         (ServeSettings(record_streams="all", stream_store="off"), "--record-streams=all needs a store"),
         (ServeSettings(api_keys_file="/missing/keys.toml"), "--api-keys-file"),
     ],

@@ -71,8 +71,9 @@ def test_two_buses_have_different_ports_and_passwords(tmp_path: Path) -> None:
     assert Path(one.join("engine", "e")).read_text() != Path(two.join("engine", "e")).read_text()
 
 
-def test_containers_have_the_same_limits() -> None:
-    text = (ROOT / "infra/nats/nats.conf").read_text()
+@pytest.mark.parametrize("name", ["nats.conf", "cluster.conf"])
+def test_containers_have_the_same_limits(name: str) -> None:
+    text = (ROOT / "infra/nats" / name).read_text()
     settings = dict(re.findall(r"^(\w+): (.+)$", text, re.MULTILINE))
     assert {name: settings.get(name) for name in LIMITS} == LIMITS
     stored = dict(re.findall(r"(max_\w+_store): (\w+)", text))

@@ -81,6 +81,17 @@ async def test_a_member_is_well_when_its_heartbeat_says_ready(
     assert said in output
 
 
+async def test_a_server_of_the_bus_that_is_gone_is_passed_over(
+    nats_connect: Any, nats_server: Any, subjects: Subjects, unused_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTIPHON_NATS", f"nats://127.0.0.1:{unused_port}, {nats_server.url}")
+    monkeypatch.setenv("ANTIPHON_NATS_CREDENTIALS", nats_server.credentials)
+    monkeypatch.setenv("ANTIPHON_NAMESPACE", subjects.namespace)
+    transport = await nats_connect(nats_server, "tokenizer")
+    async with beating(transport, subjects, f"tokenizer-{socket.gethostname()}-1", "ready"):
+        assert await asyncio.to_thread(healthcheck.member, "tokenizer", socket.gethostname()) == ""
+
+
 async def test_another_hosts_heartbeat_does_not_count(
     check: Check, nats_connect: Any, nats_server: Any, subjects: Subjects
 ) -> None:
