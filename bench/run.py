@@ -24,6 +24,7 @@ from bench import (
     bus_tax,
     cold_start,
     isolation,
+    kv_transfer,
     loads,
     machine,
     measure,
@@ -107,6 +108,7 @@ def measured(model: Path, options: argparse.Namespace) -> dict[str, Any]:
         results["bus_tax_mixed_lengths"] = bus_tax.measure(pairs)
         results["recorder_cost"] = recorder_cost.measure(pairs)
         results["isolation"] = isolation.measure(isolation.parse([]))
+        results["kv_transfer"] = kv_transfer.measure()
     return results
 
 
@@ -193,6 +195,8 @@ def text(results: dict[str, Any]) -> str:
         for name in ("cold_start", "memory_mib", "bus_tax_mixed_lengths", "recorder_cost")
         if name in results
     ]
+    if "kv_transfer" in results:
+        lines += ["", kv_transfer.text(results["kv_transfer"])]
     return "\n".join(lines)
 
 

@@ -405,8 +405,9 @@ KV_FETCHES_MAX = 1024
 """Connections of receivers to one sender; further ones are closed at once, and the receivers compute themselves."""
 KV_HEADER_BYTES_MAX = 4 * 2**20
 """Size of a message's header: room for the hashes of 200,000 blocks."""
-KV_SHARED_BYTES_MAX = 256 * 2**20
-"""Size of the shared memory of one transfer between engines of one machine. Larger ones go through a socket."""
+KV_SHARED_BYTES_MAX = 16 * 2**20
+"""Shared memory of one transfer between engines of one machine, whose places are used again and again. New pages cost
+more than the copies, so it is small. Blocks that are larger go through a socket."""
 
 # --- detokenizer ---
 STREAMS_MAX = 8192

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import structs
+
 from services.engine.kv import sender
 from services.engine.kv.channel import Channel
 from services.engine.kv.layout import Bytes
@@ -66,9 +68,9 @@ class Faults:
         if self.kind == "damage" and data is not None:
             data[len(data) // 2] ^= 1
         elif self.kind == "damage":
-            header = Block(header.name, header.num_tokens, header.checksum ^ 1, 0)
+            header = structs.replace(header, checksum=header.checksum ^ 1)
         elif self.kind == "foreign":
-            header = Block(b"?" * 16, header.num_tokens, header.checksum, header.size)
+            header = structs.replace(header, name=b"?" * 16)
         elif self.kind == "short":
-            header = Block(header.name, 1, header.checksum, header.size)
+            header = structs.replace(header, num_tokens=1)
         await send(header, data)

@@ -99,6 +99,7 @@ class SharedMemory:
 
     def __init__(self, file: int, num_places: int, place_bytes: int) -> None:
         self._map = mmap.mmap(file, MARK_BYTES + num_places * place_bytes)
+        self.num_places = num_places
         self._bytes = np.frombuffer(self._map, dtype=np.uint8)
         self._place_bytes = place_bytes
 

@@ -7,6 +7,7 @@ A block of n tokens is, for each layer, its keys and then its values, [n, kv_hea
 Backends whose cache has another form (padded heads, another order of dimensions, device memory) convert (`KvMemory`).
 """
 
+import zlib
 from typing import Protocol
 
 import msgspec
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
+_ROW_WORDS = 512
 
 
 class KvLayout(msgspec.Struct, frozen=True, array_like=True):
@@ -33,6 +35,20 @@ class KvLayout(msgspec.Struct, frozen=True, array_like=True):
     def num_bytes(self, num_tokens: int) -> int:
         """Returns the size of a block with `num_tokens` tokens."""
         return self.num_layers * 2 * num_tokens * self.num_kv_heads * self.head_bytes
+
+
+def checksum(data: Bytes) -> int:
+    """Returns a checksum of a contiguous block: the CRC-32 of its row sums and column sums as a table of 64-bit words.
+
+    Damage within one row or one column changes it, and so does another order of rows. It takes a fifth of the time of a
+    CRC-32 of all bytes, which would take longer than the transfer through shared memory.
+    """
+    flat = data.reshape(-1)
+    num_rows = flat.size // (8 * _ROW_WORDS)
+    table = flat[: num_rows * 8 * _ROW_WORDS].view("<u8").reshape(num_rows, _ROW_WORDS)
+    rest = zlib.crc32(flat[num_rows * 8 * _ROW_WORDS :].data)
+    sums = (table.sum(axis=axis, dtype="<u8") for axis in (0, 1))
+    return zlib.crc32(np.concatenate(list(sums)).data, rest)
 
 
 class KvMemory(Protocol):

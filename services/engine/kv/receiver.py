@@ -5,8 +5,8 @@ engine computes the rest. Runs on the event loop of `connector`.
 """
 
 import asyncio
+import contextlib
 import logging
-import zlib
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -14,8 +14,8 @@ import numpy as np
 
 from services.engine.core.kv_transfer import KvLoad
 from services.engine.kv.channel import Channel, SharedMemory, connect, forget
-from services.engine.kv.layout import Bytes, KvMemory
-from services.engine.kv.wire import VERSION, Alive, Block, Failed, Fetch
+from services.engine.kv.layout import Bytes, KvMemory, checksum
+from services.engine.kv.wire import VERSION, Alive, Block, Failed, Fetch, Taken
 from shared import limits
 
 log = logging.getLogger(__name__)
@@ -59,9 +59,9 @@ class _Load:
         try:
             if channel.is_local:
                 shared, name = self._shared_memory()
-            fetch = Fetch(
-                VERSION, self._order.transfer_id, self._memory.layout, self._content, self._order.hashes, name
-            )
+            layout, hashes = self._memory.layout, self._order.hashes
+            num_places = 0 if shared is None else shared.num_places
+            fetch = Fetch(VERSION, self._order.transfer_id, layout, self._content, hashes, name, num_places)
             await channel.send(fetch)
             await self._receive_all(channel, shared, name)
         finally:
@@ -71,10 +71,11 @@ class _Load:
             channel.close()
 
     def _shared_memory(self) -> tuple[SharedMemory | None, str]:
-        """Returns memory for all blocks and its name; None and an empty name if they go through the socket."""
-        layout, count = self._memory.layout, len(self._order.hashes)
+        """Returns memory for a few blocks and its name; None and an empty name if they go through the socket."""
+        layout = self._memory.layout
         size = layout.num_bytes(layout.block_size)
-        if count * size > limits.KV_SHARED_BYTES_MAX:
+        count = min(len(self._order.hashes), limits.KV_SHARED_BYTES_MAX // size)
+        if not count:
             return None, ""
         try:
             return SharedMemory.create(self._order.transfer_id, count, size)
@@ -113,13 +114,15 @@ class _Load:
         if block.size:
             data = room[:size]
             await channel.receive_into(data, limits.KV_SILENCE_S)
-        elif shared is not None:
-            # A copy, so that what is checked is what is written.
-            room[:size] = shared.place(place, size)
-            data = room[:size]
+        elif shared is not None and 0 <= block.place < shared.num_places:
+            data = shared.place(block.place, size)
         else:
             raise TransferError("a block in memory that is not shared")
-        if zlib.crc32(data.data) != block.checksum:
+        if checksum(data) != block.checksum:
             raise TransferError("a block was damaged on its way")
         self._memory.write(self._order.host_blocks[place], data.reshape(layout.shape(block.num_tokens)))
         self._written.add(place)
+        if not block.size:
+            # If the sender has ended, what it sent before can still be read; the end is then an error of `receive`.
+            with contextlib.suppress(OSError):
+                await channel.send(Taken(block.place))

@@ -6,7 +6,6 @@ A block is held from the moment it is saved until it has been sent, or is not wa
 
 import asyncio
 import logging
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -14,9 +13,9 @@ import msgspec
 import numpy as np
 
 from services.engine.core.kv_transfer import KvMeta, KvSave
-from services.engine.kv.channel import Channel, SharedMemory
-from services.engine.kv.layout import KvMemory
-from services.engine.kv.wire import VERSION, Alive, Block, Failed, Fetch
+from services.engine.kv.channel import Channel, Closed, SharedMemory
+from services.engine.kv.layout import KvMemory, checksum
+from services.engine.kv.wire import VERSION, Alive, Block, Failed, Fetch, Taken
 from shared import limits
 
 log = logging.getLogger(__name__)
@@ -115,37 +114,41 @@ class Sender:
 
     async def _send_all(self, channel: Channel, fetch: Fetch, export: _Export) -> None:
         layout = self._memory.layout
-        wanted = {name: place for place, name in enumerate(fetch.names)}
+        wanted = set(fetch.names)
         shared = None
-        if fetch.shared:
+        if fetch.shared and 0 < fetch.num_places <= len(fetch.names):
             size = layout.num_bytes(layout.block_size)
-            shared = SharedMemory.open(fetch.shared, fetch.transfer_id, len(fetch.names), size)
+            shared = SharedMemory.open(fetch.shared, fetch.transfer_id, fetch.num_places, size)
+        places = _Places(channel, 0 if shared is None else fetch.num_places)
         await channel.send(Alive(shared is not None))
         room = np.empty(0 if shared is not None else layout.num_bytes(layout.block_size), dtype=np.uint8)
         while wanted:
             if not export.blocks:
                 if export.failure or export.complete:
                     await channel.send(Failed(export.failure or "the prompt has no such block"))
-                    return
+                    break
                 if not await _within(export.changed, limits.KV_ALIVE_S):
                     await channel.send(Alive())
                 continue
+            if shared is not None and not await places.one_is_free():
+                continue
             name = next(iter(export.blocks))
             block, num_tokens = export.blocks.pop(name)
-            place = wanted.pop(name, None)
-            if place is None:
+            if name not in wanted:
                 self._release((block,))
                 continue
-            size = layout.num_bytes(num_tokens)
+            wanted.discard(name)
+            place, size = 0 if shared is None else places.use(), layout.num_bytes(num_tokens)
             data = room[:size] if shared is None else shared.place(place, size)
             try:
                 self._memory.read(block, data.reshape(layout.shape(num_tokens)))
             finally:
                 self._release((block,))
             sent = data if shared is None else None
-            header = Block(name, num_tokens, zlib.crc32(data.data), 0 if sent is None else size)
+            header = Block(name, num_tokens, checksum(data), 0 if sent is None else size, place)
             async with asyncio.timeout(limits.KV_LEASE_S):  # a receiver that stands still takes nothing
                 await channel.send(header, sent)
+        await places.all_free()
 
     def _save(self, save: KvSave, now: float) -> None:
         export = self._exports.get(save.transfer_id)
@@ -170,6 +173,40 @@ class Sender:
         ids = tuple(block for block, _ in blocks)
         if ids:
             self._release(ids)
+
+
+class _Places:
+    """The places of the shared memory of one transfer, and which of them hold no block that the receiver needs."""
+
+    def __init__(self, channel: Channel, count: int) -> None:
+        self._channel, self._count = channel, count
+        self._free = list(range(count))
+
+    async def one_is_free(self) -> bool:
+        """Returns whether a place is free; if none was, returns False after one has become so.
+
+        Raises OSError or TimeoutError if the receiver takes nothing any more.
+        """
+        if self._free:
+            return True
+        await self._take()
+        return False
+
+    def use(self) -> int:
+        """Returns a free place, which then is not free."""
+        return self._free.pop()
+
+    async def all_free(self) -> None:
+        """Waits for all answers: a connection that is closed before they are read would lose what was sent last."""
+        while len(self._free) < self._count:
+            await self._take()
+
+    async def _take(self) -> None:
+        async with asyncio.timeout(limits.KV_LEASE_S):
+            header = await self._channel.receive()
+        if not isinstance(header, Taken) or not 0 <= header.place < self._count or header.place in self._free:
+            raise Closed("an unexpected message")
+        self._free.append(header.place)
 
 
 def _wake(export: _Export) -> None:

@@ -4,7 +4,8 @@
 
 A receiver connects and sends one `Fetch`. The sender answers with a `Block` for each wanted block, as soon as it is
 computed and in any order, with `Alive` while there is none, and with `Failed` if there will be none. The receiver
-closes the connection when it has all blocks. A connection is for one transfer.
+answers `Taken` to each block in shared memory, whose place may then be used again. It closes the connection when it has
+all blocks. A connection is for one transfer.
 """
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from services.engine.kv.layout import KvLayout
 
 LENGTH_BYTES = 4
-VERSION = 2
+VERSION = 3
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
@@ -25,9 +26,10 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     """See `EngineFacts.content`."""
     names: tuple[bytes, ...]
     shared: str = ""
-    """Name of shared memory with a place of a full block's size for each of the names, in their order; empty: none.
+    """Name of shared memory with `num_places` places of a full block's size; empty: none.
 
     It begins with `transfer_id`, by which the sender sees that it is the same memory."""
+    num_places: int = 0
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
@@ -37,15 +39,22 @@ class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True, tag="block"):
-    """A block, with its number of tokens and the CRC-32 of its bytes.
+    """A block, with its number of tokens and the `layout.checksum` of its bytes.
 
-    `size` bytes follow; if it is 0, the block is in its place in the shared memory.
+    `size` bytes follow; if it is 0, the block is in the shared memory, in the place with the number `place`.
     """
 
     name: bytes
     num_tokens: int
     checksum: int
     size: int
+    place: int = 0
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
+    """The block in a place of the shared memory is not needed there any more."""
+
+    place: int
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
@@ -54,7 +63,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
     reason: str
 
 
-Header = Fetch | Alive | Block | Failed
+Header = Fetch | Alive | Block | Taken | Failed
 _DECODER = msgspec.msgpack.Decoder(Header)
 
 

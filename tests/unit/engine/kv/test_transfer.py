@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from services.engine.kv import channel
 from services.engine.kv.connector import KvConnector
+from services.engine.kv.layout import checksum
 from shared import limits
 from shared.config import EngineSettings, SettingsError, check_engine
 from shared.messages import KvSource
@@ -69,6 +71,19 @@ def test_the_tokens_are_those_of_a_single_engine_and_the_receiver_computes_one_o
     assert after.kv_failed_loads == before.kv_failed_loads
     prefill.idle()
     decode.idle()
+
+
+def test_places_of_the_shared_memory_are_used_again(
+    alone: Running, prefill: Running, decode: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert decode.engine.connector is not None
+    layout = decode.engine.connector._memory.layout
+    monkeypatch.setattr(limits, "KV_SHARED_BYTES_MAX", 2 * layout.num_bytes(layout.block_size))
+    expected = right(alone, "places")
+    before = decode.engine.counters().kv_failed_loads
+    decode.add("places", prefill.compute_prompt("places"))
+    assert run(prefill, decode, until=(decode, "places")) == expected
+    assert decode.engine.counters().kv_failed_loads == before
 
 
 @pytest.mark.parametrize(
@@ -320,3 +335,16 @@ def test_an_address_of_another_machine(prefill: Running) -> None:
     memory = prefill.engine.executor.kv_memory()
     with pytest.raises(SettingsError, match="--kv-host"):
         KvConnector(memory, lambda: None, host="192.0.2.1")
+
+
+@pytest.mark.parametrize("size", [4096, 3 * 4096, 4096 + 24, 100, 0])
+def test_a_checksum_tells_every_changed_byte_and_every_other_order(size: int) -> None:
+    data = np.random.default_rng(7).integers(0, 256, size, dtype=np.uint8)
+    right_one = checksum(data)
+    for index in range(0, size, 97):
+        data[index] ^= 1
+        assert checksum(data) != right_one
+        data[index] ^= 1
+    assert checksum(data) == right_one
+    if size > 4096:
+        assert checksum(np.concatenate([data[4096:], data[:4096]])) != right_one
