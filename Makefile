@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim chaos soak structured check kernels gpu-check pictures bench bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down
+.PHONY: help install serve test sim chaos soak structured check kernels gpu-check pictures bench bench-scale bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ pictures: install  ## the pictures of the console in docs/pictures, from a runni
 
 bench: install  ## every figure of this machine in one table for each model (ARGS="MODEL_DIR --rounds 3")
 	$(BIN)/python -m bench.run $(ARGS)
+
+bench-scale: install  ## what one core carries of gateway, tokenizer, detokenizer and NATS (ARGS="--streams 64 256")
+	$(BIN)/python -m bench.scale $(ARGS)
 
 bench-models: install  ## make the benchmark models in bench/models (1.3 GB)
 	$(BIN)/python bench/make_models.py bench/models $(ARGS)

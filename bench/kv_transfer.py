@@ -3,9 +3,9 @@
     python -m bench.kv_transfer [--rounds 7] [--blocks 64] [--json FILE]
 
 Two processes have the connectors of engines (`services.engine.kv`) and the caches of CPU workers, in the shape of a
-model with 8 billion parameters. In each round the same bytes are moved in four ways, one after the other: copied within
-a process; streamed over a plain TCP connection; fetched by the connector over TCP; fetched through shared memory.
-Prints medians, and the share of the plain way's speed in the same round. The processor time of both processes, which other
+model with 8 billion parameters. In each round the same bytes are moved in four ways, one after the other: copied in one
+process; streamed over a plain TCP connection; fetched by the connector over TCP; fetched through shared memory. Prints
+medians, and the share of the plain way's speed in the same round. The processor time of both processes, which other
 programs on the machine disturb less, is beside it. Part of `make bench`.
 """
 

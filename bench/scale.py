@@ -1,0 +1,137 @@
+"""What one core carries of each part of the system: gateway, tokenizer, detokenizer and NATS server.
+
+    python -m bench.scale [--streams 64 256] [--output 256] [--prompt 1024] [--json FILE]
+
+One process of each service and an engine that computes nothing (`bench.emulated_engine`), so that it is not the limit.
+For each number of streams at once, every stream gets a token a step. The processor time of each process during
+the load gives what a core of its own would carry: tokens a second, streams at 20 tokens a second, and for the tokenizer
+tokens of prompts a second. This does not depend on how busy the machine is, but for caches that other programs use too.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from antiphon import nats_server
+from antiphon.benchmark import client
+from bench import loads, machine
+from bench.run import DEMO
+from bench.serving import HOST, Server, end_in_order, free_port
+
+READER_TOKENS_PER_S = 20
+"""Tokens a second of a stream that a person reads."""
+STEP_MS = 50
+PARTS = ("gateway", "tokenizer", "detokenizer", "nats-server")
+PROGRAM = """
+import os, subprocess, sys
+children = [subprocess.Popen(words, env={**os.environ, **extra}) for words, extra in eval(sys.argv[1])]
+try:
+    os.wait()
+finally:
+    for child in children: child.terminate()
+    for child in children: child.wait(20)
+"""
+"""Starts all processes, and ends them when it ends or one of them does."""
+
+
+class Parts(Server):
+    """One process of each part."""
+
+    def __init__(self, folder: Path) -> None:
+        bus, port = nats_server.prepare(folder), free_port()
+        commands = [([nats_server.find_binary(), "-c", str(bus.config)], nats_server.environment({}))]
+        model = (f"--model={DEMO}", "--served-model-name=emulated")
+        flags = {
+            "gateway": ("antiphon", "service", "gateway", f"--host={HOST}", f"--port={port}"),
+            "tokenizer": ("antiphon", "service", "tokenizer", *model),
+            "detokenizer": ("antiphon", "service", "detokenizer", *model),
+            "engine": ("bench.emulated_engine", f"--step-ms={STEP_MS}", *model, "--max-num-seqs=1024"),
+        }
+        for role, words in flags.items():
+            environ = {"ANTIPHON_NATS": bus.url, "ANTIPHON_NATS_CREDENTIALS": bus.join(role, f"{role}-1")}  # type: ignore[arg-type]
+            commands.append(([sys.executable, "-m", *words, f"--service-id={role}-1"], environ))
+        bus.write()
+        super().__init__("parts", [sys.executable, "-c", PROGRAM, repr(commands)], port, "/readyz")
+
+    def part_of(self, command: str) -> str:
+        """See Server."""
+        for name in ("gateway", "detokenizer", "tokenizer", "engine"):
+            if f"--service-id={name}-1" in command and "bash" not in command and "-c" not in command.split():
+                return name
+        return "nats-server" if command.split()[0].endswith("nats-server") else "starter"
+
+
+@contextlib.contextmanager
+def started() -> Iterator[Parts]:
+    """All parts, ready, until the end of the block."""
+    with tempfile.TemporaryDirectory(prefix="antiphon-scale-") as folder, Parts(Path(folder)) as parts:
+        yield parts
+
+
+def bodies(count: int, prompt: int, output: int, seed: int) -> list[dict[str, Any]]:
+    """Returns requests with different prompts of the same length."""
+    load = loads.Load("scale", clients=1, prompt=prompt, output=output, requests=count, warmup=0)
+    drawn = loads.Prompts(DEMO).draw(load, seed).measured
+    fixed = {"model": "emulated", "max_tokens": output, "ignore_eos": True, "temperature": 0}
+    return [{**fixed, "prompt": each.text} for each in drawn]
+
+
+def measure(parts: Parts, streams: int, prompt: int, output: int) -> dict[str, Any]:
+    """Runs a load and returns the tokens, and for each part its CPU seconds and what a core carries."""
+    requests = bodies(streams, prompt, output, streams)
+    before = parts.cpu_seconds()
+    result = asyncio.run(client.run(HOST, parts.port, requests, streams))
+    used = parts.cpu_seconds() - before
+    if result.errors:
+        raise SystemExit(f"{len(result.errors)} requests failed: {result.errors[0]}")
+    carried = {part: round(result.output_tokens / max(used[part], 0.01)) for part in PARTS if part != "tokenizer"}
+    return {
+        "streams": streams,
+        "tokens": result.output_tokens,
+        "prompt_tokens": result.prompt_tokens,
+        "seconds": round(result.wall_s, 2),
+        "cpu_s": {part: round(used[part], 2) for part in (*PARTS, "engine")},
+        "tokens_per_core_s": carried,
+        "prompt_tokens_per_core_s": {"tokenizer": round(result.prompt_tokens / max(used["tokenizer"], 0.01))},
+    }
+
+
+def text(results: dict[str, Any]) -> str:
+    """Returns the figures as lines for the terminal."""
+    lines = ["one core carries, of               tokens/s   streams at 20 tokens/s"]
+    for load in results["loads"]:
+        lines.append(f"{load['streams']} streams, {load['tokens']} tokens in {load['seconds']} s")
+        for part, rate in load["tokens_per_core_s"].items():
+            lines.append(f"  {part:<30} {rate:>10,} {rate // READER_TOKENS_PER_S:>12,}")
+        rate = load["prompt_tokens_per_core_s"]["tokenizer"]
+        lines.append(f"  {'tokenizer, of prompts':<30} {rate:>10,}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measures, prints and saves."""
+    parser = argparse.ArgumentParser(description="What one core carries of each part of the system.")
+    parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
+    parser.add_argument("--prompt", type=int, default=1024, help="tokens of each prompt")
+    parser.add_argument("--output", type=int, default=256, help="tokens of each stream")
+    parser.add_argument("--json", type=Path, help="file for the results")
+    options = parser.parse_args()
+    end_in_order()
+    with started() as parts:
+        measure(parts, 8, options.prompt, 8)
+        found = [measure(parts, streams, options.prompt, options.output) for streams in options.streams]
+    results = {"machine": machine.facts(), "step_ms": STEP_MS, "loads": found}
+    print(text(results))
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
