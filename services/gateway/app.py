@@ -49,7 +49,7 @@ from services.gateway.replay import endpoints as replay
 from services.gateway.responses.endpoints import ResponseEndpoints
 from services.gateway.responses.store import ResponseStore
 from services.gateway.shadow import ShadowCollector
-from services.gateway.streams.streams import Streams
+from services.gateway.streams.streams import Endpoint, Streams
 from shared.clock import SystemClock
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
@@ -162,8 +162,8 @@ def _add_apis(
     _add_pooling(app, PoolingEndpoints(serving.backend, serving.metrics))
     _add_service(app, ServiceEndpoints(serving.backend, serving.metrics))
     _add_adapters(app, adapters.AdapterEndpoints(serving.backend))
-    _add_anthropic(app, MessageEndpoints(serving))
-    _add_responses(app, ResponseEndpoints(serving, finished_responses))
+    _add_anthropic(app, MessageEndpoints(serving), streams)
+    _add_responses(app, ResponseEndpoints(serving, finished_responses), streams)
     _add_ollama(app, OllamaEndpoints(serving))
     files = FileStore(serving.settings.files_directory)
     _add_files(app, FileEndpoints(files))
@@ -193,9 +193,8 @@ def _allow_pages(app: FastAPI, settings: GatewaySettings) -> None:
 
 
 def _add_generation(app: FastAPI, endpoints: GenerationEndpoints, streams: Streams | None) -> None:
-    routes = {"/v1/completions": endpoints.completions, "/v1/chat/completions": endpoints.chat_completions}
-    for path, endpoint in routes.items():
-        _post(app, path, endpoint if streams is None else streams.resumable(path, endpoint))
+    _post_resumable(app, "/v1/completions", endpoints.completions, streams)
+    _post_resumable(app, "/v1/chat/completions", endpoints.chat_completions, streams)
     if streams is not None:
         _get(app, "/v1/streams/{stream_id}", streams.retrieve)
 
@@ -211,13 +210,13 @@ def _add_pooling(app: FastAPI, endpoints: PoolingEndpoints) -> None:
         _post(app, path, endpoints.rerank)
 
 
-def _add_anthropic(app: FastAPI, endpoints: MessageEndpoints) -> None:
-    _post(app, "/v1/messages", endpoints.messages)
+def _add_anthropic(app: FastAPI, endpoints: MessageEndpoints, streams: Streams | None) -> None:
+    _post_resumable(app, "/v1/messages", endpoints.messages, streams)
     _post(app, "/v1/messages/count_tokens", endpoints.count_tokens)
 
 
-def _add_responses(app: FastAPI, endpoints: ResponseEndpoints) -> None:
-    _post(app, "/v1/responses", endpoints.create)
+def _add_responses(app: FastAPI, endpoints: ResponseEndpoints, streams: Streams | None) -> None:
+    _post_resumable(app, "/v1/responses", endpoints.create, streams)
     _get(app, "/v1/responses/{response_id}", endpoints.retrieve)
     _delete(app, "/v1/responses/{response_id}", endpoints.delete)
     _post(app, "/v1/responses/{response_id}/cancel", endpoints.cancel)
@@ -324,6 +323,11 @@ def _post(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
         responses=_error_responses(path),
         response_model=None,
     )
+
+
+def _post_resumable(app: FastAPI, path: str, endpoint: Endpoint, streams: Streams | None) -> None:
+    """Adds a route whose streams can be resumed, if streams are recorded."""
+    _post(app, path, endpoint if streams is None else streams.resumable(path, endpoint))
 
 
 def _get(app: FastAPI, path: str, endpoint: Callable[..., object], answer: type[Response] = JSONResponse) -> None:

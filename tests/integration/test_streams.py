@@ -5,11 +5,14 @@ The backend is scripted: see `edge`. `tests/system/test_streams.py` has whole sy
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from services.gateway.generation import GenerationRequest
 from services.gateway.http.auth import ApiKeys
 from services.gateway.streams.store import StreamStore
 from services.gateway.streams.streams import Streams
@@ -51,6 +54,17 @@ async def gateway(
     await asyncio.gather(running, return_exceptions=True)
 
 
+def good_day_again(request: GenerationRequest) -> list[Any]:
+    """As an engine that gets the first tokens as output: their text comes with the next token."""
+    num_known = 0 if request.resumed is None else len(request.resumed.token_ids[0])
+    text = ("", "Good ")[num_known]
+    return [
+        [replace(batch[0], text=text + batch[0].text if number == num_known else batch[0].text)]
+        for number, batch in enumerate(text_batches("Good ", "day"))
+        if number >= num_known
+    ]
+
+
 def ids_of(body: bytes) -> list[str]:
     return [line[4:] for line in body.decode().split("\n") if line.startswith("id: ")]
 
@@ -68,6 +82,50 @@ async def test_a_stream_is_resumed_with_its_id_time_and_seed(nats_connect, nats_
     one, two, _ = backend.requests
     assert one.params.seed == two.params.seed is not None
     assert (one.resumed, two.resumed.token) == (None, 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": "hi", "stream": True}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8, "stream": True}),
+    ],
+)
+async def test_a_stream_of_another_api_is_resumed_in_its_own_form(nats_connect, nats_server, subjects, path, body):
+    transport = await nats_connect(nats_server, "one")
+    async with gateway(transport, subjects, ScriptedBackend(reply=good_day_again)) as (port, _):
+        first = await call(port, "POST", path, body)
+        events = first.body.split(b"\n\n")
+        for number, last in enumerate(ids_of(first.body)[:-1], start=1):
+            rest = await call(port, "GET", f"/v1/streams/{last.replace(':', '?from=')}")
+            again = await call(port, "POST", path, body, {"last-event-id": last})
+            assert rest.body == again.body == b"\n\n".join(events[number:]), last
+
+
+async def test_a_connection_whose_response_is_resumed_elsewhere_gets_an_error_and_the_response_goes_on(
+    nats_connect, nats_server, subjects
+):
+    transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(manual=True)
+    async with gateway(transport, subjects, backend) as (port, _), Connection(port) as connection:
+        await connection.send("POST", "/v1/responses", b'{"input":"hi","stream":true}')
+        generation = await backend.generations.get()
+        steps = text_batches("Good ", "day")
+        generation.put(steps[0])
+        shown = b""
+        while b"output_text.delta" not in shown:
+            shown += await connection.reader.read(1 << 16)
+        last = ids_of(shown)[-1]
+        resumed = asyncio.create_task(call(port, "GET", f"/v1/streams/{last.replace(':', '?from=')}"))
+        again = await backend.generations.get()
+        again.put([replace(steps[1][0], text="Good day")], None)
+        taken = await connection.reader.read()
+        rest = await resumed
+        assert b"event: error" in taken
+        assert b'"code":"stream_taken"' in taken
+        assert b"response.failed" not in taken
+        assert b'"delta":"day"' in rest.body
+        response = json.loads(rest.body.split(b"data: ")[-1])["response"]
+        assert (await call(port, "GET", f"/v1/responses/{response['id']}")).json == response
 
 
 async def test_only_the_key_that_began_a_stream_may_resume_it(nats_connect, nats_server, subjects):

@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ pytestmark = [pytest.mark.system, pytest.mark.nats]
 
 FLAGS = ("--dtype=float32", "--block-size=16", "--max-num-seqs=16", "--record-streams=all")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 NUM_TOKENS = 300
 SCHEMA = {
     "type": "object",
@@ -49,8 +51,31 @@ MIX = {
     "stop string": request(CHAT, 9, stop=["<|filler_299|>zz"]),
     "token ids": request(CHAT, 10, return_token_ids=True),
     "plain": request(CHAT, 1),
+    "responses": (
+        RESPONSES,
+        {
+            **{
+                "model": "tiny",
+                "stream": True,
+                "max_output_tokens": NUM_TOKENS,
+                "ignore_eos": True,
+                "temperature": 0.9,
+            },
+            **{"seed": 11, "input": "11: tell me", "include": ["message.output_text.logprobs"], "top_logprobs": 2},
+        },
+    ),
+    "messages": (
+        MESSAGES,
+        {
+            **{"model": "tiny", "stream": True, "max_tokens": NUM_TOKENS, "temperature": 0},
+            "messages": [{"role": "user", "content": "12: tell me"}],
+        },
+    ),
 }
 """A stream of each kind whose events depend on more than the latest token. Those with a grammar begin latest."""
+
+
+ITEM_ID = re.compile(r"(?<=msg_)[A-Za-z0-9]{22}")
 
 
 class Broken(Exception):
@@ -85,7 +110,7 @@ class Events:
             while count:
                 line = self.response.readline()
                 if not line:
-                    if self.response.isclosed() and self.events and self.events[-1] == b"[DONE]":
+                    if self.response.isclosed() and is_complete(self.events):
                         return True
                     raise Broken
                 name, _, value = line.rstrip(b"\n").partition(b": ")
@@ -106,6 +131,11 @@ class Events:
 
 
 OPENED: list[Events] = []
+ENDS = (b'{"type":"message_stop"', b'{"type":"response.completed"', b'{"type":"response.incomplete"')
+
+
+def is_complete(events: list[bytes]) -> bool:
+    return bool(events) and (events[-1] == b"[DONE]" or events[-1].startswith(ENDS))
 
 
 @pytest.fixture(autouse=True)
@@ -115,8 +145,10 @@ def all_closed() -> Iterator[None]:
         OPENED.pop().close()
 
 
-def told(events: list[bytes]) -> dict[str, Any]:
+def told(events: list[bytes]) -> Any:
     """What the events of one stream say, without how they are divided. There must be one end."""
+    if b"[DONE]" not in events:
+        return told_by_name(events)
     assert events.count(b"[DONE]") == 1
     assert events[-1] == b"[DONE]"
     found: dict[str, Any] = {}
@@ -133,6 +165,35 @@ def told(events: list[bytes]) -> dict[str, Any]:
     assert len(ids) == 1, ids
     assert all(len(found[index]["finish"]) == 1 for index in found if index != "usage")
     return found
+
+
+def told_by_name(events: list[bytes]) -> list[Any]:
+    """The events of a stream of `/v1/responses` or `/v1/messages`, with what belongs to one text joined."""
+    assert sum(is_complete([event]) for event in events) == 1
+    assert is_complete(events)
+    found: list[Any] = []
+    numbers: list[int] = []
+    for event in map(json.loads, events):
+        numbers += [event.pop("sequence_number")] if "sequence_number" in event else []
+        for holder in (event, event.get("message", {}), event.get("response", {})):
+            usage = holder.get("usage") or {}
+            for name in ("input_tokens_details", "cache_read_input_tokens", "input_tokens"):
+                usage.pop(name, None)
+            for name in ("id", "item_id", "created_at"):
+                holder.pop(name, None)
+        delta = event.get("delta")
+        if not event["type"].endswith("delta") or (isinstance(delta, dict) and "text" not in delta):
+            found.append(event)
+            continue
+        text, logprobs = delta["text"] if isinstance(delta, dict) else delta, event.pop("logprobs", [])
+        del event["delta"]
+        if isinstance(found[-1], tuple):
+            assert found[-1][0] == event
+            found[-1] = (event, found[-1][1] + text, found[-1][2] + logprobs)
+        else:
+            found.append((event, text, logprobs))
+    assert numbers in ([], list(range(len(events))))
+    return json.loads(ITEM_ID.sub("_", json.dumps(found)))
 
 
 def add(one: dict[str, Any], choice: dict[str, Any]) -> None:

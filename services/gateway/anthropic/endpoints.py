@@ -23,13 +23,14 @@ class MessageEndpoints:
 
     async def messages(self, request: Request) -> Response:
         """Continues a conversation."""
-        arrival = Arrival.now()
-        data = await request_body.read(request.scope["headers"], request.receive)
+        arrival = Arrival.of(request)
+        data = request.state.body = await request_body.read(request.scope["headers"], request.receive)
         unsupported_params.check(read_fields(data), schemas.MessagesBody, rules=schemas.RULES)
         body = read_body(data, schemas.MESSAGES_DECODER)
         card = self._serving.resolve_model(body.model)
         serving = self._serving
-        wanted, answer = convert.messages(body, card, request.state.request_id, serving.defaults, serving.settings)
+        defaults = serving.defaults_of(request)
+        wanted, answer = convert.messages(body, card, request.state.request_id, defaults, serving.settings)
         context = RequestContext(
             kind="chat",
             arrival=arrival,

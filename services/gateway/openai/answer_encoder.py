@@ -72,3 +72,17 @@ class SnapshotEncoder(AnswerEncoder, Protocol):
     def flush(self, state: GenerationState) -> bytes:
         """Returns the output so far. Called after the chunks of output that arrived together."""
         ...
+
+
+@runtime_checkable
+class NumberedEncoder(AnswerEncoder, Protocol):
+    """An encoder whose events have consecutive numbers, which clients see."""
+
+    @property
+    def next_number(self) -> int:
+        """Number of the next event; the number of events so far if the first one has 0."""
+        ...
+
+    def number_from(self, number: int) -> None:
+        """Gives the next event this number."""
+        ...

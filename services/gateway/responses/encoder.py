@@ -22,6 +22,8 @@ from shared.request.conversation import FunctionCall, ToolCall, Turn
 
 Logprobs = list[dict[str, Any]]
 """Log probabilities in OpenAI's format, one object for each token."""
+TAKEN = "stream_taken"
+"""The code of an error that ends a connection, and not the response."""
 _encode = msgspec.json.Encoder().encode
 _DELTA = b"response.output_text.delta"
 
@@ -30,7 +32,7 @@ class EventEncoder:
     """Encodes events and numbers them."""
 
     def __init__(self) -> None:
-        self._next = 0
+        self.next_number = 0
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """Returns one event."""
@@ -43,7 +45,7 @@ class EventEncoder:
         return sse.named_event(_DELTA, head + told + b',"sequence_number":%d}' % self._number())
 
     def _number(self) -> int:
-        number, self._next = self._next, self._next + 1
+        number, self.next_number = self.next_number, self.next_number + 1
         return number
 
 
@@ -173,6 +175,15 @@ class ResponseEncoder:
         return Turn(role="assistant", content=self._output.text, tool_calls=calls or None)
 
     @property
+    def next_number(self) -> int:
+        """See NumberedEncoder."""
+        return self._events.next_number
+
+    def number_from(self, number: int) -> None:
+        """See NumberedEncoder."""
+        self._events.next_number = number
+
+    @property
     def is_final(self) -> bool:
         """Whether the response has ended."""
         return self._status in FINAL
@@ -224,6 +235,9 @@ class ResponseEncoder:
 
     def failure(self, error: ServiceError) -> bytes:
         """See AnswerEncoder."""
+        if error.code == TAKEN:
+            # The response has not failed: another connection has its events.
+            return self._events.event("error", code=error.code, message=error.message, param=None)
         ended = self._output.close("incomplete")
         self._set("failed", error=error)
         return ended + self._event("response.failed")

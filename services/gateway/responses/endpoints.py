@@ -41,8 +41,8 @@ class ResponseEndpoints:
 
     async def create(self, request: Request) -> Response:
         """Makes a response: whole, as a stream, or in the background."""
-        arrival, key_name = Arrival.now(), current_call().key.name
-        data = await request_body.read(request.scope["headers"], request.receive)
+        arrival, key_name = Arrival.of(request), current_call().key.name
+        data = request.state.body = await request_body.read(request.scope["headers"], request.receive)
         unsupported_params.check(read_fields(data), ResponsesBody, rules=schemas.RULES)
         body = read_body(data, schemas.RESPONSES_DECODER)
         if body.store is None:
@@ -126,7 +126,7 @@ class ResponseEndpoints:
         card = serving.resolve_model(body.model)
         conversation = input_items.conversation(body.instructions, turns)
         wanted, answer = convert.response_request(
-            body, conversation, card, request_id, serving.defaults, serving.settings
+            body, conversation, card, request_id, serving.defaults_of(request), serving.settings
         )
         return RequestContext(
             kind="chat",

@@ -7,6 +7,7 @@ A position is what an event's `id` has behind the request's id: `<request id>:<p
     12.40e,9.31   the same for two sequences, of which the first has ended
     12.40-0.14.47.2   in addition two of the events that the next output gave, up to token 14 and character 47
     c1            everything and the first event after the output
+    12.40@17      as 12.40, in a stream whose events have numbers: there were 17 events
 
 Tokens and characters both count, because a token may give no text yet, and text may wait for later tokens.
 """
@@ -20,7 +21,8 @@ from shared.errors import ServiceError
 _NUMBER = r"(?:0|[1-9][0-9]{0,8})"
 _SHOWN = rf"{_NUMBER}\.{_NUMBER}e?"
 _POSITION = re.compile(
-    rf"o(?P<opening>{_NUMBER})|c(?P<closing>{_NUMBER})|(?P<all>{_SHOWN}(?:,{_SHOWN})*)(?P<part>-.+)?"
+    rf"(?:o(?P<opening>{_NUMBER})|c(?P<closing>{_NUMBER})|(?P<all>{_SHOWN}(?:,{_SHOWN})*)(?P<part>-[^@]+)?)"
+    rf"(?:@(?P<number>{_NUMBER}))?"
 )
 _PART = re.compile(rf"-({_NUMBER})\.({_SHOWN})\.({_NUMBER})")
 
@@ -50,13 +52,15 @@ class Part:
 class Position:
     """A position. `opening`: events before the output, if it is among them; `closing`: events after the output.
 
-    `shown` has an entry for each sequence, unless the position is before or after the output.
+    `shown` has an entry for each sequence, unless the position is before or after the output. `number`: events up to
+    here, of a stream whose events have numbers.
     """
 
     shown: tuple[Shown, ...] = ()
     part: Part | None = None
     opening: int = 0
     closing: int = 0
+    number: int | None = None
 
     @property
     def before_output(self) -> bool:
@@ -74,17 +78,18 @@ def parse(text: str, param: str) -> Position:
     found = _POSITION.fullmatch(text)
     if found is None:
         raise _invalid(text, param)
+    number = int(found["number"]) if found["number"] else None
     if found["opening"]:
-        return Position(opening=int(found["opening"]))
+        return Position(opening=int(found["opening"]), number=number)
     if found["closing"]:
-        return Position(closing=max(1, int(found["closing"])))
+        return Position(closing=max(1, int(found["closing"])), number=number)
     shown = tuple(_shown(one) for one in found["all"].split(","))
     if not found["part"]:
-        return Position(shown)
+        return Position(shown, number=number)
     part = _PART.fullmatch(found["part"])
     if part is None or int(part[1]) >= len(shown):
         raise _invalid(text, param)
-    return Position(shown, Part(int(part[1]), _shown(part[2]), int(part[3])))
+    return Position(shown, Part(int(part[1]), _shown(part[2]), int(part[3])), number=number)
 
 
 def _shown(text: str) -> Shown:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from services.gateway.generation import SequenceUpdate
 from services.gateway.http import sse
-from services.gateway.openai.answer_encoder import AnswerEncoder, GenerationState
+from services.gateway.openai.answer_encoder import AnswerEncoder, GenerationState, NumberedEncoder
 from services.gateway.openai.choices import Choice, merge
 from services.gateway.streams.cut import ALL, SequenceCut
 from services.gateway.streams.position import START, Part, Position, Shown
@@ -18,7 +18,8 @@ class PositionedEvents:
     """The events of one stream. Implements `response_runner.StreamEvents` with an encoder's methods.
 
     Every event of a choice is encoded by itself: its id says up to where each choice has been shown. Output that gives
-    no event, such as the beginning of a tag that a parser waits for, counts as shown with the next event.
+    no event, such as the beginning of a tag that a parser waits for, counts as shown with the next event. If events
+    have numbers, ids have them too, and a stream that goes on continues with the number that its client has.
     """
 
     def __init__(
@@ -42,6 +43,10 @@ class PositionedEvents:
         """Tokens and characters of each sequence that the encoder has got."""
         self._shown = [b"0.0"] * num_sequences
         """The position of each sequence at its last event."""
+        self._numbers: NumberedEncoder | None = None
+        """The encoder, if its events have numbers."""
+        self._starts_at = -1 if position.number is None else position.number
+        """Events that the client has; -1 if the numbers of further events need not be set."""
         self._cuts: list[SequenceCut] | None = None
         if position != START or any(accepted):
             nothing = ((),) * num_sequences
@@ -53,9 +58,17 @@ class PositionedEvents:
             ]
 
     def opening(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
-        """Returns the events before the output. Called once."""
+        """Returns the events before the output. Called once. Raises ServiceError('invalid_value')."""
+        self._numbers = encoder if isinstance(encoder, NumberedEncoder) else None
+        is_numbered = self._position.number is not None
+        if self._position != START and is_numbered != (self._numbers is not None):
+            told = "does not have" if is_numbered else "has"
+            raise ServiceError(
+                "invalid_value", f"The stream {told} numbers of events ('@') in its positions.", param="from"
+            )
         known = self._position.opening if self._position.before_output else ALL
-        return self._numbered(b"o", encoder.opening(state), known)
+        self._start(known)
+        return self._with_ids(b"o", encoder.opening(state), known)
 
     def output(self, encoder: AnswerEncoder, batch: list[SequenceUpdate], take: Take) -> bytes:
         """Returns the events of new output. Raises ServiceError, see `SequenceCut.push`."""
@@ -71,18 +84,31 @@ class PositionedEvents:
 
     def closing(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
         """Returns the events after the output. Called once."""
-        return self._numbered(b"c", encoder.closing(state), self._position.closing)
+        self._start(self._position.closing)
+        return self._with_ids(b"c", encoder.closing(state), self._position.closing)
 
-    def _numbered(self, letter: bytes, data: bytes, num_known: int) -> bytes:
+    def _start(self, num_known: int) -> None:
+        """Sets the number of the next event, of which the client has the first `num_known`. Works once."""
+        if self._numbers is not None and self._starts_at >= 0 and num_known != ALL:
+            self._numbers.number_from(max(0, self._starts_at - num_known))
+            self._starts_at = -1
+
+    def _mark(self, num_later: int = 0) -> bytes:
+        """Returns the end of an event's id. `num_later`: number of events that were encoded behind it."""
+        return b"\n" if self._numbers is None else b"@%d\n" % (self._numbers.next_number - num_later)
+
+    def _with_ids(self, letter: bytes, data: bytes, num_known: int) -> bytes:
         events = sse.split_events(data)
         return b"".join([
-            self._head + letter + b"%d\n" % number + event
+            self._head + letter + b"%d" % number + self._mark(len(events) - number) + event
             for number, event in enumerate(events, start=1)
             if number > num_known
         ])  # fmt: skip
 
     def _encoded(self, encoder: AnswerEncoder, update: SequenceUpdate, take: Take, num_known: int = 0) -> bytes:
         """Returns the events of an update with their ids, without the first `num_known`. On the token path."""
+        if self._starts_at >= 0:
+            self._start(num_known)
         choice, text = take(update)
         index = update.index
         num_tokens = self._num_tokens[index] = self._num_tokens[index] + len(update.token_ids)
@@ -95,7 +121,7 @@ class PositionedEvents:
         if num_known or data.count(sse.END) > 1:
             return self._last(data, Part(index, Shown(num_tokens, num_chars), num_known))
         here = self._shown[index] = b"%d.%d" % (num_tokens, num_chars)
-        return self._head + (here if len(self._shown) == 1 else b",".join(self._shown)) + b"\n" + data
+        return self._head + (here if len(self._shown) == 1 else b",".join(self._shown)) + self._mark() + data
 
     def _last(self, data: bytes, known: Part) -> bytes:
         """Returns several events of one sequence with their ids, without those that are known."""
@@ -106,5 +132,6 @@ class PositionedEvents:
         for number, event in enumerate(events, start=1):
             if number > known.num_events:
                 inner = before + b"-%d.%b.%d" % (known.index, until, number)
-                parts.append(self._head + (b",".join(self._shown) if number == len(events) else inner) + b"\n" + event)
+                where = b",".join(self._shown) if number == len(events) else inner
+                parts.append(self._head + where + self._mark(len(events) - number) + event)
         return b"".join(parts)

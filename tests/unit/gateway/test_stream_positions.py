@@ -7,14 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.gateway.anthropic.encoder import MessageEncoder
 from services.gateway.generation import SequenceUpdate
 from services.gateway.http import sse
+from services.gateway.openai.answer_encoder import AnswerEncoder
 from services.gateway.openai.answer_format import AnswerFormat
 from services.gateway.openai.choices import Choice, ChoiceAccumulator
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.openai.stream_encoder import OpenAIEncoder
 from services.gateway.openai.tool_choice import ToolChoice
 from services.gateway.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from services.gateway.responses.encoder import ResponseEncoder
+from services.gateway.responses.response_object import ResponseObject
+from services.gateway.responses.schemas import ResponsesBody
 from services.gateway.streams.position import START, Part, Position, Shown, parse
 from services.gateway.streams.positioned import PositionedEvents
 from shared.errors import ServiceError
@@ -33,6 +38,9 @@ TEXT = '<think>so it is</think>Hello <tool_call>{"name": "f", "arguments": {"a":
         ("12.40e,9.31", Position((Shown(12, 40, True), Shown(9, 31)))),
         ("12.40,9.31-1.14.47e.2", Position((Shown(12, 40), Shown(9, 31)), Part(1, Shown(14, 47, True), 2))),
         ("c1", Position(closing=1)),
+        ("o1@3", Position(opening=1, number=3)),
+        ("12.40@17", Position((Shown(12, 40),), number=17)),
+        ("12.40-0.14.47.2@9", Position((Shown(12, 40),), Part(0, Shown(14, 47), 2), number=9)),
     ],
 )
 def test_a_position_is_read(text: str, right: Position):
@@ -46,14 +54,14 @@ def test_another_position_is_refused(text: str):
 
 
 class Stream:
-    """A stream of `OpenAIEncoder` with ids."""
+    """A stream with ids, by default one of `OpenAIEncoder`."""
 
-    def __init__(self, one: RequestContext, events: PositionedEvents) -> None:
+    def __init__(self, one: RequestContext, events: PositionedEvents, encoder: AnswerEncoder | None = None) -> None:
         self.accumulator = ChoiceAccumulator(1, one.request.n, keep_token_ids=one.return_token_ids)
         if one.answer_format is not None:
             for choice in self.accumulator.choices:
                 choice.parser = one.answer_format.parser("")
-        self.encoder, self.events = OpenAIEncoder(one), events
+        self.encoder, self.events = encoder or OpenAIEncoder(one), events
         self.state = state(self.accumulator)
 
     def take(self, update: SequenceUpdate) -> tuple[Choice, str]:
@@ -125,6 +133,28 @@ def batches(data: st.DataObject, updates: list[SequenceUpdate]) -> list[list[Seq
     return found
 
 
+def computed_again(
+    data: st.DataObject, updates: list[SequenceUpdate], accepted: tuple[tuple[int, ...], ...], *, logprobs: bool
+) -> tuple[tuple[tuple[int, ...], ...], list[SequenceUpdate]]:
+    """The tokens of each sequence that the engine got as output, and the updates of the run that goes on with them.
+
+    It repeats the text of those tokens with the next one, not the tokens.
+    """
+    replayed = tuple(() if logprobs else of[: data.draw(st.integers(0, len(of) - 1))] for of in accepted)
+    again: list[SequenceUpdate] = []
+    texts = [""] * len(accepted)
+    for update in updates:
+        text = texts[update.index] + update.text
+        if update.token_ids[0] in replayed[update.index]:
+            texts[update.index] = text
+            continue
+        texts[update.index] = ""
+        again.append(
+            SequenceUpdate(update.index, text, update.token_ids, update.logprobs, finish_reason=update.finish_reason)
+        )
+    return replayed, again
+
+
 @given(st.data())
 def test_a_stream_goes_on_exactly_behind_each_of_its_events(data: st.DataObject):
     n, logprobs, parsed = data.draw(st.integers(1, 3)), data.draw(st.booleans()), data.draw(st.booleans())
@@ -147,26 +177,65 @@ def test_a_stream_goes_on_exactly_behind_each_of_its_events(data: st.DataObject)
     number = data.draw(st.integers(0, len(first) - 1))
     where = parse(ids[number].removeprefix(f"id: {ID}:"), "from")
     accepted = tuple(tuple(u.token_ids[0] for u in updates if u.index == index) for index in range(n))
-    # The engine got some tokens of each sequence as output: it repeats their text with the next token, not the tokens.
-    replayed = tuple(() if logprobs else of[: data.draw(st.integers(0, len(of) - 1))] for of in accepted)
-    again: list[SequenceUpdate] = []
-    texts = [""] * n
-    for update in updates:
-        if update.token_ids[0] in replayed[update.index]:
-            texts[update.index] += update.text
-        else:
-            again.append(
-                SequenceUpdate(
-                    update.index,
-                    texts[update.index] + update.text,
-                    update.token_ids,
-                    update.logprobs,
-                    finish_reason=update.finish_reason,
-                )
-            )
-            texts[update.index] = ""
+    replayed, again = computed_again(data, updates, accepted, logprobs=logprobs)
     rest = Stream(one, PositionedEvents(ID, n, where, replayed, accepted)).run(batches(data, again))
     assert told(first[: number + 1] + rest) == told(first)
+
+
+def events_told(events: list[bytes]) -> tuple[list[Any], list[int]]:
+    """What named events say, with neighbouring deltas joined; and their numbers, if they have any."""
+    found: list[Any] = []
+    numbers: list[int] = []
+    for event in events:
+        told = json.loads(event.split(b"data: ")[1])
+        if "sequence_number" in told:
+            numbers.append(told.pop("sequence_number"))
+        delta = told.get("delta")
+        text = next((name for name in ("text", "partial_json") if isinstance(delta, dict) and name in delta), None)
+        place = {name: value for name, value in told.items() if name not in ("delta", "logprobs")}
+        said = delta[text] if text and isinstance(delta, dict) else delta
+        if not isinstance(said, str):
+            found.append(told)
+        elif found and isinstance(found[-1], tuple) and found[-1][0] == place:
+            found[-1] = (place, found[-1][1] + said, found[-1][2] + told.get("logprobs", []))
+        else:
+            found.append((place, said, told.get("logprobs", [])))
+    return found, numbers
+
+
+@given(st.data())
+def test_events_of_other_apis_go_on_behind_each_of_them_and_with_their_numbers(data: st.DataObject):
+    numbered, parsed = data.draw(st.booleans()), data.draw(st.booleans())
+    # Which log probabilities are those of a call depends on how the output arrives, in any run.
+    logprobs = numbered and not parsed and data.draw(st.booleans())
+    form = AnswerFormat(choice=ToolChoice(mode="auto"), tool_format=TOOL_FORMATS["hermes"])
+    one = context(logprobs=0 if logprobs else None, answer_format=form if parsed else None)
+
+    def encoder() -> AnswerEncoder:
+        return ResponseEncoder(ResponseObject(ResponsesBody(), one), one) if numbered else MessageEncoder(one)
+
+    updates = outputs(data, 1, logprobs=logprobs)
+    first = Stream(one, PositionedEvents(ID, 1), encoder()).run(batches(data, updates))
+    number = data.draw(st.integers(0, len(first) - 1))
+    where = parse(first[number].split(b"\n")[0].decode().removeprefix(f"id: {ID}:"), "from")
+    accepted = (tuple(update.token_ids[0] for update in updates),)
+    replayed, again = computed_again(data, updates, accepted, logprobs=logprobs)
+    rest = Stream(one, PositionedEvents(ID, 1, where, replayed, accepted), encoder()).run(batches(data, again))
+    right, _ = events_told(first)
+    found, numbers = events_told(first[: number + 1] + rest)
+    assert found == right
+    assert numbers == list(range(len(numbers)))
+    assert len(numbers) in (0, number + 1 + len(rest))
+
+
+def test_a_position_of_a_stream_whose_events_have_no_numbers_is_refused_by_one_whose_events_have_them():
+    for where, encoder in (
+        (Position((Shown(1, 1),)), ResponseEncoder(ResponseObject(ResponsesBody(), context()), context())),
+        (Position((Shown(1, 1),), number=1), MessageEncoder(context())),
+    ):
+        stream = Stream(context(), PositionedEvents(ID, 1, where), encoder)
+        with pytest.raises(ServiceError, match="numbers of events"):
+            stream.run([])
 
 
 def test_tokens_that_differ_from_those_of_the_former_run_end_the_stream():
