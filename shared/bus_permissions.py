@@ -28,8 +28,9 @@ BUCKETS: dict[str, tuple[Role, ...]] = {
     "models": ("gateway", "launcher"),
 }
 """Key-value stores, and the roles that read and write them."""
-LOGS = ("streams", "stream-tokens", "responses")
-"""Logs on JetStream that gateways write and read: the records of streams, their tokens, and finished responses."""
+LOGS = ("streams", "stream-tokens", "responses", "background", "background-events")
+"""Logs on JetStream that gateways write and read: the records of streams, their tokens, finished responses, and the
+records and events of responses that run in the background."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ def _gateway(subjects: Subjects, member: str) -> Permissions:
             subjects.stream_record("*"),
             subjects.stream_journal(member, "*"),
             subjects.response("*"),
+            subjects.background_record("*"),
+            subjects.background_events("*"),
             *(subject for name in LOGS for subject in _log(subjects, name)),
             *_own_publish("gateway", subjects, member),
         ),

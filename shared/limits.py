@@ -179,6 +179,14 @@ RESPONSES_BYTES_MAX = 256 * 2**20
 are dropped (in a gateway, the least recently used ones)."""
 RESPONSE_TTL_S = 24 * 3600.0
 """How long a stored response can be retrieved and continued: a working day and the night after it."""
+BACKGROUND_RECORD_BYTES = {"memory": 16 * 2**20, "file": 64 * 2**20}
+"""Size of the records of responses that run in the background: their bodies, and their tokens so far."""
+BACKGROUND_EVENT_BYTES = {"memory": 40 * 2**20, "file": 192 * 2**20}
+"""Size of their events. When it is full, the oldest are dropped."""
+BACKGROUND_BATCH_BYTES_MAX = 4 * 2**20
+"""Size of one message with such events, about. Room for all events of an output of 16000 tokens."""
+BACKGROUND_RETRY_S = 600.0
+"""How long a gateway that has taken over a response tries to run it, while its model has no engine."""
 BACKGROUND_RESPONSES_MAX = 256
 """Responses that run in the background of one gateway; further ones are refused with 503. Nobody waits for them, so
 nothing else would bound the memory of their events."""

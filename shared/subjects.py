@@ -30,6 +30,8 @@ is `model_token` of the model's served name.
 | `str.rec.<request id>`       | gateway              | the record of a stream, kept by the bus                      |
 | `res.<response id>`          | gateway              | a finished response, kept by the bus                         |
 | `str.tok.<id>.<instance_id>` | gateway              | the accepted tokens of its streams, kept by the bus          |
+| `bg.rec.<request id>`        | gateway              | the record of a request without a client, kept by the bus    |
+| `bg.ev.<request id>`         | gateway              | its events, kept by the bus                                  |
 """
 
 import hashlib
@@ -165,6 +167,14 @@ class Subjects:
     def response(self, response_id: str) -> str:
         """A finished response of `/v1/responses`, `*`: all."""
         return self._join("res", response_id)
+
+    def background_record(self, request_id: str) -> str:
+        """The record of one request that runs without a client, `*`: of all."""
+        return self._join("bg", "rec", request_id)
+
+    def background_events(self, request_id: str) -> str:
+        """The events of one request that runs without a client, `*`: of all."""
+        return self._join("bg", "ev", request_id)
 
     def everything(self) -> str:
         """Every subject of the deployment."""

@@ -49,6 +49,7 @@ from services.gateway.replay import endpoints as replay
 from services.gateway.responses.endpoints import ResponseEndpoints
 from services.gateway.responses.store import ResponseStore
 from services.gateway.shadow import ShadowCollector
+from services.gateway.streams.background import BackgroundStreams
 from services.gateway.streams.streams import Endpoint, Streams
 from shared.clock import SystemClock
 from shared.config import GatewaySettings
@@ -105,6 +106,7 @@ def create_app(
     engine_controls: admin_engines.Controls | None = None,
     streams: Streams | None = None,
     finished_responses: ResponseStore | None = None,
+    background: BackgroundStreams | None = None,
     collectors: Sequence[Collector] = (),
     versions: admin_models.Versions | None = None,
     comparisons: admin_models.Comparisons | None = None,
@@ -114,10 +116,10 @@ def create_app(
     `keys`: the accepted API keys, by default those of `--api-keys`. `quotas`: their limits, by default counted by this
     gateway alone. `usage` takes the usage records, which by default go nowhere. `heartbeats` returns the last heartbeat
     of each engine; it is called at each scrape of `/metrics`. `records` keeps and finds the records of requests, by
-    default of none. `members` returns the topology. `engine_controls` takes engines out of service.
-    `streams` records streams; by default none can be resumed. `finished_responses` keeps the responses of
-    `/v1/responses`, by default in this gateway's memory. `versions` changes the versions of models, and `comparisons`
-    has what copies of requests gave on others. `collectors`: further metrics.
+    default of none. `members` returns the topology. `engine_controls` takes engines out of service. `streams` records
+    streams; by default none can be resumed. `finished_responses` keeps the responses of `/v1/responses`, by default in
+    this gateway's memory; `background` those that are not finished. `versions` changes the versions of models, and
+    `comparisons` has what copies of requests gave on others. `collectors`: further metrics.
     """
     usage, records = usage or UsageLedger(), records or RecordDirectory(Recorder(0))
     backend = GuardedBackend(
@@ -144,18 +146,17 @@ def create_app(
     _post(app, "/generate", GenerateEndpoint(serving).generate)
     _add_probes(app, ServiceEndpoints(backend, metrics))
     _add_console(app, RequestEndpoints(records), TopologyEndpoint(members), ConsolePage())
-    _add_engines(app, admin_engines.EngineEndpoints(engine_controls))
-    _add_models(app, admin_models.ModelEndpoints(versions, compared))
+    _add_admin(app, admin_engines.EngineEndpoints(engine_controls), admin_models.ModelEndpoints(versions, compared))
     _add_replay(app, replay.ReplayEndpoints(records, serving))
-    app.state.batches = _add_apis(app, serving, keys, streams, finished_responses) if settings.use_openai else None
-    if not settings.use_openai:
-        _refuse_apis(app)
+    made = ResponseEndpoints(serving, finished_responses, background, keys)
+    app.state.responses = made.recorded
+    app.state.batches = _add_apis(app, serving, keys, streams, made) if settings.use_openai else _refuse_apis(app)
     openapi.add_schemas(app, [*BODIES.values()], [*ERROR_SCHEMAS.values()])
     return app
 
 
 def _add_apis(
-    app: FastAPI, serving: Serving, keys: ApiKeys, streams: Streams | None, finished_responses: ResponseStore | None
+    app: FastAPI, serving: Serving, keys: ApiKeys, streams: Streams | None, made: ResponseEndpoints
 ) -> Batches:
     """Adds the APIs besides `/generate`. Returns the batches, which run requests of their own."""
     _add_generation(app, GenerationEndpoints(serving), streams)
@@ -163,7 +164,7 @@ def _add_apis(
     _add_service(app, ServiceEndpoints(serving.backend, serving.metrics))
     _add_adapters(app, adapters.AdapterEndpoints(serving.backend))
     _add_anthropic(app, MessageEndpoints(serving), streams)
-    _add_responses(app, ResponseEndpoints(serving, finished_responses), streams)
+    _add_responses(app, made, streams)
     _add_ollama(app, OllamaEndpoints(serving))
     files = FileStore(serving.settings.files_directory)
     _add_files(app, FileEndpoints(files))
@@ -276,17 +277,14 @@ def _add_console(app: FastAPI, requests: RequestEndpoints, topology: TopologyEnd
         app.add_api_route(path, page.file, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
 
 
-def _add_engines(app: FastAPI, endpoints: admin_engines.EngineEndpoints) -> None:
-    _get(app, "/admin/engines/{engine_id}", endpoints.retrieve)
-    _post(app, "/admin/engines/{engine_id}/drain", endpoints.drain)
-    _post(app, "/admin/engines/{engine_id}/resume", endpoints.resume)
-
-
-def _add_models(app: FastAPI, endpoints: admin_models.ModelEndpoints) -> None:
-    _get(app, "/admin/models", endpoints.list)
-    _post(app, "/admin/models", endpoints.set)
-    _post(app, "/admin/models/rollback", endpoints.roll_back)
-    _post(app, "/admin/models/shadow", endpoints.shadow)
+def _add_admin(app: FastAPI, engines: admin_engines.EngineEndpoints, models: admin_models.ModelEndpoints) -> None:
+    _get(app, "/admin/engines/{engine_id}", engines.retrieve)
+    _post(app, "/admin/engines/{engine_id}/drain", engines.drain)
+    _post(app, "/admin/engines/{engine_id}/resume", engines.resume)
+    _get(app, "/admin/models", models.list)
+    _post(app, "/admin/models", models.set)
+    _post(app, "/admin/models/rollback", models.roll_back)
+    _post(app, "/admin/models/shadow", models.shadow)
 
 
 def _add_replay(app: FastAPI, endpoints: replay.ReplayEndpoints) -> None:

@@ -21,13 +21,16 @@ from services.gateway.pictures.remote import RemotePictures
 from services.gateway.record import Recorder
 from services.gateway.requests.lockstep.metrics import LockstepCollector
 from services.gateway.responses.log_store import LogResponseStore
+from services.gateway.responses.recorded import RecordedResponses
+from services.gateway.streams.background import BackgroundStreams
+from services.gateway.streams.background_store import BackgroundStore
 from services.gateway.streams.store import StreamStore
 from services.gateway.streams.streams import Streams
 from shared import limits, tls
 from shared.actors.durable_log import Storage
 from shared.actors.host import Host
 from shared.config import GatewaySettings, SettingsError
-from shared.messages import GatewayStatus, ServiceName
+from shared.messages import GatewayStatus, ServiceName, StreamTaken
 from shared.settings.records import check_records
 from shared.subjects import bucket_name
 
@@ -69,8 +72,9 @@ class GatewayService:
         self._usage = self._make_ledger(host)
         self._streams = _make_streams(host, self._settings)
         if self._streams is not None:
-            self._actor.on_stream_taken = self._streams.on_taken
+            self._actor.on_stream_taken = self._on_taken
             self._background.append(asyncio.create_task(self._streams.journal.run()))
+        self._unattended = self._make_unattended(host, self._actor)
         self._app = create_app(
             self._actor,
             self._settings,
@@ -83,6 +87,7 @@ class GatewayService:
             engine_controls=self._actor.engine_controls,
             streams=self._streams,
             finished_responses=None if self._streams is None else LogResponseStore(host, _storage(self._settings)),
+            background=self._unattended,
             collectors=[LockstepCollector(self._actor.lockstep, self._actor.engines)],
             versions=self._actor.versions,
             comparisons=self._actor.shadow.comparisons,
@@ -108,6 +113,8 @@ class GatewayService:
         try:
             if self._streams is not None:
                 self._streams.leave()
+            if (responses := self._recorded_responses()) is not None:
+                responses.leave()
             await self._server.leave()
             # The actor refuses requests only when no connection can bring one: those of batches.
             await self._server_task
@@ -122,6 +129,29 @@ class GatewayService:
                 task.cancel()
             await asyncio.gather(*self._background, return_exceptions=True)
 
+    def _make_unattended(self, host: Host, actor: GatewayActor) -> BackgroundStreams | None:
+        """Returns the requests that run without clients; None if there is no store for them."""
+        if self._streams is None:
+            return None
+
+        def living() -> set[tuple[str, str]]:
+            # One that is draining has left its background responses to the others.
+            beats = [beat for beat, _ in actor.topology() if beat.service == "gateway" and beat.state != "draining"]
+            return {(beat.id, beat.instance_id) for beat in beats}
+
+        storage = _storage(self._settings)
+        return BackgroundStreams(
+            host, BackgroundStore(host, storage), StreamStore(host, storage), self._streams.journal, living
+        )
+
+    def _recorded_responses(self) -> RecordedResponses | None:
+        return self._app.state.responses
+
+    def _on_taken(self, message: StreamTaken) -> None:
+        for streams in (self._streams, self._unattended):
+            if streams is not None:
+                streams.on_taken(message)
+
     def _make_ledger(self, host: Host) -> UsageLedger:
         receivers = [Receiver("bus", BusSink(host.transport, host.subjects.usage()).deliver)]
         if self._sink is not None:
@@ -133,6 +163,8 @@ class GatewayService:
         # would be told that a service is missing, when only its heartbeat has not arrived yet.
         await actor.first_heartbeats()
         await continue_batches(self._app)
+        if (responses := self._recorded_responses()) is not None:
+            self._background.append(asyncio.create_task(responses.watch()))
         await self._server.serve(sockets=[listener])
 
 

@@ -21,7 +21,9 @@ from services.gateway.http.auth import ApiKeys
 from services.gateway.http.connection import BoundedConnection
 from services.gateway.model_catalog import find_model, unknown_model, wanted_name
 from services.gateway.record import RecordDirectory, Recorder
+from services.gateway.responses.recorded import RecordedResponses
 from services.gateway.responses.store import ResponseStore
+from services.gateway.streams.background import BackgroundStreams
 from services.gateway.streams.streams import Streams
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
@@ -161,6 +163,7 @@ async def serving(
     members: Callable[[], list[tuple[Heartbeat, float]]] = list,
     streams: Streams | None = None,
     finished_responses: ResponseStore | None = None,
+    background: BackgroundStreams | None = None,
     **settings: Any,
 ) -> AsyncIterator[int]:
     """A real server on a free port. At the end every request must be over; a leak would show as a hanging test."""
@@ -174,6 +177,7 @@ async def serving(
         members=members,
         streams=streams,
         finished_responses=finished_responses,
+        background=background,
     )
     config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http=BoundedConnection, ws="none")
     config.load()
@@ -181,9 +185,14 @@ async def serving(
     server.lifespan = config.lifespan_class(config)
     listener = socket.create_server(("127.0.0.1", 0))
     await server.startup(sockets=[listener])
+    responses: RecordedResponses | None = app.state.responses
+    watching = None if responses is None else asyncio.create_task(responses.watch())
     try:
         yield listener.getsockname()[1]
     finally:
+        if responses is not None and watching is not None:
+            watching.cancel()
+            responses.leave()
         # The server's own shutdown is in steps of 100 ms.
         for one in server.servers:
             one.close()

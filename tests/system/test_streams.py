@@ -315,6 +315,7 @@ def test_a_stream_goes_on_behind_each_of_its_events_at_any_gateway(served: Serve
         assert told(stream.events[:number] + rest.events) == right, last
 
 
+@pytest.mark.matrix("R-16")
 def test_streams_of_every_kind_survive_the_death_of_their_gateway(served: Served) -> None:
     whole = {name: Events(served, "POST", *one) for name, one in MIX.items()}
     right = {name: (stream.read(), told(stream.events))[1] for name, stream in whole.items()}
@@ -392,6 +393,50 @@ def test_a_resumable_stream_runs_on_without_its_client(served: Served) -> None:
     assert told(stream.events + rest.events) == right
 
 
+def in_background(number: int, **fields: Any) -> dict[str, Any]:
+    base = {"model": "tiny", "background": True, "max_output_tokens": NUM_TOKENS, "ignore_eos": True, "seed": number}
+    return {**base, "input": f"{number}: tell me", "stream": True, **fields}
+
+
+def response_of(served: Served, response_id: str) -> Any:
+    return fetch(served, "GET", f"{RESPONSES}/{response_id}").json
+
+
+def output_of(response: Any) -> Any:
+    assert response["status"] == "incomplete", response
+    return [part["text"] for item in response["output"] for part in item["content"]], response["usage"]["output_tokens"]
+
+
+@pytest.mark.matrix("R-17")
+def test_a_background_response_goes_on_at_another_gateway_when_its_own_dies(served: Served) -> None:
+    wait_until(lambda: len({"gateway-1", "gateway-2"} & served.pids().keys()) == 2, 30)
+    body = in_background(33)
+    right = undisturbed(served, RESPONSES, body)
+    stream = begun(served, "gateway-1", RESPONSES, body)
+    stream.read(6)
+    pids = served.pids()
+    response_id = json.loads(stream.events[0])["response"]["id"]
+    with frozen(pids["engine-1"]):
+        os.kill(pids["gateway-1"], signal.SIGKILL)
+        with pytest.raises(Broken):
+            stream.read()
+        running = response_of(served, response_id)
+    assert running["status"] == "in_progress", "the response had ended before its gateway died"
+    last = json.loads(stream.events[-1])["sequence_number"]
+    rest = Events(served, "GET", f"{RESPONSES}/{response_id}?stream=true&starting_after={last}")
+    rest.read()
+    assert told([*stream.events, *rest.events]) == right
+    wait_until(lambda: len({"gateway-1", "gateway-2"} & served.pids().keys()) == 2, 30)
+    final = json.loads(rest.events[-1])["response"]
+    for gateway in ("gateway-1", "gateway-2"):
+        again = connected(served, gateway)
+        again.ask("GET", f"{RESPONSES}/{response_id}?stream=true")
+        again.read()
+        assert told(again.events) == right
+        assert json.loads(again.events[-1])["response"] == final
+    assert response_of(served, response_id) == final
+
+
 def num_generated(served: Served) -> float:
     """Tokens that the engine has generated so far, as any gateway tells it."""
     lines = fetch(served, "GET", "/metrics").body.decode().splitlines()
@@ -421,6 +466,7 @@ def test_wrong_ids_bodies_and_positions_are_refused_with_a_reason(served: Served
     refused(404, "not_found", COMPLETIONS, body, **{"Last-Event-ID": stream.last_id})
 
 
+@pytest.mark.matrix("R-17")
 def test_streams_responses_and_batches_survive_a_restart_of_everything(model: Path, tmp_path: Path) -> None:
     flags = (
         *FLAGS,
@@ -432,10 +478,15 @@ def test_streams_responses_and_batches_survive_a_restart_of_everything(model: Pa
     with until_the_end(serve_tiny(model, *flags)) as first:
         right = undisturbed(first, path, body)
         response = fetch(first, "POST", "/v1/responses", {"input": "hi", "max_output_tokens": 4}).json
+        unattended = in_background(41, stream=False)
+        whole = fetch(first, "POST", RESPONSES, unattended).json["id"]
+        wait_until(lambda: response_of(first, whole)["status"] == "incomplete", 60)
+        finished = output_of(response_of(first, whole))
         batch = begin_batch(first)
         stream = Events(first, "POST", path, body)
         stream.read(5)
         wait_until(lambda: batch_of(first, batch)["request_counts"]["completed"] > 0, 30)
+        begun_id = fetch(first, "POST", RESPONSES, unattended).json["id"]
         with frozen(first.pids()["engine-1"]):
             time.sleep(0.3)
             for pid in (*first.descendants(), first.process.pid):
@@ -446,6 +497,8 @@ def test_streams_responses_and_batches_survive_a_restart_of_everything(model: Pa
         rest = Events(second, "POST", path, body, **{"Last-Event-ID": stream.last_id})
         rest.read()
         assert fetch(second, "GET", f"/v1/responses/{response['id']}").json == response
+        wait_until(lambda: response_of(second, begun_id)["status"] == "incomplete", 60)
+        assert output_of(response_of(second, begun_id)) == finished
         wait_until(lambda: batch_of(second, batch)["status"] == "completed", 60, lambda: str(batch_of(second, batch)))
         ended = batch_of(second, batch)
         answers = fetch(second, "GET", f"/v1/files/{ended['output_file_id']}/content").body.splitlines()

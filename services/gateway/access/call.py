@@ -34,6 +34,8 @@ class Call:
     """Added to the response: what is left of the key's limits."""
     in_batch: bool = False
     """Whether it is a request of a batch, which runs behind the requests that clients wait for."""
+    was_admitted: bool = False
+    """Whether another gateway has begun the request, within the key's limits, and this one goes on with it."""
 
 
 _NO_CALL = Call()

@@ -74,7 +74,7 @@ class GuardedBackend:
             request.request_id, request.model, call.key.name, call.client_request_id, request.params.max_tokens
         )
         request = replace(request, record=self._recorder.begin(facts, call.received_s))
-        quota = self._quotas.of(call.key) if call.key.is_limited else None
+        quota = self._quotas.of(call.key) if call.key.is_limited and not call.was_admitted else None
         return GuardedGeneration(self._backend, request, call, quota, self._usage)
 
     async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:

@@ -19,3 +19,8 @@ def new_id() -> str:
         number, digit = divmod(number, len(_ALPHABET))
         letters += _ALPHABET[digit]
     return letters
+
+
+def is_id(text: str) -> bool:
+    """Whether a text may be an id: as long as one, of letters and digits."""
+    return text.isascii() and text.isalnum() and len(text) == LENGTH

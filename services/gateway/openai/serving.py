@@ -71,6 +71,8 @@ class Serving:
         recorded: RecordedStream | None = None,
     ) -> ResponseRunner:
         """Returns what runs the generation of a request. `before_end` and `recorded`: see ResponseRunner."""
+        if recorded is not None and recorded.resumed is not None:
+            context = replace(context, request=replace(context.request, resumed=recorded.resumed))
         trace = RequestTrace(context, request.headers)
         return ResponseRunner(self.backend, context, encoder, self.metrics, trace, before_end, recorded)
 
@@ -81,8 +83,6 @@ class Serving:
         recorded: RecordedStream | None = None
         if context.stream and self._streams is not None:
             recorded = await self._streams.begin(request, context)
-        if recorded is not None and recorded.resumed is not None:
-            context = replace(context, request=replace(context.request, resumed=recorded.resumed))
         run = self.runner(request, context, encoder, before_end, recorded)
         if context.stream:
             return StreamedAnswer(run, self.settings.keep_alive_s, recorded)

@@ -9,7 +9,9 @@
 | `convert`         | converts a body to the body of a chat request of `openai`                 |
 | `response_object` | the object that describes a response                                      |
 | `encoder`         | encodes a response, whole or as events, with its output items             |
-| `background`      | runs responses without a client, keeps their events for clients that read |
+| `background`      | runs responses without a client in this gateway alone                     |
+| `recorded`        | runs them so that any gateway knows them and goes on with them            |
+| `snapshot`        | rebuilds a response from its events                                       |
 | `event_log`       | the events of one such response                                           |
 | `store`           | keeps finished responses                                                  |
 | `log_store`       | keeps them on the bus, for all gateways                                   |

@@ -56,9 +56,12 @@ class BackgroundResponses:
     def __init__(self) -> None:
         self._running: dict[str, BackgroundResponse] = {}
 
-    def check_room(self) -> None:
-        """Raises ServiceError('server_is_overloaded') if no further response may run in the background."""
-        if len(self._running) >= limits.BACKGROUND_RESPONSES_MAX:
+    def check_room(self, num_recorded: int) -> None:
+        """Raises ServiceError('server_is_overloaded') if no further response may run in the background.
+
+        `num_recorded`: number of those that run besides the ones here.
+        """
+        if len(self._running) + num_recorded >= limits.BACKGROUND_RESPONSES_MAX:
             message = "Too many responses run in the background. Try again later."
             raise ServiceError("server_is_overloaded", message, retry_after_s=_RETRY_AFTER_S)
 

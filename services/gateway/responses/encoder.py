@@ -11,14 +11,14 @@ import msgspec
 
 from services.gateway.http import sse
 from services.gateway.openai.answer_encoder import GenerationState
-from services.gateway.openai.chat_message import answer_events, arguments_object
+from services.gateway.openai.chat_message import answer_events
 from services.gateway.openai.choices import Choice
 from services.gateway.openai.logprobs import chat_logprobs
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
-from services.gateway.responses.response_object import FINAL, ResponseObject, Status, usage
+from services.gateway.responses.response_object import FINAL, ResponseObject, Status, output_turn, usage
 from shared.errors import ServiceError
-from shared.request.conversation import FunctionCall, ToolCall, Turn
+from shared.request.conversation import Turn
 
 Logprobs = list[dict[str, Any]]
 """Log probabilities in OpenAI's format, one object for each token."""
@@ -71,11 +71,6 @@ class OutputItems:
     def items(self) -> list[dict[str, Any]]:
         """The items so far; the open one is `in_progress`."""
         return self._done if self._open is None else [*self._done, self._item("in_progress")]
-
-    @property
-    def text(self) -> str:
-        """The text of all messages."""
-        return "".join(part["text"] for item in self.items for part in item.get("content", ()))
 
     @property
     def has_open_message(self) -> bool:
@@ -160,19 +155,8 @@ class ResponseEncoder:
         """Size of the last encoded event that has the whole response."""
 
     def output_turn(self) -> Turn:
-        """Returns the output as a turn of the conversation that another response may continue.
-
-        A call that the end of the output has cut off is no part of it.
-        """
-        calls = [
-            ToolCall(
-                id=item["call_id"],
-                function=FunctionCall(name=item["name"], arguments=arguments_object(item["arguments"])),
-            )
-            for item in self._output.items
-            if item["type"] == "function_call" and item["status"] == "completed"
-        ]
-        return Turn(role="assistant", content=self._output.text, tool_calls=calls or None)
+        """Returns the output as a turn of the conversation that another response may continue."""
+        return output_turn(self._output.items)
 
     @property
     def next_number(self) -> int:

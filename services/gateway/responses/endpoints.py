@@ -8,22 +8,29 @@ from starlette.types import Receive, Scope, Send
 
 from services.gateway.access.call import current_call, may_see
 from services.gateway.http import request_body, sse
+from services.gateway.http.auth import ApiKeys
 from services.gateway.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.http.json_response import json_response
+from services.gateway.http.request_id import is_id
 from services.gateway.openai import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.listing import check_query, page
 from services.gateway.openai.request_context import Arrival, RequestContext
 from services.gateway.openai.response_runner import nothing
 from services.gateway.openai.serving import Serving
-from services.gateway.responses import convert, input_items, schemas
+from services.gateway.responses import convert, input_items, schemas, snapshot
 from services.gateway.responses.background import BackgroundResponse, BackgroundResponses
 from services.gateway.responses.encoder import ResponseEncoder
 from services.gateway.responses.event_log import EventLog
 from services.gateway.responses.input_items import Input
-from services.gateway.responses.response_object import ID_PREFIX, ResponseObject
+from services.gateway.responses.recorded import RecordedResponses, final_of, items_of
+from services.gateway.responses.response_object import ID_PREFIX, ResponseObject, output_turn
 from services.gateway.responses.schemas import ResponsesBody
 from services.gateway.responses.store import MemoryResponseStore, ResponseStore, StoredResponse, unknown_response
+from services.gateway.streams.background import BackgroundStreams
+from services.gateway.streams.background_store import History
+from services.gateway.streams.event_writer import EventReader
+from services.gateway.streams.record import StreamRecord
 from shared.errors import ServiceError
 from shared.request.checks import refuse
 from shared.request.conversation import Turn
@@ -34,10 +41,20 @@ _CONTINUED = ("completed", "incomplete")
 class ResponseEndpoints:
     """The endpoints of the Responses API."""
 
-    def __init__(self, serving: Serving, store: ResponseStore | None = None) -> None:
+    def __init__(
+        self,
+        serving: Serving,
+        store: ResponseStore | None = None,
+        streams: BackgroundStreams | None = None,
+        keys: ApiKeys | None = None,
+    ) -> None:
+        """`streams` records responses that run in the background, which go on with `keys`; by default they are not."""
         self._serving = serving
         self._store = MemoryResponseStore(time.monotonic) if store is None else store
         self._background = BackgroundResponses()
+        self.recorded: RecordedResponses | None = None
+        if streams is not None and keys is not None:
+            self.recorded = RecordedResponses(serving, self._store, streams, keys, self.create)
 
     async def create(self, request: Request) -> Response:
         """Makes a response: whole, as a stream, or in the background."""
@@ -75,6 +92,9 @@ class ResponseEndpoints:
             return LoggedAnswer(await self._events(response_id), first, self._serving.settings.keep_alive_s)
         if running := self._running(response_id):
             return json_response(running.encoder.snapshot())
+        recorded, record = await self._unfinished(response_id)
+        if recorded is not None and record is not None:
+            return json_response(await recorded.response(record))
         return json_response((await self._stored(response_id)).response)
 
     async def cancel(self, response_id: str) -> Response:
@@ -82,6 +102,9 @@ class ResponseEndpoints:
         if running := self._running(response_id):
             await running.cancel()
             return json_response(running.encoder.response)
+        recorded, record = await self._unfinished(response_id)
+        if recorded is not None and record is not None:
+            return json_response(await recorded.cancel(record))
         response = (await self._stored(response_id)).response
         if not response["background"]:
             raise _not_in_background(response_id, "cancelled")
@@ -91,6 +114,9 @@ class ResponseEndpoints:
         """Removes a response from the store. A response that runs in the background is cancelled first."""
         if running := self._running(response_id):
             await running.cancel()
+        recorded, record = await self._unfinished(response_id)
+        if recorded is not None and record is not None:
+            await recorded.cancel(record)
         await self._stored(response_id)
         if not await self._store.delete(response_id):
             raise unknown_response(response_id)
@@ -101,8 +127,11 @@ class ResponseEndpoints:
     ) -> Response:
         """Lists the input items of a response, without those of the responses that it continues."""
         check_query(request, ("limit", "order", "after"))
+        _, record = await self._unfinished(response_id)
         if running := self._running(response_id):
             items = running.input_items
+        elif record is not None:
+            items = items_of(record)
         else:
             items = (await self._stored(response_id)).input_items
         return json_response(page(items, limit=limit, order=order, after=after))
@@ -114,7 +143,7 @@ class ResponseEndpoints:
         param = "previous_response_id"
         if response_id is None:
             return []
-        if self._running(response_id):
+        if self._running(response_id) or (await self._unfinished(response_id))[1] is not None:
             refuse(param, f"names the response '{response_id}', which is in progress")
         record = await self._stored(response_id, param)
         if record.response["status"] not in _CONTINUED:
@@ -152,8 +181,24 @@ class ResponseEndpoints:
         async def store(ended: BackgroundResponse) -> None:
             await self._put(encoder, given, turns, num_bytes, key_name, ended.events.events)
 
-        key_name = current_call().key.name
-        self._background.check_room()
+        def kept(history: History) -> StoredResponse:
+            final = final_of(history)
+            return StoredResponse(
+                response=final,
+                input_items=given.items,
+                turns=[*turns, output_turn(final["output"])],
+                encoded_bytes=num_bytes + encoder.num_bytes,
+                events=history.events,
+                key_name=key_name,
+            )
+
+        key_name, recorded = current_call().key.name, self.recorded
+        if recorded is None or not recorded.is_taken_over(request):
+            self._background.check_room(0 if recorded is None else recorded.num_running())
+        if recorded is not None and (begun := await recorded.start(request, context, encoder, kept)):
+            if context.stream:
+                return LoggedAnswer(recorded.reader(begun), 0, self._serving.settings.keep_alive_s)
+            return json_response(snapshot.response_of(begun.writer.shown()))
         run = self._serving.runner(request, context, encoder)
         running = await self._background.start(BackgroundResponse(run, encoder, given.items, key_name), store)
         if context.stream:
@@ -192,9 +237,23 @@ class ResponseEndpoints:
         found = self._background.get(response_id)
         return found if found is not None and may_see(found.key_name) else None
 
-    async def _events(self, response_id: str) -> EventLog:
+    async def _unfinished(self, response_id: str) -> tuple[RecordedResponses | None, StreamRecord | None]:
+        """Returns the record of a response that runs in the background of any gateway, and what knows more of it.
+
+        None if there is none, or if another key made it.
+        """
+        request_id = response_id.removeprefix(ID_PREFIX)
+        if self.recorded is None or not is_id(request_id):
+            return None, None
+        found = await self.recorded.find(request_id)
+        return self.recorded, found if found is not None and may_see(found.key_name) else None
+
+    async def _events(self, response_id: str) -> EventLog | EventReader:
         if running := self._running(response_id):
             return running.events
+        recorded, unfinished = await self._unfinished(response_id)
+        if recorded is not None and unfinished is not None:
+            return recorded.events(unfinished)
         record = await self._stored(response_id)
         if not record.response["background"]:
             raise _not_in_background(response_id, "streamed again")
@@ -204,7 +263,7 @@ class ResponseEndpoints:
 class LoggedAnswer(Response):
     """An ASGI response that writes the events of a background response, which does not end with the client."""
 
-    def __init__(self, events: EventLog, first: int, keep_alive_s: float) -> None:
+    def __init__(self, events: EventLog | EventReader, first: int, keep_alive_s: float) -> None:
         # The constructor of Response is not called, because it would render a body.
         self.background = None
         self._events = events

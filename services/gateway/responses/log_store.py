@@ -41,8 +41,15 @@ class LogResponseStore:
     async def put(self, record: StoredResponse) -> None:
         """See ResponseStore."""
         try:
+            await self.keep(record)
+        except LogUnavailableError as error:
+            log.warning("the response %s is not stored: %s", record.id, error)
+
+    async def keep(self, record: StoredResponse) -> None:
+        """See ResponseStore."""
+        try:
             await self._append(record.id, msgspec.msgpack.encode(record))
-        except (LogUnavailableError, ServiceError) as error:
+        except ServiceError as error:
             log.warning("the response %s is not stored: %s", record.id, error)
 
     async def get(self, response_id: str) -> StoredResponse | None:

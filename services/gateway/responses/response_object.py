@@ -3,11 +3,13 @@
 from typing import Any, Literal
 
 from services.gateway.openai.answer_encoder import GenerationState
+from services.gateway.openai.chat_message import arguments_object
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.responses.schemas import ResponsesBody
 from services.gateway.responses.text_format import output_format
 from services.gateway.responses.tools import shown_tools
 from shared.errors import ServiceError
+from shared.request.conversation import FunctionCall, ToolCall, Turn
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ID_PREFIX = "resp_"
@@ -36,7 +38,7 @@ class ResponseObject:
             "status": status,
             "output": output,
             "usage": usage,
-            "error": None if error is None else _error(error),
+            "error": None if error is None else error_object(error),
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         }
 
@@ -53,7 +55,25 @@ def usage(state: GenerationState) -> dict[str, Any]:
     }
 
 
-def _error(error: ServiceError) -> dict[str, str]:
+def output_turn(items: list[dict[str, Any]]) -> Turn:
+    """Returns output items as a turn of the conversation that another response may continue.
+
+    A call that the end of the output has cut off is no part of it.
+    """
+    calls = [
+        ToolCall(
+            id=item["call_id"],
+            function=FunctionCall(name=item["name"], arguments=arguments_object(item["arguments"])),
+        )
+        for item in items
+        if item["type"] == "function_call" and item["status"] == "completed"
+    ]
+    text = "".join(part["text"] for item in items for part in item.get("content", ()))
+    return Turn(role="assistant", content=text, tool_calls=calls or None)
+
+
+def error_object(error: ServiceError) -> dict[str, str]:
+    """Returns a failure as a response has it."""
     return {"code": _ERROR_CODES.get(error.status, "server_error"), "message": error.message}
 
 

@@ -54,6 +54,10 @@ class StoredResponse:
 class ResponseStore(Protocol):
     """Where finished responses are kept."""
 
+    async def keep(self, record: StoredResponse) -> None:
+        """Stores a response that nobody else has. Raises LogUnavailableError; a record that is too large is dropped."""
+        ...
+
     async def put(self, record: StoredResponse) -> None:
         """Stores a response. A record that is too large for the store is dropped at once."""
         ...
@@ -88,6 +92,10 @@ class MemoryResponseStore:
         """Each record and its size, by id. The least recently used one is the first."""
         self._expires_at: dict[str, float] = {}
         """By id, in the order in which the records expire."""
+
+    async def keep(self, record: StoredResponse) -> None:
+        """See ResponseStore."""
+        await self.put(record)
 
     async def put(self, record: StoredResponse) -> None:
         """See ResponseStore."""
@@ -132,6 +140,6 @@ def unknown_response(response_id: str, param: str = "response_id") -> ServiceErr
     hours = limits.RESPONSE_TTL_S / 3600
     message = (
         f"Response with id '{response_id}' not found. A response is kept for {hours:g} hours or until the space is "
-        "needed, and only if 'store' is not false. While it runs in the background, only its gateway knows it."
+        "needed, and only if 'store' is not false."
     )
     return ServiceError("not_found", message, param=param)

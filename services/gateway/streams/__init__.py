@@ -3,15 +3,20 @@
     streams.resumable(path, endpoint)   the endpoint, with its streams recorded and resumed by `Last-Event-ID`
     streams.retrieve                    `GET /v1/streams/{id}`
     streams.journal.run()               writes records behind the token path
+    background.BackgroundStreams        the same for requests that have no client
 
-| module       | what it does                                                                   |
-|--------------|--------------------------------------------------------------------------------|
-| `streams`    | records streams that begin, and takes over those that a client resumes         |
-| `running`    | one stream that runs here: with its client, without, or taken away             |
-| `positioned` | gives each event an id, and leaves out events that the client has              |
-| `cut`        | divides output that is produced again at the client's position                 |
-| `position`   | the form of a position in an id                                                |
-| `journal`    | notes accepted tokens, and writes them every tenth of a second                 |
-| `record`     | what is stored of a stream                                                     |
-| `store`      | the two logs of the bus that hold it                                           |
+| module             | what it does                                                           |
+|--------------------|------------------------------------------------------------------------|
+| `streams`          | records streams that begin, and takes over those that a client resumes |
+| `claim`            | what a run takes from the former run of its stream                     |
+| `running`          | one stream that runs here: with its client, without, or taken away     |
+| `positioned`       | gives each event an id, and leaves out events that the client has      |
+| `cut`              | divides output that is produced again at the client's position         |
+| `position`         | the form of a position in an id                                        |
+| `journal`          | notes accepted tokens, and writes them every tenth of a second         |
+| `record`           | what is stored of a stream                                             |
+| `store`            | the two logs of the bus that hold it                                   |
+| `background`       | runs requests that have no client, and takes them over                 |
+| `event_writer`     | writes and reads the events of one of them                             |
+| `background_store` | the two logs of the bus that hold them                                 |
 """

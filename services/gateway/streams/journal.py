@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import msgspec
 
@@ -21,6 +22,18 @@ from shared.errors import ServiceError
 log = logging.getLogger(__name__)
 
 
+class RecordStore(Protocol):
+    """Where the records of streams are. Its methods raise LogUnavailableError."""
+
+    async def find(self, request_id: str) -> tuple[StreamRecord, int] | None:
+        """Returns a record and its revision; None if there is none."""
+        ...
+
+    async def replace(self, record: StreamRecord, revision: int) -> int | None:
+        """Writes a record if it still has this revision. Returns the new one; None if somebody else has written."""
+        ...
+
+
 class JournaledStream:
     """The accepted tokens of one stream that runs here. `on_lost` is called if another gateway has taken it over.
 
@@ -28,9 +41,16 @@ class JournaledStream:
     """
 
     def __init__(
-        self, record: StreamRecord, replayed: tuple[Accepted, ...], journal: "Journal", on_lost: Callable[[], None]
+        self,
+        record: StreamRecord,
+        replayed: tuple[Accepted, ...],
+        journal: "Journal",
+        on_lost: Callable[[], None],
+        records: "RecordStore | None" = None,
     ) -> None:
+        """`records`: where the record is, unless it is where the journal is."""
         self.record = record
+        self.records = records
         self.accepted = list(replayed)
         self.on_lost = on_lost
         self.revision = 0
@@ -151,18 +171,22 @@ class Journal:
                 await self._renew_one(stream)
 
     async def _renew_one(self, stream: JournaledStream) -> None:
-        """Writes a record again, unless another gateway has: then the run here has lost the stream."""
-        record = stream.record
+        """Writes a record again, unless another gateway has: then the run here has lost the stream.
+
+        A record that the store has lost is written anew.
+        """
+        record, store = stream.record, stream.records or self._store
         if not stream.revision:
-            found = await self._store.find(record.request_id)
+            found = await store.find(record.request_id)
             stream.revision = found[1] if found is not None and found[0].token == record.token else 0
             if found is not None and not stream.revision:
                 stream.on_lost()
                 return
         renewed = _renewed(record, stream.progress(), self.position + 1)
-        revision = await self._store.replace(renewed, stream.revision)
+        revision = await store.replace(renewed, stream.revision)
         if revision is None:
-            stream.on_lost()
+            # Another gateway has the stream, or the store has dropped the record: the next attempt looks it up.
+            stream.revision = 0
             return
         stream.record, stream.revision = renewed, revision
 

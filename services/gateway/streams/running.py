@@ -92,6 +92,23 @@ class RunningStream:
             await asyncio.gather(self._work, return_exceptions=True)
             self._end()
 
+    async def detached(self, run: ResponseRunner, sink: Sink) -> None:
+        """Runs a request that has no client. Called once. Raises ServiceError, 'stream_taken' if it is taken away."""
+        if not self._taken:
+            self._work = asyncio.create_task(run.detached(sink))
+        try:
+            if self._work is not None:
+                await asyncio.wait({self._work})
+            if self._taken:
+                raise taken()
+            assert self._work is not None
+            self._work.result()
+        finally:
+            if self._work is not None:
+                self._work.cancel()
+                await asyncio.gather(self._work, return_exceptions=True)
+            self._end()
+
     def leave(self) -> None:
         """Waits for no client any more, because the gateway shuts down: the stream can be resumed at another one."""
         self._grace_s = 0.0

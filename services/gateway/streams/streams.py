@@ -8,18 +8,15 @@ ends, wherever it is.
 
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message
 
 from services.gateway.access.call import current_call, may_see
-from services.gateway.generation import ResumedOutput
 from services.gateway.http import request_body
-from services.gateway.http.request_id import LENGTH
-from services.gateway.openai.request_context import RequestContext, Resumption
+from services.gateway.http.request_id import is_id
+from services.gateway.openai.request_context import RequestContext
+from services.gateway.streams.claim import Claim, claimed_record, is_recordable, new_record, stored_request
 from services.gateway.streams.cut import beyond_the_end
 from services.gateway.streams.journal import Journal, JournaledStream
 from services.gateway.streams.position import Position, parse
@@ -38,21 +35,6 @@ LAST_EVENT_ID = "last-event-id"
 RESUMABLE = "x-antiphon-resumable"
 Endpoint = Callable[[Request], Awaitable[Response]]
 _CLAIMS_MAX = 5
-
-
-class Claim:
-    """A stream that this gateway has taken over and is about to run. Goes with the request to its endpoint."""
-
-    def __init__(self, record: StreamRecord, revision: int, accepted: list[Accepted], position: Position) -> None:
-        self.record = record
-        self.revision = revision
-        self.accepted = accepted
-        self.position = position
-
-    @property
-    def resumption(self) -> Resumption:
-        """Returns what the endpoint needs to make the same request again."""
-        return Resumption(self.record.created, self.record.seed)
 
 
 class Streams:
@@ -102,28 +84,9 @@ class Streams:
         asked = request.headers.get(RESUMABLE, "0") not in ("0", "false")
         if path is None or not (asked or self._records_all):
             return None
-        if not self.journal.is_open or not _is_recordable(context):
+        if not self.journal.is_open or not is_recordable(request, context):
             return None
-        body: bytes = request.state.body
-        if len(body) > limits.STREAM_BODY_BYTES_MAX:
-            return None
-        call, now = current_call(), time.time()
-        record = StreamRecord(
-            context.request.request_id,
-            path,
-            body,
-            call.key.name,
-            call.client_request_id,
-            call.timeout,
-            context.arrival.created,
-            context.request.params.seed,
-            self._host.id,
-            self._host.instance_id,
-            1,
-            now,
-            asked,
-            self.journal.position + 1,
-        )
+        record = new_record(request, context, self._host, self.journal.position + 1, outlives_client=asked)
         await self._store.create(record)
         nothing = tuple(Accepted() for _ in range(context.num_sequences))
         events = PositionedEvents(record.request_id, context.num_sequences)
@@ -166,11 +129,11 @@ class Streams:
         record = claim.record
         call = current_call()
         call.client_request_id, call.timeout = record.client_request_id or call.client_request_id, record.timeout
-        return await self._endpoints[record.path](_stored_request(claim))
+        return await self._endpoints[record.path](stored_request(claim))
 
     async def _claim(self, request_id: str, position: Position, path: str, body: bytes) -> Claim:
         for _ in range(_CLAIMS_MAX):
-            found = await self._store.find(request_id) if _is_id(request_id) else None
+            found = await self._store.find(request_id) if is_id(request_id) else None
             if found is None or not may_see(found[0].key_name) or (path and found[0].path != path):
                 raise _unknown(request_id)
             record, revision = found
@@ -195,16 +158,7 @@ class Streams:
             accepted = accepted_of(record, await self._store.journal(record))
         _check_position(position, accepted)
         owner = record.owner_id, record.owner_instance_id
-        claimed = msgspec.structs.replace(
-            record,
-            owner_id=self._host.id,
-            owner_instance_id=self._host.instance_id,
-            token=record.token + 1,
-            renewed_at=time.time(),
-            outlives_client=True,
-            journal_from=self.journal.position + 1,
-            progress=tuple(one.progress(index) for index, one in enumerate(accepted)),
-        )
+        claimed = claimed_record(record, self._host, accepted, self.journal.position + 1)
         new_revision = await self._store.replace(claimed, revision)
         if new_revision is None:
             return None
@@ -214,25 +168,11 @@ class Streams:
         return Claim(claimed, new_revision, accepted, position)
 
     def _resumed(self, claim: Claim, context: RequestContext) -> RunningStream:
-        count = context.num_sequences
-        accepted = [*claim.accepted, *(Accepted() for _ in range(count - len(claim.accepted)))]
-        replayed = [_replayed(one, context) for one in accepted]
-        events = PositionedEvents(
-            claim.record.request_id,
-            count,
-            claim.position,
-            tuple(tuple(one.token_ids) for one in replayed),
-            tuple(tuple(one.token_ids) for one in accepted),
-        )
-        stream = self._add(claim.record, tuple(replayed), events)
+        events, replayed, resumed = claim.run(context)
+        stream = self._add(claim.record, replayed, events)
         assert stream.journaled is not None
         stream.journaled.revision = claim.revision
-        stream.resumed = ResumedOutput(
-            tuple(tuple(one.token_ids) for one in replayed),
-            tuple(one.cumulative_logprob for one in replayed),
-            tuple(one.num_cached if one.token_ids else None for one in accepted),
-            claim.record.token,
-        )
+        stream.resumed = resumed
         return stream
 
     def _add(self, record: StreamRecord, replayed: tuple[Accepted, ...], events: PositionedEvents) -> RunningStream:
@@ -247,61 +187,11 @@ def _nothing() -> None:
     """Does nothing: a run that has ended cannot lose its stream."""
 
 
-def _is_recordable(context: RequestContext) -> bool:
-    """Whether the output of a request, produced again, gives the same events."""
-    request = context.request
-    plain = request.num_sequences == request.n and request.params.beam is None and not request.only_echoes
-    return plain and request.params.prompt_logprobs is None and context.num_sequences <= limits.STREAM_SEQUENCES_MAX
-
-
-def _replayed(accepted: Accepted, context: RequestContext) -> Accepted:
-    """Returns the tokens with which a sequence goes on: all but the last ones if the sequence has ended with them.
-
-    The engine computes those again and ends the sequence as before. With log probabilities everything is computed
-    again, because the record has none.
-    """
-    if context.request.params.logprobs is not None:
-        return Accepted()
-    if accepted.ended:
-        return accepted.without_last()
-    found = Accepted()
-    found.token_ids, found.num_cached = list(accepted.token_ids), accepted.num_cached
-    found.cumulative_logprob = accepted.cumulative_logprob
-    return found
-
-
 def _check_position(position: Position, accepted: list[Accepted]) -> None:
     """Raises ServiceError for a position behind the end of a stream that is known to have ended."""
     for shown, one in zip(position.shown, accepted, strict=False):
         if one.ended and shown.num_tokens > len(one.token_ids):
             raise beyond_the_end()
-
-
-def _stored_request(claim: Claim) -> Request:
-    record = claim.record
-    scope: dict[str, Any] = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "scheme": "http",
-        "path": record.path,
-        "raw_path": record.path.encode(),
-        "root_path": "",
-        "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(record.body)).encode())],
-        "client": None,
-        "server": None,
-        "state": {"request_id": record.request_id, "claim": claim, "resumption": claim.resumption},
-    }
-
-    async def receive() -> Message:
-        return {"type": "http.request", "body": record.body, "more_body": False}
-
-    return Request(scope, receive)
-
-
-def _is_id(request_id: str) -> bool:
-    return request_id.isascii() and request_id.isalnum() and len(request_id) == LENGTH
 
 
 def _unknown(request_id: str) -> ServiceError:

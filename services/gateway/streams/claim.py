@@ -1,0 +1,135 @@
+"""A stream that a gateway takes over: its record, what is known of its output, and the request that runs it again."""
+
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import Message
+
+from services.gateway.access.call import current_call
+from services.gateway.generation import ResumedOutput
+from services.gateway.openai.request_context import RequestContext, Resumption
+from services.gateway.streams.position import Position
+from services.gateway.streams.positioned import PositionedEvents
+from services.gateway.streams.record import Accepted, StreamRecord
+from shared import limits
+from shared.actors.host import Host
+
+
+class Claim:
+    """A stream that this gateway has taken over and is about to run. Goes with the request to its endpoint."""
+
+    def __init__(self, record: StreamRecord, revision: int, accepted: list[Accepted], position: Position) -> None:
+        self.record = record
+        self.revision = revision
+        self.accepted = accepted
+        self.position = position
+
+    @property
+    def resumption(self) -> Resumption:
+        """Returns what the endpoint needs to make the same request again."""
+        return Resumption(self.record.created, self.record.seed)
+
+    def run(self, context: RequestContext) -> tuple[PositionedEvents, tuple[Accepted, ...], ResumedOutput]:
+        """Returns what the new run needs: its events, the tokens with which it begins, and those for the engines."""
+        count = context.num_sequences
+        accepted = [*self.accepted, *(Accepted() for _ in range(count - len(self.accepted)))]
+        replayed = tuple([_replayed(one, context) for one in accepted])
+        token_ids = tuple([tuple(one.token_ids) for one in replayed])
+        events = PositionedEvents(
+            self.record.request_id, count, self.position, token_ids, tuple([tuple(one.token_ids) for one in accepted])
+        )
+        resumed = ResumedOutput(
+            token_ids,
+            tuple([one.cumulative_logprob for one in replayed]),
+            tuple([one.num_cached if one.token_ids else None for one in accepted]),
+            self.record.token,
+        )
+        return events, replayed, resumed
+
+
+def is_recordable(request: Request, context: RequestContext) -> bool:
+    """Whether the output of a request, produced again, gives the same events, and its body is not too large."""
+    wanted = context.request
+    plain = wanted.num_sequences == wanted.n and wanted.params.beam is None and not wanted.only_echoes
+    if not plain or wanted.params.prompt_logprobs is not None or context.num_sequences > limits.STREAM_SEQUENCES_MAX:
+        return False
+    return len(request.state.body) <= limits.STREAM_BODY_BYTES_MAX
+
+
+def new_record(
+    request: Request, context: RequestContext, host: Host, journal_from: int, *, outlives_client: bool
+) -> StreamRecord:
+    """Returns the record of a stream that begins. `request.state` has the body and, as `records`, the path."""
+    call = current_call()
+    return StreamRecord(
+        context.request.request_id,
+        request.state.records,
+        request.state.body,
+        call.key.name,
+        call.client_request_id,
+        call.timeout,
+        context.arrival.created,
+        context.request.params.seed,
+        host.id,
+        host.instance_id,
+        1,
+        time.time(),
+        outlives_client,
+        journal_from,
+    )
+
+
+def claimed_record(record: StreamRecord, host: Host, accepted: list[Accepted], journal_from: int) -> StreamRecord:
+    """Returns the record of a stream that this gateway takes over. `accepted`: what is known of its output."""
+    return msgspec.structs.replace(
+        record,
+        owner_id=host.id,
+        owner_instance_id=host.instance_id,
+        token=record.token + 1,
+        renewed_at=time.time(),
+        outlives_client=True,
+        journal_from=journal_from,
+        progress=tuple([one.progress(index) for index, one in enumerate(accepted)]),
+    )
+
+
+def _replayed(accepted: Accepted, context: RequestContext) -> Accepted:
+    """Returns the tokens with which a sequence goes on: all but the last ones if the sequence has ended with them.
+
+    The engine computes those again and ends the sequence as before. With log probabilities everything is computed
+    again, because the record has none.
+    """
+    if context.request.params.logprobs is not None:
+        return Accepted()
+    if accepted.ended:
+        return accepted.without_last()
+    found = Accepted()
+    found.token_ids, found.num_cached = list(accepted.token_ids), accepted.num_cached
+    found.cumulative_logprob = accepted.cumulative_logprob
+    return found
+
+
+def stored_request(claim: Claim) -> Request:
+    """Returns the request of a stream as its client sent it, for its endpoint."""
+    record = claim.record
+    scope: dict[str, Any] = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": record.path,
+        "raw_path": record.path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(record.body)).encode())],
+        "client": None,
+        "server": None,
+        "state": {"request_id": record.request_id, "claim": claim, "resumption": claim.resumption},
+    }
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": record.body, "more_body": False}
+
+    return Request(scope, receive)

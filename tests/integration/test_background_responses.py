@@ -1,0 +1,294 @@
+"""Responses that run in the background, at two gateways with a real bus: seen, read, cancelled and continued at either.
+
+The backends are scripted: see `edge`. `tests/system/test_streams.py` has a whole system whose gateways die.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from services.gateway.generation import GenerationRequest, SequenceUpdate
+from services.gateway.http.auth import ApiKeys
+from services.gateway.responses.log_store import LogResponseStore
+from services.gateway.streams.background import BackgroundStreams
+from services.gateway.streams.background_store import BackgroundStore
+from services.gateway.streams.store import StreamStore
+from services.gateway.streams.streams import Streams
+from shared.actors.host import Host
+from shared.api_keys import keys_of_text
+from shared.clock import SystemClock
+from shared.errors import ServiceError
+from shared.messages import StreamTaken
+from tests.integration.edge import Reply, ScriptedBackend, call, serving, text_batches
+from tests.integration.test_streams import KEY_FILE
+
+pytestmark = pytest.mark.nats
+PATH = "/v1/responses"
+BODY: dict[str, Any] = {"input": "hi", "background": True, "seed": 1}
+PIECES = ("Good ", "day ", "to ", "you")
+
+
+class Gateway:
+    """One gateway: its port, its backend, and what it has of background responses."""
+
+    def __init__(self, port: int, backend: ScriptedBackend, streams: BackgroundStreams) -> None:
+        self.port, self.backend, self.streams = port, backend, streams
+
+    async def ask(self, method: str, path: str = "", body: Any = None, **headers: str) -> Reply:
+        return await call(self.port, method, PATH + path, body, headers)
+
+    async def events(self, response_id: str, after: int = -1) -> list[dict[str, Any]]:
+        where = f"&starting_after={after}" if after >= 0 else ""
+        reply = await self.ask("GET", f"/{response_id}?stream=true{where}")
+        assert reply.status == 200, reply.body
+        return [json.loads(one.partition(b"data: ")[2]) for one in reply.body.split(b"\n\n") if b"data: " in one]
+
+
+class Deployment:
+    """Two gateways that hear each other, unless one is taken out of `living`."""
+
+    def __init__(self, nats_connect: Any, server: Any, subjects: Any, **options: Any) -> None:
+        self.living = {("one", "boot"), ("two", "boot")}
+        self._connect, self._server, self._subjects, self._options = nats_connect, server, subjects, options
+
+    @contextlib.asynccontextmanager
+    async def gateway(self, name: str, backend: ScriptedBackend) -> AsyncIterator[Gateway]:
+        host = Host(await self._connect(self._server, name), self._subjects, SystemClock(), name, "boot")
+        tokens = StreamStore(host, "memory")
+        streams = Streams(host, tokens, 30.0)
+        background = BackgroundStreams(host, BackgroundStore(host, "memory"), tokens, streams.journal, self._living)
+        running = asyncio.create_task(streams.journal.run())
+        store = LogResponseStore(host, "memory")
+        options = {**self._options, "streams": streams, "background": background, "finished_responses": store}
+        async with serving(backend, **options) as port:
+            await until(lambda: streams.journal.is_open)
+            yield Gateway(port, backend, background)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    def _living(self) -> set[tuple[str, str]]:
+        return self.living
+
+
+async def until(condition: Callable[[], bool] | Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(20):
+        while True:
+            found = condition()
+            if found if isinstance(found, bool) else await found:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def has_text(gateway: Gateway, response_id: str, text: str) -> None:
+    async def shows() -> bool:
+        response = (await gateway.ask("GET", f"/{response_id}")).json
+        return "".join(part["text"] for item in response["output"] for part in item["content"]) == text
+
+    await until(shows)
+
+
+async def is_in(gateway: Gateway, response_id: str, status: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+
+    async def reached() -> bool:
+        found.update((await gateway.ask("GET", f"/{response_id}")).json)
+        return found.get("status") == status
+
+    await until(reached)
+    return found
+
+
+def again(request: GenerationRequest, num_more: int) -> list[list[SequenceUpdate]]:
+    """What an engine gives that goes on with a request, with the text of the tokens that it was given before."""
+    assert request.resumed is not None
+    num_known = len(request.resumed.token_ids[0])
+    updates = [batch[0] for batch in text_batches(*PIECES)]
+    assert request.resumed.token_ids[0] == tuple(one.token_ids[0] for one in updates[:num_known])
+    first = replace(updates[num_known], text="".join(PIECES[: num_known + 1]))
+    return [[one] for one in [first, *updates[num_known + 1 :]]][:num_more]
+
+
+@pytest.fixture
+def deployment(nats_connect: Any, nats_server: Any, subjects: Any) -> Deployment:
+    return Deployment(nats_connect, nats_server, subjects)
+
+
+def manual() -> ScriptedBackend:
+    return ScriptedBackend(manual=True)
+
+
+async def test_any_gateway_shows_and_streams_a_response_that_runs_in_another(deployment: Deployment):
+    async with deployment.gateway("one", manual()) as one, deployment.gateway("two", manual()) as two:
+        queued = (await one.ask("POST", "", BODY)).json
+        name = queued["id"]
+        assert (await two.ask("GET", f"/{name}")).json == queued
+        generation = await one.backend.generations.get()
+        steps = text_batches(*PIECES)
+        generation.put(*steps[:2])
+        await has_text(two, name, "Good day ")
+        assert (await two.ask("GET", f"/{name}")).json["status"] == "in_progress"
+        assert (await two.ask("GET", f"/{name}/input_items")).json["data"][0]["content"][0]["text"] == "hi"
+        refused = await two.ask("POST", "", {"input": "and?", "previous_response_id": name})
+        assert "which is in progress" in refused.error["message"]
+        reading = [asyncio.create_task(gateway.events(name, after)) for gateway in (one, two) for after in (-1, 4)]
+        generation.put(*steps[2:], None)
+        whole, rest, same, other_rest = await asyncio.gather(*reading)
+        ended = await is_in(two, name, "completed")
+        assert whole == same
+        assert rest == other_rest == whole[5:]
+        assert [event["sequence_number"] for event in whole] == list(range(len(whole)))
+        assert "".join(event["delta"] for event in whole if "delta" in event) == "Good day to you"
+        assert whole[-1]["response"] == ended == (await one.ask("GET", f"/{name}")).json
+        assert await two.events(name, 4) == rest
+        more = await two.ask("POST", "", {"input": "and?", "previous_response_id": name, "background": True})
+        assert more.status == 200
+        asked = await two.backend.generations.get()
+        assert [message.content for message in asked.request.messages] == ["hi", "Good day to you", "and?"]
+
+
+@pytest.mark.matrix("R-17")
+async def test_a_response_whose_gateway_is_gone_goes_on_at_another_and_ends_once(deployment: Deployment):
+    async with deployment.gateway("one", manual()) as one, deployment.gateway("two", manual()) as two:
+        name = (await one.ask("POST", "", BODY)).json["id"]
+        generation = await one.backend.generations.get()
+        steps = text_batches(*PIECES)
+        generation.put(*steps[:2])
+        await has_text(two, name, "Good day ")
+        reading = [asyncio.create_task(gateway.events(name)) for gateway in (one, two)]
+        # Not only gone: it stands still, and wakes up when another gateway has the response.
+        deployment.living = {("two", "boot")}
+        resumed = await two.backend.generations.get()
+        assert resumed.request.params.seed == 1
+        resumed.put(*again(resumed.request, 2))
+        generation.put(*steps[2:], None)
+        await asyncio.wait_for(generation.stopped.wait(), 10)
+        first = again(resumed.request, 9)
+        resumed.put(*first[2:], None)
+        ended = await is_in(two, name, "completed")
+        events, same = await asyncio.gather(*reading)
+        assert events == same
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert "".join(event["delta"] for event in events if "delta" in event) == "Good day to you"
+        kinds = [event["type"] for event in events]
+        assert [kinds.count(kind) for kind in (kinds[0], "response.in_progress", "response.completed")] == [1, 1, 1]
+        assert ended["output"][0]["content"][0]["text"] == "Good day to you"
+        assert events[-1]["response"] == ended == (await one.ask("GET", f"/{name}")).json
+
+
+@pytest.mark.parametrize("is_gone", [False, True])
+async def test_a_response_is_cancelled_at_any_gateway(deployment: Deployment, is_gone: bool):
+    async with deployment.gateway("one", manual()) as one, deployment.gateway("two", manual()) as two:
+        name = (await one.ask("POST", "", BODY)).json["id"]
+        generation = await one.backend.generations.get()
+        steps = text_batches(*PIECES)
+        generation.put(steps[0])
+        await has_text(two, name, "Good ")
+        if is_gone:
+            deployment.living = {("two", "boot")}
+        cancelled = (await two.ask("POST", f"/{name}/cancel")).json
+        assert cancelled["status"] == "cancelled"
+        assert cancelled["output"][0]["content"][0]["text"] == "Good "
+        generation.put(steps[1])
+        one.streams.on_taken(StreamTaken(name.removeprefix("resp_"), 9))
+        await asyncio.wait_for(generation.stopped.wait(), 10)
+        for gateway in (one, two):
+            assert (await gateway.ask("GET", f"/{name}")).json == cancelled
+            assert (await gateway.ask("POST", f"/{name}/cancel")).json == cancelled
+            assert [event["type"] for event in await gateway.events(name)][-1] == "response.output_text.delta"
+        assert (await one.ask("DELETE", f"/{name}")).json["deleted"] is True
+        assert (await two.ask("GET", f"/{name}")).status == 404
+
+
+async def test_a_response_that_runs_in_another_gateway_is_deleted(deployment: Deployment):
+    async with deployment.gateway("one", manual()) as one, deployment.gateway("two", manual()) as two:
+        name = (await one.ask("POST", "", BODY)).json["id"]
+        await one.backend.generations.get()
+        assert (await two.ask("DELETE", f"/{name}")).json["deleted"] is True
+        for gateway in (one, two):
+            assert (await gateway.ask("GET", f"/{name}")).status == 404
+
+
+async def test_a_failure_ends_a_response_for_all_gateways(deployment: Deployment):
+    async with deployment.gateway("one", manual()) as one, deployment.gateway("two", manual()) as two:
+        name = (await one.ask("POST", "", BODY)).json["id"]
+        generation = await one.backend.generations.get()
+        generation.put(text_batches(*PIECES)[0])
+        await has_text(two, name, "Good ")
+        generation.put(ServiceError("engine_failure", "The engine died."))
+        failed = await is_in(two, name, "failed")
+        assert failed["error"] == {"code": "server_error", "message": "The engine died."}
+        assert failed["output"][0]["content"][0]["text"] == "Good "
+        events = await two.events(name)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1] == {
+            "type": "response.failed", "sequence_number": len(events) - 1, "response": failed
+        }  # fmt: skip
+
+
+async def test_a_gateway_that_shuts_down_leaves_its_responses_to_others(deployment: Deployment):
+    async with deployment.gateway("two", manual()) as two:
+        async with deployment.gateway("one", manual()) as one:
+            name = (await one.ask("POST", "", BODY)).json["id"]
+            generation = await one.backend.generations.get()
+            generation.put(text_batches(*PIECES)[0])
+            await has_text(two, name, "Good ")
+        deployment.living = {("two", "boot")}
+        assert generation.cancelled == ["abort"]
+        resumed = await two.backend.generations.get()
+        resumed.put(*again(resumed.request, 9), None)
+        ended = await is_in(two, name, "completed")
+        assert ended["output"][0]["content"][0]["text"] == "Good day to you"
+
+
+async def test_only_the_key_that_made_a_response_knows_it_and_it_fails_if_the_key_is_taken_away(
+    nats_connect, nats_server, subjects
+):
+    keys = ApiKeys("", keys_of_text(KEY_FILE, is_json=False, source=""))
+    deployment = Deployment(nats_connect, nats_server, subjects, keys=keys)
+    async with deployment.gateway("one", manual()) as one, deployment.gateway("two", manual()) as two:
+        mine, other = ({"authorization": f"Bearer sk-{name}"} for name in ("one", "two"))
+        name = (await one.ask("POST", "", BODY, **mine)).json["id"]
+        generation = await one.backend.generations.get()
+        for method, path in (("GET", ""), ("GET", "/input_items"), ("POST", "/cancel"), ("DELETE", "")):
+            assert (await two.ask(method, f"/{name}{path}", **other)).status == 404
+        assert (await two.ask("GET", f"/{name}", **mine)).json["status"] == "queued"
+        assert generation.cancelled == []
+        keys.replace([key for key in keys_of_text(KEY_FILE, is_json=False, source="") if key.name == "two"])
+        deployment.living = {("two", "boot")}
+
+        async def over() -> bool:
+            return await two.streams.store.find(name.removeprefix("resp_")) is None
+
+        await until(over)
+        keys.replace(keys_of_text(KEY_FILE, is_json=False, source=""))
+        assert two.backend.requests == []
+        assert "does not exist any more" in (await two.ask("GET", f"/{name}", **mine)).json["error"]["message"]
+
+
+async def test_a_response_outlives_a_bus_that_forgets_everything(nats_connect, private_nats_server, subjects):
+    deployment = Deployment(nats_connect, private_nats_server, subjects)
+    async with deployment.gateway("one", manual()) as one, deployment.gateway("two", manual()) as two:
+        name = (await one.ask("POST", "", BODY)).json["id"]
+        generation = await one.backend.generations.get()
+        steps = text_batches(*PIECES)
+        generation.put(*steps[:2])
+        await has_text(two, name, "Good day ")
+        private_nats_server.kill()
+        unknown = await two.ask("GET", f"/{name}")
+        assert (unknown.status, unknown.error["code"]) == (503, "bus_unavailable")
+        private_nats_server.start()
+        generation.put(*steps[2:], None)
+
+        async def ended() -> bool:
+            reply = await two.ask("GET", f"/{name}")
+            return reply.status == 200 and reply.json["status"] == "completed"
+
+        await until(ended)
+        events = await two.events(name)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert "".join(event["delta"] for event in events if "delta" in event) == "Good day to you"
