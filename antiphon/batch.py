@@ -2,7 +2,7 @@
 
 The requests are sent over HTTP to a server that is already running or is started for the batch. Answers are written in
 the order of the requests. If the output file exists, the batch is continued: requests that the file already answers are
-not sent again.
+not sent again. They run in the server's idle lane, where they give way to requests that somebody waits for.
 
 The lines of both files are described in `shared.request.batch_lines`.
 """
@@ -143,7 +143,9 @@ def _post(url: str, request: BatchRequest, token: str | None) -> tuple[int, str,
     parts = urlsplit(url)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    headers = {"Content-Type": "application/json", "X-Antiphon-Lane": "idle"} | (
+        {"Authorization": f"Bearer {token}"} if token else {}
+    )
     try:
         connection.request("POST", parts.path + request.url, json.dumps(request.body), headers)
         response = connection.getresponse()

@@ -74,6 +74,12 @@ GATEWAY_REQUESTS_MAX = 16384
 GATEWAY_SEQUENCES_MAX = 65536
 """Sequences (prompts times choices) of all requests in the gateway at the same time. Further requests are refused with
 503. Bounds memory, because one request may have many sequences."""
+GATEWAY_IDLE_SEQUENCES_MAX = 8192
+"""Of these sequences, those of the idle lane. Further requests for it are refused with 503, so that work which nobody
+waits for cannot fill the gateway."""
+IDLE_S = 300.0
+"""Longest time for which a request of the tier `flex` gives way to others, in seconds. It then is an ordinary one, so
+that it ends within the 10 minutes for which OpenAI's clients wait."""
 CACHE_SALT_CHARS_MAX = 256
 """Characters in `cache_salt`. The salt is part of the `Submit` of each sequence, so this bounds its size."""
 ADAPTER_NAME_CHARS_MAX = 128
@@ -221,12 +227,9 @@ BATCH_REQUESTS_MAX = 50_000
 """Requests in one batch, as many as in OpenAI's API."""
 BATCH_CONCURRENCY = 64
 """Requests of all batches of a gateway that run at the same time. More than an engine's batch slots gains little."""
-BATCH_PRIORITY = 1_000_000
-"""Priority of the requests of batches. It is far behind 0, the priority of other requests, so that batches only use
-what those leave."""
-BATCH_CLIENT_PRIORITY = 2**32
-"""Added to the priority of an API key for its requests in batches. It exceeds the range of the priorities of keys, so
-that a key's batches are behind the other requests of all keys."""
+BATCH_ORDINARY_S = 2 * 3600
+"""Time before the end of a batch from which its requests are ordinary ones, in seconds. Until then they run in the idle
+lane, where they give way to others."""
 BATCHES_RUNNING_MAX = 64
 """Batches that are not finished in one gateway; further ones are refused with 503. Each holds the ids of its requests
 in memory."""

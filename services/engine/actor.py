@@ -265,13 +265,21 @@ class EngineActor(Actor):
         """Returns the number of sequences that gateways may still place on this engine; negative if it holds too many.
 
         The target is one sequence for each row (batch slot) plus a queue of `ENGINE_QUEUE_AHEAD` times as many, which
-        lasts until the next heartbeat, and at most `ENGINE_WAITING_MAX` in all. 0 while draining or withdrawn. May be
-        called from any thread.
+        lasts until the next heartbeat, and at most `ENGINE_WAITING_MAX` in all. Those of the idle lane do not count,
+        because they give way. 0 while draining or withdrawn. May be called from any thread.
         """
         if self._draining or self.withdrawn:
             return 0
-        wanted = max_num_seqs + math.ceil(limits.ENGINE_QUEUE_AHEAD * max_num_seqs)
-        return min(wanted, limits.ENGINE_WAITING_MAX) - self.sequences.num_live
+        return _wanted(max_num_seqs, limits.ENGINE_WAITING_MAX) - (self.sequences.num_live - self.sequences.num_idle)
+
+    def idle_credits(self, max_num_seqs: int) -> int:
+        """Returns the number of sequences of the idle lane that may still be placed here; all sequences count.
+
+        The lane takes at most half of `ENGINE_WAITING_MAX`. Otherwise like `credits`.
+        """
+        if self._draining or self.withdrawn:
+            return 0
+        return _wanted(max_num_seqs, limits.ENGINE_WAITING_MAX // 2) - self.sequences.num_live
 
     async def sweep(self) -> None:
         """Ends the sequences of dead gateways and asks living gateways about sequences that they have not confirmed.
@@ -279,6 +287,7 @@ class EngineActor(Actor):
         Called a few times a second. Also lets `drain` return once no live sequence is left.
         """
         now = self._now()
+        self.sequences.end_idle_times(now)
         self._gateways = {k: t for k, t in self._gateways.items() if now - t < 10 * limits.ORPHAN_S}
         self._drop(self.sequences.expire(now, self._gateways))
         await self._publish_steps()
@@ -372,6 +381,7 @@ class EngineActor(Actor):
             submit.pooling,
             submit.kv_source if self._exchanges_kv else None,
             submit.kv_transfer_id,
+            idle_until_s=self._now() + submit.idle_s if submit.idle_s > 0 else 0.0,
         )
         if isinstance(adapter, LoadedAdapter):
             spec = with_adapter(spec, adapter)
@@ -567,3 +577,7 @@ def _refusal(core_sequence_id: str, error: ServiceError, table: SequenceTable) -
     return TokenEvent(
         sequence_id, attempt, entry.last_position, (), "error", error_code=error.code, error_message=error.message
     )
+
+
+def _wanted(max_num_seqs: int, most: int) -> int:
+    return min(max_num_seqs + math.ceil(limits.ENGINE_QUEUE_AHEAD * max_num_seqs), most)

@@ -218,7 +218,7 @@ class StepLoop:
             ),
             preempted,
             scheduler.num_running,
-            scheduler.waiting.num_waiting,
+            scheduler.num_waiting,
             self.core.pool.num_free,
         )
 

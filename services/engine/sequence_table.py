@@ -61,6 +61,8 @@ class SequenceTable:
         self._leases: dict[GatewayKey, OrderedDict[str, float]] = {}
         """By gateway: the time at which each sequence was last confirmed or asked about, oldest time first."""
         self._finished = 0
+        self._idle: dict[str, float] = {}
+        """The live sequences of the idle lane, with the times at which they become ordinary ones."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -69,6 +71,15 @@ class SequenceTable:
     def num_live(self) -> int:
         """Number of sequences that wait or run. May be read from any thread."""
         return len(self._entries) - self._finished
+
+    @property
+    def num_idle(self) -> int:
+        """Number of these in the idle lane. May be read from any thread."""
+        return len(self._idle)
+
+    def end_idle_times(self, now: float) -> None:
+        """Counts the sequences whose time in the idle lane is over as ordinary ones."""
+        self._idle = {name: until for name, until in self._idle.items() if until > now}
 
     def entries(self) -> Iterator[Entry]:
         """Returns an iterator over all entries."""
@@ -104,6 +115,8 @@ class SequenceTable:
         gateway = submit.gateway_id, submit.gateway_instance_id
         entry = Entry(submit.sequence_id, submit.attempt, gateway, submit.sink, first_position, now)
         self._entries[entry.sequence_id] = entry
+        if submit.idle_s > 0:
+            self._idle[entry.sequence_id] = now + submit.idle_s
         self._touch(entry, now)
 
     def append(self, event: TokenEvent) -> Entry | None:
@@ -121,7 +134,9 @@ class SequenceTable:
         entry.token_ids.extend(event.token_ids)
         entry.logprobs.extend(event.logprobs)
         entry.last = event
-        self._finished += entry.finished
+        if entry.finished:
+            self._finished += 1
+            self._idle.pop(entry.sequence_id, None)
         return entry
 
     def end_by_stop_string(self, sequence_id: str, attempt: int) -> bool:
@@ -132,6 +147,7 @@ class SequenceTable:
         end = TokenEvent(sequence_id, attempt, entry.last_position, (), "abort")
         entry.last = end if entry.last is None else _with_end(entry.last, end)
         self._finished += 1
+        self._idle.pop(sequence_id, None)
         return True
 
     def release(self, sequence_id: str, attempt: int, now: float) -> bool:
@@ -145,6 +161,7 @@ class SequenceTable:
             running = not entry.finished
             self._finished -= entry.finished
             del self._entries[sequence_id]
+            self._idle.pop(sequence_id, None)
             self._drop_lease(entry)
         self._tombstones[sequence_id] = (max(attempt, self._tombstones.get(sequence_id, (0, 0.0))[0]), now)
         self._tombstones.move_to_end(sequence_id)

@@ -84,11 +84,16 @@ class EngineService:
         self._thread = self._drive()
 
     def status(self) -> EngineStatus:
-        """See Service. `EngineActor.credits` is computed at each call, because gateways place sequences by it."""
+        """See Service. The credits are computed at each call, because gateways place sequences by them."""
         assert self._status is not None
         revision = -1 if self._adapters is None else self._adapters.revision
-        credits = self.actor.credits(self.engine.limits.max_num_seqs)
-        return msgspec.structs.replace(self._status, credits=credits, adapters_revision=revision)
+        rows = self.engine.limits.max_num_seqs
+        return msgspec.structs.replace(
+            self._status,
+            credits=self.actor.credits(rows),
+            idle_credits=self.actor.idle_credits(rows),
+            adapters_revision=revision,
+        )
 
     def stalled(self) -> bool:
         """See SelfMonitoring."""
@@ -229,6 +234,10 @@ class EngineService:
             num_running=core.num_running,
             num_waiting=core.num_waiting,
             num_waiting_tokens=core.num_waiting_tokens,
+            num_idle_running=core.num_idle_running,
+            num_idle_waiting=core.num_idle_waiting,
+            num_idle_waiting_tokens=core.num_idle_waiting_tokens,
+            idle_preemptions=core.idle_preemptions,
             step=core.step,
             prompt_tokens=core.prompt_tokens,
             generation_tokens=core.generation_tokens,

@@ -122,6 +122,8 @@ class GatewayActor(Actor):
         self.engine_controls = EngineControls(host, self.members, self._parts.moves)
         self._num_requests = self._num_ended = 0
         self._num_sequences = 0
+        self._num_idle = 0
+        """Of these sequences, those whose requests came for the idle lane."""
         self._adapters = AdapterDirectory(host, self.members)
         self.versions = VersionDirectory(host)
         self._catalog = ModelCatalog(
@@ -169,6 +171,7 @@ class GatewayActor(Actor):
             raise ServiceError("draining", "The server is shutting down.", retry_after_s=RETRY_AFTER_S)
         count = request.num_prompts * request.num_sequences
         too_many = self._num_sequences + count > limits.GATEWAY_SEQUENCES_MAX
+        too_many |= request.idle_s > 0 and self._num_idle + count > limits.GATEWAY_IDLE_SEQUENCES_MAX
         if too_many or len(self.requests) >= limits.GATEWAY_REQUESTS_MAX:
             raise ServiceError(
                 "server_is_overloaded",
@@ -194,9 +197,11 @@ class GatewayActor(Actor):
     ) -> RequestActor:
         """Starts a request. `copies`: when it has ended, shadow traffic may run a copy of it."""
         count = request.num_prompts * request.num_sequences
+        num_idle = count if request.idle_s > 0 else 0
 
         def end() -> None:
             self._num_sequences -= count
+            self._num_idle -= num_idle
             self._num_ended += 1
             self.requests.pop(request.request_id, None)
             if copies:
@@ -204,6 +209,7 @@ class GatewayActor(Actor):
 
         self._num_requests += 1
         self._num_sequences += count
+        self._num_idle += num_idle
         actor = RequestActor(self._parts, request, card, self._num_requests, end, in_lockstep=in_lockstep)
         self.requests[request.request_id] = actor
         actor.start()
@@ -469,8 +475,9 @@ class GatewayActor(Actor):
 
     def status(self) -> GatewayStatus:
         """Returns this gateway's load, for heartbeats."""
-        waiting = len(self._parts.dispatcher.queue)
-        return GatewayStatus(len(self.requests), waiting, self._num_requests, self._num_ended)
+        queue = self._parts.dispatcher.queue
+        idle = len(queue) - queue.num_ordinary
+        return GatewayStatus(len(self.requests), len(queue), self._num_requests, self._num_ended, idle)
 
     async def drain(self) -> None:
         """Refuses new requests and returns when the running ones have ended."""

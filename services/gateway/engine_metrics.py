@@ -28,6 +28,8 @@ _GAUGES: tuple[tuple[str, str, _Value], ...] = (
     ("vllm:num_requests_running", "Sequences in the running batch", lambda status: status.num_running),
     ("vllm:num_requests_waiting", "Sequences waiting for a place", lambda status: status.num_waiting),
     ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1", _kv_cache_usage),
+    ("antiphon:engine_idle_running", "Sequences of the idle lane in the batch", lambda status: status.num_idle_running),
+    ("antiphon:engine_idle_waiting", "Sequences of the idle lane waiting", lambda status: status.num_idle_waiting),
     ("antiphon:engine_waiting_tokens", "Prompt tokens waiting", lambda status: status.num_waiting_tokens),
 )
 _HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Callable[[EngineHistograms], HistogramCounts]], ...] = (
@@ -56,6 +58,11 @@ _COUNTERS: tuple[tuple[str, str, _Value], ...] = (
     ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache", lambda status: status.prefix_cache_queries),
     ("vllm:prefix_cache_hits", "Tokens found in the prefix cache", lambda status: status.prefix_cache_hits),
     ("vllm:num_preemptions", "Sequences put back into the queue", lambda status: status.preemptions),
+    (
+        "antiphon:engine_idle_preemptions",
+        "Sequences of the idle lane that gave way",
+        lambda status: status.idle_preemptions,
+    ),
     ("vllm:spec_decode_num_drafts", "Drafts computed", lambda status: status.drafts),
     ("vllm:spec_decode_num_draft_tokens", "Tokens guessed", lambda status: status.drafted_tokens),
     ("vllm:spec_decode_num_accepted_tokens", "Guesses that were right", lambda status: status.accepted_tokens),

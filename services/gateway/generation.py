@@ -15,6 +15,9 @@ from shared.pooling import PoolingParams
 from shared.request.pictures import PictureInput
 from shared.sampling import SamplingParams
 
+FLEX = "flex"
+"""OpenAI's service tier for requests that may wait: they run in the idle lane."""
+
 
 @dataclass(frozen=True, slots=True)
 class Client:
@@ -102,6 +105,10 @@ class GenerationRequest:
     timeout_s: float = 0.0
     """Time after which the request fails with `deadline_exceeded`, seconds; 0: never."""
     pooling: PoolingParams | None = None
+    idle_s: float = 0.0
+    """Time for which the request runs in the idle lane, where it gives way to all others, seconds; 0: it does not."""
+    service_tier: str = ""
+    """The tier that the answer names, FLEX or `default`; empty: the request asked for none."""
     lockstep: bool | None = None
     """Whether two engines must agree on each token that is shown; None: the server decides."""
     record: RecordedRequest = NOT_RECORDED

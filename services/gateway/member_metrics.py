@@ -40,6 +40,7 @@ class MemberCollector(Collector):
 def _loads(beats: Sequence[Heartbeat]) -> Iterator[Metric]:
     requests = GaugeMetricFamily("antiphon:gateway_requests", "Requests in a gateway", labels=("id",))
     waiting = GaugeMetricFamily("antiphon:gateway_waiting_sequences", "Wait in a gateway for an engine", labels=("id",))
+    idle = GaugeMetricFamily("antiphon:gateway_idle_waiting_sequences", "The same in the idle lane", labels=("id",))
     streams = GaugeMetricFamily("antiphon:detokenizer_streams", "Open streams", labels=("model_name", "id"))
     resends = CounterMetricFamily(
         "antiphon:detokenizer_resends", "Gaps of tokens repaired", labels=("model_name", "id")
@@ -50,7 +51,8 @@ def _loads(beats: Sequence[Heartbeat]) -> Iterator[Metric]:
         match beat.status:
             case GatewayStatus() as status:
                 requests.add_metric([beat.id], status.num_requests)
-                waiting.add_metric([beat.id], status.num_waiting)
+                waiting.add_metric([beat.id], status.num_waiting - status.num_idle_waiting)
+                idle.add_metric([beat.id], status.num_idle_waiting)
             case StreamStatus() as status:
                 streams.add_metric([status.model, beat.id], status.num_streams)
                 resends.add_metric([status.model, beat.id], status.resends)
@@ -60,7 +62,7 @@ def _loads(beats: Sequence[Heartbeat]) -> Iterator[Metric]:
                 vision.add([status.model, beat.id], status)
             case _:
                 pass
-    yield from (requests, waiting, streams, resends, tokenized, *vision.metrics)
+    yield from (requests, waiting, idle, streams, resends, tokenized, *vision.metrics)
 
 
 class _VisionMetrics:

@@ -65,6 +65,8 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     this version answers `busy` while it looks for it."""
     pictures: tuple[PromptPicture, ...] = ()
     """The pictures of the prompt, in order. The engine reads their embeddings before it queues the sequence."""
+    idle_s: float = 0.0
+    """Seconds for which the sequence is idle work: it uses what others leave and gives way to them. 0: it does not."""
 
 
 class SubmitBatch(Message, frozen=True, array_like=True, tag=True):

@@ -61,7 +61,8 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     """Hash of everything besides the weights that can change tokens: data types, backend, hardware, software."""
     credits: int = 0
     """Number of further sequences that the engine wants: its batch slots, plus as many for its queue
-    (`limits.ENGINE_QUEUE_AHEAD`), minus the unfinished sequences that it holds. Negative if it holds too many."""
+    (`limits.ENGINE_QUEUE_AHEAD`), minus the unfinished sequences that it holds, without those of the idle lane.
+    Negative if it holds too many."""
     embedding_size: int = 0
     """Number of components of the vectors of pooling sequences; 0 if the engine cannot compute them."""
     drafts: int = 0
@@ -100,6 +101,14 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     """Whether the model can generate text. False for a model without a language model head."""
     labels: tuple[str, ...] = ()
     """Names of the labels of the model's classification head; empty: it has none."""
+    idle_credits: int = 0
+    """Number of further sequences of the idle lane that the engine wants. `credits` does not count such sequences,
+    because they give way to others; this does count all."""
+    num_idle_running: int = 0
+    """Of `num_running`, the sequences of the idle lane; likewise below."""
+    num_idle_waiting: int = 0
+    num_idle_waiting_tokens: int = 0
+    idle_preemptions: int = 0
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):
@@ -147,6 +156,8 @@ class GatewayStatus(Part, frozen=True, array_like=True, tag=True):
     num_waiting: int = 0
     accepted_requests: int = 0
     ended_requests: int = 0
+    num_idle_waiting: int = 0
+    """Of `num_waiting`, the sequences of the idle lane."""
 
 
 class Heartbeat(Message, frozen=True, array_like=True, tag=True):

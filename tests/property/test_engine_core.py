@@ -16,6 +16,7 @@ from services.engine.core import invariants
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts, NewSequence, StepPlan, StepResult, prompt_logprob_rows
 from services.engine.core.request import Outcome, SequenceSpec
+from services.engine.core.sequence import Status
 from shared.blocks import chain_hashes, split_hashes
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
@@ -111,7 +112,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.ended: Counter[str] = Counter()
         self.num_generated = 0
-        self.num_copies = self.num_beams_preempted = 0
+        self.num_copies = self.num_beams_preempted = self.num_promoted = 0
         for number, (kind, length) in enumerate(crowd):
             self.salts[f"c{number}"] = b""
             prompt = tuple(range(100 * (kind + 1), 100 * (kind + 1) + min(length, self.room() - 1)))
@@ -141,6 +142,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         width=st.sampled_from([0, 0, 0, 2, 3]),
         reports=st.sampled_from([False, False, True]),
         transfer=st.sampled_from(["", "", "load", "save"]),
+        idle=st.sampled_from([0.0, 0.0, 5.0, 1e9]),
     )
     def submit(
         self,
@@ -163,12 +165,15 @@ class EngineCoreMachine(RuleBasedStateMachine):
         width: int,
         reports: bool,
         transfer: str,
+        idle: float,
     ) -> None:
         """One sequence, a fork of a live one, or the choices of a prompt, that arrive together.
 
+        `idle`: for how long they are idle work.
         `transfer`: whether their KV comes from another engine, or goes to one. `width`: of a beam search for the
         choices; 0 if they sample. `reports`: whether log probabilities of the prompt are asked for.
         """
+        # long: one parameter for each thing that sequences may have
         if clamped:
             shared = max(1, min(shared, self.room() - len(tail) - len(output) - 1))
         prompt = (*range(100 * (family + 1), 100 * (family + 1) + shared), *tail)
@@ -201,6 +206,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
             name, client_rank = client
             carried, place = tuple(output), (rank, arrival, related, name, 1.0 + client_rank, client_rank)
             spec = SequenceSpec(sequence_id, prompt, params, carried, given, salt, *place)
+            spec = replace(spec, idle_until_s=self.now_s + idle if idle else 0.0)
             self.enter(with_transfer(spec, transfer), forked)
 
     @rule(
@@ -282,9 +288,17 @@ class EngineCoreMachine(RuleBasedStateMachine):
         oldest = self.core.scheduler.running[0] if self.core.scheduler.running else None
         # Without a clock nothing holds guesses back.
         self.now_s += seed % 3 if self.clock else 0
+        idle = [each for each in self.core.scheduler.running if each.idle]
         searching = [group for group in self.core.beam_groups if len(group.beams) > 1]
         plan = self.core.schedule(self.now_s)
         self.num_beams_preempted += sum(len(group.beams) == 1 for group in searching)
+        self.num_promoted += sum(not each.idle for each in idle)
+        if (
+            oldest is not None
+            and oldest.idle
+            and (oldest.status is Status.PREEMPTED or self.core.scheduler.waiting.num_waiting)
+        ):
+            oldest = None  # gives way
         self.check_plan(plan)
         if plan.empty:
             assert plan == StepPlan(plan.step)
@@ -402,6 +416,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         return Counter(
             {
                 "preempted": counters.preemptions,
+                "idle ones preempted": counters.idle_preemptions,
                 "swapped in": counters.swapped_in_blocks,
                 "copied": self.num_copies,
                 "loaded": self.transfers.num_loaded,

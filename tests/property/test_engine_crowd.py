@@ -60,6 +60,7 @@ def submit_something(machine: EngineCoreMachine, draw: random.Random) -> None:
         width=draw.choice([0, 0, 2, 3]),
         reports=draw.random() < 0.2,
         transfer=draw.choice(["", "", "", "load", "load", "save"]),
+        idle=draw.choice([0.0, 0.0, 0.0, 1e9]),
     )
 
 
@@ -88,6 +89,7 @@ def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(seed: int) 
         seen += machine.seen()
     wanted = (
         "preempted",
+        "idle ones preempted",
         "beams preempted",
         "swapped in",
         "copied",

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from services.gateway.generation import Client, GenerationRequest
 from shared.api_keys import ApiKey
 from shared.sampling import SamplingParams
 from tests.sim.doubles import STEP_S
+from tests.sim.model import next_token
 from tests.sim.society import Society, make_tokenizer
 from tests.support.simulation import run_simulation
 
@@ -137,21 +139,77 @@ def test_batches_of_a_key_are_behind_the_other_requests_of_all_keys(model_dir, o
         interactive = client_of(Call(ApiKey(name="interactive", priority=2**31 - 1 if priority > 0 else 0)))
         ends: list[str] = []
 
-        async def ask(name: str, client: Client, max_tokens: int) -> None:
-            assert (await society.ask(request(name, client, 40, max_tokens))).error is None
+        async def ask(name: str, client: Client, max_tokens: int, idle_s: float = 0.0) -> None:
+            asked = replace(request(name, client, 40, max_tokens), idle_s=idle_s)
+            answer = await society.ask(asked)
+            assert answer.error is None
+            assert list(answer.token_ids[0]) == continuation(asked), "whatever it had to give way to"
             ends.append(name[0])
 
-        early = [asyncio.create_task(ask(f"b{number}", batches, 50)) for number in range(60)]
-        await asyncio.sleep(10 * STEP_S)
+        early = [asyncio.create_task(ask(f"b{number}", batches, 50, 1e6)) for number in range(60)]
+        await asyncio.sleep(20 * STEP_S)
+        counters = society.engines()[0].engine.core.counters
+        assert counters().num_idle_running == FLAGS["max_num_seqs"]
         waited_for = [asyncio.create_task(ask(f"i{number}", interactive, 10)) for number in range(60)]
-        await asyncio.sleep(10 * STEP_S)
-        # A client that has nothing running has a place of its own before those of its priority, not before others.
-        other = client_of(Call(ApiKey(name="other"), in_batch=True))
-        late = [asyncio.create_task(ask(f"o{number}", other, 1)) for number in range(4)]
         await asyncio.gather(*waited_for)
-        assert ends.count("b") <= 2 * FLAGS["max_num_seqs"], "only those that ran or were in the engine's queue"
-        assert ends[: ends.index("o") if "o" in ends else None].count("i") >= 60 - FLAGS["max_num_seqs"]
-        await asyncio.gather(*early, *late)
+        assert ends.count("b") == 0, "they gave way at once"
+        assert counters().idle_preemptions >= FLAGS["max_num_seqs"] - 1
+        await asyncio.gather(*early)
+        assert counters().generation_tokens == 60 * 50 + 60 * 10, "no token was computed twice"
+
+    run_simulation(main)
+
+
+def continuation(asked: GenerationRequest) -> list[int]:
+    """The tokens that the model of the simulation gives for a greedy request."""
+    tokens = list(asked.token_ids[0])
+    for _ in range(asked.params.max_tokens):
+        tokens.append(next_token(tokens, 0))
+    return tokens[len(asked.token_ids[0]) :]
+
+
+@pytest.mark.parametrize("gateways", [1, 2])
+def test_idle_work_that_fills_the_engine_delays_no_request_by_more_than_a_few_steps(model_dir, gateways):
+    async def main() -> None:
+        society = await deployment(model_dir, gateways)
+        alone = await measured(society, 20, "i", f"gateway{gateways - 1}")
+        crowd = [
+            asyncio.create_task(society.ask(replace(asked, idle_s=1e6)))
+            for asked in (request(f"f{number}", Client(), 40, 200) for number in range(200))
+        ]
+        await asyncio.sleep(20 * STEP_S)
+        busy = await measured(society, 30, "b", f"gateway{gateways - 1}")
+        assert sum(not task.done() for task in crowd) > 50, "there was idle work all the time"
+        assert p99(busy) <= p99(alone) + 3, (p99(busy), p99(alone))
+        assert society.engines()[0].engine.core.counters().num_idle_running == FLAGS["max_num_seqs"]
+        for task in crowd:
+            task.cancel()
+        await asyncio.gather(*crowd, return_exceptions=True)
+
+    run_simulation(main)
+
+
+def test_idle_work_becomes_ordinary_when_its_time_is_over_though_others_never_leave_a_row(model_dir):
+    async def main() -> None:
+        society = await deployment(model_dir)
+        stop = asyncio.Event()
+
+        async def ask_on(number: int) -> None:
+            count = 0
+            while not stop.is_set():
+                count += 1
+                await society.ask(request(f"o{number}-{count}", Client(), 20, 20))
+
+        others = [asyncio.create_task(ask_on(number)) for number in range(3 * FLAGS["max_num_seqs"])]
+        await asyncio.sleep(20 * STEP_S)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        answer = await society.ask(replace(request("idle", Client(), 20, 20), idle_s=100 * STEP_S))
+        took = (loop.time() - began) / STEP_S
+        assert answer.error is None
+        assert 100 <= took <= 400, took
+        stop.set()
+        await asyncio.gather(*others)
 
     run_simulation(main)
 

@@ -1,13 +1,25 @@
 """`antiphon run-batch` and `antiphon complete`, as a user calls them."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from antiphon.cli import main
-from tests.system.served import Served
+from tests.system.served import Served, fetch, serve_tiny, until_the_end, wait_until
+from tests.system.test_metrics import scrape
+
+ROWS = 4
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def served(model: Path) -> Iterator[Served]:
+    with until_the_end(serve_tiny(model, f"--max-num-seqs={ROWS}")) as started:
+        yield started
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -104,3 +116,39 @@ def test_a_text_is_continued_in_the_terminal(capfd: pytest.CaptureFixture[str]) 
     assert "'temperature' must be between 0 and 2" in capfd.readouterr().err
     assert main(["complete", "x", "--model=/nowhere"]) == 78
     assert "/nowhere" in capfd.readouterr().err
+
+
+def test_a_batch_gives_its_rows_to_requests_that_somebody_waits_for_and_ends_with_the_same_answers(
+    served: Served, client: openai.OpenAI
+) -> None:
+    asked = [
+        {"model": "tiny", "prompt": f"number {n}", "max_tokens": 250, "ignore_eos": True, "seed": n} for n in range(30)
+    ]
+    lines = [{"custom_id": str(n), "url": COMPLETIONS, "body": body} for n, body in enumerate(asked)]
+    data = "\n".join(json.dumps({"method": "POST", **line}) for line in lines).encode()
+    file = client.files.create(file=("lines.jsonl", data), purpose="batch")
+    before = scrape(served)["antiphon:engine_idle_preemptions_total"]
+    batch = client.batches.create(input_file_id=file.id, endpoint=COMPLETIONS, completion_window="24h")
+    wait_until(lambda: scrape(served)["antiphon:engine_idle_running"] == ROWS, 30)
+    answer = fetch(served, "POST", COMPLETIONS, {"prompt": "now", "max_tokens": 3, "service_tier": "default"})
+    assert (answer.status, answer.json["service_tier"]) == (200, "default")
+    assert client.batches.retrieve(batch.id).status == "in_progress", "the answer came first"
+    flex = client.completions.create(model="tiny", prompt="later", max_tokens=3, extra_body={"service_tier": "flex"})
+    assert flex.model_dump()["service_tier"] == "flex"
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", 120)
+    assert scrape(served)["antiphon:engine_idle_preemptions_total"] > before
+    ended = client.batches.retrieve(batch.id)
+    assert ended.output_file_id is not None
+    found = [json.loads(line) for line in client.files.content(ended.output_file_id).text.splitlines()]
+    texts = {line["custom_id"]: line["response"]["body"]["choices"][0]["text"] for line in found}
+    assert len(texts) == len(found) == len(asked)
+    for number in (0, 1, 2, 3, 29):
+        alone = fetch(served, "POST", COMPLETIONS, asked[number])
+        assert texts[str(number)] == alone.json["choices"][0]["text"]
+
+
+def test_an_unknown_tier_or_lane_is_refused_by_name(served: Served) -> None:
+    refused = fetch(served, "POST", COMPLETIONS, {"prompt": "x", "service_tier": "cheap"})
+    assert (refused.status, refused.json["error"]["param"]) == (400, "service_tier")
+    refused = fetch(served, "POST", "/generate", {"prompt": "x"}, **{"X-Antiphon-Lane": "fast"})
+    assert (refused.status, refused.json["error"]["param"]) == (400, "X-Antiphon-Lane")

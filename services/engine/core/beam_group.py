@@ -190,6 +190,7 @@ def further_beams(group: BeamGroup) -> list[Sequence]:
             adapter=leader.adapter,
             prompt_adapter=leader.prompt_adapter,
             pictures=leader.pictures,
+            idle_until_s=leader.idle_until_s,
         )
         for offset in range(1, group.params.width)
     ]

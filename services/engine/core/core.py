@@ -275,8 +275,8 @@ class Core:
         scheduler, tally = self.scheduler, self.tally
         return Counters(
             num_running=scheduler.num_running,
-            num_waiting=scheduler.waiting.num_waiting + self.transfers.num_waiting,
-            num_waiting_tokens=scheduler.waiting.num_tokens,
+            num_waiting=scheduler.num_waiting + self.transfers.num_waiting,
+            num_waiting_tokens=scheduler.waiting.num_tokens + scheduler.idle.queue.num_tokens,
             num_free_blocks=self.pool.num_free,
             step=tally.step,
             prompt_tokens=tally.prompt_tokens,
@@ -296,6 +296,10 @@ class Core:
             finished=tuple(tally.finished.items()),
             drafts=tally.drafts,
             accepted_by_position=tuple(tally.accepted_by_position),
+            num_idle_running=scheduler.num_idle_running,
+            num_idle_waiting=scheduler.idle.queue.num_waiting,
+            num_idle_waiting_tokens=scheduler.idle.queue.num_tokens,
+            idle_preemptions=tally.idle_preemptions,
         )
 
     # --- results ------------------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ class Tally:
     cached_tokens: int = 0
     """Sum of `Sequence.num_cached_tokens`: prompt tokens reused instead of computed when sequences first joined."""
     preemptions: int = 0
+    idle_preemptions: int = 0
+    """Of these, the preemptions of idle sequences."""
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
     drafted_tokens: int = 0
@@ -67,3 +69,8 @@ class Counters:
     finished: tuple[tuple[FinishReason, int], ...]
     drafts: int = 0
     accepted_by_position: tuple[int, ...] = ()
+    num_idle_running: int = 0
+    """Of `num_running`, the idle sequences; likewise below."""
+    num_idle_waiting: int = 0
+    num_idle_waiting_tokens: int = 0
+    idle_preemptions: int = 0

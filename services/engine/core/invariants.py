@@ -45,9 +45,7 @@ def check_idle(core: Core, now_s: float) -> None:
     num_held = core.pool.num_blocks - core.pool.num_free - held_for_others
     assert not num_held, f"{num_held} blocks are held by no sequence"
     if not core.sequences:
-        assert not scheduler.waiting.num_waiting, (
-            f"{scheduler.waiting.num_waiting} waiting sequences counted, none live"
-        )
+        assert not scheduler.num_waiting, f"{scheduler.num_waiting} waiting sequences counted, none live"
         num_host = core.swap.pool.num_blocks - core.swap.pool.num_free - len(list(transfers.host_blocks()))
         assert not num_host, f"{num_host} host blocks are held by no sequence"
         assert not core.num_families, f"{core.num_families} sequence groups without a sequence"
@@ -133,9 +131,12 @@ def _check_rows(core: Core) -> None:
 def _check_queues(core: Core) -> None:
     """Every live sequence is in exactly one queue; the running sequences are in order of age."""
     scheduler = core.scheduler
-    running, waiting = scheduler.running, list(scheduler.waiting)
-    assert len(waiting) == scheduler.waiting.num_waiting, "the number of waiting sequences is wrong"
-    assert sum(s.num_tokens for s in waiting) == scheduler.waiting.num_tokens, "the number of waiting tokens is wrong"
+    running, waiting = scheduler.running, [*scheduler.waiting, *scheduler.idle.queue]
+    for queue in (scheduler.waiting, scheduler.idle.queue):
+        found = list(queue)
+        assert len(found) == queue.num_waiting, "the number of waiting sequences is wrong"
+        assert sum(s.num_tokens for s in found) == queue.num_tokens, "the number of waiting tokens is wrong"
+    assert not any(sequence.idle for sequence in scheduler.waiting), "an idle sequence waits among the ordinary ones"
     ages = [sequence.age for sequence in running]
     assert ages == sorted(set(ages)), f"running sequences out of order: {ages}"
     hidden = [] if scheduler.hidden is None else [scheduler.hidden]

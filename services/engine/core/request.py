@@ -64,6 +64,9 @@ class SequenceSpec:
     """The pictures of the prompt, in order. Not together with a prompt adapter."""
     hidden: bool = False
     """The engine's own test sequence (`canary`), see `scheduler`: always computed, never counted or reported."""
+    idle_until_s: float = 0.0
+    """Until this time of the caller's clock the sequence is idle work, which gives way to all other sequences
+    (`idle_lane`); 0: it is an ordinary sequence."""
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -43,6 +43,20 @@ class Reusable:
         return self.num_soon - self.num_tokens > WORTH_WAITING_TOKENS
 
 
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What the head of the queue lacked when it did not fit.
+
+    The head is looked up again only when this many blocks and tokens are available or `first_miss`, the hash of the
+    first block that was not found in the prefix cache, is published.
+    """
+
+    sequence: Sequence
+    num_blocks: int
+    num_tokens: int
+    first_miss: bytes | None
+
+
 def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:
     """Returns the longest reusable prefix from the prefix cache, the host blocks or the first relative with a row.
 

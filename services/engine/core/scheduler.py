@@ -13,10 +13,8 @@ contains the sequence. A sequence in flight is not preempted; planning waits for
 effect on a sequence is read from the plan itself, so the scheduler keeps no record of earlier plans.
 
 With several pipeline stages, plans in flight are computed at the same time, so they have different sequences: a
-sequence is left out while its next token is sampled in flight, and each plan takes at most an equal part of the
-sequences that decode, oldest first, but not less than `PART_MIN`. A sequence is passed over in at most as many plans in
-a row as there are other stages. Parts of one prompt may follow each other in flight, because each stage computes plans
-in order.
+sequence is left out while its next token is sampled in flight, and each plan takes an equal part of those that decode
+(`step_draft.part_of`), oldest first. Parts of one prompt may follow each other, as each stage computes plans in order.
 
 The beams of a beam search (`beam_group`) are scheduled like other sequences, but join and are preempted together: the
 leader waits until there are rows for all of them, and a preempted search begins anew with its leader alone. A sequence
@@ -26,13 +24,13 @@ An engine's own hidden sequence (`canary`) has a row of its own and does not que
 its whole prompt, or before all others once it is `urgent`. It is not counted, and other sequences may be preempted for
 its blocks like for those of any older sequence.
 
-Elsewhere: stop conditions and results (`core`), block hashes (`prefix_cache`), what a joining sequence need not compute
-(`reuse`). Called by `core`.
+Idle sequences (`idle_lane`) use what is left: they come after all others in each step, and give way to them.
+
+Elsewhere: stop conditions and results (`core`), what a joining sequence need not compute (`reuse`). Called by `core`.
 """
 
 from bisect import bisect_left, insort
 from collections import Counter
-from dataclasses import dataclass
 from operator import attrgetter
 
 from services.engine.core.batching import BatchGate
@@ -40,14 +38,16 @@ from services.engine.core.beam_group import rearrange
 from services.engine.core.block_pool import BlockPool
 from services.engine.core.counters import Tally
 from services.engine.core.delay import AdmissionDelay
+from services.engine.core.drafting import guess, judge
+from services.engine.core.idle_lane import PROMPT_SHARE, IdleLane
 from services.engine.core.payoff import Payoff
-from services.engine.core.plan import CoreLimits, NewSequence, ScheduledSequence, StepPlan
+from services.engine.core.plan import CoreLimits, ScheduledSequence, StepPlan
 from services.engine.core.prefill_shares import divide
 from services.engine.core.prefix_cache import PrefixCache
-from services.engine.core.reuse import Reusable, find_reusable
+from services.engine.core.reuse import Reusable, Shortage, find_reusable
 from services.engine.core.rows import RowTable
 from services.engine.core.sequence import Sequence, Status
-from services.engine.core.step_draft import StepDraft
+from services.engine.core.step_draft import StepDraft, joining, part_of
 from services.engine.core.swap import SwapSpace
 from services.engine.core.waiting import WaitingQueue
 
@@ -56,23 +56,6 @@ RESERVED_SHARE = 64
 """One row, and one more for each this many, are kept for clients without a running sequence."""
 RESERVING_ROWS_MIN = 16
 """With fewer rows none is kept, because a single client would lose too large a part of them."""
-PART_MIN = 4
-"""Number of decoding sequences up to which a plan is not divided between pipeline stages: with so few, a step's time is
-that of reading the weights, and two smaller plans read them twice."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Shortage:
-    """What the head of the queue lacked when it did not fit.
-
-    The head is looked up again only when this many blocks and tokens are available or `first_miss`, the hash of the
-    first block that was not found in the prefix cache, is published.
-    """
-
-    sequence: Sequence
-    num_blocks: int
-    num_tokens: int
-    first_miss: bytes | None
 
 
 class Scheduler:
@@ -89,7 +72,7 @@ class Scheduler:
         prompt_logprobs: int,
         num_stages: int = 1,
     ) -> None:
-        """`prompt_logprobs`: maximum number of prompt tokens for which a step reports log probabilities.
+        """`prompt_logprobs`: maximum number of a step's prompt tokens with reported log probabilities.
 
         `num_stages`: see `EngineFacts`.
         """
@@ -97,7 +80,8 @@ class Scheduler:
         self._prompt_logprobs = prompt_logprobs
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []
-        """In order of age, oldest first."""
+        """In order of age, oldest first; the idle ones are last."""
+        self.idle = IdleLane(self.running)
         self.rows = RowTable(
             limits.max_num_seqs, limits.max_loras, limits.max_prompt_adapters, has_hidden_row=limits.has_hidden_row
         )
@@ -120,7 +104,7 @@ class Scheduler:
         self._tally = tally
         self.preempted: list[str] = []
         """Ids of the sequences preempted since the list was last cleared, which the step loop does."""
-        self._shortage: _Shortage | None = None
+        self._shortage: Shortage | None = None
         self._head_went_first = False
 
     @property
@@ -134,6 +118,8 @@ class Scheduler:
             assert self.rows.has_hidden_row, "there is no row for a hidden sequence"
             assert self.hidden is None, "a hidden sequence waits already"
             self.hidden = sequence
+        elif sequence.idle:
+            self.idle.add(sequence)
         else:
             self.waiting.push(sequence)
 
@@ -146,22 +132,38 @@ class Scheduler:
         """Number of running sequences, without the hidden one."""
         return len(self.running) - (bool(self.running) and self.running[0].hidden)
 
+    @property
+    def num_idle_running(self) -> int:
+        """Number of running idle sequences."""
+        return len(self.running) - self.idle.num_ordinary
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of waiting sequences, idle ones included."""
+        return self.waiting.num_waiting + self.idle.queue.num_waiting
+
     def schedule(self, now_s: float) -> StepPlan:
         """Plans a step.
 
         An empty plan uses no step number, and freed rows and swap copies stay pending for the next plan.
         """
+        self.idle.promote(now_s, self.waiting)
+        self.idle.withheld = False
         guessers = self._payoff.num_guessers(len(self.running), now_s)
         budget = self._limits.step_tokens(len(self.running), guessers)
-        room = self._part(len(self.running)) if self._num_stages > 1 else budget
+        room = part_of(len(self.running), self._num_stages) if self._num_stages > 1 else budget
         draft = StepDraft(self._tally.step + 1, budget, self._prompt_logprobs, now_s, room, guessers)
         may_join = self._may_join(now_s)
         if self.hidden is not None and self.urgent:
             self._schedule_hidden(draft)
         if may_join:
             self._schedule_large_head(draft)
-        if self._schedule_running(draft, self._prefill_shares(draft.budget, may_join)) and may_join:
+        shares = self._prefill_shares(draft.budget, may_join)
+        fits = self._schedule_running(draft, shares)
+        if fits and may_join:
             self._schedule_waiting(draft)
+        if fits and not self.idle.withheld:
+            self._schedule_idle(draft, budget)
         if self.hidden is not None and draft.budget >= self.hidden.num_tokens:
             self._schedule_hidden(draft)
         return self._close(draft)
@@ -188,7 +190,7 @@ class Scheduler:
         sequence.num_pending_tokens -= share.samples + num_guesses
         num_wrong = 0
         if num_guesses:
-            num_wrong = self._judge(sequence, num_guesses, num_given - 1)
+            num_wrong = judge(sequence, num_guesses, num_given - 1, self._tally)
         sequence.num_scheduled_tokens -= num_wrong
         sequence.num_computed_tokens = share.start + share.num_tokens - num_wrong
         if sequence.status is Status.FINISHED:
@@ -210,7 +212,7 @@ class Scheduler:
         elif sequence.hidden:
             self.hidden = None
         else:
-            self.waiting.forget(sequence)
+            self._queue_of(sequence).forget(sequence)
             self._swap.drop(sequence)
 
     def spread(self, beams: list[Sequence], further: list[Sequence]) -> None:
@@ -221,7 +223,7 @@ class Scheduler:
         for beam in further:
             self.rows.take_vacant(beam)
             beam.move_to(Status.RUNNING)
-            self.waiting.count_running(beam)
+            self._queue_of(beam).count_running(beam)
             insort(self.running, beam, key=_AGE)
         beams += further
 
@@ -233,15 +235,17 @@ class Scheduler:
 
     # --- running sequences --------------------------------------------------------------------------------------------
 
-    def _schedule_running(self, draft: StepDraft, shares: dict[str, int] | None) -> bool:
+    def _schedule_running(self, draft: StepDraft, shares: dict[str, int] | None, *, idle: bool = False) -> bool:
         """Schedules the running sequences, oldest first. Returns False if blocks ran out; then no sequence may join.
 
-        `shares`: how many prompt tokens of each client to schedule, if they are divided.
+        `shares`: how many prompt tokens of each client to schedule, if they are divided. `idle`: the idle sequences
+        are scheduled; otherwise those that are not.
         """
         num_running = len(self.running)
-        index = 0
+        index = self.idle.num_ordinary if idle else 0
+        guesses_too = not idle or not index
         # Preemption removes sequences from the end of the list, so the index stays valid.
-        while index < len(self.running) and draft.budget > 0:
+        while index < len(self.running) and draft.budget > 0 and self.running[index].idle == idle:
             sequence = self.running[index]
             num_tokens = draft.limited(sequence, min(sequence.num_unscheduled_tokens, draft.budget))
             if num_tokens == 1 and draft.room <= 0:
@@ -249,9 +253,16 @@ class Scheduler:
             if shares is not None and num_tokens > 1:
                 num_tokens = min(num_tokens, shares[sequence.client])
                 shares[sequence.client] -= num_tokens
+            elif idle and num_tokens > 1:
+                num_tokens = min(num_tokens, draft.idle_prompt_tokens)
+                draft.idle_prompt_tokens -= num_tokens
             if num_tokens > 0:
+                others = len(self.running) - index
+                may_guess = draft.num_guessers and guesses_too
                 guesses = (
-                    self._guess(sequence, draft.budget - (len(self.running) - index)) if draft.num_guessers else ()
+                    guess(sequence, draft.budget - others, self._pool, self._block_size, self._tally)
+                    if may_guess
+                    else ()
                 )
                 new_blocks = self._grow(sequence, num_tokens + len(guesses))
                 if new_blocks is None:
@@ -268,14 +279,14 @@ class Scheduler:
 
         A client that has nothing running and whose first waiting sequence can join has a share too.
         """
-        newcomer = self.waiting.head(newcomers_only=True) if may_join and self.rows.num_free else None
+        newcomer = self.waiting.head(newcomers_only=True) if may_join and self._num_free_rows() else None
         if newcomer is not None and (not newcomer.client or self._cannot_join(newcomer)):
             newcomer = None
         if not self._limits.enable_chunked_prefill or self.waiting.num_running_clients + (newcomer is not None) < 2:
             return None
         demands = Counter[str]()
         num_decoding = 0
-        for sequence in self.running:
+        for sequence in self.running[: self.idle.num_ordinary]:
             if (count := sequence.num_unscheduled_tokens) > 1:
                 demands[sequence.client] += count
             else:
@@ -287,35 +298,7 @@ class Scheduler:
     def _cannot_join(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence is known to lack rows, blocks or an adapter slot."""
         is_short = self._shortage is not None and self._shortage.sequence is sequence
-        return is_short or not self.rows.has_slots(sequence) or sequence.num_rows > self.rows.num_free
-
-    def _guess(self, sequence: Sequence, budget: int) -> tuple[int, ...]:
-        """Returns draft tokens for a sequence with one token to compute, else none.
-
-        Draft tokens use only budget that the other running sequences do not need, and only free blocks.
-        """
-        if sequence.lookahead is None or sequence.num_in_flight or sequence.num_unscheduled_tokens != 1:
-            return ()
-        # The step samples one token in any case, and the sequence must not get more than `max_tokens`.
-        most = min(budget, sequence.rules.max_tokens - sequence.num_output_tokens - 1)
-        room = (len(sequence.block_table) + self._pool.num_free) * self._block_size - sequence.num_tokens
-        guesses = sequence.lookahead.draft(sequence.tokens, min(most, room))
-        self._tally.drafted_tokens += len(guesses)
-        self._tally.drafts += bool(guesses)
-        return guesses
-
-    def _judge(self, sequence: Sequence, num_guesses: int, num_right: int) -> int:
-        """Records how many draft tokens were accepted. Returns how many were rejected."""
-        assert 0 <= num_right <= num_guesses, f"{sequence.sequence_id}: {num_right} of {num_guesses} guesses right"
-        assert sequence.lookahead is not None, f"{sequence.sequence_id} does not guess"
-        sequence.lookahead.judge(num_guesses, num_right)
-        sequence.num_drafted_tokens = 0
-        self._tally.accepted_tokens += num_right
-        by_position = self._tally.accepted_by_position
-        by_position += [0] * (num_right - len(by_position))
-        for position in range(num_right):
-            by_position[position] += 1
-        return num_guesses - num_right
+        return is_short or not self.rows.has_slots(sequence) or sequence.num_rows > self._num_free_rows()
 
     def _grow(self, sequence: Sequence, num_tokens: int) -> list[int] | tuple[()] | None:
         """Extends the block table for the next `num_tokens`, preempting the youngest sequences if blocks are short.
@@ -361,8 +344,9 @@ class Scheduler:
         self._leave_running(sequence)
         self._release_unless_in_flight(sequence)
         sequence.start_at(0)
-        self.waiting.push(sequence)
+        self._queue_of(sequence).push(sequence)
         self._tally.preemptions += 1
+        self._tally.idle_preemptions += sequence.idle
         self.preempted.append(sequence.sequence_id)
 
     def _drop_further_beams(self, beams: list[Sequence]) -> Sequence:
@@ -400,16 +384,16 @@ class Scheduler:
         self.batches.look(head, self.waiting.num_waiting, now_s)
         if head is None or not self.batches.admits(head, 0):
             return False
-        return self._delay.passed(now_s) or not self.running
+        return self._delay.passed(now_s) or not self.idle.num_ordinary
 
     def _schedule_waiting(self, draft: StepDraft) -> None:
-        num_waiting = min(self.waiting.num_waiting, self.rows.num_free)
-        most = len(draft.joined) + (self._part(num_waiting) if self._num_stages > 1 else num_waiting)
+        num_waiting = min(self.waiting.num_waiting, self._num_free_rows())
+        most = len(draft.joined) + part_of(num_waiting, self._num_stages)
         while len(draft.joined) < most and draft.budget > 0 and (sequence := self._next_to_join()):
             if not self.batches.admits(sequence, len(draft.joined)) or not draft.limited(sequence, 1):
                 return
-            alone = not self.running and not draft.joined
-            found = self._reusable_of_fitting(sequence, draft.budget, 0 if alone else self._reserve)
+            alone = not self.idle.num_ordinary and not draft.joined
+            found = self._fit(sequence, draft.budget, 0 if alone else self._reserve)
             if found is None:
                 return
             self._join(sequence, found, draft)
@@ -417,14 +401,16 @@ class Scheduler:
     def _next_to_join(self) -> Sequence | None:
         """Returns the waiting sequence that joins next if it fits; None if there is no row for any.
 
+        The rows of idle sequences count as free: `_fit` takes them.
+
         The last rows are kept for clients that have no running sequence, which would otherwise have to wait until a
         sequence of another client ends. Sequences without a client may use all rows, and so may a beam search, which
         waits until there are rows for all its beams. A sequence whose adapter has no slot waits until no running
         sequence uses one of the slots.
         """
-        num_free = self.rows.num_free
+        num_free = self._num_free_rows()
         head = self.waiting.head(newcomers_only=num_free <= self._reserved_rows) if num_free else None
-        fits = head is not None and head.num_rows <= num_free and self.rows.has_slots(head)
+        fits = head is not None and head.num_rows <= num_free and (self.rows.has_slots(head) or self.idle.holds_slots)
         return head if fits else None
 
     def _schedule_large_head(self, draft: StepDraft) -> None:
@@ -434,26 +420,18 @@ class Scheduler:
         latter case the head runs alone. This happens at most in every other step while sequences run, so that they
         progress too, and only if none of them would have to be preempted for it.
         """
-        went_first, self._head_went_first = self._head_went_first and bool(self.running), False
+        num_others = self.idle.num_ordinary
+        went_first, self._head_went_first = self._head_went_first and num_others > 0, False
         head = None if self._limits.enable_chunked_prefill or went_first else self._next_to_join()
-        if head is None or head.num_tokens + len(self.running) <= draft.budget:
+        if head is None or head.num_tokens + num_others <= draft.budget:
             return
-        tokens, blocks = self._demand_of_running()
-        spare = blocks + (self._reserve if self.running else 0)
-        found = self._reusable_of_fitting(head, max(draft.budget, head.num_tokens), spare)
+        tokens, blocks = self.idle.demand_of_others(self._block_size)
+        spare = blocks + (self._reserve if num_others else 0)
+        found = self._fit(head, max(draft.budget, head.num_tokens), spare)
         if found is None or head.num_tokens - found.num_tokens + tokens <= draft.budget:
             return
         self._join(head, found, draft)
         self._head_went_first = True
-
-    def _demand_of_running(self) -> tuple[int, int]:
-        """Returns the number of tokens and of new blocks that the running sequences need for their next tokens."""
-        tokens = blocks = 0
-        for sequence in self.running:
-            wanted = sequence.num_unscheduled_tokens
-            tokens += wanted
-            blocks += max(0, self._blocks_for(sequence.num_scheduled_tokens + wanted) - len(sequence.block_table))
-        return tokens, blocks
 
     def _reusable_of_fitting(self, sequence: Sequence, budget: int, spare_blocks: int) -> Reusable | None:
         """Returns what a waiting sequence need not compute; None if it does not fit now.
@@ -475,7 +453,7 @@ class Scheduler:
         if num_blocks <= num_free and num_tokens <= budget:
             return found
         first_miss = self._prefix_cache.first_miss(sequence, len(found.shared))
-        self._shortage = _Shortage(sequence, num_blocks, num_tokens, first_miss)
+        self._shortage = Shortage(sequence, num_blocks, num_tokens, first_miss)
         return None
 
     def _worth_a_lookup(self, sequence: Sequence, budget: int, num_free: int) -> bool:
@@ -483,19 +461,19 @@ class Scheduler:
         shortage = self._shortage
         if shortage is None or shortage.sequence is not sequence:
             return True
-        if shortage.num_blocks <= num_free and shortage.num_tokens <= budget:
-            return True
-        return shortage.first_miss is not None and self._pool.find(shortage.first_miss) is not None
+        fits = shortage.num_blocks <= num_free and shortage.num_tokens <= budget
+        return fits or (shortage.first_miss is not None and self._pool.find(shortage.first_miss) is not None)
 
     def _join(self, head: Sequence, found: Reusable, draft: StepDraft) -> None:
         """Gives the head of the queue a row and blocks and schedules its tokens (chunked prefill: up to the budget)."""
         self._shortage = None
-        self.waiting.pop(head, head.num_tokens - found.num_tokens)
+        self._queue_of(head).pop(head, head.num_tokens - found.num_tokens)
         start, num_shared = found.num_tokens, len(found.shared)
         num_tokens = head.num_tokens - start
         if self._limits.enable_chunked_prefill:
-            num_tokens = min(num_tokens, draft.budget)
+            num_tokens = min(num_tokens, draft.budget, draft.idle_prompt_tokens if head.idle else draft.budget)
         num_tokens = draft.limited(head, num_tokens)
+        draft.idle_prompt_tokens -= num_tokens if head.idle else 0
         self._pool.share(found.shared)
         new_blocks = self._pool.allocate(self._blocks_for(start + num_tokens) - num_shared)
         assert new_blocks is not None, "a sequence that fits found no blocks"
@@ -518,7 +496,8 @@ class Scheduler:
         """`num_found`: number of tokens found here, as opposed to those that another engine has sent."""
         if sequence.status is Status.PREEMPTED:
             return
-        self.batches.started()
+        if not sequence.idle:
+            self.batches.started()
         sequence.first_scheduled_step = step
         cached = min(num_found, sequence.num_prompt_tokens)
         sequence.num_cached_tokens = max(0, cached - sequence.num_virtual_tokens)
@@ -527,9 +506,53 @@ class Scheduler:
             self._tally.prefix_cache_queries += sequence.num_tokens
             self._tally.prefix_cache_hits += num_found
 
-    def _part(self, num_sequences: int) -> int:
-        """Returns how many of these sequences a plan may have, so that all stages have equal parts of them."""
-        return max(PART_MIN, -(-num_sequences // self._num_stages))
+    # --- idle sequences -----------------------------------------------------------------------------------------------
+
+    def _schedule_idle(self, draft: StepDraft, budget: int) -> None:
+        """Schedules the idle sequences with what is left of a step of `budget` tokens; more of them may join."""
+        chunked = self._limits.enable_chunked_prefill
+        divided = chunked and (self.idle.num_ordinary or draft.scheduled)
+        draft.idle_prompt_tokens = max(1, budget // PROMPT_SHARE) if divided else draft.budget
+        if not self._schedule_running(draft, None, idle=True) or self.waiting.num_waiting:
+            return
+        while draft.budget > 0 and draft.idle_prompt_tokens > 0 and (head := self.idle.queue.head()) is not None:
+            if head.num_rows > self.rows.num_free or not self.rows.has_slots(head) or not draft.limited(head, 1):
+                return
+            most = min(draft.budget, draft.idle_prompt_tokens) if draft.scheduled or chunked else head.num_tokens
+            alone = not self.running and not draft.scheduled
+            found = self._reusable_of_fitting(head, most, 0 if alone else self._reserve)
+            if found is None:
+                return
+            self._join(head, found, draft)
+
+    def _fit(self, head: Sequence, budget: int, spare_blocks: int) -> Reusable | None:
+        """Does what `_reusable_of_fitting` does, but first preempts idle sequences whose places `head` needs."""
+        while self.rows.num_free < head.num_rows or not self.rows.has_slots(head):
+            if not self._displace(for_a_slot=self.rows.num_free >= head.num_rows):
+                return None
+        while (found := self._reusable_of_fitting(head, budget, spare_blocks)) is None:
+            short = self._shortage
+            num_free = self._pool.num_free - spare_blocks
+            if short is None or short.sequence is not head or short.num_tokens > budget or short.num_blocks <= num_free:
+                return None
+            if short.num_blocks > num_free + self.idle.num_blocks(self._pool) or not self._displace():
+                return None
+        return found
+
+    def _displace(self, *, for_a_slot: bool = False) -> bool:
+        """Preempts an idle sequence. If all are in flight, returns False, and this plan leaves them out."""
+        if (sequence := self.idle.to_preempt(for_a_slot=for_a_slot)) is not None:
+            self._preempt(sequence)
+        else:
+            self.idle.withheld = self.num_idle_running > 0
+        return sequence is not None
+
+    def _num_free_rows(self) -> int:
+        """Returns the number of rows that are free for sequences that are not idle."""
+        return self.rows.num_free + self.idle.num_rows
+
+    def _queue_of(self, sequence: Sequence) -> WaitingQueue:
+        return self.idle.queue if sequence.idle else self.waiting
 
     # --- shared -------------------------------------------------------------------------------------------------------
 
@@ -540,7 +563,7 @@ class Scheduler:
             sequence.move_to(Status.RUNNING)
             insort(self.running, sequence, key=_AGE)
         self._tally.step = draft.step
-        if draft.joined:
+        if any(not sequence.idle for sequence in draft.joined):
             self._delay.joined(draft.step, draft.now_s)
         if draft.num_tokens == len(draft.scheduled) + draft.num_guesses:
             self._payoff.planned(draft.step, draft.now_s, len(draft.scheduled), draft.num_guesses)
@@ -548,7 +571,7 @@ class Scheduler:
         return StepPlan(
             step=draft.step,
             freed_rows=self.rows.announce(),
-            new=tuple(map(_joining, [*draft.joined, *draft.hidden, *draft.refilled])),
+            new=tuple(map(joining, [*draft.joined, *draft.hidden, *draft.refilled])),
             scheduled=tuple(draft.scheduled),
             swap_out=swap_out,
             swap_in=swap_in,
@@ -563,7 +586,7 @@ class Scheduler:
         assert self.running[index] is sequence, f"{sequence.sequence_id} is not among the running sequences"
         del self.running[index]
         if not sequence.hidden:
-            self.waiting.stopped(sequence)
+            self._queue_of(sequence).stopped(sequence)
 
     def _release_unless_in_flight(self, sequence: Sequence) -> None:
         if sequence.num_in_flight:
@@ -575,18 +598,3 @@ class Scheduler:
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._block_size)
-
-
-def _joining(sequence: Sequence) -> NewSequence:
-    return NewSequence(
-        row=sequence.row,
-        sequence_id=sequence.sequence_id,
-        token_ids=tuple(sequence.tokens),
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        block_ids=tuple(sequence.block_table),
-        params=sequence.params,
-        pooling=sequence.pooling,
-        adapter_slot=sequence.adapter_slot,
-        prompt_adapter=sequence.prompt_adapter_version,
-        pictures=sequence.pictures,
-    )

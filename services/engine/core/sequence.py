@@ -22,6 +22,9 @@ from shared.messages import PromptLogprobs
 from shared.pooling import PoolingParams
 from shared.sampling import SamplingParams
 
+IDLE_AGE = 2**65
+"""Added to the first number of an idle sequence's age. It exceeds the range of all priorities."""
+
 
 class Status(Enum):
     """The status of a sequence. Only the transitions in `_LEGAL` are allowed."""
@@ -140,10 +143,17 @@ class Sequence:
     size on."""
     hidden: bool = False
     """See `SequenceSpec.hidden`."""
+    idle_until_s: float = 0.0
+    """See `SequenceSpec.idle_until_s`. Becomes 0 when the time is over (`idle_lane`)."""
     prompt_slot: int = NO_SLOT
     """Counts the sequence among those that use the prompt adapter while it has a row."""
     pictures: tuple[PlacedPicture, ...] = ()
     """See `SequenceSpec.pictures`. In `tokens` a picture's tokens are placeholders, which are all equal."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether the sequence gives way to all that are not idle."""
+        return self.idle_until_s > 0
 
     @property
     def adapter_version(self) -> str:
@@ -222,6 +232,7 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
     tokens = array("I", range(vocab_size, vocab_size + num_virtual))
     tokens.extend(spec.prompt_token_ids)
     tokens.extend(spec.output_token_ids)
+    rank = spec.client_priority if spec.client else spec.priority
     return Sequence(
         sequence_id=spec.sequence_id,
         params=spec.params,
@@ -229,7 +240,7 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         tokens=tokens,
         num_prompt_tokens=spec.num_prompt_tokens,
         num_carried_tokens=len(spec.output_token_ids),
-        age=(spec.client_priority if spec.client else spec.priority, spec.arrival, number),
+        age=(rank + (IDLE_AGE if spec.idle_until_s > 0 else 0), spec.arrival, number),
         cache_salt=spec.cache_salt,
         family=spec.family,
         # The hashes that came with the prompt do not count its virtual tokens.
@@ -245,4 +256,5 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         prompt_adapter=spec.prompt_adapter,
         pictures=spec.pictures,
         hidden=spec.hidden,
+        idle_until_s=spec.idle_until_s,
     )

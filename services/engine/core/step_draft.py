@@ -3,8 +3,17 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from services.engine.core.plan import ScheduledSequence
+from services.engine.core.plan import NewSequence, ScheduledSequence
 from services.engine.core.sequence import Sequence
+
+PART_MIN = 4
+"""Number of decoding sequences up to which a plan is not divided between pipeline stages: with so few, a step's time is
+that of reading the weights, and two smaller plans read them twice."""
+
+
+def part_of(num_sequences: int, num_stages: int) -> int:
+    """Returns how many of these sequences a plan may have, so that all pipeline stages have equal parts of them."""
+    return num_sequences if num_stages == 1 else max(PART_MIN, -(-num_sequences // num_stages))
 
 
 @dataclass(slots=True)
@@ -32,6 +41,8 @@ class StepDraft:
     copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     num_tokens: int = 0
     num_guesses: int = 0
+    idle_prompt_tokens: int = 0
+    """Number of prompt tokens of idle sequences that may still be scheduled (`idle_lane`)."""
 
     def add(
         self, sequence: Sequence, num_tokens: int, new_blocks: Iterable[int] = (), guesses: tuple[int, ...] = ()
@@ -65,3 +76,19 @@ class StepDraft:
         """Returns how many of the next `num_tokens` the step can compute, given the log probabilities to report."""
         reports = sequence.num_prompt_logprobs_to_schedule
         return num_tokens if reports <= self.prompt_logprobs else min(num_tokens, self.prompt_logprobs)
+
+
+def joining(sequence: Sequence) -> NewSequence:
+    """Returns a sequence as the plan sends it to the worker: completely."""
+    return NewSequence(
+        row=sequence.row,
+        sequence_id=sequence.sequence_id,
+        token_ids=tuple(sequence.tokens),
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        block_ids=tuple(sequence.block_table),
+        params=sequence.params,
+        pooling=sequence.pooling,
+        adapter_slot=sequence.adapter_slot,
+        prompt_adapter=sequence.prompt_adapter_version,
+        pictures=sequence.pictures,
+    )

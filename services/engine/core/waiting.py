@@ -4,7 +4,8 @@ The order of the sequences of one client is priority (lower first), preempted be
 without a client count as those of one client.
 
 Each client's sequences are a heap. Aborted sequences stay in it until they reach the top or outnumber the waiting ones,
-so that every operation takes O(log n) time on average; `head` takes O(c) time for c clients. Used only by `scheduler`.
+so that every operation takes O(log n) time on average; `head` takes O(c) time for c clients. Used by `scheduler` and
+`idle_lane`.
 """
 
 import heapq
@@ -31,7 +32,9 @@ class _Line:
 class WaitingQueue:
     """The waiting sequences. The number of known tokens of a sequence must not change while it waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, idle: bool = False) -> None:
+        """`idle`: whether it is the queue of the idle sequences. Another one in it has left it (`withdraw`)."""
+        self._idle = idle
         self.num_waiting = 0
         self.num_tokens = 0
         """Number of known tokens of all waiting sequences."""
@@ -42,7 +45,7 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[Sequence]:
         """Returns the waiting sequences in no particular order."""
-        return (entry[-1] for line in self._lines.values() for entry in line.heap if _alive(entry))
+        return (entry[-1] for line in self._lines.values() for entry in line.heap if self._alive(entry))
 
     def push(self, sequence: Sequence) -> None:
         """Adds a new or preempted sequence."""
@@ -63,7 +66,7 @@ class WaitingQueue:
         if name is None:
             return None
         heap = self._lines[name].heap
-        while not _alive(heap[0]):
+        while not self._alive(heap[0]):
             heapq.heappop(heap)
         return heap[0][-1]
 
@@ -102,6 +105,10 @@ class WaitingQueue:
         assert sequence.status is Status.FINISHED, sequence.sequence_id
         self._leave(sequence)
 
+    def withdraw(self, sequence: Sequence) -> None:
+        """Removes an idle sequence that waits and becomes an ordinary one now: the caller then ends its idle time."""
+        self._leave(sequence)
+
     def _leave(self, sequence: Sequence) -> None:
         self._count(sequence, -1)
         line = self._lines[sequence.client]
@@ -110,7 +117,7 @@ class WaitingQueue:
             del self._lines[sequence.client]
             self._order.deactivate(sequence.client)
         elif len(line.heap) - line.num_waiting > max(line.num_waiting, _DEAD_ENTRIES_MIN):
-            line.heap = [entry for entry in line.heap if _alive(entry)]
+            line.heap = [entry for entry in line.heap if self._alive(entry)]
             heapq.heapify(line.heap)
 
     def _is_newcomer(self, client: str) -> bool:
@@ -120,6 +127,5 @@ class WaitingQueue:
         self.num_waiting += change
         self.num_tokens += change * sequence.num_tokens
 
-
-def _alive(entry: _Entry) -> bool:
-    return entry[-1].status is not Status.FINISHED
+    def _alive(self, entry: _Entry) -> bool:
+        return entry[-1].status is not Status.FINISHED and entry[-1].idle == self._idle

@@ -32,8 +32,12 @@ class Call:
     """When the headers of the request had arrived, monotonic seconds."""
     response_headers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Added to the response: what is left of the key's limits."""
+    lane: str = ""
+    """`X-Antiphon-Lane`, unchecked."""
     in_batch: bool = False
-    """Whether it is a request of a batch, which runs behind the requests that clients wait for."""
+    """Whether it is a request of a batch, for which no client waits."""
+    idle_s: float = field(default=0.0, compare=False)
+    """Of a request of a batch: for how long it runs in the idle lane, seconds."""
     was_admitted: bool = False
     """Whether another gateway has begun the request, within the key's limits, and this one goes on with it."""
 
@@ -78,6 +82,7 @@ def call_of(key: ApiKey, headers: Mapping[bytes, bytes]) -> Call:
         client_request_id=request_id if _REQUEST_ID.fullmatch(request_id) else "",
         timeout=_text(headers.get(b"x-request-timeout", b"")),
         lockstep=_text(headers.get(b"x-antiphon-lockstep", b"")),
+        lane=_text(headers.get(b"x-antiphon-lane", b"")),
     )
 
 

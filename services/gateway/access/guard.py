@@ -10,14 +10,11 @@ from services.gateway.access.call import Call, current_call
 from services.gateway.access.guarded_generation import GuardedGeneration
 from services.gateway.access.quotas import Quotas
 from services.gateway.access.usage import UsageLedger
-from services.gateway.generation import Backend, Client, Generation, GenerationRequest, ModelCard
+from services.gateway.generation import FLEX, Backend, Client, Generation, GenerationRequest, ModelCard
 from services.gateway.record import Recorder, RequestFacts
 from shared import limits
 from shared.api_keys import ANONYMOUS, ApiKey
 from shared.errors import ServiceError
-
-_BATCHES = ".batch"
-"""Ends the name of the client that a key's batches are. Names of keys have no dot."""
 
 
 class GuardedBackend:
@@ -70,6 +67,7 @@ class GuardedBackend:
         request = replace(
             request, client=client_of(call), timeout_s=self._timeout_s(request, call), lockstep=_lockstep(call)
         )
+        request = replace(request, idle_s=_idle_s(request, call))
         facts = RequestFacts(
             request.request_id, request.model, call.key.name, call.client_request_id, request.params.max_tokens
         )
@@ -127,17 +125,24 @@ def _lockstep(call: Call) -> bool | None:
 
 
 def client_of(call: Call) -> Client:
-    """Returns on whose behalf engines work for a call.
-
-    The requests of a key's batches are those of a client of its own, behind the other requests of all keys. Without
-    keys there is one client, and the requests of batches have a priority behind its others (`limits.BATCH_PRIORITY`).
-    """
+    """Returns on whose behalf engines work for a call. Without keys there is one client."""
     key = call.key
-    if key is ANONYMOUS:
-        return Client()
+    return Client() if key is ANONYMOUS else Client(key.name, key.weight, key.priority)
+
+
+def _idle_s(request: GenerationRequest, call: Call) -> float:
+    """Returns for how long a request runs in the idle lane: as its batch says, or as the tier or header asks for.
+
+    A request with a timeout gives way for at most half of it.
+    """
     if call.in_batch:
-        return Client(f"{key.name}{_BATCHES}", key.weight, limits.BATCH_CLIENT_PRIORITY + key.priority)
-    return Client(key.name, key.weight, key.priority)
+        return call.idle_s
+    if call.lane not in ("", "idle"):
+        told = "'X-Antiphon-Lane' must be 'idle': the request then gives way to others."
+        raise ServiceError("invalid_value", told, param="X-Antiphon-Lane")
+    if not call.lane and request.service_tier != FLEX:
+        return 0.0
+    return min(limits.IDLE_S, request.timeout_s / 2) if request.timeout_s else limits.IDLE_S
 
 
 def _allows(key: ApiKey, card: ModelCard) -> bool:

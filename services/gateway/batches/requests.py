@@ -12,7 +12,7 @@ from shared.request.batch_lines import BatchLineError, BatchRequest, numbered_li
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 _NOT_IN_BATCHES = ("priority", "background")
-"""Fields that a request of a batch must not have: it runs behind other requests, and its answer is waited for."""
+"""Fields that a request of a batch must not have: it gives way to other requests, and its answer is waited for."""
 
 
 class Checked(NamedTuple):
@@ -65,9 +65,9 @@ class RequestReader:
             self._file.close()
 
 
-def body_with_priority(request: BatchRequest) -> bytes:
-    """Returns the body of a request, with a priority behind all requests that are not of a batch."""
-    return json.dumps({**request.body, "priority": limits.BATCH_PRIORITY}).encode()
+def encoded_body(request: BatchRequest) -> bytes:
+    """Returns the body of a request as JSON."""
+    return json.dumps(request.body).encode()
 
 
 def _read(line: bytes, endpoint: str) -> BatchRequest:

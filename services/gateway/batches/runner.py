@@ -198,16 +198,21 @@ class BatchRun:
 
         Raises ServiceError if the key of the batch is gone or may not use the endpoint any more.
         """
-        body, pause_s = requests.body_with_priority(request), _PAUSE_S
+        body, pause_s = requests.encoded_body(request), _PAUSE_S
         while True:
             async with self._slots:
                 # Looked up each time: what a key allows may change, and another gateway's key never counts.
-                with serving(Call(self._keys.named(self.record.key, request.url), in_batch=True)):
+                call = Call(self._keys.named(self.record.key, request.url), in_batch=True, idle_s=self._idle_s())
+                with serving(call):
                     response = await self._client.post(request.url, body)
             if response.status not in RETRIED:
                 return answered(request.custom_id, response.status, response.request_id, json.loads(response.body))
             await asyncio.sleep(min(max(pause_s, response.retry_after_s), _PAUSE_MAX_S))
             pause_s *= 2
+
+    def _idle_s(self) -> float:
+        """Returns for how long a request gives way to others: until the end of the batch is near, or not at all."""
+        return max(0.0, self.record.expires_at - limits.BATCH_ORDINARY_S - self._now())
 
     async def _expire_the_rest(self) -> None:
         """Writes an error for each request that is not answered."""

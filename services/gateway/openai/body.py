@@ -95,6 +95,8 @@ class GenerationFields(SamplingFields, kw_only=True):
     stream_options: StreamOptions | None = None
     user: str | None = None
     priority: int | None = None
+    service_tier: str | None = None
+    """`flex`: the request gives way to others for a while. The other tiers of OpenAI's API have no effect."""
     cache_salt: str | None = None
     response_format: Any = None
     """OpenAI's structured output: an object with `type`."""

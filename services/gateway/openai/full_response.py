@@ -29,6 +29,7 @@ def answer(
         "created": context.arrival.created,
         "model": context.card.name,
         "system_fingerprint": system_fingerprint(context.card),
+        **tier(context),
         "choices": choices,
         "usage": accumulator.usage(num_prompt_tokens),
         "sentence_length": choices[0]["sentence_length"],
@@ -48,6 +49,11 @@ def model_list(cards: Sequence[ModelCard]) -> bytes:
 def model(card: ModelCard) -> bytes:
     """Returns the response body of `GET /v1/models/{id}`."""
     return msgspec.json.encode(_model(card))
+
+
+def tier(context: RequestContext) -> dict[str, str]:
+    """Returns the member `service_tier` of an answer; none if the request named no tier."""
+    return {"service_tier": context.request.service_tier} if context.request.service_tier else {}
 
 
 def _choice(context: RequestContext, choice: Choice, accumulator: ChoiceAccumulator) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.generation import FLEX, GenerationRequest, ModelCard
 from services.gateway.openai.body import GenerationFields
 from services.gateway.openai.forced_calls import forced_calls
 from services.gateway.openai.schemas import ChatBody, CompletionBody, TokenizeBody
@@ -29,6 +29,7 @@ from shared.sampling import SamplingParams
 COMPLETION_MAX_TOKENS = 16
 AS_MANY_AS_FIT = 0
 _INT32 = 2**31
+_TIERS = ("auto", "default", FLEX, "priority", "scale")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -294,6 +295,7 @@ def _request(
         truncate_prompt_tokens=rules.prompt_truncation(body.truncate_prompt_tokens, card.max_model_len),
         cache_salt=_cache_salt(body),
         priority=check_priority(body.priority),
+        service_tier=check_tier(body.service_tier),
         bad_word_texts=token_constraints(body).bad_word_texts,
         timeout_s=_timeout_s(body),
     )
@@ -327,6 +329,13 @@ def check_priority(value: int | None) -> int:
     if not -_INT32 <= priority < _INT32:
         refuse("priority", "must be a 32-bit integer")
     return priority
+
+
+def check_tier(value: str | None) -> str:
+    """Returns the tier that an answer names, empty without one. Raises ServiceError for an unknown tier."""
+    if value is not None and value not in _TIERS:
+        refuse("service_tier", f"must be one of {', '.join(_TIERS)}")
+    return "" if value is None else FLEX if value == FLEX else "default"
 
 
 def _timeout_s(body: GenerationFields) -> float:

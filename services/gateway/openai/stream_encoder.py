@@ -165,6 +165,7 @@ def _constants(context: RequestContext) -> dict[str, Any]:
         "created": context.arrival.created,
         "model": context.card.name,
         "system_fingerprint": system_fingerprint(context.card),
+        **full_response.tier(context),
     }
 
 

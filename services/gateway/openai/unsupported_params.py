@@ -22,7 +22,6 @@ NO_EFFECT = frozenset(
         # the client's own bookkeeping, on which no answer depends
         "metadata",
         "safety_identifier",
-        "service_tier",
         "store",
         "user",
         # hints for speed: prefixes are cached without a key, draft tokens come from the request's own text

@@ -139,5 +139,6 @@ def candidates_of(client: PlacementClient, orders: RequestMessages, number: int)
         candidate.ticket = Ticket(
             candidate, orders.card.served_by, orders.request.priority, (number, index), orders.request.client, cost
         )
+        candidate.ticket.idle_until = orders.idle_until
         found.append(candidate)
     return found

@@ -76,7 +76,7 @@ class Dispatcher:
 
     def retry_after_s(self) -> float:
         """Returns the time until the queue of now will have been served, as fast as sequences end at present."""
-        return self._rate.wait_s(len(self.queue), self._now())
+        return self._rate.wait_s(self.queue.num_ordinary, self._now())
 
     def num_waiting(self, model: str) -> int:
         """Returns the number of sequences that wait for an engine of a model."""
@@ -112,10 +112,22 @@ class Dispatcher:
                     if newcomers is None:
                         break
                     eligible = newcomers
+            if self.queue.first(model) is not None:
+                continue
+            while (ticket := self.queue.first(model, idle=True)) is not None:
+                placement = self._choose(ticket.claimant, engines, detokenizers, now)
+                if placement is None:
+                    break
+                if isinstance(placement, Placement):
+                    placed.append(placement)
         return placed
 
     def expire(self, now: float) -> None:
-        """Fails the sequences whose model has had no member for QUEUE_WAIT_S that can take a sequence."""
+        """Fails the sequences whose model has had no member for QUEUE_WAIT_S that can take a sequence.
+
+        Also moves those whose time in the idle lane is over to the ordinary lines.
+        """
+        self.queue.promote(now)
         for model in list(self._able_at):
             if not self._host.transport.connected or self._unable(model, now) is None:
                 self._able_at[model] = now
@@ -161,6 +173,7 @@ class Dispatcher:
             client,
             joins=candidate.joins_siblings,
             pools=not candidate.has_text,
+            idle=candidate.ticket.idle,
         )
         detokenizer = None
         if candidate.has_text:
@@ -184,7 +197,8 @@ class Dispatcher:
         stream_at = "" if to_detokenizer is None else to_detokenizer.id
         candidate.orders.request.record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at)
         num_tokens = candidate.num_tokens if prefill is None else 1
-        self._router.record_dispatch(engine, sequence.sequence_id, num_tokens, candidate.hashes, client)
+        idle = candidate.ticket.idle
+        self._router.record_dispatch(engine, sequence.sequence_id, num_tokens, candidate.hashes, client, idle=idle)
         return Placement(candidate, to_engine, to_detokenizer, sequence.attempt, self._settled)
 
     def _fitting(self, candidate: Candidate, engines: Sequence[Heartbeat], now: float) -> list[Heartbeat]:
@@ -211,11 +225,13 @@ class Dispatcher:
         if missing < limits.KV_TRANSFER_TOKENS_MIN or not able:
             return None
         client = candidate.ticket.client.name
-        chosen = self._router.choose_prefill(able, num_tokens, candidate.hashes, client)
+        idle = candidate.ticket.idle
+        chosen = self._router.choose_prefill(able, num_tokens, candidate.hashes, client, idle=idle)
         if chosen is None:
             return WAIT
         assert isinstance(chosen.status, EngineStatus)
-        self._router.record_dispatch(chosen, candidate.sequence.sequence_id, num_tokens, candidate.hashes, client)
+        name = candidate.sequence.sequence_id
+        self._router.record_dispatch(chosen, name, num_tokens, candidate.hashes, client, idle=idle)
         source = KvSource(secrets.token_hex(16), chosen.status.kv_address)
         return Prefill(Address(chosen.id, chosen.instance_id), source)
 

@@ -22,6 +22,8 @@ class RequestMessages:
     def __init__(self, host: Host, request: GenerationRequest, card: ModelCard, prompts: list[Prompt]) -> None:
         self.request, self.card, self.prompts = request, card, prompts
         self._host = host
+        self.idle_until = host.clock.monotonic() + request.idle_s if request.idle_s > 0 else 0.0
+        """When the sequences leave the idle lane, monotonic seconds; 0: they are not in it."""
         count = len(prompts) * request.num_sequences
         self.sequences = [self._sequence(index) for index in range(count)]
 
@@ -111,7 +113,11 @@ class RequestMessages:
             adapter=self.card.name if self.card.adapter_version else "",
             adapter_version=self.card.adapter_version,
             pictures=prompt.pictures,
+            idle_s=self._idle_s(),
         )
+
+    def _idle_s(self) -> float:
+        return max(0.0, self.idle_until - self._host.clock.monotonic()) if self.idle_until else 0.0
 
     def submit_prefill(self, index: int) -> Submit:
         """Returns the message that has the prompt, with the tokens so far, computed for the sequence's engine.
@@ -140,6 +146,7 @@ class RequestMessages:
             adapter=self.card.name if self.card.adapter_version else "",
             adapter_version=self.card.adapter_version,
             pictures=prompt.pictures,
+            idle_s=self._idle_s(),
         )
 
     def submit_copy(

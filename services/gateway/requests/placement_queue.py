@@ -1,4 +1,7 @@
-"""The queue of sequences that wait in a gateway for an engine with credit: one line for each model. Pure.
+"""The queue of sequences that wait in a gateway for an engine with credit: two lines for each model. Pure.
+
+The second line is that of the idle lane. The dispatcher serves it only while the first one is empty; `promote` moves
+the tickets whose time in the idle lane is over.
 
 Clients (API keys) take turns by the tokens that they get (`shared.fair_order`), so a client with many requests does not
 delay the others. The order of the sequences of one client is priority (lower first), then arrival. A sequence whose
@@ -6,6 +9,7 @@ engine was lost keeps its arrival number, so it goes before all sequences of the
 """
 
 import heapq
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -34,6 +38,10 @@ class Ticket(Generic[C]):
     """Time at which the ticket was first queued. The caller resets it to None when the sequence has been placed."""
     number: int = 0
     """Set by the queue: 0 while the ticket is not queued, else a new number for each time that it is queued."""
+    idle_until: float = 0.0
+    """Until then the ticket is in the idle lane, in seconds of the caller's clock; 0: it is not."""
+    idle: bool = False
+    """Set by the queue: whether the ticket was last queued in the idle lane."""
 
 
 _Item = tuple[int, tuple[int, int], int, Ticket[C]]
@@ -60,15 +68,23 @@ class PlacementQueue(Generic[C]):
     """The lines of all models in one gateway. A line is kept while it is empty, as are the charges of its clients."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, _Line[C]] = {}
+        self._lines: dict[tuple[str, bool], _Line[C]] = {}
+        """By model, and whether it is the line of the idle lane."""
         self._num_pushed = 0
+        self._due = math.inf
+        """No ticket's time in the idle lane is over before this."""
 
     def __len__(self) -> int:
         return sum(line.num_queued for line in self._lines.values())
 
     def models(self) -> list[str]:
         """Returns the models that have waiting sequences."""
-        return [model for model, line in self._lines.items() if line.num_queued]
+        return list(dict.fromkeys(model for (model, _), line in self._lines.items() if line.num_queued))
+
+    @property
+    def num_ordinary(self) -> int:
+        """Number of tickets that are not in the idle lane."""
+        return sum(line.num_queued for (_, idle), line in self._lines.items() if not idle)
 
     def push(self, ticket: Ticket[C], now: float) -> None:
         """Queues a ticket, which must not be queued already."""
@@ -77,19 +93,36 @@ class PlacementQueue(Generic[C]):
         ticket.number = self._num_pushed
         if ticket.waits_since is None:
             ticket.waits_since = now
-        line, client = self._lines.setdefault(ticket.model, _Line[C]()), ticket.client
+        ticket.idle = ticket.idle_until > now
+        if ticket.idle:
+            self._due = min(self._due, ticket.idle_until)
+        line, client = self._lines.setdefault((ticket.model, ticket.idle), _Line[C]()), ticket.client
         heap = line.heaps.setdefault(client.name, _Heap[C]())
         heapq.heappush(heap.items, (ticket.priority, ticket.arrival, ticket.number, ticket))
         heap.num_queued += 1
         line.num_queued += 1
         line.order.activate(client.name, client.weight, client.priority)
 
-    def first(self, model: str, eligible: Callable[[str], bool] | None = None) -> Ticket[C] | None:
+    def promote(self, now: float) -> None:
+        """Moves the tickets whose time in the idle lane is over to the ordinary lines of their models."""
+        if now < self._due:
+            return
+        self._due = math.inf
+        for ticket in [one for (_, idle), line in self._lines.items() if idle for one in _queued(line)]:
+            if ticket.idle_until <= now:
+                self.withdraw(ticket)
+                self.push(ticket, now)
+            else:
+                self._due = min(self._due, ticket.idle_until)
+
+    def first(
+        self, model: str, eligible: Callable[[str], bool] | None = None, *, idle: bool = False
+    ) -> Ticket[C] | None:
         """Returns the next ticket of a model without removing it; None if no sequence waits.
 
-        `eligible`: whether the tickets of the client with this name count; by default all do.
+        `eligible`: whether the tickets of the client with this name count; by default all do. `idle`: of the idle lane.
         """
-        line = self._lines.get(model)
+        line = self._lines.get((model, idle))
         name = line.order.first(eligible) if line is not None else None
         if line is None or name is None:
             return None
@@ -100,7 +133,7 @@ class PlacementQueue(Generic[C]):
 
     def take(self, ticket: Ticket[C]) -> None:
         """Removes a queued ticket because its sequence is placed, and charges its client."""
-        self._lines[ticket.model].order.serve(ticket.client.name, ticket.cost)
+        self._line(ticket).order.serve(ticket.client.name, ticket.cost)
         self.withdraw(ticket)
 
     def withdraw(self, ticket: Ticket[C]) -> bool:
@@ -108,7 +141,7 @@ class PlacementQueue(Generic[C]):
         if not ticket.number:
             return False
         ticket.number = 0
-        line, name = self._lines[ticket.model], ticket.client.name
+        line, name = self._line(ticket), ticket.client.name
         heap = line.heaps[name]
         line.num_queued -= 1
         heap.num_queued -= 1
@@ -122,13 +155,16 @@ class PlacementQueue(Generic[C]):
 
     def settle(self, ticket: Ticket[C], tokens: int) -> None:
         """Corrects the charge of a ticket that was taken: its sequence has used `tokens` tokens in all."""
-        if (line := self._lines.get(ticket.model)) is not None:
+        if (line := self._lines.get((ticket.model, ticket.idle))) is not None:
             line.order.adjust(ticket.client.name, tokens - ticket.cost)
 
     def tickets(self, model: str) -> list[Ticket[C]]:
         """Returns all tickets of a model, in no particular order."""
-        line = self._lines.get(model)
-        return list(_queued(line)) if line is not None else []
+        lines = (self._lines.get((model, idle)) for idle in (False, True))
+        return [ticket for line in lines if line is not None for ticket in _queued(line)]
+
+    def _line(self, ticket: Ticket[C]) -> _Line[C]:
+        return self._lines[ticket.model, ticket.idle]
 
 
 def _queued(line: _Line[C]) -> Iterator[Ticket[C]]:

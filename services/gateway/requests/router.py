@@ -9,6 +9,9 @@ An engine is chosen only if it has credit. Its heartbeat says how many sequences
 sequences that this gateway has sent since that heartbeat, or sent before and not yet answered, and adds those that have
 ended there. Other gateways see the same credit, so an engine may get more sequences than it wants; its credit is then
 negative. So that other gateways cannot starve this one, it may always have a few sequences at each engine (`SHARE`).
+
+Sequences of the idle lane give way to others, so they are neither counted against the credit of others nor as their
+cost. They have a credit of their own, which counts everything, and a gateway may always have one at each engine.
 """
 
 from collections import Counter, OrderedDict
@@ -41,18 +44,26 @@ class EngineLoad:
     """Sequences that were sent to the engine and have not ended, with their clients."""
     clients: Counter[str] = field(default_factory=Counter[str])
     """Number of these sequences by client."""
+    idle: set[str] = field(default_factory=set[str])
+    """Sequences of the idle lane that were sent to the engine and have not ended. `held` does not have them."""
+    idle_sent: int = 0
+    idle_ended: int = 0
+    """What `sent` and `ended` are for sequences that are not idle."""
     refused: bool = False
     """The engine has refused a sequence or not answered; it gets no sequence until its next heartbeat."""
     silent: bool = False
     """The engine has not answered a submit. Until it answers one, it gets at most one sequence per heartbeat."""
 
-    def hold(self, sequence_id: str, client: str) -> None:
+    def hold(self, sequence_id: str, client: str, *, idle: bool = False) -> None:
         """Adds a sequence that is being sent to the engine."""
+        if idle:
+            self.idle.add(sequence_id)
+            return
         self.held[sequence_id] = client
         self.clients[client] += 1
 
     def let_go(self, sequence_id: str) -> bool:
-        """Removes a sequence. Returns False if it was not held."""
+        """Removes a sequence that is not idle. Returns False if it was not held."""
         client = self.held.pop(sequence_id, None)
         if client is None:
             return False
@@ -98,7 +109,7 @@ class Router:
     def choose_engine(
         self, engines: Sequence[Heartbeat], model: str, num_tokens: int, hashes: Sequence[bytes],
         avoid: Collection[tuple[str, str]] = (), near: Collection[tuple[str, str]] = (), client: str = "", *,
-        joins: bool = False, pools: bool = False,
+        joins: bool = False, pools: bool = False, idle: bool = False,
     ) -> Heartbeat | None:  # fmt: skip
         """Returns the cheapest ready engine of the model with credit; None if there is none.
 
@@ -113,10 +124,10 @@ class Router:
             found = next((e for e in searching if (e.id, e.instance_id) not in avoid), None)
             if found is not None:
                 return found
-        ready = [e for e in engines if self.credit(e, client) > 0]
+        ready = [e for e in engines if self.credit(e, client, idle=idle) > 0]
         ready = [e for e in ready if (e.id, e.instance_id) not in avoid] or ready
         ready = [e for e in ready if (e.id, e.instance_id) in near and self._has_row(e)] or ready
-        return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes), self._used(e), e.id), default=None)
+        return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes, idle), self._used(e), e.id), default=None)
 
     def prefill_engines(self, engines: Sequence[Heartbeat], model: str, decode: Heartbeat) -> list[Heartbeat]:
         """Returns the engines that answer and compute prompts for the given decode engine: those with its weights.
@@ -129,11 +140,17 @@ class Router:
         return [e for e in ready if _engine_status(e).configuration == wanted.configuration] or ready
 
     def choose_prefill(
-        self, prefill_engines: Sequence[Heartbeat], num_tokens: int, hashes: Sequence[bytes], client: str
+        self,
+        prefill_engines: Sequence[Heartbeat],
+        num_tokens: int,
+        hashes: Sequence[bytes],
+        client: str,
+        *,
+        idle: bool = False,
     ) -> Heartbeat | None:
         """Returns the cheapest of the engines with credit; None if none has any."""
-        able = [e for e in prefill_engines if self.credit(e, client) > 0]
-        return min(able, key=lambda e: (self._cost(e, num_tokens, hashes), self._used(e), e.id), default=None)
+        able = [e for e in prefill_engines if self.credit(e, client, idle=idle) > 0]
+        return min(able, key=lambda e: (self._cost(e, num_tokens, hashes, idle), self._used(e), e.id), default=None)
 
     def num_missing_tokens(self, engine: Heartbeat, num_tokens: int, hashes: Sequence[bytes]) -> int:
         """Returns how many tokens of a prompt are not in the engine's prefix cache, as far as this gateway knows."""
@@ -141,8 +158,10 @@ class Router:
         cached = prefixes.overlap(hashes) * _engine_status(engine).block_size if prefixes is not None else 0
         return max(0, num_tokens - cached)
 
-    def credit(self, engine: Heartbeat, client: str = "") -> int:
+    def credit(self, engine: Heartbeat, client: str = "", *, idle: bool = False) -> int:
         """Returns how many sequences this gateway may send to the engine now; 0 or negative: none.
+
+        `idle`: sequences of the idle lane.
 
         A client (API key) without a sequence of this gateway there may have one beyond the credit, which other gateways
         may have overdrawn, as long as few clients have sequences there. The engine serves it before further sequences
@@ -153,6 +172,9 @@ class Router:
             return 0 if load.refused or load.unanswered else 1
         if load.refused:
             return 0
+        if idle:
+            changes = load.ended + load.idle_ended - load.sent - load.idle_sent
+            return max(status.idle_credits + changes, 1 - len(load.idle))
         share = max(1, status.max_num_seqs // SHARE) - len(load.held)
         credit = max(status.credits - load.sent + load.ended, share)
         few = len(load.clients) <= _newcomers_max(engine)
@@ -200,14 +222,22 @@ class Router:
         return min(ready, key=lambda d: (self._num_streams(d), d.id), default=None)
 
     def record_dispatch(
-        self, engine: Heartbeat, sequence_id: str, num_tokens: int, hashes: Sequence[bytes], client: str = ""
+        self,
+        engine: Heartbeat,
+        sequence_id: str,
+        num_tokens: int,
+        hashes: Sequence[bytes],
+        client: str = "",
+        *,
+        idle: bool = False,
     ) -> None:
-        """Records that a sequence is being sent to an engine."""
+        """Records that a sequence is being sent to an engine. `idle`: it is one of the idle lane."""
         load, key = self._load(engine), (engine.id, engine.instance_id)
-        load.tokens += num_tokens
-        load.sent += 1
+        load.tokens += 0 if idle else num_tokens
+        load.sent += not idle
+        load.idle_sent += idle
         load.unanswered.add(sequence_id)
-        load.hold(sequence_id, client)
+        load.hold(sequence_id, client, idle=idle)
         self._prefixes.setdefault(key, PrefixIndex(_engine_status(engine).num_blocks)).add(hashes)
 
     def record_answer(self, engine: tuple[str, str], sequence_id: str, *, accepted: bool) -> None:
@@ -219,6 +249,7 @@ class Router:
             if not accepted:
                 load.refused = True
                 load.let_go(sequence_id)
+                load.idle.discard(sequence_id)
 
     def record_silence(self, engine: tuple[str, str], sequence_id: str) -> None:
         """Records that the engine has not answered the submit of a sequence in time."""
@@ -226,12 +257,18 @@ class Router:
         if load is not None:
             load.unanswered.discard(sequence_id)
             load.let_go(sequence_id)
+            load.idle.discard(sequence_id)
             load.silent = load.refused = True
 
     def record_end(self, engine: tuple[str, str], sequence_id: str) -> None:
         """Records that a sequence has ended at an engine or was taken away from it. Harmless when repeated."""
         load = self._loads.get(engine)
-        if load is not None and load.let_go(sequence_id):
+        if load is None:
+            return
+        if sequence_id in load.idle:
+            load.idle.discard(sequence_id)
+            load.idle_ended += 1
+        elif load.let_go(sequence_id):
             load.ended += 1
 
     def stream_opened(self, detokenizer: tuple[str, str], sequence_id: str) -> None:
@@ -247,14 +284,16 @@ class Router:
         for table in (self._loads, self._prefixes, self._streams):
             table.pop(member, None)
 
-    def _cost(self, engine: Heartbeat, num_tokens: int, hashes: Sequence[bytes]) -> int:
+    def _cost(self, engine: Heartbeat, num_tokens: int, hashes: Sequence[bytes], idle: bool) -> int:
         status, load = _engine_status(engine), self._load(engine)
         waiting = status.num_waiting_tokens + load.tokens + self.num_missing_tokens(engine, num_tokens, hashes)
-        return waiting + RUNNING_COST * (status.num_running + status.num_waiting + load.sent)
+        if not idle:
+            return waiting - status.num_idle_waiting_tokens + RUNNING_COST * (_num_ordinary(status) + load.sent)
+        return waiting + RUNNING_COST * (status.num_running + status.num_waiting + load.sent + load.idle_sent)
 
     def _has_row(self, engine: Heartbeat) -> bool:
         status = _engine_status(engine)
-        return status.num_running + status.num_waiting + self._load(engine).sent < status.max_num_seqs
+        return _num_ordinary(status) + self._load(engine).sent < status.max_num_seqs
 
     def _used(self, engine: Heartbeat) -> int:
         return _engine_status(engine).prompt_tokens
@@ -267,7 +306,9 @@ class Router:
     def _load(self, engine: Heartbeat) -> EngineLoad:
         load = self._loads.setdefault((engine.id, engine.instance_id), EngineLoad())
         if load.heartbeat != engine.sequence:
-            load.heartbeat, load.tokens, load.sent, load.ended = engine.sequence, 0, len(load.unanswered), 0
+            load.heartbeat, load.tokens, load.ended, load.idle_ended = engine.sequence, 0, 0, 0
+            load.idle_sent = len(load.unanswered & load.idle)
+            load.sent = len(load.unanswered) - load.idle_sent
             load.refused = False
         return load
 
@@ -275,6 +316,11 @@ class Router:
 def _newcomers_max(engine: Heartbeat) -> int:
     """Returns the number of clients with sequences at an engine up to which a further one needs no credit."""
     return max(1, _engine_status(engine).max_num_seqs // SHARE)
+
+
+def _num_ordinary(status: EngineStatus) -> int:
+    """Returns the number of sequences at an engine that are not in the idle lane."""
+    return status.num_running + status.num_waiting - status.num_idle_running - status.num_idle_waiting
 
 
 def served_models(engines: Sequence[Heartbeat]) -> Mapping[str, EngineStatus]:

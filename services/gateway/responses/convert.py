@@ -39,6 +39,7 @@ _SAMPLING = (
     "stop",
     "ignore_eos",
     "priority",
+    "service_tier",
     "cache_salt",
 )
 """Fields that have the same name and meaning in a chat body."""

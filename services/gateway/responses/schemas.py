@@ -52,6 +52,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     priority: int | None = None
+    service_tier: str | None = None
     cache_salt: str | None = None
 
 
@@ -59,7 +60,7 @@ RESPONSES_DECODER = msgspec.json.Decoder(ResponsesBody)
 _NULL = Unsupported((None,))
 _EMPTY = Unsupported((None, [], {}))
 RULES = FieldRules(
-    no_effect=frozenset({"service_tier", "prompt_cache_options", "prompt_cache_retention"}),
+    no_effect=frozenset({"prompt_cache_options", "prompt_cache_retention"}),
     unsupported={
         "max_tool_calls": _NULL,
         "truncation": Unsupported((None, "disabled"), "An input that is too long is refused, never cut."),

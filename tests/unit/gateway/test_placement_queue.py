@@ -65,7 +65,7 @@ def test_withdrawn_tickets_do_not_pile_up():
     for each in tickets[1:]:
         assert queue.withdraw(each)
         assert not queue.withdraw(each)
-    (heap,) = queue._lines["m"].heaps.values()
+    (heap,) = queue._lines["m", False].heaps.values()
     assert len(heap.items) <= STALE_ITEMS_MAX + 2
     assert drain(queue) == [0]
 
@@ -148,3 +148,32 @@ def test_any_mix_of_clients_pushes_and_withdrawals_loses_no_ticket(seed: int):
         assert len(queue) == len(queued)
         assert {ticket.claimant for ticket in queue.tickets("m")} == queued
     assert set(take_all(queue)) == queued
+
+
+def test_the_idle_lane_is_a_line_of_its_own_until_the_time_of_a_ticket_is_over():
+    queue = PlacementQueue[int]()
+    soon, later, now = ticket(1), ticket(2), ticket(3)
+    soon.idle_until, later.idle_until = 10.0, 20.0
+    for each in (soon, later, now):
+        queue.push(each, 5.0)
+    assert (len(queue), queue.num_ordinary, queue.models()) == (3, 1, ["m"])
+    assert (queue.first("m"), queue.first("m", idle=True)) == (now, soon)
+    queue.promote(9.0)
+    assert queue.num_ordinary == 1
+    queue.promote(10.0)
+    assert (queue.first("m"), queue.first("m", idle=True), queue.num_ordinary) == (soon, later, 2)
+    assert soon.waits_since == 5.0
+    assert {one.claimant for one in queue.tickets("m")} == {1, 2, 3}
+    queue.take(later)
+    queue.settle(later, 7)
+    queue.promote(30.0)
+    assert drain(queue) == [1, 3]
+
+
+def test_a_ticket_that_comes_back_after_its_time_is_not_idle():
+    queue, one = PlacementQueue[int](), ticket(1)
+    one.idle_until = 10.0
+    queue.push(one, 0.0)
+    queue.take(one)
+    queue.push(one, 11.0)
+    assert (queue.first("m"), queue.first("m", idle=True)) == (one, None)

@@ -199,3 +199,28 @@ def test_a_client_without_a_sequence_at_an_engine_may_have_one_beyond_its_credit
     assert [newcomers(name) for name in ("third", "old", "")] == [True, False, False]
     router.record_dispatch(beat, "t0", 10, [], "third")
     assert not newcomers("fourth"), "it follows what is sent"
+
+
+def test_idle_sequences_take_no_credit_from_others_and_do_not_repel_them():
+    router = Router()
+    beat = engine(
+        "a", credits=2, idle_credits=2, num_running=8, num_waiting=4, num_idle_running=7, num_idle_waiting=4,
+        num_idle_waiting_tokens=500, num_waiting_tokens=500,
+    )  # fmt: skip
+    other = engine("b", num_running=2)
+    for number in range(2):
+        router.record_dispatch(beat, f"i{number}", 10, [], idle=True)
+        router.record_answer(("a", "instance_id"), f"i{number}", accepted=True)
+    assert (router.credit(beat), router.credit(beat, idle=True)) == (2, 0)
+    assert router.choose_engine([beat, other], "m", 10, []) is beat, "only one of its sequences counts"
+    assert router.choose_engine([beat], "m", 10, [], idle=True) is None
+    router.record_dispatch(beat, "s0", 10, [])
+    assert (router.credit(beat), router.credit(beat, idle=True)) == (1, -1)
+    router.record_end(("a", "instance_id"), "i0")
+    router.record_end(("a", "instance_id"), "i0")
+    router.record_end(("a", "instance_id"), "s0")
+    assert (router.credit(beat), router.credit(beat, idle=True)) == (2, 1)
+    fresh = engine("a", 2, credits=1, idle_credits=-5)
+    assert (router.credit(fresh), router.credit(fresh, idle=True)) == (1, 0)
+    router.record_end(("a", "instance_id"), "i1")
+    assert router.credit(engine("a", 3, credits=1, idle_credits=-5), idle=True) == 1, "one at each engine, always"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.openai.parameters import check_priority, prompts
+from services.gateway.openai.parameters import check_priority, check_tier, prompts
 from services.gateway.openai.pooling.schemas import (
     ClassifyBody,
     EmbeddingBody,
@@ -134,6 +134,7 @@ def _request(
         token_ids=token_ids,
         add_special_tokens=given(body.add_special_tokens, True),
         priority=check_priority(body.priority),
+        service_tier=check_tier(body.service_tier),
         pooling=params,
         prompt_names=names,
         second_texts=second_texts,

@@ -7,11 +7,13 @@ import msgspec
 
 
 class TextFields(msgspec.Struct, kw_only=True):
-    """Fields that the bodies have in common. `priority` is an extension of this server."""
+    """Fields that the bodies have in common. `priority` and `service_tier` are extensions of this server."""
 
     model: str | None = None
     add_special_tokens: bool | None = None
     priority: int | None = None
+    service_tier: str | None = None
+    """As at /v1/chat/completions."""
 
 
 class PoolingFields(TextFields, kw_only=True):
