@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim chaos soak structured check kernels gpu-check pictures bench bench-scale bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down
+.PHONY: help install serve test sim chaos soak power-cut structured check kernels gpu-check pictures bench bench-scale bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,7 +52,10 @@ soak: install  ## an hour of streams and faults, and what grows meanwhile (ARGS=
 	$(BIN)/python -m bench.soak $(ARGS)
 
 structured: install  ## structured output: 1,000 outputs of a random model, a corpus of schemas (ARGS="SUITE …")
-	$(BIN)/python -m tests.structured.run $(ARGS)
+\t$(BIN)/python -m tests.structured.run $(ARGS)
+
+power-cut: install  ## kill everything in the middle of a batch, start it again, compare (ARGS="--items 1000 --cuts 2")
+\t$(BIN)/python -m bench.power_cut $(ARGS)
 
 check: install  ## format, lint, types, imports, house limits, generated pages
 	$(BIN)/ruff format --check .
