@@ -52,10 +52,10 @@ soak: install  ## an hour of streams and faults, and what grows meanwhile (ARGS=
 	$(BIN)/python -m bench.soak $(ARGS)
 
 structured: install  ## structured output: 1,000 outputs of a random model, a corpus of schemas (ARGS="SUITE …")
-\t$(BIN)/python -m tests.structured.run $(ARGS)
+	$(BIN)/python -m tests.structured.run $(ARGS)
 
 power-cut: install  ## kill everything in the middle of a batch, start it again, compare (ARGS="--items 1000 --cuts 2")
-\t$(BIN)/python -m bench.power_cut $(ARGS)
+	$(BIN)/python -m bench.power_cut $(ARGS)
 
 check: install  ## format, lint, types, imports, house limits, generated pages
 	$(BIN)/ruff format --check .

@@ -201,8 +201,8 @@ class RecordedResponses:
             request.state.taken_over = claim, writer
             try:
                 key = self._keys.named(record.key_name, record.path)
-                headers = {"client_request_id": record.client_request_id, "timeout": record.timeout}
-                with serving(Call(key, **headers, was_admitted=True)):
+                name, timeout = record.client_request_id, record.timeout
+                with serving(Call(key, client_request_id=name, timeout=timeout, was_admitted=True)):
                     await self._create(request)
                 return
             except ServiceError as error:
