@@ -277,6 +277,11 @@ def check(serve: ServeSettings) -> None:
 def _check_bus_directory(serve: ServeSettings) -> None:
     if serve.bus_directory and serve.nats:
         raise SettingsError("--bus-directory is for a bus that is started here, not for that of --nats: leave it out")
+    if serve.bus_directory and serve.stream_store != "file":
+        raise SettingsError(
+            f"--bus-directory has no effect with --stream-store={serve.stream_store}, which writes no files: add "
+            "--stream-store=file, or leave --bus-directory out"
+        )
     if serve.stream_store == "file" and not serve.nats and not serve.bus_directory:
         raise SettingsError(
             "--stream-store=file needs --bus-directory, a directory that outlives this command: without one the files "

@@ -185,6 +185,8 @@ RESPONSES_BYTES_MAX = 256 * 2**20
 are dropped (in a gateway, the least recently used ones)."""
 RESPONSE_TTL_S = 24 * 3600.0
 """How long a stored response can be retrieved and continued: a working day and the night after it."""
+TEMPORARY_LEFTOVERS_MAX = 100
+"""Temporary directories of killed gateways that a gateway removes when it starts; the next one removes further ones."""
 BACKGROUND_RECORD_BYTES = {"memory": 16 * 2**20, "file": 64 * 2**20}
 """Size of the records of responses that run in the background: their bodies, and their tokens so far."""
 BACKGROUND_EVENT_BYTES = {"memory": 40 * 2**20, "file": 192 * 2**20}

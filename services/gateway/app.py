@@ -85,6 +85,18 @@ ERROR_SCHEMAS = {**anthropic.ERROR_SCHEMAS, **ollama.ERROR_SCHEMAS}
 _ANY_METHOD = ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"]
 
 
+class EventStream(Response):
+    """Stands for a stream in the description of the API."""
+
+    media_type = "text/event-stream"
+
+
+class JsonLines(Response):
+    """Stands for a file of a batch in the description of the API."""
+
+    media_type = "application/jsonl"
+
+
 def _no_heartbeats() -> Sequence[Heartbeat]:
     return ()
 
@@ -197,7 +209,7 @@ def _add_generation(app: FastAPI, endpoints: GenerationEndpoints, streams: Strea
     _post_resumable(app, "/v1/completions", endpoints.completions, streams)
     _post_resumable(app, "/v1/chat/completions", endpoints.chat_completions, streams)
     if streams is not None:
-        _get(app, "/v1/streams/{stream_id}", streams.retrieve)
+        _get(app, "/v1/streams/{stream_id}", streams.retrieve, EventStream)
 
 
 def _add_pooling(app: FastAPI, endpoints: PoolingEndpoints) -> None:
@@ -236,7 +248,7 @@ def _add_files(app: FastAPI, endpoints: FileEndpoints) -> None:
     _post(app, "/v1/files", endpoints.upload)
     _get(app, "/v1/files", endpoints.list)
     _get(app, "/v1/files/{file_id}", endpoints.retrieve)
-    _get(app, "/v1/files/{file_id}/content", endpoints.content)
+    _get(app, "/v1/files/{file_id}/content", endpoints.content, JsonLines)
     _delete(app, "/v1/files/{file_id}", endpoints.delete)
 
 

@@ -320,7 +320,11 @@ async def test_the_openapi_document_lists_the_routes_and_their_bodies():
         reference = item["responses"]["default"]["content"]["application/json"]["schema"]["$ref"]
         assert reference == f"#/components/schemas/{name}"
         assert name in document["components"]["schemas"]
-    for path, media_type in (("/metrics", "text/plain"), ("/v1/models", "application/json")):
+    for path, media_type in (
+        ("/metrics", "text/plain"),
+        ("/v1/models", "application/json"),
+        ("/v1/files/{file_id}/content", "application/jsonl"),
+    ):
         assert list(document["paths"][path]["get"]["responses"]["200"]["content"]) == [media_type]
     assert "$defs" not in json.dumps(document)
     assert document["components"]["schemas"]["CompletionBody"]["required"] == ["prompt"]

@@ -70,12 +70,14 @@ def ids_of(body: bytes) -> list[str]:
 
 
 async def test_a_stream_is_resumed_with_its_id_time_and_seed(nats_connect, nats_server, subjects):
-    transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend()
+    transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(reply=good_day_again)
     async with gateway(transport, subjects, backend) as (port, _):
         first = await call(port, "POST", CHAT, {**BODY, "seed": None})
         last = ids_of(first.body)[1]
         rest = await call(port, "GET", f"/v1/streams/{last.replace(':', '?from=')}")
         again = await call(port, "POST", CHAT, {**BODY, "seed": None}, {"last-event-id": last})
+        described = (await call(port, "GET", "/openapi.json")).json["paths"]["/v1/streams/{stream_id}"]["get"]
+    assert list(described["responses"]["200"]["content"]) == ["text/event-stream"]
     assert rest.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert rest.body == again.body
     assert first.body.endswith(rest.body)
@@ -131,7 +133,7 @@ async def test_a_connection_whose_response_is_resumed_elsewhere_gets_an_error_an
 async def test_only_the_key_that_began_a_stream_may_resume_it(nats_connect, nats_server, subjects):
     transport = await nats_connect(nats_server, "one")
     keys = ApiKeys("", keys_of_text(KEY_FILE, is_json=False, source=""))
-    async with gateway(transport, subjects, ScriptedBackend(), keys=keys) as (port, streams):
+    async with gateway(transport, subjects, ScriptedBackend(reply=good_day_again), keys=keys) as (port, streams):
         one, two = ({"authorization": f"Bearer sk-{name}"} for name in ("one", "two"))
         first = await call(port, "POST", CHAT, BODY, one)
         path = f"/v1/streams/{ids_of(first.body)[0].replace(':', '?from=')}"

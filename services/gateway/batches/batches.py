@@ -36,7 +36,11 @@ class Batches:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def continue_all(self) -> None:
-        """Continues all batches that nobody runs. Called once, when the gateway can answer requests."""
+        """Continues all batches that nobody runs. Called once, when the gateway can answer requests.
+
+        Before, removes what killed gateways have left in temporary directories.
+        """
+        await self._store.files.remove_leftovers()
         if not self._store.files.may_have_files():
             return
         try:

@@ -6,13 +6,11 @@ Only the user of the gateways can read what is written.
 """
 
 import asyncio
-import atexit
 import contextlib
 import logging
 import os
 import re
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from services.gateway.access.call import may_see
+from services.gateway.files import temporary
 from services.gateway.http.request_id import new_id
 from shared import limits
 from shared.api_keys import ANONYMOUS
@@ -168,6 +167,11 @@ class FileStore:
                 self._directory = self._make()
             return self._directory
 
+    async def remove_leftovers(self) -> None:
+        """Removes the temporary directories of gateways that were killed. Called when a gateway starts."""
+        if not self._given:
+            await asyncio.to_thread(temporary.remove_leftovers)
+
     def may_have_files(self) -> bool:
         """Whether there may be files of an earlier process. Does not make the directory."""
         return bool(self._given) and Path(self._given).is_dir()
@@ -212,9 +216,7 @@ class FileStore:
     def _make(self) -> Path:
         try:
             if not self._given:
-                temporary = tempfile.mkdtemp(prefix="antiphon-files-")
-                atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-                return Path(temporary)
+                return temporary.make()
             path = Path(self._given)
             path.mkdir(_DIRECTORY_MODE, parents=True, exist_ok=True)
             return path
@@ -286,16 +288,16 @@ def read_record(path: Path, decoder: "msgspec.json.Decoder[D]") -> D | None:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file so that a reader sees it whole, as it was or as it is, also after a failure of the machine."""
-    temporary = path.with_name(f".{path.name}.{new_id()}")
+    written = path.with_name(f".{path.name}.{new_id()}")
     try:
-        with open(temporary, "xb", opener=_private) as file:
+        with open(written, "xb", opener=_private) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
+        written.replace(path)
     except OSError:
         with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            written.unlink(missing_ok=True)
         raise
 
 

@@ -237,6 +237,8 @@ def test_a_service_gets_no_settings_of_another() -> None:
         (ServeSettings(nats_tls_ca="/f"), "need --nats"),
         (ServeSettings(bus_replicas=3), "--bus-replicas needs --nats"),
         (ServeSettings(record_streams="all", stream_store="off"), "--record-streams=all needs a store"),
+        (ServeSettings(bus_directory="/bus"), "add --stream-store=file, or leave --bus-directory out"),
+        (ServeSettings(bus_directory="/bus", stream_store="off"), "--stream-store=off, which writes no files"),
         (ServeSettings(api_keys_file="/missing/keys.toml"), "--api-keys-file"),
     ],
 )

@@ -1,0 +1,62 @@
+"""Temporary directories for files: each ends with its process, and those of killed processes when the next one starts.
+
+A process holds a lock on its directory as long as it lives, however it ends. `.owned` says that a directory has such a
+lock: directories without it are left alone, because their process may be of a version that takes none, or about to.
+"""
+
+import atexit
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from shared import limits
+
+log = logging.getLogger(__name__)
+_PREFIX = "antiphon-files-"
+_OWNED = ".owned"
+
+
+def make() -> Path:
+    """Makes a directory that is removed at the end of the process. Raises OSError."""
+    path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    fcntl.flock(_opened(path), fcntl.LOCK_EX)  # The descriptor stays open until the process ends.
+    (path / _OWNED).touch(0o600)
+    return path
+
+
+def remove_leftovers() -> int:
+    """Removes directories whose processes have ended, at most `TEMPORARY_LEFTOVERS_MAX`. Returns how many. Blocks."""
+    num_removed = 0
+    for path in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")):
+        if num_removed >= limits.TEMPORARY_LEFTOVERS_MAX:
+            break
+        # Its process lives and has the lock, or another gateway that starts has removed it meanwhile.
+        with contextlib.suppress(OSError):
+            num_removed += _remove(path)
+    if num_removed:
+        log.info("removed %d temporary directories of gateways that were killed", num_removed)
+    return num_removed
+
+
+def _remove(path: Path) -> bool:
+    """Removes a directory if its process has ended. Returns whether it did."""
+    if path.stat(follow_symlinks=False).st_uid != os.getuid():
+        return False
+    descriptor = _opened(path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not (path / _OWNED).is_file():
+            return False
+        shutil.rmtree(path)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
