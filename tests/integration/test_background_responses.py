@@ -270,6 +270,30 @@ async def test_only_the_key_that_made_a_response_knows_it_and_it_fails_if_the_ke
         assert "does not exist any more" in (await two.ask("GET", f"/{name}", **mine)).json["error"]["message"]
 
 
+async def test_a_response_that_goes_on_does_not_count_against_the_limits_of_its_key_again(
+    nats_connect, nats_server, subjects
+):
+    # Each gateway of this test counts by itself; together they would be stricter, not more lenient.
+    listed = KEY_FILE.replace('key = "sk-one"', 'key = "sk-one"\nrequests_per_minute = 1')
+    deployment = Deployment(
+        nats_connect, nats_server, subjects, keys=ApiKeys("", keys_of_text(listed, is_json=False, source=""))
+    )
+    async with deployment.gateway("one", manual()) as one, deployment.gateway("two", manual()) as two:
+        mine = {"authorization": "Bearer sk-one"}
+        name = (await one.ask("POST", "", BODY, **mine)).json["id"]
+        await one.backend.generations.get()
+        (await two.ask("POST", "", {"input": "whatever", "background": True}, **mine)).json["id"]
+        await two.backend.generations.get()
+        deployment.living = {("two", "boot")}
+        resumed = await two.backend.generations.get()
+        resumed.put(*[[batch[0]] for batch in text_batches(*PIECES)], None)
+
+        async def completed() -> bool:
+            return (await two.ask("GET", f"/{name}", **mine)).json["status"] == "completed"
+
+        await until(completed)
+
+
 async def test_a_response_outlives_a_bus_that_forgets_everything(nats_connect, private_nats_server, subjects):
     deployment = Deployment(nats_connect, private_nats_server, subjects)
     async with deployment.gateway("one", manual()) as one, deployment.gateway("two", manual()) as two:
