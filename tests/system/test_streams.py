@@ -359,7 +359,7 @@ def test_the_terminal_client_and_the_helper_do_not_notice_that_the_gateway_dies(
 
 
 def test_a_stream_that_is_resumed_elsewhere_ends_its_former_run(served: Served) -> None:
-    path, body = request(CHAT, 30)
+    path, body = request(CHAT, 30, n=12)  # So many that the stream lasts.
     right = undisturbed(served, path, body)
     wait_until(lambda: "gateway-1" in served.pids(), 30)
     stream = begun(served, "gateway-2", path, body)
@@ -412,15 +412,20 @@ def test_a_background_response_goes_on_at_another_gateway_when_its_own_dies(serv
     wait_until(lambda: len({"gateway-1", "gateway-2"} & served.pids().keys()) == 2, 30)
     body = in_background(33)
     right = undisturbed(served, RESPONSES, body)
-    stream = begun(served, "gateway-1", RESPONSES, body)
-    stream.read(6)
     pids = served.pids()
-    response_id = json.loads(stream.events[0])["response"]["id"]
+    stream = connected(served, "gateway-1")
+    # Other work makes the response last until its gateway dies.
+    beside = begun(served, "gateway-2", *request(CHAT, 34, n=12))
+    beside.read(1)
+    stream.ask("POST", RESPONSES, body)
+    stream.read(6)
     with frozen(pids["engine-1"]):
         os.kill(pids["gateway-1"], signal.SIGKILL)
         with pytest.raises(Broken):
             stream.read()
+        response_id = json.loads(stream.events[0])["response"]["id"]
         running = response_of(served, response_id)
+    beside.close()
     assert running["status"] == "in_progress", "the response had ended before its gateway died"
     last = json.loads(stream.events[-1])["sequence_number"]
     rest = Events(served, "GET", f"{RESPONSES}/{response_id}?stream=true&starting_after={last}")
@@ -474,7 +479,7 @@ def test_streams_responses_and_batches_survive_a_restart_of_everything(model: Pa
         f"--bus-directory={tmp_path / 'bus'}",
         f"--files-directory={tmp_path}/files",
     )
-    path, body = request(CHAT, 40)
+    path, body = request(CHAT, 40, n=12)  # So many that the stream lasts.
     with until_the_end(serve_tiny(model, *flags)) as first:
         right = undisturbed(first, path, body)
         response = fetch(first, "POST", "/v1/responses", {"input": "hi", "max_output_tokens": 4}).json
@@ -482,12 +487,12 @@ def test_streams_responses_and_batches_survive_a_restart_of_everything(model: Pa
         whole = fetch(first, "POST", RESPONSES, unattended).json["id"]
         wait_until(lambda: response_of(first, whole)["status"] == "incomplete", 60)
         finished = output_of(response_of(first, whole))
-        batch = begin_batch(first)
+        batch, pids = begin_batch(first), first.pids()
+        wait_until(lambda: batch_of(first, batch)["request_counts"]["completed"] > 0, 30)
         stream = Events(first, "POST", path, body)
         stream.read(5)
-        wait_until(lambda: batch_of(first, batch)["request_counts"]["completed"] > 0, 30)
-        begun_id = fetch(first, "POST", RESPONSES, unattended).json["id"]
-        with frozen(first.pids()["engine-1"]):
+        with frozen(pids["engine-1"]):
+            begun_id = fetch(first, "POST", RESPONSES, unattended).json["id"]
             time.sleep(0.3)
             for pid in (*first.descendants(), first.process.pid):
                 os.kill(pid, signal.SIGKILL)
