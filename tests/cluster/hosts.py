@@ -38,6 +38,12 @@ class Host:
         argv = ["ip", "netns", "exec", self.namespace, sys.executable, "-c", script, url]
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
+    def reaches(self, other: "Host") -> bool:
+        """Whether a packet to another host is answered."""
+        script = "import socket, sys; socket.create_connection((sys.argv[1], 4222), timeout=2)"
+        argv = ["ip", "netns", "exec", self.namespace, sys.executable, "-c", script, other.address]
+        return subprocess.run(argv, capture_output=True).returncode == 0
+
     def cut(self, *, off: bool) -> None:
         """Pulls the cable out of the switch, or puts it in again."""
         ip("-n", self.switch, "link", "set", self.port, "down" if off else "up")

@@ -92,14 +92,16 @@ def load(place: tuple[list[Host], Host], cluster: Deployment, right: list[str]) 
         made.kill()
 
 
-def noted(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
+def note(report: dict[str, Any], name: str, answers: list[dict[str, Any]]) -> None:
+    """Adds what came of the answers to the report. All must be right."""
+    report[name] = {
         "answers": len(answers),
-        "lost": 0,
-        "different": 0,
-        "refused": sum(answer["refused"] for answer in answers),
-        "longest_silence_s": max(answer["longest_s"] for answer in answers),
+        "lost": sum(answer["lost"] for answer in answers),
+        "different": sum(answer["different"] for answer in answers),
+        "refused": sum(answer.get("refused", 0) for answer in answers),
+        "longest_silence_s": max((answer.get("longest_s", 0.0) for answer in answers), default=0.0),
     }
+    assert [answer for answer in answers if answer["lost"] or answer["different"]] == []
 
 
 def engine_metric(cluster: Deployment, name: str) -> dict[str, float]:
@@ -114,7 +116,7 @@ def engine_metric(cluster: Deployment, name: str) -> dict[str, float]:
 def test_sixty_four_streams_over_two_prefill_and_two_decode_engines(
     cluster: Deployment, load: Load, report: dict[str, Any]
 ) -> None:
-    report["undisturbed"] = noted(load.read(1))
+    note(report, "undisturbed", load.read(1))
     saved, loaded = engine_metric(cluster, "kv_saved_tokens"), engine_metric(cluster, "kv_loaded_tokens")
     assert saved["prefill-1"]
     assert saved["prefill-2"]
@@ -134,23 +136,25 @@ def test_a_killed_server_of_the_bus_costs_no_stream_and_comes_back(
         os.kill(node.process.pid, signal.SIGKILL)  # `ip` and the script replace themselves by the server
         node.process.wait(10)
         node.stop()
-        report[f"nats-{host.number} killed"] = noted(load.read(2))
+        note(report, f"NATS server {host.number} killed", load.read(2))
         cluster.start_node(host)
         wait_until(lambda host=host: is_whole(host), 60, cluster.outputs)
-        report[f"nats-{host.number} back"] = noted(load.read(1))
+        note(report, f"NATS server {host.number} back", load.read(1))
 
 
 def test_a_host_that_is_cut_off_for_five_seconds_costs_no_stream(
-    cluster: Deployment, load: Load, report: dict[str, Any]
+    place: tuple[list[Host], Host], cluster: Deployment, load: Load, report: dict[str, Any]
 ) -> None:
     for host in cluster.hosts:
-        load.read(1)
+        assert place[1].reaches(host)
         host.cut(off=True)
-        time.sleep(CUT_S)  # what is shown is a host that is away for this long
+        begun = time.monotonic()
+        assert not place[1].reaches(host)
+        time.sleep(max(0.0, begun + CUT_S - time.monotonic()))  # what is shown is a host that is away for this long
         host.cut(off=False)
-        report[f"host {host.number} cut off for 5 s"] = noted(load.read(2))
+        note(report, f"host {host.number} cut off for 5 s", load.read(2))
         wait_until(lambda host=host: is_whole(host), 60, cluster.outputs)
-    load.finish()
+    note(report, "at the end", load.finish())
     assert all(each.process.poll() is None for each in cluster.running.values()), cluster.outputs()
 
 
