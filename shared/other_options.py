@@ -96,7 +96,7 @@ OPTIONS: tuple[Other, ...] = (
     _not_here("--hf-overrides", "value", "edit config.json of the model", ("{}", *_NONE)),
     _not_here("--override-neuron-config", "value", "there is no backend for such devices", _NONE),
     _not_here("--runner", "value", _TASKS, ("auto", "generate", "pooling")),
-    _not_here("--convert", "value", _TASKS, ("auto", "none", "embed")),
+    _not_here("--convert", "value", _TASKS, ("auto", "none", "embed", "classify")),
     _not_here("--override-pooler-config", "value", "a request says how its vectors are pooled ('pooling')", _NONE),
     _not_here("--code-revision", "value", "code comes with the model: at the same --revision", _NONE),
     _not_here("--config-format", "value", "models are read in Hugging Face layout alone", ("auto", "hf")),

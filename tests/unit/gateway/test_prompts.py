@@ -57,6 +57,14 @@ async def test_token_ids_are_truncated_to_their_last_ones():
     assert fits.num_tokens == CARD.max_model_len - 4
 
 
+async def test_pairs_of_texts_stay_together_when_a_request_is_sent_in_parts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "TOKENIZE_CHARS_MAX", 5)
+    tokenizers = Tokenizers()
+    await prepared(request(texts=("a", "b", "cd"), second_texts=("123", "4", "5")), tokenizers)
+    sent = [(message.prompts, message.second_prompts) for message in tokenizers.asked]
+    assert sent == [(("a",), ("123",)), (("b", "cd"), ("4", "5"))]
+
+
 async def test_the_prompt_tokens_of_all_sequences_are_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "REQUEST_TOKENS_MAX", 8)
     assert len(await prepared(request(token_ids=((1, 2), (3, 4)), n=2))) == 2
