@@ -14,17 +14,20 @@ from services.engine.models.registry import find_family
 from services.engine.quantization.choice import WeightForm
 from services.engine.quantization.formats import prepared
 from services.engine.quantization.weight import QuantizedWeight
+from services.engine.triton.operations import TritonQuantizedLinear
 from services.engine.worker.model_files import read_config
 from services.engine.worker.parameters import ParameterReader
+from services.engine.worker.triton_worker import TritonWorker
 from shared.config import SettingsError
 from shared.errors import ServiceError
 from shared.quantization import SMOOTHQUANT_FILE, Method, prepared_method
+from shared.sampling import SamplingParams
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt
 from tests.models import greedy_reference, make_model
 from tests.quantized.checkpoints import LAYOUTS, compressed, make_checkpoints
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
-QUANTIZED = {name for name in LAYOUTS if name not in ("gptq, inputs in another order", "gptq, 8 bits", "fp8, blocks")}
+QUANTIZED = {name for name in LAYOUTS if name not in ("gptq, inputs in another order", "gptq, 8 bits")}
 """The layouts that stay quantized; the others become the plain weights that they stand for."""
 
 
@@ -46,6 +49,21 @@ def test_a_prepared_checkpoint_gives_the_tokens_of_the_weights_that_it_stands_fo
     prompts = [make_prompt(length) for length in (5, 40)]
     engine = Engine(quantized, CoreLimits(8, 24, enable_prefix_caching=False), backend)
     assert engine.generate(prompts) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]
+
+
+@pytest.mark.parametrize("name", ["gptq, symmetric", "awq", "w8a16", "fp8, blocks"])
+def test_the_kernels_for_gpus_multiply_the_weights_of_a_prepared_checkpoint(
+    name: str, model: Path, tmp_path: Path
+) -> None:
+    """Under Triton's interpreter: a prompt in the prefill form, then a token in the decode form."""
+    quantized, plain = make_checkpoints(model, name, tmp_path)
+    prompt = make_prompt(20)
+    engine = Engine(quantized, CoreLimits(8, 24, enable_prefix_caching=False), "triton")
+    worker = engine.worker
+    assert isinstance(worker, TritonWorker)
+    assert isinstance(worker._model._weights.layers[0].o, TritonQuantizedLinear)
+    params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+    assert engine.generate([prompt], params) == [greedy_reference(plain, prompt, 2)]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

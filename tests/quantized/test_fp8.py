@@ -15,6 +15,7 @@ from services.engine.models.linear import QuantizedLinear
 from services.engine.quantization import choice
 from services.engine.quantization.rounding import quantize_fp8
 from services.engine.quantization.weight import QuantizedWeight
+from services.engine.triton.operations import TritonQuantizedLinear
 from services.engine.worker.load import load_worker
 from services.engine.worker.torch_worker import TorchWorker
 from services.engine.worker.triton_worker import TritonWorker
@@ -61,8 +62,9 @@ def test_a_hopper_computes_with_weights_of_8_bits_made_while_loading(
     model_of_worker = worker._model
     assert isinstance(model_of_worker, Decoder)
     for layer in model_of_worker._weights.layers:
-        assert isinstance(layer.o, QuantizedLinear)
-        assert layer.o._weight.kind == "fp8"
+        assert isinstance(layer.o, QuantizedLinear | TritonQuantizedLinear)
+        weight = layer.o.weight if isinstance(layer.o, TritonQuantizedLinear) else layer.o._weight
+        assert weight.kind == "fp8"
     found = run(worker, [(PROMPT, {"temperature": 0.0})], NUM_TOKENS)
     assert found.tokens["r0"] == greedy_reference(rounded(model, tmp_path / "rounded"), PROMPT, NUM_TOKENS)
 

@@ -17,6 +17,7 @@ from services.engine.triton.experts import mixed_experts
 from services.engine.triton.lora import LoraTiles, add_products, padded_rank
 from services.engine.triton.norm import normed
 from services.engine.triton.prefill_attention import attend_many
+from services.engine.triton.quantized import KernelWeight, quantized_linear
 from services.engine.triton.rope_kv import rotate_and_store
 from services.engine.triton.sampling import Adjustments, Columns, choose_tokens
 from services.engine.triton.skinny import skinny_linear
@@ -59,6 +60,10 @@ def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 def words(*shape: int) -> Tensor:
     return empty(*shape, dtype=torch.int32)
 
+
+BYTES, HALVES = empty(6144, 4096, dtype=torch.int8), empty(6144, 2048, dtype=torch.uint8)
+FLOATS, LEVELS = empty(6144, 4096, dtype=torch.uint8), empty(16, dtype=F32)
+SCALES, GROUPS = empty(6144, dtype=F32), empty(32, 6144, dtype=F32)
 
 ATTENTIONS = {
     "Llama 3.1 8B": Attention(32, 8, 128),
@@ -160,6 +165,30 @@ def adapters(rank: int, hidden: int, kv: int, inner: int, dtype: torch.dtype) ->
     return start
 
 
+QUANTIZED = {
+    "int8": KernelWeight("int8", BYTES, SCALES, None, None, 4096, 0, 128),
+    "int8, groups of 128": KernelWeight("int8", BYTES, GROUPS, None, None, 4096, 128, 128),
+    "int8_dynamic": KernelWeight("int8_dynamic", BYTES, SCALES, None, None, 4096, 0, 128),
+    "int4, groups of 128": KernelWeight("int4", HALVES, GROUPS, None, None, 4096, 128, 128),
+    "int4, groups of 128, zero points": KernelWeight("int4", HALVES, GROUPS, GROUPS, None, 4096, 128, 128),
+    "int4, groups of 32": KernelWeight("int4", HALVES, empty(128, 6144, dtype=F32), None, None, 4096, 32, 32),
+    "nf4, groups of 64": KernelWeight("int4", HALVES, empty(64, 6144, dtype=F32), None, LEVELS, 4096, 64, 64),
+    "fp8": KernelWeight("fp8", FLOATS, SCALES, None, None, 4096, 0, 128),
+    "fp8, blocks of 128": KernelWeight("fp8", FLOATS, GROUPS, None, None, 4096, 128, 128),
+}
+"""The projection of query, key and value of Llama 3.1 8B, in each kind of quantized weights."""
+
+
+def quantized(weight: KernelWeight, dtype: torch.dtype) -> Callable[[], None]:
+    """Returns a case with the products of few, some and many rows."""
+
+    def start() -> None:
+        for rows in (4, 64, 2048):
+            quantized_linear(empty(rows, weight.columns, dtype=dtype), weight, empty(weight.width, dtype=dtype))
+
+    return start
+
+
 def sampling(vocab: int, dtype: torch.dtype) -> Callable[[], None]:
     def start() -> None:
         column, number = empty(64, dtype=F32), words(64)
@@ -202,6 +231,11 @@ def all_cases() -> Iterator[Case]:
         yield Case(f"experts, Mixtral 8x7B, {label}", experts(tokens, 8, 2, 4096, 14336, BF16))
         yield Case(f"experts, Qwen3 30B-A3B, {label}", experts(tokens, 128, 8, 2048, 768, F16))
     yield Case("experts, float32", experts(64, 8, 2, 1024, 2048, F32))
+    for name, weight in QUANTIZED.items():
+        yield Case(f"products of quantized weights, {name}", quantized(weight, BF16))
+    yield Case("products of quantized weights, float16, int4", quantized(QUANTIZED["int4, groups of 128"], F16))
+    wide = KernelWeight("int4", HALVES, GROUPS, GROUPS, None, 4096, 128, 32)
+    yield Case("products of quantized weights, float32, int4", quantized(wide, F32))
     yield Case("adapters, Llama 3.1 8B, rank 16", adapters(16, 4096, 1024, 14336, BF16))
     yield Case("adapters, Llama 3.1 8B, rank 128, float16", adapters(128, 4096, 1024, 14336, F16))
     yield Case("adapters, float32", adapters(16, 1024, 512, 2048, F32))

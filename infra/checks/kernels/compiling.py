@@ -28,6 +28,7 @@ _TYPES = {
     torch.float8_e4m3fn: "fp8e4nv",
     torch.float8_e5m2: "fp8e5",
     torch.int8: "i8",
+    torch.uint8: "u8",
     torch.int16: "i16",
     torch.int32: "i32",
     torch.int64: "i64",
@@ -140,7 +141,8 @@ def _read_cubin(asm: dict[str, Any]) -> tuple[int, int, dict[str, int]]:
         text = _run("nvdisasm", file.name)
     fields = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     counts = {
-        name: len(re.findall(rf"\b{name}\b", text)) for name in ("HGMMA", "QGMMA", "HMMA", "LDGSTS", "LDL", "STL")
+        name: len(re.findall(rf"\b{name}\b", text))
+        for name in ("HGMMA", "QGMMA", "IGMMA", "HMMA", "IMMA", "LDGSTS", "LDL", "STL")
     }
     # Library functions may use some stack without spilling; registers are spilled only if local memory is accessed.
     spills = max(fields["STACK"], fields["LOCAL"]) if counts["LDL"] + counts["STL"] else 0

@@ -144,16 +144,34 @@ def needed_instruction(entry: Entry) -> str:
     """Returns the instruction that the kernel must contain to be fast on its target; empty if none is required."""
     kernel = entry.kernel.split()[1]
     narrow = "float32" not in entry.case
+    if kernel == "quantized" and narrow and entry.target != "gfx942":
+        return needed_of_quantized(entry)
     if (
         entry.target == "sm_90"
         and narrow
         and (kernel == "prefill" or (kernel == "grouped" and "prefill" in entry.case))
     ):
         return "HGMMA"
-    if entry.target == "gfx942" and kernel in {"prefill", "split", "grouped", "skinny", "shrink", "expand"}:
+    if entry.target == "gfx942" and kernel in {
+        "prefill",
+        "split",
+        "grouped",
+        "skinny",
+        "shrink",
+        "expand",
+        "quantized",
+    }:
         return "MFMA"
     multiplies = kernel in {"prefill", "split", "grouped", "shrink", "expand"}
     return "HMMA" if entry.target == "sm_80" and narrow and multiplies else ""
+
+
+def needed_of_quantized(entry: Entry) -> str:
+    """Returns the instruction of a product with quantized weights, on Hopper of a warp group except for few rows."""
+    in_8_bits = "int8_dynamic" in entry.case
+    # Rows in 8 bits are rounded by a launch before the products.
+    is_few = int(entry.kernel.split()[0]) == (2 if in_8_bits else 1)
+    return ("I" if in_8_bits else "H") + ("GMMA" if entry.target == "sm_90" and not is_few else "MMA")
 
 
 def table(entries: list[Entry]) -> str:

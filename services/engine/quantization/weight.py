@@ -13,11 +13,11 @@ from torch import Tensor
 
 WeightKind = Literal["int8", "int8_dynamic", "int4", "fp8"]
 """int8: 8 bits per weight, optionally in groups; int8_dynamic: activations are rounded to 8 bits too; int4: 4 bits per
-weight, in groups; fp8: float8_e4m3, which the C++ library does not multiply."""
+weight, in groups; fp8: float8_e4m3, optionally in groups, which the C++ library does not multiply."""
 INT4_MAX = 15
 INT4_MIDDLE = 8
 _INT8_MAX = 127
-GROUPED_KINDS: tuple[WeightKind, ...] = ("int8", "int4")
+GROUPED_KINDS: tuple[WeightKind, ...] = ("int8", "int4", "fp8")
 _TYPES = {"fp8": (torch.float8_e4m3fn,)}
 
 
@@ -32,7 +32,7 @@ class QuantizedWeight:
     scales: Tensor
     """[out]; with groups [out, groups]."""
     group_size: int = 0
-    """int8, int4: number of inputs that share a scale, a multiple of 32 or at least `in`. int8: 0 for one group."""
+    """Number of inputs that share a scale, a multiple of 32 or at least `in`. int8, fp8: 0 for one group."""
     zeros: Tensor | None = None
     """Zero points [out, groups]. int8 with groups; int4: on the scale 0 … 15, or on that of `levels` if given."""
     levels: Tensor | None = None

@@ -1,6 +1,7 @@
 """Implements a decoder's operations (the interface is in `models/operations`) with the Triton kernels.
 
-Products of many rows use the vendor's library (`F.linear`), which no kernel here would beat. Products of up to
+Products with quantized weights use `quantized_linear`. Of the others, those of many rows use the vendor's library
+(`F.linear`), which no kernel here would beat. Products of up to
 `FEW_ROWS` rows use `skinny_linear`, which reads the weight once and fuses norm, residual and activation. For few rows a
 decoder layer then takes seven launches: norm + query-key-value, rotation + cache, attention (two), output + residual,
 norm + gate·up, down + residual. For many rows it takes nine.
@@ -18,7 +19,7 @@ from services.engine.kernels.alibi import alibi_slopes
 from services.engine.kernels.experts import route
 from services.engine.models.attention import Attention, StepInputs
 from services.engine.models.description import ActivationKind, DecoderDescription, NormKind, RopeParameters
-from services.engine.models.linear import Linear, QuantizedLinear
+from services.engine.models.linear import Linear
 from services.engine.models.mlp import ExpertParts, Mlp
 from services.engine.models.norm import Norm
 from services.engine.models.operations import NormThenMlp, ResidualMlp
@@ -32,6 +33,7 @@ from services.engine.triton.experts import mixed_experts
 from services.engine.triton.lora import LoraMatrix, LoraStep
 from services.engine.triton.norm import normed
 from services.engine.triton.prefill_attention import attend_many
+from services.engine.triton.quantized import kernel_weight, quantized_linear
 from services.engine.triton.rope_kv import make_table, rotate_and_store
 from services.engine.triton.skinny import skinny_linear
 
@@ -81,6 +83,21 @@ class TritonLinear:
         if x.shape[0] <= FEW_ROWS:
             return skinny_linear(x, self.weight, self.bias, norm=(norm.weight, norm.eps))
         return F.linear(norm(x), self.weight, self.bias)
+
+
+class TritonQuantizedLinear:
+    """A `Linear` with a quantized weight, which is kept in the layout of the kernel alone."""
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.weight, self._bias = kernel_weight(weight, dtype), bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return quantized_linear(x.contiguous(), self.weight, self._bias)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return quantized_linear(x.contiguous(), self.weight, self._bias, residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +240,13 @@ class TritonAttention:
 
 
 class TritonOperations:
-    """`Operations` with Triton kernels. `num_positions`: number of tokens of the longest context."""
+    """`Operations` with Triton kernels, for activations of a type.
 
-    def __init__(self, num_positions: int, shard: Shard = ALONE) -> None:
-        self._num_positions, self._shard = num_positions, shard
+    `num_positions`: number of tokens of the longest context.
+    """
+
+    def __init__(self, num_positions: int, dtype: torch.dtype, shard: Shard = ALONE) -> None:
+        self._num_positions, self._dtype, self._shard = num_positions, dtype, shard
 
     def norm(self, kind: NormKind, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
         """See `Operations`."""
@@ -236,7 +256,7 @@ class TritonOperations:
     def linear(self, weight: "Tensor | QuantizedWeight", bias: Tensor | None = None) -> Linear:
         """See `Operations`."""
         if isinstance(weight, QuantizedWeight):
-            return QuantizedLinear(weight, bias)
+            return TritonQuantizedLinear(weight, bias, self._dtype)
         # The interpreter writes its arguments back after a launch, and the mapped pages of a checkpoint are read-only.
         return TritonLinear(weight.clone() if weight.device.type == "cpu" else weight.contiguous(), bias)
 

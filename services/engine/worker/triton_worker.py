@@ -148,11 +148,11 @@ class TritonWorker:
         self._description = local_description(whole, ranks.shard)
         self._dtype = choose_dtype(settings.dtype, weight_dtype(config), device)
         self._cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
-        form = weight_form(settings, model_dir, config, device, native=False)
+        form = weight_form(settings, model_dir, config, device, native=True)
         backend = f"triton {hardware(device)} {form.name} {ranks.shard.tp_size}"
         self._configuration = configuration_hash(model_dir, backend, self._dtype, self._cache_dtype)
         self._content = content_hash(model_dir, form.name, self._dtype)
-        operations = TritonOperations(context_length(settings, whole), ranks.shard)
+        operations = TritonOperations(context_length(settings, whole), self._dtype, ranks.shard)
         weights = load_weights(model_dir, whole, family.layout(whole), self._dtype, device, operations, form, ranks)
         self._weights_bytes = weights.nbytes
         self._slots: DeviceAdapters | None = None

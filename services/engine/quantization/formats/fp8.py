@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from services.engine.quantization.formats.packing import expect
+from services.engine.quantization.rounding import GROUP_MULTIPLE
 from services.engine.quantization.weight import QuantizedWeight
 
 _SCALES = ("weight_scale", "weight_scale_inv")
@@ -50,7 +51,10 @@ class Fp8:
 def fp8_weight(
     values: Tensor, scales: Tensor, shape: tuple[int, int], block: tuple[int, int] | None
 ) -> "Tensor | QuantizedWeight":
-    """Returns the weight of `shape` [out, in] with these values and scales; plain if scales are of blocks."""
+    """Returns the weight of `shape` [out, in] with these values and scales.
+
+    Scales of blocks become those of their outputs. The weight is plain if a block's inputs are no multiple of 32.
+    """
     expect("weight", values, *shape)
     if values.dtype != torch.float8_e4m3fn:
         raise ValueError(f"weight is {values.dtype} instead of float8_e4m3fn")
@@ -58,6 +62,8 @@ def fp8_weight(
     if block is not None:
         rows, columns = (torch.arange(size) // length for size, length in zip(shape, block, strict=True))
         expect("scales", scales, int(rows[-1]) + 1, int(columns[-1]) + 1)
+        if block[1] % GROUP_MULTIPLE == 0:
+            return QuantizedWeight("fp8", values, shape, scales[rows].contiguous(), block[1])
         return values.to(torch.float32) * scales[rows][:, columns]
     if scales.numel() not in (1, shape[0]):
         raise ValueError(f"there are {scales.numel()} scales for {shape[0]} outputs")
