@@ -14,7 +14,6 @@ from shared.adapter_config import check_rank, check_tokens, read_lora_config, re
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 from shared.model_files import model_aliases, model_name
-from shared.parallel import world_size
 
 E = TypeVar("E", bound=EngineSettings)
 DEFAULT_MAX_LORAS = 8
@@ -121,11 +120,6 @@ def _check_limits(settings: EngineSettings) -> None:
             f"--enable-prompt-adapter or {_PROMPT_FLAG}",
         ),
     )
-    if (loras or prompts) and world_size(settings) > 1:
-        raise SettingsError(
-            "--tensor-parallel-size, --pipeline-parallel-size: adapters are served by engines on one device; merge a "
-            "LoRA adapter into the model's weights, or start more engines with --engines"
-        )
     for flag, value, enabled, needed in asked:
         if value is not None and not enabled:
             raise SettingsError(f"{flag} needs {needed}")

@@ -70,7 +70,7 @@ OPTIONS: tuple[Other, ...] = (
     _no_effect("--num-lookahead-slots", "value", "drafted tokens need no slots of their own"),
     _no_effect("--preemption-mode", "value", "blocks of preempted requests are kept where --swap-space has room"),
     _no_effect("--lora-extra-vocab-size --lora-dtype", "value", _LORA_SPACE),
-    _no_effect("--fully-sharded-loras", "flag", "adapters are served by engines on one device"),
+    _no_effect("--fully-sharded-loras", "flag", "an adapter is divided among devices as the model's matrices are"),
     _no_effect("--model-loader-extra-config --ignore-patterns", "value", "the loader reads only the model's own files"),
     _no_effect("--max-num-partial-prefills --max-long-partial-prefills", "value", _PREFILLS),
     _no_effect("--long-prefill-token-threshold", "value", _PREFILLS),

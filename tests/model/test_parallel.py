@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from antiphon.offline.adapters import with_adapters
+from services.engine.adapters.delta import AdapterWeights, LoadedAdapter
+from services.engine.adapters.library import AdapterLibrary
+from services.engine.adapters.shards import local_adapter
 from services.engine.core.invariants import check_idle
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
@@ -21,8 +25,10 @@ from services.engine.worker.torch_worker import TorchWorker, describe_model
 from shared.config import SettingsError
 from shared.pooling import POOLING_KINDS, PoolingParams
 from shared.sampling import SamplingParams
+from tests.adapters import make_adapter, make_prompt_adapter
 from tests.model.harness import VARIANTS, Engine, Models, Reference, make_prompt, make_worker, settings
 from tests.model.looped import Output, run
+from tests.model.test_adapters import TARGETS
 from tests.model_variants import FOREIGN_VARIANTS
 from tests.support.ranks import RankThreads, StagedRanks
 
@@ -87,6 +93,59 @@ def test_quantized_weights_are_divided_like_plain_ones(models: Models) -> None:
             together.log_probabilities(prompts, 4), alone.log_probabilities(prompts, 4), strict=True
         ):
             np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(("tp_size", "pp_size"), SHAPES)
+@pytest.mark.parametrize("variant", ["llama with biases", "phi3", "gpt2", "gpt_neox"])
+def test_adapters_are_divided_like_the_matrices(
+    variant: str, tp_size: int, pp_size: int, models: Models, tmp_path: Path
+) -> None:
+    directory, prompts = models(variant), [make_prompt(length) for length in (5, 40)]
+    lora = make_adapter(tmp_path / "lora", directory, targets=TARGETS[variant])
+    soft = make_prompt_adapter(tmp_path / "soft", directory, num_tokens=7)
+    extra: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 2}
+    extra |= {"enable_prompt_adapter": True, "max_prompt_adapters": 2}
+    limits = CoreLimits(8, 24, enable_prefix_caching=False, max_loras=2, max_prompt_adapters=2)
+    alone, together = Engine(directory, limits, "torch", **extra), engine(directory, tp_size, pp_size, **extra)
+    together._start(together.worker, limits)
+    assert isinstance(together.worker, RankThreads)
+    libraries = [worker.adapters for worker in together.worker.workers if isinstance(worker, TorchWorker)]
+    whole = describe_model(directory)
+
+    def share(_: LoadedAdapter, weights: AdapterWeights) -> None:
+        for rank, library in enumerate(libraries[1:], 1):
+            assert library is not None
+            library.accept(local_adapter(weights, whole, Shard.of_rank(rank, tp_size, pp_size)))
+
+    assert libraries[0] is not None
+    libraries[0].share = share
+    assert isinstance(alone.worker, TorchWorker)
+    assert alone.worker.adapters is not None
+    for asked in ((), (lora,), (soft,), (lora, soft)):
+        theirs, ours = (
+            _with_adapters(each, library, prompts, asked)
+            for each, library in ((alone, alone.worker.adapters), (together, libraries[0]))
+        )
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(one, other, atol=TOLERANCE)
+
+
+def _with_adapters(
+    each: Engine, library: AdapterLibrary, prompts: list[list[int]], asked: tuple[Path, ...]
+) -> list[list[float]]:
+    """Returns the log probabilities of the greedy tokens of each prompt, with its adapters."""
+    loaded = [library.load(path.name, str(path)) for path in asked]
+    found: dict[str, list[float]] = {}
+    for number, prompt in enumerate(prompts):
+        name = f"{len(each.plans)}-{number}"
+        params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=1)
+        spec = with_adapters(SequenceSpec(name, tuple(prompt), params), tuple(loaded))
+        each.core.add(spec)
+        found[name] = []
+    while any(name in each.core for name in found):
+        for outcome in each.step():
+            found[outcome.sequence_id] += [one.logprob for one in outcome.logprobs]
+    return list(found.values())
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,6 @@ async def test_streams_with_adapters_survive_the_loss_of_an_engine_and_its_succe
         (['{"name": "a", "path": "{sql}", "base_model_name": "other"}'], "is for the model 'other'"),
         (["a={sql}", "--max-lora-rank=2"], "its rank is 4, above --max-lora-rank=2"),
         (["a={sql}", "--max-loras=4", "--max-cpu-loras=2"], "--max-cpu-loras: 2 is less than --max-loras (4)"),
-        (["a={sql}", "--tensor-parallel-size=2", "--device=cpu"], "adapters are served by engines on one device"),
         (["--max-loras=4"], "--max-loras needs --enable-lora or --lora-modules"),
         (["--max-prompt-adapters=4"], "--max-prompt-adapters needs --enable-prompt-adapter"),
         (["--prompt-adapters", "a={sql}"], "--prompt-adapters: The adapter 'a' cannot be served: its peft_type is"),

@@ -6,11 +6,14 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from antiphon import LLM, SamplingParams
+from antiphon import LLM, LoRARequest, PromptAdapterRequest, SamplingParams
 from antiphon.cli import main
+from tests.adapters import make_adapter, make_prompt_adapter, merge, prompted_reference
+from tests.models import greedy_reference
 from tests.system.served import Served, alive, fetch, until_the_end, wait_until
 
 PROMPTS = [f"Number {number}:" for number in range(16)]
@@ -39,11 +42,26 @@ def ranks_of(served: Served) -> list[int]:
 
 @pytest.mark.spec("S-OFF-006", "S-SRV-070")
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
-def test_the_offline_api_divides_a_model(sizes: tuple[int, int], model: Path, expected: list[str]) -> None:
-    settings = {"tensor_parallel_size": sizes[0], "pipeline_parallel_size": sizes[1]}
+def test_the_offline_api_divides_a_model_with_its_adapters(
+    sizes: tuple[int, int], model: Path, expected: list[str], tmp_path: Path
+) -> None:
+    loras = [make_adapter(tmp_path / f"lora-{seed}", model, seed=seed) for seed in (1, 2)]
+    soft = PromptAdapterRequest("soft", 1, str(make_prompt_adapter(tmp_path / "soft", model, num_tokens=7)))
+    merged = [merge(tmp_path / f"merged-{path.name}", model, path) for path in loras]
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    settings: dict[str, Any] = {"tensor_parallel_size": sizes[0], "pipeline_parallel_size": sizes[1]}
+    settings |= {"enable_lora": True, "max_loras": 1, "enable_prompt_adapter": True}
     settings |= {"distributed_executor_backend": "mp"} if sizes[0] > 1 else {}
     with LLM(model=str(model), dtype="float32", device="cpu", kv_cache_memory_gb=0.1, **settings) as llm:
         assert greedy(llm) == expected
+        ids = llm.get_tokenizer()("Once upon a time")["input_ids"]
+        # One adapter is kept: each is sent again to the other ranks when it is needed again.
+        for number in (0, 1, 0):
+            lora = LoRARequest(f"lora-{number}", 1, str(loras[number]))
+            (found,) = llm.generate("Once upon a time", params, use_tqdm=False, lora_request=lora)
+            assert found.outputs[0].token_ids == greedy_reference(merged[number], ids, 12)
+        (found,) = llm.generate("Once upon a time", params, use_tqdm=False, prompt_adapter_request=soft)
+        assert found.outputs[0].token_ids == prompted_reference(model, Path(soft.prompt_adapter_local_path), ids, 12)
 
 
 @pytest.mark.spec("S-SRV-070", "S-SRV-071", "S-DEP-033")

@@ -36,6 +36,10 @@ class AdapterLibrary:
         self._reading = threading.Lock()
         """Held while files are read, so that several requests for one adapter read it once."""
         self._alive: weakref.WeakValueDictionary[str, LoadedAdapter] = weakref.WeakValueDictionary()
+        self._given: dict[str, LoadedAdapter] = {}
+        """The adapters that another rank has read (`accept`)."""
+        self.share: Callable[[LoadedAdapter, AdapterWeights], None] | None = None
+        """Is called with an adapter that was read, before any sequence can have it."""
         self._kept: tuple[OrderedDict[str, LoadedAdapter], ...] = OrderedDict(), OrderedDict()
         """Of each kind, LoRA adapters and prompt adapters, the least recently used first."""
 
@@ -57,12 +61,27 @@ class AdapterLibrary:
             if version and weights.version != version:
                 raise unusable(name, f"the files in {directory} have changed: load the adapter again")
             count = 0 if weights.virtual is None else len(weights.virtual)
-            return self._keep(LoadedAdapter(weights.version, weights.rank, self._prepare(weights), count))
+            loaded = LoadedAdapter(weights.version, weights.rank, self._prepare(weights), count)
+            if self.share is not None:
+                self.share(loaded, weights)
+            return self._keep(loaded)
+
+    def accept(self, weights: AdapterWeights) -> None:
+        """Keeps an adapter that another rank has read, this rank's part of it, until `forget`."""
+        count = 0 if weights.virtual is None else len(weights.virtual)
+        loaded = LoadedAdapter(weights.version, weights.rank, self._prepare(weights), count)
+        with self._lock:
+            self._given[loaded.version] = loaded
+
+    def forget(self, version: str) -> None:
+        """Drops an adapter that `accept` has kept."""
+        with self._lock:
+            self._given.pop(version, None)
 
     def find(self, version: str) -> LoadedAdapter | None:
         """Returns the adapter with this version if it is in memory."""
         with self._lock:
-            found = self._alive.get(version)
+            found = self._given.get(version) or self._alive.get(version)
             if found is not None and version in (kept := self._kept[found.num_virtual_tokens > 0]):
                 kept.move_to_end(version)
             return found

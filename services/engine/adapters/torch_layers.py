@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.adapters.delta import AdapterWeights, Block, Delta, Place, virtual_rows
-from services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights
+from services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights, Stage
 from services.engine.models.description import DecoderDescription
 from services.engine.models.linear import Linear
 from services.engine.models.mlp import GatedMlp, PlainMlp
+from services.engine.parallel.linear import Summed
 
 Slots = list[Mapping[Place, Delta]]
 """The adapter in each slot."""
@@ -78,8 +79,10 @@ class AdapterStep:
 class AdaptedDecoder(Decoder):
     """A decoder whose steps may have virtual tokens, and with the LoRA adapters of `adapted`."""
 
-    def __init__(self, description: DecoderDescription, weights: DecoderWeights, step: AdapterStep) -> None:
-        super().__init__(description, adapted(weights, step))
+    def __init__(
+        self, description: DecoderDescription, weights: DecoderWeights, step: AdapterStep, stage: Stage | None = None
+    ) -> None:
+        super().__init__(description, adapted(weights, step), stage=stage)
         self._step = step
 
     def _lookup(self, ids: Tensor) -> Tensor:
@@ -109,13 +112,20 @@ def adapted(weights: DecoderWeights, step: AdapterStep) -> DecoderWeights:
 def _layer(layer: LayerWeights, index: int, step: AdapterStep) -> LayerWeights:
     mlp = layer.mlp
     if isinstance(mlp, GatedMlp):
-        mlp.gate_up = AdaptedLinear(mlp.gate_up, (index, "up"), step)
+        mlp.gate_up = _linear(mlp.gate_up, (index, "up"), step)
     elif isinstance(mlp, PlainMlp):
-        mlp.up = AdaptedLinear(mlp.up, (index, "up"), step)
+        mlp.up = _linear(mlp.up, (index, "up"), step)
     if isinstance(mlp, GatedMlp | PlainMlp):
-        mlp.down = AdaptedLinear(mlp.down, (index, "down"), step)
-    qkv, o = AdaptedLinear(layer.qkv, (index, "qkv"), step), AdaptedLinear(layer.o, (index, "o"), step)
+        mlp.down = _linear(mlp.down, (index, "down"), step)
+    qkv, o = _linear(layer.qkv, (index, "qkv"), step), _linear(layer.o, (index, "o"), step)
     return replace(layer, qkv=qkv, o=o)
+
+
+def _linear(linear: Linear, place: Place, step: AdapterStep) -> Linear:
+    """Returns the layer with adapters; of one whose results ranks sum, the products are a part of the sum."""
+    if isinstance(linear, Summed):
+        return linear.around(lambda part: AdaptedLinear(part, place, step))
+    return AdaptedLinear(linear, place, step)
 
 
 def _part(b: Tensor, block: Block) -> Tensor:

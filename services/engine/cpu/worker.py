@@ -143,7 +143,7 @@ class CpuWorker(StepWorker):
             self._log_weights(form)
         self._slots = NativeAdapters(self._decoder.model, self._description, self._dtype, num_slots)
         if serves_adapters(settings):
-            self.adapters = make_library(settings, config, self._description, self._slots.prepare)
+            self.adapters = make_library(settings, config, self._slots.prepare)
         eos = eos_token_ids(model_dir, self._description)
         self._under_way: deque[_UnderWay | StepResult] = deque()
         self._freed_tensors = False

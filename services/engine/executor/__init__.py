@@ -10,6 +10,7 @@ data (`services.engine.core.plan`), to several processes, and returns the result
     joining          how processes of other machines connect and prove who they are
     rank_processes   what is known of them here, and a watch over them
     channel          the messages to them
+    adapter_parts    the parts of adapters among these
     rank             the program that they run
 """
 

@@ -1,8 +1,8 @@
 """Messages between the first rank of an engine and its other ranks: length-prefixed msgpack over a socket.
 
 The socket is one of a pair between processes of one machine, and a TCP connection between machines (`joining`). The
-first rank sends where the ranks meet, then plans and grammars; the others answer each plan with a digest of their
-result. Blocking; used by `multiproc` and `rank`.
+first rank sends where the ranks meet, then plans, grammars and adapters; the others answer each plan with a digest of
+their result. Blocking; used by `multiproc` and `rank`.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from services.engine.core.plan import StepPlan, StepResult
+from services.engine.executor.adapter_parts import AdapterMessage
 from services.engine.parallel.meeting import Meeting
 from shared.grammar import Grammar
 
@@ -60,7 +61,7 @@ class Computed(msgspec.Struct, frozen=True, tag=True):
     digest: bytes
 
 
-Command = Start | RunPlan | Collect | CompileGrammar
+Command = Start | RunPlan | Collect | CompileGrammar | AdapterMessage
 Reply = Loaded | Computed
 
 

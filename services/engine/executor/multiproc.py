@@ -10,16 +10,22 @@ another one.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
-from collections.abc import Callable
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from services.engine.adapters.delta import AdapterWeights, LoadedAdapter
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.executor.adapter_parts import ForgetAdapter, messages_of
 from services.engine.executor.channel import (
     ChannelClosed,
     Collect,
+    Command,
     CompileGrammar,
     Computed,
     Loaded,
@@ -31,6 +37,7 @@ from services.engine.executor.rank_processes import Rank, RankFailed, RankWatch
 from services.engine.executor.starting import started_ranks
 from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.kv.layout import KvMemory
+from services.engine.models.description import DecoderDescription
 from services.engine.parallel.meeting import Meeting
 from services.engine.parallel.shard import Shard
 from services.engine.worker.seam import ModelWorker, WeightMemory
@@ -59,6 +66,10 @@ class MultiprocExecutor:
         self._local, self._communicator, self._ranks = UniprocExecutor(worker), communicator, ranks
         self._settings, self._release = settings, release
         self._sending = threading.Lock()
+        self._forgotten: deque[str] = deque()
+        """Versions of adapters that nothing refers to any more and that the other ranks still have."""
+        if self._local.adapters is not None:
+            self._local.adapters.share = self._share
         self._failure = ""
         """Why the engine must end, as soon as a rank has ended."""
         self._wake: Callable[[], None] = lambda: None
@@ -118,18 +129,23 @@ class MultiprocExecutor:
 
     def kv_memory(self) -> KvMemory:
         """See Executor. All ranks must be on this machine (`parallel.exchanges_kv`)."""
-        from services.engine.worker.torch_worker import describe_model
-
-        whole = describe_model(model_directory(self._settings))
-        tp_size, pp_size = self._settings.tensor_parallel_size, self._settings.pipeline_parallel_size
-        shards = [Shard.of_rank(number, tp_size, pp_size) for number in range(tp_size * pp_size)]
-        parts = list(parts_of(whole, shards, [None, *(rank.blocks for rank in self._ranks)]))
+        whole = self._whole
+        parts = list(parts_of(whole, self._shards, [None, *(rank.blocks for rank in self._ranks)]))
         return RankMemory(self._local.kv_memory(), parts, whole.num_layers, whole.num_kv_heads)
 
     @property
     def adapters(self) -> AdapterLibrary | None:
-        """See Executor. Adapters are not divided among ranks: `shared.adapters` refuses them."""
-        return None
+        """See Executor. This rank reads them, and sends each other rank its part."""
+        return self._local.adapters
+
+    def _share(self, loaded: LoadedAdapter, weights: AdapterWeights) -> None:
+        """Sends the other ranks their parts of an adapter. They keep it until nothing here refers to `loaded`."""
+        from services.engine.adapters.shards import local_adapter
+
+        for rank, shard in zip(self._ranks, self._shards[1:], strict=True):
+            for message in messages_of(local_adapter(weights, self._whole, shard)):
+                self._send(message, (rank,))
+        weakref.finalize(loaded, self._forgotten.append, loaded.version)
 
     def weight_memory(self) -> list[WeightMemory]:
         """See Executor. The weights of the first rank."""
@@ -150,14 +166,32 @@ class MultiprocExecutor:
         self._local.close()
         self._communicator.close()
 
-    def _send(self, message: RunPlan | Collect | CompileGrammar) -> None:
-        # Grammars are compiled on other threads than plans are launched on.
+    @functools.cached_property
+    def _whole(self) -> DecoderDescription:
+        from services.engine.worker.torch_worker import describe_model
+
+        return describe_model(model_directory(self._settings))
+
+    @property
+    def _shards(self) -> list[Shard]:
+        tp_size, pp_size = self._settings.tensor_parallel_size, self._settings.pipeline_parallel_size
+        return [Shard.of_rank(number, tp_size, pp_size) for number in range(tp_size * pp_size)]
+
+    def _send(self, message: Command, ranks: Sequence[Rank] | None = None) -> None:
+        """Sends a message to some of the other ranks, by default to all, behind what is still to be forgotten."""
+        # Grammars are compiled and adapters are read on other threads than plans are launched on.
         with self._sending:
-            for rank in self._ranks:
-                try:
-                    rank.channel.send(message)
-                except ChannelClosed as error:
-                    raise RankFailed(rank.ended()) from error
+            # An adapter is forgotten before it can be sent again, and behind all plans that use it.
+            while self._forgotten:
+                self._tell(ForgetAdapter(self._forgotten.popleft()), self._ranks)
+            self._tell(message, self._ranks if ranks is None else ranks)
+
+    def _tell(self, message: Command, ranks: Sequence[Rank]) -> None:
+        for rank in ranks:
+            try:
+                rank.channel.send(message)
+            except ChannelClosed as error:
+                raise RankFailed(rank.ended()) from error
 
     def _ended(self, how: str) -> None:
         """Called on the watch's thread: a step that waits for the rank ends, and so does the engine."""

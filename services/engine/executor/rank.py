@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from services.engine.executor.adapter_parts import AdapterMessage, AdapterReceiver
 from services.engine.executor.channel import (
     Channel,
     ChannelClosed,
@@ -81,6 +82,7 @@ def serve(executor: UniprocExecutor, channel: Channel, plans_max: int) -> None:
     last one. With as many, it collects the oldest at once: the last stage has computed that one by then, and what the
     stages before this one need to go on does not depend on it. Otherwise it collects when the first rank does.
     """
+    adapters = None if executor.adapters is None else AdapterReceiver(executor.adapters)
     num_early = 0
     while True:
         try:
@@ -93,6 +95,10 @@ def serve(executor: UniprocExecutor, channel: Channel, plans_max: int) -> None:
             except ServiceError as error:
                 # The first rank has refused the request for the same reason.
                 logger.debug("grammar refused: %s", error)
+            continue
+        if isinstance(command, AdapterMessage):
+            assert adapters is not None, "this rank has no adapters"
+            adapters.take(command)
             continue
         assert not isinstance(command, Start), "the model is already loaded"
         if isinstance(command, RunPlan):

@@ -1,7 +1,8 @@
 """Layers whose results are summed over the ranks. Made by the weight loader."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 from torch import Tensor
 
@@ -19,6 +20,10 @@ class Summed:
     part: Linear | Mlp
     all_sum: Callable[[Tensor], Tensor]
     bias: Tensor | None = None
+
+    def around(self, change: Callable[[Linear], Linear]) -> "Summed":
+        """Returns the layer with `change` applied to its matrix, so that what is added there is summed too."""
+        return replace(self, part=change(cast(Linear, self.part)))
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear` and `Mlp`."""

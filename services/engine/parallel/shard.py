@@ -95,18 +95,30 @@ def sharded(
     """
     if shard.tp_size == 1:
         return weight
-    if name in _ROWS:
-        rows = _rows(name, d, shard)
+    rows = rows_of(name, d, shard)
+    if rows is not None:
         return (
             weight.rows(rows) if isinstance(weight, QuantizedWeight) else weight.index_select(0, rows.to(weight.device))
         )
-    if name in _COLUMNS:
-        each = weight.shape[1] // shard.tp_size
-        first = shard.tp_rank * each
-        if isinstance(weight, QuantizedWeight):
-            return weight.columns(first, first + each)
-        return weight[:, first : first + each].contiguous()
-    return weight
+    columns = columns_of(name, weight.shape[1], shard)
+    if columns is None:
+        return weight
+    if isinstance(weight, QuantizedWeight):
+        return weight.columns(columns.start, columns.stop)
+    return weight[:, columns].contiguous()
+
+
+def rows_of(name: str, d: DecoderDescription, shard: Shard) -> Tensor | None:
+    """Returns a rank's rows, sorted, of a matrix that loses rows; None for the others, and with one rank."""
+    return _rows(name, d, shard) if shard.tp_size > 1 and name in _ROWS else None
+
+
+def columns_of(name: str, num_columns: int, shard: Shard) -> slice | None:
+    """Returns a rank's columns of a matrix that loses columns; None for the others, and with one rank."""
+    if shard.tp_size == 1 or name not in _COLUMNS:
+        return None
+    each = num_columns // shard.tp_size
+    return slice(shard.tp_rank * each, (shard.tp_rank + 1) * each)
 
 
 def sharded_bias(name: str, bias: Tensor, d: DecoderDescription, shard: Shard) -> Tensor:

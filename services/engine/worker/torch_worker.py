@@ -19,6 +19,7 @@ from torch import Tensor
 from services.engine.adapters.delta import AdapterWeights, Delta, LoadedAdapter, Place, adapter_bytes
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.adapters.peft_files import AdapterReader
+from services.engine.adapters.shards import local_adapter
 from services.engine.adapters.torch_layers import AdaptedDecoder, AdapterStep
 from services.engine.core.plan import StepPlan, StepResult
 from services.engine.kernels.alibi import alibi_slopes
@@ -88,7 +89,7 @@ class TorchWorker(StepWorker):
             adapters=self._adapter_step if serves_adapters(settings) or settings.enable_mm else None,
         )
         if serves_adapters(settings):
-            self.adapters = make_library(settings, config, self._description, self._adapter_step.prepare)
+            self.adapters = make_library(settings, config, self._adapter_step.prepare, ranks.shard)
         cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
         bytes_per_slot = self._description.kv_size * cache_dtype.itemsize
         slopes = scaled_slopes(self._description, self._device, ranks.shard)
@@ -231,8 +232,8 @@ def load_model(
     """Returns a `Decoder` if the architecture's family is known, else a model that transformers runs.
 
     Of several ranks, the decoder and its description are those of the rank's part. `trust_remote_code` allows
-    transformers to run code that comes with the model. With `adapters`, which a single rank can have, the decoder's
-    layers add the products of the step's adapters. Raises `ServiceError`.
+    transformers to run code that comes with the model. With `adapters` the decoder's layers add the products of the
+    step's adapters. Raises `ServiceError`.
     """
     if not has_family(config):
         if ranks.shard.size > 1:
@@ -249,10 +250,9 @@ def load_model(
     with torch.inference_mode():
         layout = family.layout(description)
         weights = load_weights(model_dir, description, layout, dtype, device, form=form, ranks=ranks)
-        if adapters is not None:
-            assert ranks.shard.size == 1, "adapters are not divided among ranks"
-            return AdaptedDecoder(description, weights, adapters), description
         local = local_description(description, ranks.shard)
+        if adapters is not None:
+            return AdaptedDecoder(local, weights, adapters, ranks.stage), local
         return Decoder(local, weights, stage=ranks.stage), local
 
 
@@ -282,17 +282,26 @@ def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
 def make_library(
     settings: EngineSettings,
     config: Mapping[str, Any],
-    description: DecoderDescription,
     prepare: Callable[[AdapterWeights], object],
+    shard: Shard = ALONE,
 ) -> AdapterLibrary:
-    """Returns the library of adapters for a model. `prepare` makes the backend's form of an adapter."""
+    """Returns the library of adapters for a model. `prepare` makes the backend's form of an adapter.
+
+    The first of several ranks (`shard`) reads adapters and prepares its part; the others get theirs from it.
+    """
+    family = find_family(config)
+    description = family.describe(config)
+
+    def prepared(weights: AdapterWeights) -> object:
+        return prepare(weights if shard.rank else local_adapter(weights, description, shard))
+
     reader = AdapterReader(
-        find_family(config).layout(description),
+        family.layout(description),
         settings.max_lora_rank if settings.enable_lora else 0,
         settings.max_prompt_adapter_token if settings.enable_prompt_adapter else 0,
         description.hidden_size,
     )
-    return AdapterLibrary(reader, prepare, settings.max_cpu_loras or 0, settings.max_prompt_adapters or 0)
+    return AdapterLibrary(reader, prepared, settings.max_cpu_loras or 0, settings.max_prompt_adapters or 0)
 
 
 def kept_adapter_bytes(settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype) -> int:

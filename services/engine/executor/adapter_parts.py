@@ -1,0 +1,95 @@
+"""Adapters on their way from the first rank, which reads them, to the others: matrix by matrix, in float32.
+
+Each rank gets its own part (`adapters.shards`) and needs no files. A rank keeps an adapter until the first rank, whose
+sequences refer to it, forgets it. Messages of `channel`, in the order of the plans that use them.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from services.engine.adapters.delta import AdapterWeights, Delta, Place
+    from services.engine.adapters.library import AdapterLibrary
+
+
+class AdapterMatrix(msgspec.Struct, frozen=True, tag=True):
+    """One matrix of an adapter that `AdapterComplete` completes: `a` [rank, inputs] and `b` [outputs, rank].
+
+    `blocks`: see `adapters.delta.Block`.
+    """
+
+    version: str
+    layer: int
+    name: str
+    rank: int
+    a: bytes
+    b: bytes
+    blocks: tuple[tuple[int, int, int, int], ...]
+
+
+class AdapterComplete(msgspec.Struct, frozen=True, tag=True):
+    """All matrices of an adapter are sent: keep it. `virtual`: vectors of a prompt adapter, [num_virtual, hidden]."""
+
+    version: str
+    rank: int
+    virtual: bytes = b""
+    num_virtual: int = 0
+
+
+class ForgetAdapter(msgspec.Struct, frozen=True, tag=True):
+    """No sequence refers to an adapter any more."""
+
+    version: str
+
+
+AdapterMessage = AdapterMatrix | AdapterComplete | ForgetAdapter
+
+
+def messages_of(weights: "AdapterWeights") -> Iterator[AdapterMessage]:
+    """Yields the messages that bring a rank its part of an adapter."""
+    for (layer, name), delta in weights.deltas.items():
+        blocks = tuple((b.row, b.row_end, b.rank, b.rank_end) for b in delta.blocks)
+        a, b = _packed(delta.a), _packed(delta.b)
+        yield AdapterMatrix(weights.version, layer, name, delta.a.shape[0], a, b, blocks)
+    virtual = weights.virtual
+    if virtual is None:
+        yield AdapterComplete(weights.version, weights.rank)
+    else:
+        yield AdapterComplete(weights.version, weights.rank, _packed(virtual), len(virtual))
+
+
+class AdapterReceiver:
+    """Takes an adapter's messages on a rank. `library`: that of its worker."""
+
+    def __init__(self, library: "AdapterLibrary") -> None:
+        self._library = library
+        self._parts: dict[str, dict[Place, Delta]] = {}
+
+    def take(self, message: AdapterMessage) -> None:
+        """Applies a message."""
+        from services.engine.adapters.delta import AdapterWeights, Block, Delta
+
+        if isinstance(message, ForgetAdapter):
+            self._library.forget(message.version)
+        elif isinstance(message, AdapterMatrix):
+            a, b = _tensor(message.a, message.rank), _tensor(message.b, -1, message.rank)
+            delta = Delta(a, b, tuple(Block(*block) for block in message.blocks))
+            self._parts.setdefault(message.version, {})[message.layer, message.name] = delta
+        else:
+            virtual = _tensor(message.virtual, message.num_virtual) if message.num_virtual else None
+            deltas = self._parts.pop(message.version, {})
+            self._library.accept(AdapterWeights(message.version, message.rank, deltas, virtual))
+
+
+def _packed(tensor: "Tensor") -> bytes:
+    return tensor.float().contiguous().numpy().tobytes()
+
+
+def _tensor(data: bytes, rows: int, columns: int = -1) -> "Tensor":
+    import torch
+
+    return torch.frombuffer(bytearray(data), dtype=torch.float32).view(rows, columns)
