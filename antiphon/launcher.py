@@ -39,7 +39,7 @@ from shared.config import SettingsError, to_argv
 from shared.errors import ServiceError
 from shared.model_files import located, model_directory, model_name
 from shared.model_versions import version_name
-from shared.picture_models import check_takes_pictures, read_model_fields
+from shared.picture_models import check_picture_files
 from shared.quantization import Device, choose, read_model_config
 from shared.subjects import model_token, safe_token
 
@@ -78,7 +78,7 @@ class VersionPlan:
         model = located(replace(first, model=directory, model_id="", served_model_name=name, **files))
         model = replace(model, served_model_name=version_name(name, number))
         check(model)
-        _check_quantization(model, self.environ)
+        _check_files(model, self.environ)
         gpus = self._gpus(name, model)
         return list(_model_specs([model], self.environ, self.place, gpus, self.models))
 
@@ -148,17 +148,20 @@ def located_models(models: Sequence[ServeSettings], environ: Mapping[str, str]) 
     """Returns the settings with the models' files at local paths, and prints notices. Raises SettingsError."""
     models = [located(model) for model in models]
     for model in models:
-        if model.enable_mm:
-            check_takes_pictures(read_model_fields(model_directory(model, weights=False)))
-        _check_quantization(model, environ)
+        _check_files(model, environ)
     for notice in dict.fromkeys(notice for model in models for notice in parallel.notices(model)):
         print_line("antiphon", notice)
     return models
 
 
-def _check_quantization(model: ServeSettings, environ: Mapping[str, str]) -> None:
-    """Raises SettingsError if `--quantization` contradicts the model's files or a CPU. A GPU's engine checks itself."""
+def _check_files(model: ServeSettings, environ: Mapping[str, str]) -> None:
+    """Raises SettingsError if `--enable-mm` or `--quantization` contradicts the model's files, or a CPU.
+
+    A GPU's engine checks quantization itself.
+    """
     directory = model_directory(model, weights=False)
+    if model.enable_mm:
+        check_picture_files(directory)
     on_cpu = devices.on_cpu(model.device, environ)
     device = Device("a CPU", model.cpu_backend == "auto") if on_cpu else Device("a GPU", multiplies_fp8=True)
     choose(model.quantization, directory, read_model_config(directory), device)

@@ -18,6 +18,36 @@ def check_takes_pictures(config: Mapping[str, Any]) -> None:
         raise SettingsError(TEXT_ONLY)
 
 
+def check_picture_files(directory: Path) -> None:
+    """Raises SettingsError unless a model takes pictures and has the files that an image service needs."""
+    check_takes_pictures(read_model_fields(directory))
+    processor_fields(directory)
+    if not any(directory.glob("*.safetensors")):
+        raise SettingsError(
+            f"--enable-mm: {directory} has no *.safetensors, from which the weights of the vision encoder are read"
+        )
+
+
+def processor_fields(directory: Path) -> dict[str, Any]:
+    """Returns the arguments of the image processor that come with a model. Raises SettingsError without them."""
+    path = directory / "preprocessor_config.json"
+    nested = not path.is_file()
+    if nested:
+        path = directory / "processor_config.json"
+    try:
+        found = json.loads(path.read_bytes())
+        found = found.get("image_processor", {}) if nested else found
+    except FileNotFoundError:
+        raise SettingsError(
+            f"--enable-mm: {directory} has no preprocessor_config.json, which says how pictures are read"
+        ) from None
+    except (ValueError, AttributeError) as error:
+        raise SettingsError(f"--enable-mm: {path} is not a JSON object: {error}") from error
+    if not isinstance(found, dict):
+        raise SettingsError(f"--enable-mm: {path} has no JSON object that says how pictures are read")
+    return cast(dict[str, Any], found)
+
+
 def read_model_fields(directory: Path) -> dict[str, Any]:
     """Returns the fields of a model's config.json; {} if there is none, as beside a GGUF file."""
     path = directory / "config.json"

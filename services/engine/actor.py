@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 from services.engine.adapter_actor import AdapterActor, AdapterNotHereError
 from services.engine.adapters.delta import LoadedAdapter
+from services.engine.core.plan import PlacedPicture
 from services.engine.core.request import Outcome, SequenceSpec, with_adapter
 from services.engine.events import token_events
 from services.engine.grammar_gate import LoadAdapter
@@ -104,9 +105,6 @@ class EngineActor(Actor):
         self._abort = abort
         self._adapters = adapters
         self._pictures = pictures
-        self._picture_bytes: dict[str, int] = {}
-        """Bytes of the embeddings of each sequence with pictures that has not ended, and of some that have."""
-        self._loading: set[asyncio.Task[None]] = set()
         self._arrivals = 0
         self._draining = False
         self.withdrawn = False
@@ -346,7 +344,7 @@ class EngineActor(Actor):
         if status == "busy":
             full = ServiceError("server_is_overloaded", "The engine's queue is full.", retry_after_s=RETRY_AFTER_S)
             return self._submit_reply(submit, "busy", full)
-        if status == "accepted" and submit.pictures and (refused := self._check_pictures(submit)) is not None:
+        if status == "accepted" and submit.pictures and (refused := self._reserve_pictures(submit)) is not None:
             return refused
         if status == "accepted":
             try:
@@ -409,48 +407,35 @@ class EngineActor(Actor):
         else:
             self._add(spec, load_adapter)
 
-    def _check_pictures(self, submit: Submit) -> SubmitReply | None:
+    def _reserve_pictures(self, submit: Submit) -> SubmitReply | None:
         """Returns the refusal of a sequence whose pictures this engine does not take, or has no memory for now."""
         if self._pictures is None:
             told = "This engine takes text only: start it with --enable-mm."
             return self._submit_reply(submit, "invalid", ServiceError("unsupported_parameter", told))
-        live = {name: size for name, size in self._picture_bytes.items() if self.sequences.is_live(*_split(name))}
-        self._picture_bytes = live
-        size = sum(picture.encoded.num_bytes for picture in submit.pictures)
-        if sum(live.values()) + size > limits.ENGINE_IMAGE_BYTES_MAX:
-            full = ServiceError(
-                "server_is_overloaded", "The engine has too many pictures.", retry_after_s=RETRY_AFTER_S
-            )
+        try:
+            self._pictures.reserve(core_id(submit.sequence_id, submit.attempt), submit.pictures, self._is_live)
+        except ServiceError as full:
             return self._submit_reply(submit, "busy", full)
-        self._picture_bytes[core_id(submit.sequence_id, submit.attempt)] = size
         return None
 
     def _start_loading(self, spec: SequenceSpec, submit: Submit, load_adapter: LoadAdapter | None) -> None:
-        task = asyncio.get_running_loop().create_task(self._load_pictures(spec, submit, load_adapter))
-        self._loading.add(task)
-        task.add_done_callback(self._loaded)
-
-    async def _load_pictures(self, spec: SequenceSpec, submit: Submit, load_adapter: LoadAdapter | None) -> None:
-        """Queues a sequence when the embeddings of its pictures are here, unless it has ended meanwhile."""
+        """Has a sequence queued when the embeddings of its pictures are here, unless it has ended meanwhile."""
         assert self._pictures is not None
-        try:
-            placed = await self._pictures.load(submit.pictures)
-        except ServiceError as error:
-            await self._refuse(spec.sequence_id, error)
-            return
-        if self.sequences.is_live(submit.sequence_id, submit.attempt):
-            self._queue(replace(spec, pictures=placed), load_adapter)
+
+        def loaded(placed: tuple[PlacedPicture, ...]) -> None:
+            if self._is_live(spec.sequence_id):
+                self._queue(replace(spec, pictures=placed), load_adapter)
+
+        self._pictures.start(submit.pictures, loaded, functools.partial(self._refuse, spec.sequence_id))
+
+    def _is_live(self, core_sequence_id: str) -> bool:
+        return self.sequences.is_live(*_split(core_sequence_id))
 
     async def _refuse(self, core_sequence_id: str, error: ServiceError) -> None:
         by_sink: dict[str, list[TokenEvent]] = defaultdict(list)
         self._take(_refusal(core_sequence_id, error, self.sequences), by_sink)
         for sink, events in by_sink.items():
             await self._publish_each(sink, 0, events)
-
-    def _loaded(self, task: "asyncio.Task[None]") -> None:
-        self._loading.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            task.get_loop().call_exception_handler({"message": "pictures were not loaded", "exception": error})
 
     def _adapter(self, submit: Submit) -> LoadedAdapter | LoadAdapter | None:
         if not submit.adapter:

@@ -1,4 +1,4 @@
-"""Reads the embeddings of pictures from image services, before a sequence is queued.
+"""Reads the embeddings of pictures from image services, before a sequence is queued, and bounds their memory.
 
 The replica that has encoded a picture is asked first. If it is gone or has forgotten the embeddings, any replica of the
 model encodes the picture again from the file, which the gateway keeps as long as the request runs. Embeddings that were
@@ -6,7 +6,7 @@ read lately are kept, so that the choices of a prompt and the next turns of a co
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from services.engine.core.plan import PlacedPicture
 from shared import limits
@@ -23,6 +23,7 @@ _ENCODED = Decoder([PictureEncoded, ErrorReply])
 _GONE = ("not_found", "actor_stopped", "server_is_overloaded", "timeout")
 TRY_S = 8.0
 PAUSE_S = 0.2
+RETRY_AFTER_S = 1.0
 
 
 class PictureLoader:
@@ -32,6 +33,50 @@ class PictureLoader:
         self._host, self._model = host, model
         self._kept = ByteCache[bytes](bytes_kept)
         self._reading: dict[bytes, asyncio.Task[bytes]] = {}
+        self._reserved: dict[str, int] = {}
+        """Bytes of the embeddings of each sequence with pictures that has not ended, and of some that have."""
+        self._starting: set[asyncio.Task[None]] = set()
+
+    def reserve(self, sequence: str, pictures: Sequence[PromptPicture], is_live: Callable[[str], bool]) -> None:
+        """Counts the embeddings of a new sequence. `is_live` says which of the earlier ones have not ended.
+
+        Raises ServiceError ('server_is_overloaded') if those of all live sequences would be too large.
+        """
+        self._reserved = {name: size for name, size in self._reserved.items() if is_live(name)}
+        size = sum(picture.encoded.num_bytes for picture in pictures)
+        if sum(self._reserved.values()) + size > limits.ENGINE_IMAGE_BYTES_MAX:
+            told = "The engine has too many pictures."
+            raise ServiceError("server_is_overloaded", told, retry_after_s=RETRY_AFTER_S)
+        self._reserved[sequence] = size
+
+    def start(
+        self,
+        pictures: Sequence[PromptPicture],
+        loaded: Callable[[tuple[PlacedPicture, ...]], None],
+        refused: Callable[[ServiceError], Awaitable[None]],
+    ) -> None:
+        """Reads pictures in the background, and then calls `loaded`, or `refused` with the reason."""
+        task = asyncio.get_running_loop().create_task(self._load(pictures, loaded, refused))
+        self._starting.add(task)
+        task.add_done_callback(self._done)
+
+    async def _load(
+        self,
+        pictures: Sequence[PromptPicture],
+        loaded: Callable[[tuple[PlacedPicture, ...]], None],
+        refused: Callable[[ServiceError], Awaitable[None]],
+    ) -> None:
+        try:
+            placed = await self.load(pictures)
+        except ServiceError as error:
+            await refused(error)
+            return
+        loaded(placed)
+
+    def _done(self, task: "asyncio.Task[None]") -> None:
+        self._starting.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            task.get_loop().call_exception_handler({"message": "pictures were not loaded", "exception": error})
 
     async def load(self, pictures: Sequence[PromptPicture]) -> tuple[PlacedPicture, ...]:
         """Returns the pictures with their embeddings. Raises ServiceError if no image service gives them in time."""

@@ -24,6 +24,7 @@ from services.vision.families import family_of
 from services.vision.families.family import PictureFamily
 from services.vision.pictures import open_picture
 from shared.config import SettingsError
+from shared.picture_models import processor_fields
 
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -50,7 +51,7 @@ class VisionEncoder:
         """Loads processor and weights. Raises SettingsError for a model without them, or for wrong arguments."""
         config = AutoConfig.from_pretrained(directory)
         kind = family_of(config)
-        own = _processor_fields(directory)
+        own = processor_fields(directory)
         fields = {**own, **_checked(processor_kwargs, kind, kind.processor(config, own))}
         self._family = kind(config, fields, dtype)
         self._load(directory, dtype)
@@ -110,17 +111,6 @@ def load_encoder(directory: Path, processor_kwargs: Mapping[str, Any], device: s
         stored = AutoConfig.from_pretrained(directory).dtype
         dtype = stored if stored in _TYPES else dtype
     return VisionEncoder(directory, processor_kwargs, dtype, device)
-
-
-def _processor_fields(directory: Path) -> dict[str, Any]:
-    """Returns the arguments of the processor that come with the model."""
-    path = directory / "preprocessor_config.json"
-    if path.is_file():
-        return json.loads(path.read_bytes())
-    path = directory / "processor_config.json"
-    if path.is_file():
-        return json.loads(path.read_bytes()).get("image_processor", {})
-    raise SettingsError(f"--enable-mm: {directory} has no preprocessor_config.json, which says how pictures are read")
 
 
 def _checked(kwargs: Mapping[str, Any], kind: type[PictureFamily], processor: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from shared.actors.host import Host
 from shared.config import VisionSettings
 from shared.messages import ServiceName, VisionStatus
 from shared.model_files import located, model_directory, model_name
-from shared.picture_models import check_takes_pictures, processor_kwargs, read_model_fields
+from shared.picture_models import check_picture_files, processor_kwargs
 
 
 class VisionService:
@@ -19,7 +19,7 @@ class VisionService:
         self._settings = located(settings)
         self._directory = model_directory(self._settings)
         self._kwargs = processor_kwargs(settings.mm_processor_kwargs)
-        check_takes_pictures(read_model_fields(self._directory))
+        check_picture_files(self._directory)
         self._actor: VisionActor | None = None
 
     async def start(self, host: Host) -> None:

@@ -1,14 +1,20 @@
-"""When the launcher takes the processes of a version for ready, from their heartbeats."""
+"""What the launcher checks before it starts a version, and when it takes its processes for ready."""
 
 import asyncio
+import json
+from pathlib import Path
 
 import pytest
 
+from antiphon.launcher import Place, VersionPlan
+from antiphon.settings import ServeSettings
 from antiphon.versions.watch import MemberWatch
 from shared.actors.host import Host
 from shared.clock import SystemClock
 from shared.codec import encode
+from shared.config import SettingsError
 from shared.messages import EngineStatus, Heartbeat, PoolStatus, ServiceName, StreamStatus, VisionStatus
+from shared.picture_models import check_picture_files
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus, MemoryTransport
 
@@ -42,3 +48,26 @@ async def test_a_version_is_ready_when_each_of_its_services_is_also_that_of_pict
             while not watch.is_ready(MODEL, services):
                 await asyncio.sleep(0.01)
         assert not watch.is_ready("tiny", services)
+
+
+def test_a_version_that_cannot_take_pictures_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    first = ServeSettings(model=str(tmp_path), served_model_name="eye", enable_mm=True, device="cpu")
+    plan = VersionPlan([first], {}, Place("nats://127.0.0.1:1", "", ""))
+
+    def refused() -> str:
+        with pytest.raises(SettingsError) as error:
+            plan.specs("eye", 2, str(tmp_path))
+        return str(error.value)
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    assert "this model takes text only" in refused()
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava", "architectures": ["Llava"]}))
+    assert "has no preprocessor_config.json" in refused()
+    (tmp_path / "preprocessor_config.json").write_text("[]")
+    assert "has no JSON object" in refused()
+    (tmp_path / "preprocessor_config.json").write_text("{")
+    assert "is not a JSON object" in refused()
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    assert "has no *.safetensors" in refused()
+    (tmp_path / "model.safetensors").touch()
+    check_picture_files(tmp_path)
