@@ -70,12 +70,12 @@ def engine_args(**values: Any) -> EngineArgs:
     }
     args = validated(EngineArgs, {name: value for name, value in values.items() if name in known})
     _check_pictures(args)
+    parallel.check(args, str)
     if args.nnode > 1:
         raise ValueError(
             f"nnode {args.nnode}: a model in a Python program is on the devices of one machine, or of a Ray cluster "
             "(distributed_executor_backend='ray'); for several machines without Ray use `antiphon serve`"
         )
-    parallel.check(args, str)
     for notice in parallel.notices(args, str):
         warnings.warn(notice, stacklevel=3)
     return args
