@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim chaos soak power-cut structured check kernels gpu-check pictures bench bench-scale bench-models bench-peers docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down
+.PHONY: help install serve test sim chaos soak power-cut structured check kernels gpu-check pictures bench bench-scale bench-models bench-peers bench-quantized bench-stages quality docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,15 @@ bench: install  ## every figure of this machine in one table for each model (ARG
 
 bench-scale: install  ## what one core carries of gateway, tokenizer, detokenizer and NATS (ARGS="--streams 64 256")
 	$(BIN)/python -m bench.scale $(ARGS)
+
+bench-quantized: install  ## decode rates of the 160M shape with plain and quantized weights (after bench-models)
+	$(BIN)/python -m bench.quantized_decode $(ARGS)
+
+bench-stages: install  ## plans in flight with pipeline stages beside one plan at a time (after bench-models)
+	$(BIN)/python -m bench.stages $(ARGS)
+
+quality: install  ## the demo model quantized by every method: perplexity beside the original weights
+	$(BIN)/python -m bench.quality $(ARGS)
 
 bench-models: install  ## make the benchmark models in bench/models (1.3 GB)
 	$(BIN)/python bench/make_models.py bench/models $(ARGS)

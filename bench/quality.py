@@ -1,0 +1,86 @@
+"""Quality of quantized weights: the demo model by every method, and what each costs in perplexity.
+
+    python -m bench.quality [--texts 40]
+
+Prepared checkpoints are written by `antiphon quantize` into a temporary directory. Each form is served by the C++
+backend and scores stories that neither training nor calibration has seen. Printed is the perplexity relative to that of
+the original weights.
+"""
+
+import argparse
+import contextlib
+import io
+import math
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from antiphon import LLM, SamplingParams
+from antiphon.cli import main as antiphon
+from bench.quantized_decode import rounding
+from infra.demo_model.evaluate import unseen_stories
+from services.engine.quantization.rounding import quantize_int4
+from services.engine.quantization.weight import QuantizedWeight
+from shared.model_files import DEMO_DIRECTORY
+
+PREPARED = ("weight_only_int8", "smooth_quant", "awq", "gptq")
+ONLINE = {"ifq": "`--quantization ifq`", "ifq_nf4": "`--quantization ifq_nf4`"}
+NEAREST: dict[str, Callable[[Tensor], QuantizedWeight]] = {
+    "4 bits, groups of 128, nearest value": partial(quantize_int4, group_size=128),
+    "4 bits with zero points, groups of 128, nearest value": partial(quantize_int4, group_size=128, zero_points=True),
+    "4 bits, groups of 32, nearest value": partial(quantize_int4, group_size=32),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Perplexity of quantized weights.")
+    parser.add_argument("--texts", type=int, default=40)
+    options = parser.parse_args()
+    texts = unseen_stories(options.texts)
+    original = perplexity(texts)
+    print("| weights | perplexity |\n|---|---|")
+    print(f"| original, bfloat16 | 1 ({original:.4f}) |", flush=True)
+
+    def tell(name: str, measured: float) -> None:
+        print(f"| {name} | {measured / original:.4f} |", flush=True)
+
+    for mode, name in ONLINE.items():
+        tell(name, perplexity(texts, quantization=mode))
+    with tempfile.TemporaryDirectory(prefix="antiphon-quality-") as directory:
+        for algorithm in PREPARED:
+            tell(f"`{algorithm}`", perplexity(texts, prepared(algorithm, Path(directory) / algorithm)))
+    for name, rounded in NEAREST.items():
+        with rounding(name, rounded):
+            tell(name, perplexity(texts))
+
+
+def prepared(algorithm: str, target: Path) -> Path:
+    """Writes a checkpoint of the demo model as a user does."""
+    words = ["-i", str(DEMO_DIRECTORY), "-o", str(target), "-quant_type", algorithm, "-tp", "2", "-t", "bf16"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        code = antiphon(["quantize", *words])
+    if code:
+        raise SystemExit(f"antiphon quantize has ended with code {code}")
+    return target
+
+
+def perplexity(texts: list[str], model: Path = DEMO_DIRECTORY, **settings: Any) -> float:
+    """Returns the perplexity of the texts."""
+    with LLM(model=str(model), device="cpu", kv_cache_memory_gb=0.1, **settings) as llm:
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+        total, count = 0.0, 0
+        for output in llm.generate(texts, params, use_tqdm=False):
+            assert output.prompt_logprobs is not None
+            for token_id, entry in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True):
+                assert entry is not None
+                total += entry[token_id].logprob
+                count += 1
+    return math.exp(-total / count)
+
+
+if __name__ == "__main__":
+    main()
