@@ -58,6 +58,19 @@ class IdleLane:
         """Whether a running idle sequence uses a slot of an adapter."""
         return any(map(_has_slot, self.running))
 
+    def demand_of_others(self, block_size: int) -> tuple[int, int]:
+        """Returns the number of tokens and of new blocks that the other running sequences need for their next tokens.
+
+        Idle ones do not count, as they give way.
+        """
+        tokens = blocks = 0
+        for sequence in self._running[: self.num_ordinary]:
+            wanted = sequence.num_unscheduled_tokens
+            tokens += wanted
+            num_blocks = -(-(sequence.num_scheduled_tokens + wanted) // block_size)
+            blocks += max(0, num_blocks - len(sequence.block_table))
+        return tokens, blocks
+
     def num_blocks(self, pool: BlockPool) -> int:
         """Returns how many blocks would be free if no idle sequence ran: those that only they hold."""
         held = Counter(block for one in self.running for block in one.block_table)
@@ -112,16 +125,3 @@ class IdleLane:
 
 def _has_slot(sequence: Sequence) -> bool:
     return sequence.adapter_slot != NO_SLOT or sequence.prompt_slot != NO_SLOT
-
-    def demand_of_others(self, block_size: int) -> tuple[int, int]:
-        """Returns the number of tokens and of new blocks that the other running sequences need for their next tokens.
-
-        Idle ones do not count, as they give way.
-        """
-        tokens = blocks = 0
-        for sequence in self._running[: self.num_ordinary]:
-            wanted = sequence.num_unscheduled_tokens
-            tokens += wanted
-            num_blocks = -(-(sequence.num_scheduled_tokens + wanted) // block_size)
-            blocks += max(0, num_blocks - len(sequence.block_table))
-        return tokens, blocks
