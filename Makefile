@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim chaos soak power-cut structured check kernels gpu-check pictures bench bench-scale bench-models bench-peers bench-quantized bench-stages quality docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down
+.PHONY: help install serve test sim chaos soak power-cut overload structured check kernels gpu-check pictures bench bench-scale bench-models bench-peers bench-quantized bench-stages quality docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ structured: install  ## structured output: 1,000 outputs of a random model, a co
 
 power-cut: install  ## kill everything in the middle of a batch, start it again, compare (ARGS="--items 1000 --cuts 2")
 	$(BIN)/python -m bench.power_cut $(ARGS)
+
+overload: install  ## load a server with 1, 2 and 10 times what it can do (ARGS="--seconds 20 --max-queue-wait 3")
+	$(BIN)/python -m bench.overload $(ARGS)
 
 check: install  ## format, lint, types, imports, house limits, generated pages
 	$(BIN)/ruff format --check .

@@ -443,6 +443,13 @@ class GatewaySettings(BusSettings, GatewayPictureSettings, RecordSettings):
         rule=NOT_NEGATIVE,
         group="http",
     )
+    max_queue_wait: float = flag(
+        0.0,
+        "refuse requests with 503 while a new one would wait longer than this for an engine, seconds, as measured "
+        "(0: they wait)",
+        rule=NOT_NEGATIVE,
+        group="http",
+    )
     lockstep: float = flag(
         0.0,
         "share of requests, 0 to 1, that two engines compute and must agree on (header: X-Antiphon-Lockstep: 1)",

@@ -259,7 +259,8 @@ SLOW_CLIENT_EVENTS_MAX = 65536
 client cannot fill the gateway's memory."""
 QUEUE_WAIT_S = 30.0
 """Longest time without a member that can take a request (a tokenizer, a detokenizer, an engine of the model that is
-ready and answers) before the request fails with 503. The wait in the queue of a busy engine has no limit."""
+ready and answers) before the request fails with 503. The wait in the queue of a busy engine has no limit but
+`--max-queue-wait`."""
 
 # --- bus ---
 BUS_PAYLOAD_BYTES = 16 * 2**20

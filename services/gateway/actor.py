@@ -88,11 +88,14 @@ class GatewayActor(Actor):
         recorder: Recorder | None = None,
         remote_pictures: RemotePictures | None = None,
         lockstep: float = 0.0,
+        max_queue_wait: float = 0.0,
     ) -> None:
         """`recorder` takes the engines' step events; by default they are not asked for.
 
         `remote_pictures` fetches pictures from the network; by default none are fetched. `lockstep`: see `Lockstep`.
+        `max_queue_wait`: requests are refused while a new one would wait longer, seconds; 0: never.
         """
+        self._max_queue_wait_s = max_queue_wait
         super().__init__(f"gateway {host.id}", host.transport)
         self.members = Members()
         self._gateways = Members()
@@ -185,12 +188,20 @@ class GatewayActor(Actor):
         card = self.resolve_model(request.model)
         if request.pooling is None and not card.generates:
             raise generates_nothing(len(card.labels))
+        self._check_wait(request, card.served_by)
         in_lockstep = self.lockstep.admits(request, card.served_by)
         if card.adapter_version:
             # The version is resolved once, here: the request keeps it, whatever happens to the adapter meanwhile.
             request = replace(request, cache_salt=adapter_salt(request.cache_salt, card.adapter_version))
 
         return self._start(request, card, copies=True, in_lockstep=in_lockstep)
+
+    def _check_wait(self, request: GenerationRequest, model: str) -> None:
+        """Raises ServiceError if the request would wait too long. One of the idle lane may wait."""
+        most, dispatcher = self._max_queue_wait_s, self._parts.dispatcher
+        if most and not request.idle_s and dispatcher.waits_longer(model, most):
+            told = f"A new request would wait longer than {most:g} s. Try again later."
+            raise ServiceError("server_is_overloaded", told, retry_after_s=dispatcher.retry_after_s())
 
     def _start(
         self, request: GenerationRequest, card: ModelCard, *, copies: bool = False, in_lockstep: bool = False

@@ -61,7 +61,13 @@ class GatewayService:
         recorder = Recorder(self._settings.record_requests, content_bytes=self._settings.record_content_mb << 20)
         pictures = RemotePictures(self._settings.allowed_media_domains)
         self._actor = GatewayActor(
-            host, self._settings.default_model, required, recorder, pictures, self._settings.lockstep
+            host,
+            self._settings.default_model,
+            required,
+            recorder,
+            pictures,
+            self._settings.lockstep,
+            self._settings.max_queue_wait,
         )
         listener = _listen(self._settings)
         await self._actor.listen()

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from services.gateway.requests.candidate import Candidate, Failure
 from services.gateway.requests.lockstep.trust import Trust
 from services.gateway.requests.placement_queue import PlacementQueue, Ticket
+from services.gateway.requests.queue_wait import QueueWait
 from services.gateway.requests.router import Router, model_of, ready_members
 from services.gateway.requests.sequence_state import Address, Prefill
 from services.gateway.requests.service_clients import PeerUnavailableError, ServiceClients
@@ -51,6 +52,7 @@ class Dispatcher:
         self._trust = trust or Trust()
         self.queue: PlacementQueue[Candidate] = PlacementQueue()
         self._rate = ServiceRate()
+        self._waits: dict[str, QueueWait] = {}
         self._host, self._members, self._router, self._peers = host, members, router, peers
         self._able_at: dict[str, float] = {}
         """By model: the last time at which its members could take a sequence, monotonic seconds."""
@@ -73,10 +75,26 @@ class Dispatcher:
         """Records that a placed sequence has ended, with the number of tokens that it has used."""
         self.queue.settle(candidate.ticket, candidate.num_tokens + len(candidate.sequence.token_ids))
         self._rate.ended(self._now())
+        if not candidate.ticket.idle and (wait := self._waits.get(candidate.ticket.model)) is not None:
+            wait.ended(self._now())
 
     def retry_after_s(self) -> float:
-        """Returns the time until the queue of now will have been served, as fast as sequences end at present."""
-        return self._rate.wait_s(self.queue.num_ordinary, self._now())
+        """Returns the time until the queues of now will have been served, as fast as sequences end at present.
+
+        These are the queue here and that of this gateway's sequences at the engines.
+        """
+        now = self._now()
+        return self._rate.wait_s(self.queue.num_ordinary + self._router.num_queued(self._engines(now)), now)
+
+    def waits_longer(self, model: str, most_s: float) -> bool:
+        """Whether a new sequence of a model would wait longer for an engine than `most_s` seconds."""
+        now, wait = self._now(), self._waits.get(model)
+        if wait is None:
+            return False
+        engines = _of_model(self._engines(now), model)
+        slots = sum(beat.status.max_num_seqs for beat in engines if isinstance(beat.status, EngineStatus))
+        num_waiting = self.queue.num_waiting(model) + self._router.num_queued(engines)
+        return slots > 0 and wait.is_too_long(num_waiting, slots, most_s, now)
 
     def num_waiting(self, model: str) -> int:
         """Returns the number of sequences that wait for an engine of a model."""
@@ -88,6 +106,8 @@ class Dispatcher:
 
     def pump(self) -> None:
         """Places the sequences that can be placed now."""
+        if not len(self.queue):
+            self._note_queues()
         if self._pumping or not len(self.queue) or not self._host.transport.connected:
             return
         self._pumping = True  # a request that fails meanwhile calls `pump`; the loop below sees the changed queue
@@ -95,7 +115,13 @@ class Dispatcher:
             placed = self._place_all(self._now())
         finally:
             self._pumping = False
+        self._note_queues()
         self._send(placed)
+
+    def _note_queues(self) -> None:
+        now = self._now()
+        for model in {*self.queue.models(), *self._waits}:
+            self._waits.setdefault(model, QueueWait()).look(self.queue.num_waiting(model), now)
 
     def _place_all(self, now: float) -> "list[Placement]":
         engines, detokenizers = self._engines(now), self._members.alive("detokenizer", now)

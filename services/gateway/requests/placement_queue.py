@@ -81,6 +81,11 @@ class PlacementQueue(Generic[C]):
         """Returns the models that have waiting sequences."""
         return list(dict.fromkeys(model for (model, _), line in self._lines.items() if line.num_queued))
 
+    def num_waiting(self, model: str) -> int:
+        """Returns the number of tickets of a model that are not in the idle lane."""
+        line = self._lines.get((model, False))
+        return 0 if line is None else line.num_queued
+
     @property
     def num_ordinary(self) -> int:
         """Number of tickets that are not in the idle lane."""

@@ -206,6 +206,10 @@ class Router:
         """Whether the model has a ready engine that answers: it takes sequences now or when it has credit again."""
         return any(not self._load(e).silent for e in ready_members(engines, model))
 
+    def num_queued(self, engines: Sequence[Heartbeat]) -> int:
+        """Returns how many of this gateway's sequences must wait at the engines, because they have no more slots."""
+        return sum(max(0, len(self._load(e).held) - _engine_status(e).max_num_seqs) for e in engines)
+
     def room(self, engines: Sequence[Heartbeat], model: str) -> int:
         """Returns the number of sequences with text for which the ready engines of the model have credit."""
         return sum(max(0, self.credit(engine)) for engine in _with_role(ready_members(engines, model), "prefill"))
