@@ -1,7 +1,7 @@
 """The methods of prepared checkpoints: which tensors of a file stand for a weight, and what they mean.
 
 Each module has one format, made from the `quantization_config` of a config.json. Where a weight has a form that no
-backend multiplies (8 bits in groups, groups in another order of the inputs), the plain weight is returned instead: the
+backend multiplies (groups in another order of the inputs), the plain weight is returned instead: the
 results are the same, the memory is that of plain weights. Called by `quantization/choice.py`.
 """
 

@@ -33,13 +33,15 @@ def grouped_weight(
     in_order = torch.arange(width) // size
     if group_index is not None and torch.equal(group_index.to(torch.int64), in_order):
         group_index = None
-    # A symmetric weight is stored without zero points: its product is faster, and 8 bits have no other.
+    # A symmetric weight is stored without zero points: its product is faster.
     middle = zeros is None or bool((zeros == 1 << (bits - 1)).all())
     whole = group_index is None and (groups == 1 or size % GROUP_MULTIPLE == 0)
-    if bits == _INT8_BITS and whole and middle:
+    if bits == _INT8_BITS and whole and (middle or groups > 1):
         signed = (values ^ 128).view(torch.int8)
-        one = groups == 1
-        return QuantizedWeight("int8", signed, (out, width), scales[:, 0] if one else scales, 0 if one else size)
+        if groups == 1:
+            return QuantizedWeight("int8", signed, (out, width), scales[:, 0])
+        kept = None if middle or zeros is None else (zeros - 128).contiguous()
+        return QuantizedWeight("int8", signed, (out, width), scales, size, kept)
     if bits == _INT4_BITS and whole:
         kept = None if middle or zeros is None else zeros.contiguous()
         return QuantizedWeight("int4", pack_nibbles(values), (out, width), scales, size, kept)
