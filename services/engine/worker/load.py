@@ -116,6 +116,8 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
             )
         if settings.enable_mm:
             raise SettingsError("--cpu-backend=triton: the kernels compute without pictures; leave out --enable-mm")
+        if settings.enable_lora and settings.tensor_parallel_size > 1:
+            raise SettingsError("--cpu-backend=triton: the kernels do not divide adapters; leave out --enable-lora")
         if not _interprets():
             raise SettingsError("--cpu-backend=triton is for tests: it needs TRITON_INTERPRET=1 in the environment")
         logger.warning("the GPU kernels run under Triton's interpreter: very slowly, for tests")
@@ -135,6 +137,8 @@ def _reason_for_torch(settings: EngineSettings, device: torch.device, model_dir:
         return "they compute without virtual tokens, which prompt adapters need"
     if settings.enable_mm:
         return "they compute without pictures"
+    if settings.enable_lora and settings.tensor_parallel_size > 1:
+        return "they compute LoRA adapters on one device only"
     if not has_family(read_config(model_dir)):
         return "this architecture runs through transformers"
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < _OLDEST:

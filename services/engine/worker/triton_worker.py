@@ -64,7 +64,7 @@ from services.engine.worker.sampler import NOTHING_SAMPLED, Sampled
 from services.engine.worker.seam import UNDER_WAY_MAX
 from services.engine.worker.staging import Staging, sent
 from services.engine.worker.state_table import StateTable
-from services.engine.worker.torch_worker import check_adapters_possible, check_offload, make_library
+from services.engine.worker.torch_worker import check_extras, check_offload, make_library
 from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings
 from shared.grammar import Grammar
@@ -142,7 +142,7 @@ class TritonWorker:
         self._device, self._ranks = device, ranks
         check_offload(settings, device)
         config = read_config(model_dir)
-        check_adapters_possible(settings, config)
+        check_extras(settings, config)
         family = find_family(config)
         whole = family.describe(config)
         self._description = local_description(whole, ranks.shard)
@@ -259,7 +259,7 @@ class TritonWorker:
         """Makes the adapter slots and the library of adapters. Returns the weights with adapters in all layers."""
         num_slots, rank = settings.max_loras or 0, settings.max_lora_rank
         slots = self._slots = DeviceAdapters(self._description, num_slots, rank, weights.embedding)
-        self.adapters = make_library(settings, config, self._description, slots.prepare)
+        self.adapters = make_library(settings, config, slots.prepare)
         size = slots_bytes(self._description, num_slots, rank, self._dtype.itemsize)
         logger.info("adapters: %d slots of rank %d take %.0f MiB on the device", num_slots, rank, size / 2**20)
         return slots.adapted(weights)
