@@ -96,10 +96,10 @@ quality: install  ## the demo model quantized by every method: perplexity beside
 	$(BIN)/python -m bench.quality $(ARGS)
 
 bench-models: install  ## make the benchmark models in bench/models (1.3 GB)
-	$(BIN)/python bench/make_models.py bench/models $(ARGS)
+	$(BIN)/python bench/peer_systems/make_models.py bench/models $(ARGS)
 
 bench-peers: install  ## beside other systems (ARGS="--model DIR --vllm …/bin/vllm --llama-server PATH")
-	$(BIN)/python -m bench.peers $(ARGS)
+	$(BIN)/python -m bench.peer_systems.peers $(ARGS)
 
 docs: install  ## write the generated pages: settings, protocol, coverage of the specification
 	$(BIN)/python -m infra.checks.settings_page
@@ -138,7 +138,7 @@ ray-test: install  ## engines whose processes Ray starts; installs the extra `ra
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		>"$$(build/ray/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/antiphon.pth"
 	build/ray/bin/python -m pip install -q -c constraints.txt 'ray>=2.40'
-	build/ray/bin/python -m pytest -q tests/system/test_ray.py $(ARGS)
+	build/ray/bin/python -m pytest -q tests/system/devices/test_ray.py $(ARGS)
 
 container-test: install  ## build the images, run two of each service, break some (needs Docker)
 	@rm -f $(CONTAINER_SPEC_REPORT)

@@ -15,11 +15,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
-from antiphon import plan
+from antiphon.advice import plan
 from antiphon.operate.commands import add_commands
 from antiphon.settings import NOT_FOR_USERS, SERVICES, InstanceSettings, RunSettings, ServeSettings, completed
 from shared.config import BusSettings, SettingsError, add_flags, normalise, parse
-from shared.other_options import BY_NAME, Taken, take
+from shared.settings.other_options import BY_NAME, Taken, take
 from shared.version import __version__
 
 CONFIGURATION_ERROR = 78
@@ -301,7 +301,7 @@ def _ranktable_flags(parser: Parser) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from antiphon import launcher
+    from antiphon.launch import launcher
 
     options.model = plan.named_model(options)
     names = getattr(options, "served_model_name_words", ())
@@ -314,7 +314,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from antiphon import devices, launcher
+    from antiphon.launch import devices, launcher
 
     settings = parse(RunSettings, options)
     return launcher.serve(completed(settings, devices.on_cpu(settings.device, os.environ)), os.environ)
@@ -441,7 +441,7 @@ def _ranktable(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from antiphon import doctor
+    from antiphon.advice import doctor
 
     return doctor.run(options.model, options.port, sizing=options.sizing)
 

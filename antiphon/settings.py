@@ -10,9 +10,6 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shared import tls
-from shared.adapters import check_adapters
-from shared.bus_permissions import Role
 from shared.config import (
     BusSettings,
     DetokenizerSettings,
@@ -26,8 +23,11 @@ from shared.config import (
     check_engine,
     flag,
 )
-from shared.other_options import VARIABLES
-from shared.picture_models import processor_kwargs
+from shared.models.adapters import check_adapters
+from shared.models.picture_models import processor_kwargs
+from shared.security import tls
+from shared.security.bus_permissions import Role
+from shared.settings.other_options import VARIABLES
 from shared.settings.records import check_records
 
 T = TypeVar("T", bound=BusSettings)
@@ -269,7 +269,7 @@ def check(serve: ServeSettings) -> None:
     tls.check(serve)
     if serve.api_keys_file:
         # Imported here so that `antiphon --help` loads no decoder.
-        from shared.api_keys import read_keys
+        from shared.security.api_keys import read_keys
 
         read_keys(Path(serve.api_keys_file))
 

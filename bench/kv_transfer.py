@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench import machine
-from services.engine.core.kv_transfer import KvLoad, KvLoaded, KvMeta, KvSave
+from bench.limits_of_machine import machine
+from services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvSave
 from services.engine.kv.connector import KvConnector
-from services.engine.worker.kv_cache import KvCache
-from services.engine.worker.kv_memory import CacheMemory
+from services.engine.worker.capacity.kv_cache import KvCache
+from services.engine.worker.capacity.kv_memory import CacheMemory
 from shared import limits
 
 LAYERS, HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16

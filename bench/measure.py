@@ -1,9 +1,10 @@
 """Measures one load on one running server, and the machine's limits before, during and after the load.
 
-The limits before and after are measured on an idle machine, those during the load in short pauses (`bench.moments`).
-CPU time is accounted for each part of the server.
+The limits before and after are measured on an idle machine, those during the load in short pauses
+(`bench.limits_of_machine.moments`). CPU time is accounted for each part of the server.
 
-Called by `bench.peers` and `bench.run`, which decide the order of the loads; `bench.report` evaluates the samples.
+Called by `bench.peer_systems.peers` and `bench.run`, which decide the order of the loads; `bench.report` evaluates the
+samples.
 """
 
 import asyncio
@@ -16,9 +17,9 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from antiphon.benchmark.client import Result, run
-from bench import books, probe, roofline
+from bench.limits_of_machine import books, probe, roofline
+from bench.limits_of_machine.moments import Moments
 from bench.loads import Load, Prompt, Prompts
-from bench.moments import Moments
 from bench.sample import Sample, latencies, rounded
 from bench.serving import Server
 from services.engine.models.description import DecoderDescription

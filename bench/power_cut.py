@@ -21,7 +21,7 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-from bench import processes
+from bench.limits_of_machine import processes
 from bench.serving import HOST, Serving, end_in_order
 
 URL = "/v1/completions"

@@ -25,7 +25,7 @@ from bench.quantized_decode import rounding
 from infra.demo_model.evaluate import unseen_stories
 from services.engine.quantization.rounding import quantize_int4
 from services.engine.quantization.weight import QuantizedWeight
-from shared.model_files import DEMO_DIRECTORY
+from shared.models.model_files import DEMO_DIRECTORY
 
 PREPARED = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 ONLINE = {"ifq": "`--quantization ifq`", "ifq_nf4": "`--quantization ifq_nf4`"}

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bench.lookahead import decode, make_core
+from bench.engine.lookahead import decode, make_core
 from services.engine.cpu import worker as cpu_worker
 from services.engine.cpu.worker import load_cpu_worker
 from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm

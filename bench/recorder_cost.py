@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import bus_tax, processes
+from bench.engine import bus_tax
+from bench.limits_of_machine import processes
 from bench.serving import ROOT, Serving
 
 GOAL_PERCENT = 1.0

@@ -1,4 +1,4 @@
-"""Computes medians, ratios and tables from samples. Without side effects. Called by `bench.peers` and `bench.run`.
+"""Computes medians, ratios and tables from samples. Without side effects. Called by `peers` and `bench.run`.
 
 A ratio is computed within each round, in which both sides ran within the same minutes; the result is the median over
 the rounds.

@@ -5,9 +5,9 @@
 Without a directory: the demo model, and the models that `make bench-models` has made. Each round runs each load: the
 machine's limits are measured, the load runs through the gateway and then, with other prompts of the same length, on the
 engine alone (or in the other order), and the limits are measured again. Both runs are paused at intervals to measure
-the limits in their own moments (`bench.moments`). The bus tax is the share of the engine's rate that is lost in the
-whole system, within a round. For the demo model, `bench.recorder_cost` compares the system with and without the record
-of requests. Results go to bench/results/MODEL.json; docs/performance.md shows published ones.
+the limits in their own moments (`bench.limits_of_machine.moments`). The bus tax is the share of the engine's rate that
+is lost in the whole system, within a round. For the demo model, `bench.recorder_cost` compares the system with and
+without the record of requests. Results go to bench/results/MODEL.json; docs/performance.md shows published ones.
 """
 
 import argparse
@@ -19,22 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import (
-    books,
-    bus_tax,
-    cold_start,
-    isolation,
-    kv_transfer,
-    loads,
-    machine,
-    measure,
-    processes,
-    recorder_cost,
-    report,
-    roofline,
-)
-from bench.engine_stream import EngineAlone, Work
-from bench.moments import Moments
+from bench import cold_start, isolation, kv_transfer, loads, measure, recorder_cost, report
+from bench.engine import bus_tax
+from bench.engine.engine_stream import EngineAlone, Work
+from bench.limits_of_machine import books, machine, processes, roofline
+from bench.limits_of_machine.moments import Moments
 from bench.sample import Sample, rounded
 from bench.serving import ROOT, Serving, end_in_order
 
@@ -70,7 +59,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--short", action="store_true", help="a rehearsal: one wave of each load, one try, no pairs")
     parser.add_argument("--threads", type=int, default=0, help="of the engine (default: as it decides)")
     parser.add_argument(
-        "--pairs", type=int, default=9, help="of bench.bus_tax and bench.recorder_cost, which run for the demo model"
+        "--pairs",
+        type=int,
+        default=9,
+        help="of bench.engine.bus_tax and bench.recorder_cost, which run for the demo model",
     )
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results", help="directory")
     options = parser.parse_args()

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from antiphon.benchmark.client import Result
-from bench.books import Cpu
+from bench.limits_of_machine.books import Cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Sample:
     sum_floor_s: float
     """The same with the read bandwidth of a plain sum as the memory limit."""
     own_floor_s: float
-    """The same with limits that were measured in short pauses of this load; see `bench.moments`."""
+    """The same with limits that were measured in short pauses of this load; see `bench.limits_of_machine.moments`."""
     prompt_tokens: int
     output_tokens: int
     cpu: Cpu

@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from antiphon import nats_server
 from antiphon.benchmark import client
-from bench import loads, machine
+from antiphon.launch import nats_server
+from bench import loads
+from bench.limits_of_machine import machine
 from bench.run import DEMO
 from bench.serving import HOST, Server, end_in_order, free_port
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from bench import processes
+from bench.limits_of_machine import processes
 
 ROOT = Path(__file__).resolve().parents[1]
 HOST = "127.0.0.1"

@@ -18,7 +18,7 @@ from services.engine.core.request import SequenceSpec
 from services.engine.executor.interface import Executor
 from services.engine.executor.multiproc import MultiprocExecutor
 from shared.config import EngineSettings
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 PROMPT_TOKENS = 32
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from random import Random
 
-from infra.demo_model.corpus import plain_text
+from infra.demo_model.texts.corpus import plain_text
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "services" / "engine" / "quantizer"

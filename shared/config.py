@@ -9,16 +9,7 @@ import. Groups of settings about one subject are in `shared.settings`.
 
 from dataclasses import dataclass
 
-from shared import limits, memory_advice, parallel, quantization
-from shared.allowed_values import (
-    CONV_TEMPLATE,
-    LOGPROBS,
-    LORA_RANK,
-    REASONING_PARSERS,
-    TEMPERATURE,
-    TOOL_CALL_PARSERS,
-    USAGE_SINK,
-)
+from shared import limits, parallel
 from shared.flags import (
     AT_LEAST_1,
     FRACTION,
@@ -36,6 +27,16 @@ from shared.flags import (
     parse_words,
     to_argv,
     validated,
+)
+from shared.settings import memory_advice, quantization
+from shared.settings.allowed_values import (
+    CONV_TEMPLATE,
+    LOGPROBS,
+    LORA_RANK,
+    REASONING_PARSERS,
+    TEMPERATURE,
+    TOOL_CALL_PARSERS,
+    USAGE_SINK,
 )
 from shared.settings.bus import BusSettings
 from shared.settings.parallel import ParallelSettings

@@ -1,6 +1,6 @@
 """Private directories of this user, for files that later starts trust: compiled code, packed weights, converted models.
 
-A file is not used if another user could have written it. Called by the CPU backend and by `shared.gguf_model`.
+A file is not used if another user could have written it. Called by the CPU backend and by `shared.models.gguf_model`.
 """
 
 import fcntl

@@ -10,7 +10,7 @@ import msgspec
 
 from shared.errors import ServiceError
 from shared.messages import FinishReason
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 FORMAT: Literal["antiphon-request"] = "antiphon-request"
 VERSION = 1

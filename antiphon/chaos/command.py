@@ -22,7 +22,7 @@ from antiphon.chaos.server import given, own_server
 from antiphon.chaos.streams import Known, Load, StreamError, learn, make_bodies
 from antiphon.chaos.targets import NATS, Injection, Injector, find_targets
 from antiphon.inspect.invariants import Invariants, is_idle
-from antiphon.readiness import ServerAddress
+from antiphon.launch.readiness import ServerAddress
 from shared.config import SettingsError
 
 IDLE_S = 30.0

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from antiphon.chaos.targets import process_state
-from antiphon.processes import Child, ChildSpec
-from antiphon.readiness import ServerAddress
+from antiphon.launch.readiness import ServerAddress
+from antiphon.supervision.processes import Child, ChildSpec
 from shared.config import SettingsError
 
 READY_S = 180.0

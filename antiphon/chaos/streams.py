@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from antiphon.chaos.comparison import Difference, compare
-from antiphon.readiness import ServerAddress
+from antiphon.launch.readiness import ServerAddress
 
 READ_LIMIT = 2**20
 RETRY_S = (0.1, 2.0)

@@ -13,9 +13,9 @@ import msgspec
 
 from antiphon.disaggregation.instance import Deployment, Instance
 from antiphon.disaggregation.join import HEADER, Join, Joined, is_signed, sign
-from antiphon.fleet import CONFIGURATION_ERROR, Failure
-from antiphon.http_probe import Answer, post
-from antiphon.processes import Sink
+from antiphon.launch.http_probe import Answer, post
+from antiphon.supervision.fleet import CONFIGURATION_ERROR, Failure
+from antiphon.supervision.processes import Sink
 
 POLL_S = 0.5
 """Interval in seconds of the messages to each instance, which also bring back one that was started anew."""

@@ -13,15 +13,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from antiphon import devices, launcher, nats_server, sockets
 from antiphon.disaggregation.instance import Deployment, check_lengths, check_ports, check_worker, read_deployment
 from antiphon.disaggregation.join import bus_secret
 from antiphon.disaggregation.scheduler import Gathering, new_epoch
 from antiphon.disaggregation.worker import Worker
-from antiphon.fleet import Failure
-from antiphon.run_directory import run_directory
-from antiphon.served_models import models_of
+from antiphon.launch import devices, launcher, nats_server, sockets
+from antiphon.launch.run_directory import run_directory
+from antiphon.launch.served_models import models_of
 from antiphon.settings import InstanceSettings, check
+from antiphon.supervision.fleet import Failure
 from shared import parallel
 from shared.cluster_key import read_key
 from shared.config import SettingsError, parse

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from antiphon import launcher, nats_server
 from antiphon.disaggregation.instance import Deployment
 from antiphon.disaggregation.instance_server import Request, Response, json_response, not_here, serve
 from antiphon.disaggregation.join import HEADER, Join, Joined, bus_secret, is_signed, sign
-from antiphon.fleet import Fleet
-from antiphon.processes import ChildSpec
+from antiphon.launch import launcher, nats_server
 from antiphon.settings import InstanceSettings
+from antiphon.supervision.fleet import Fleet
+from antiphon.supervision.processes import ChildSpec
 
 SCHEDULER_SILENT_S = 10.0
 """An instance that has not heard from the scheduler for this many seconds does not count as ready."""

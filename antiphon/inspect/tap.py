@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from antiphon.inspect.rendering import concerns, rendered
-from antiphon.nats_server import OBSERVER
-from shared import messages, tls
+from antiphon.launch.nats_server import OBSERVER
+from shared import messages
 from shared.actors.credentials import server_urls
 from shared.actors.nats import NatsTransport
 from shared.actors.transport import Delivery
@@ -25,6 +25,7 @@ from shared.codec import DecodeError, Decoder
 from shared.config import BusSettings, SettingsError
 from shared.errors import ServiceError
 from shared.messages import Message
+from shared.security import tls
 from shared.subjects import Subjects, new_instance_id
 
 CONNECT_S = 5.0

@@ -7,9 +7,9 @@ from typing import TypeVar
 from services.engine.adapters.delta import LoadedAdapter
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.request import SequenceSpec, with_adapter
-from shared.adapters import name_error
 from shared.blocks import adapter_salt
 from shared.errors import ServiceError
+from shared.models.adapters import name_error
 
 T = TypeVar("T")
 

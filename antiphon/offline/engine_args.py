@@ -14,8 +14,8 @@ from antiphon.offline.pictures import picture_limit
 from antiphon.settings import ServeSettings
 from shared import parallel
 from shared.config import BusSettings, EngineSettings, changed, flag, validated
-from shared.other_options import BY_NAME, Other
-from shared.picture_models import processor_kwargs
+from shared.models.picture_models import processor_kwargs
+from shared.settings.other_options import BY_NAME, Other
 
 _GROUP = "offline"
 _FORMER = "max_context_len_to_capture"

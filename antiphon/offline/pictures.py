@@ -17,8 +17,8 @@ from shared.byte_cache import ByteCache
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 from shared.messages import PictureTokens
-from shared.model_files import model_directory
-from shared.picture_models import processor_kwargs
+from shared.models.model_files import model_directory
+from shared.models.picture_models import processor_kwargs
 from shared.request.pictures import ImageUrl, PictureInput, TakePicture, read_image_url
 
 if TYPE_CHECKING:

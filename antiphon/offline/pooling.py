@@ -7,8 +7,8 @@ from operator import mul
 from antiphon.offline.adapters import Adapters, with_adapters
 from services.engine.core.request import SequenceSpec
 from shared.errors import ServiceError
-from shared.pooling import PoolingParams, check, unpack_vector
-from shared.sampling import SamplingParams
+from shared.parameters.pooling import PoolingParams, check, unpack_vector
+from shared.parameters.sampling import SamplingParams
 
 __all__ = [
     "ClassificationOutput",

@@ -16,10 +16,10 @@ from antiphon.offline.inputs import Prompt
 from antiphon.offline.pictures import taker, without_pil
 from shared import limits
 from shared.config import EngineSettings
-from shared.context import check_context, truncated
 from shared.errors import ServiceError
 from shared.messages import PictureTokens
-from shared.model_files import model_directory, tokenizer_directory
+from shared.models.model_files import model_directory, tokenizer_directory
+from shared.parameters.context import check_context, truncated
 from shared.request import conversation
 from shared.request.checks import check_token_ids
 from shared.request.pictures import with_pictures

@@ -12,7 +12,7 @@ from antiphon.offline.adapters import Adapters, with_adapters
 from antiphon.offline.sampling_params import SamplingParams
 from services.engine.core.plan import PlacedPicture
 from services.engine.core.request import Outcome, SequenceSpec
-from services.engine.events import token_events
+from services.engine.steps.events import token_events
 from shared import limits
 from shared.codec import pack_ids
 from shared.errors import ServiceError

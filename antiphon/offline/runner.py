@@ -20,14 +20,14 @@ from antiphon.offline.request import LiveRequest, Submitted, Times, choice_of
 from antiphon.offline.sampling_params import SamplingParams
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
-from services.engine.loop import StepReport
+from services.engine.steps.loop import StepReport
 from shared.errors import ServiceError
-from shared.model_files import located
-from shared.pooling import generates_nothing
+from shared.models.model_files import located
+from shared.parameters.pooling import generates_nothing
+from shared.parameters.sampling import check_vocabulary
 from shared.request import rules
 from shared.request.outputs import RequestOutput
 from shared.request.seed_source import seeds_of
-from shared.sampling import check_vocabulary
 
 GATHER_S = 0.05
 """Longest time in seconds that `step` waits while new requests are being gathered into a batch (`--max-batch-size`)."""

@@ -1,15 +1,16 @@
 """The offline API's `SamplingParams`: checked in the constructor and converted to the engine's parameters.
 
-The ranges are those of the server (`shared.sampling.check` and `shared.request.rules`), so that the offline API and the
-server accept the same values. Fields that are not supported yet raise an error that names them.
+The ranges are those of the server (`shared.parameters.sampling.check` and `shared.request.rules`), so that the offline
+API and the server accept the same values. Fields that are not supported yet raise an error that names them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared import limits, sampling
+from shared import limits
 from shared.errors import ServiceError
+from shared.parameters import sampling
 from shared.request import rules
 from shared.request.choices import choices_of
 from shared.request.sampling_fields import sampling_params

@@ -5,7 +5,7 @@ from typing import Any
 from antiphon import LLM, SamplingParams
 from shared import limits
 from shared.config import SettingsError
-from shared.model_files import DEMO_DIRECTORY
+from shared.models.model_files import DEMO_DIRECTORY
 from shared.recorded_request import RecordedContent, first_difference
 
 

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from antiphon.fleet import Failure, Fleet
-from antiphon.processes import ChildSpec, Sink
+from antiphon.supervision.fleet import Failure, Fleet
+from antiphon.supervision.processes import ChildSpec, Sink
 from antiphon.versions.watch import MemberWatch
 from shared.actors.actor import Actor, Envelope, handles
 from shared.actors.credentials import server_urls
@@ -29,7 +29,6 @@ from shared.clock import SystemClock
 from shared.config import SettingsError
 from shared.errors import ServiceError
 from shared.messages import ChangeModel, ModelsChanged
-from shared.model_files import model_name
 from shared.model_versions import (
     DECODER,
     ENCODER,
@@ -40,6 +39,7 @@ from shared.model_versions import (
     VersionStore,
     version_name,
 )
+from shared.models.model_files import model_name
 from shared.subjects import LAUNCHER_QUEUE, Subjects, new_instance_id
 
 log = logging.getLogger(__name__)

@@ -19,13 +19,13 @@ import torch
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
-from services.engine.loop import StepReport
 from services.engine.models.description import DecoderDescription
+from services.engine.steps.loop import StepReport
 from services.engine.worker.load import load_worker
 from services.engine.worker.seam import ModelWorker
 from services.engine.worker.torch_worker import describe_model
 from shared.config import EngineSettings
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 DECODE_STEPS = 64
 PREFILL = 8192

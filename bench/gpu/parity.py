@@ -17,11 +17,11 @@ import numpy as np
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
-from services.engine.loop import StepLoop, StepReport
+from services.engine.steps.loop import StepLoop, StepReport
 from services.engine.worker.load import load_worker
 from shared.clock import SystemClock
 from shared.config import EngineSettings
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 LENGTHS = (3, 17, 64, 65, 130, 255, 256, 300)
 MAX_MODEL_LEN = 512

@@ -1,4 +1,4 @@
-"""Writes the users of the bus and their permissions for containers and Kubernetes from `shared.bus_permissions`.
+"""Writes the users of the bus and their permissions for containers and Kubernetes from `bus_permissions`.
 
     python -m infra.checks.bus_users [--check] [--namespace NAME]
 
@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from shared.bus_permissions import CONTAINER_ROLES, permissions, render_user
+from shared.security.bus_permissions import CONTAINER_ROLES, permissions, render_user
 from shared.subjects import Subjects
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ FILES = {
 """The files, and where each includes the passwords from."""
 HEAD = """\
 # Who may do what on the bus; whatever is not listed is denied. Written by `python -m infra.checks.bus_users` from
-# shared/bus_permissions.py. make_credentials.sh draws the passwords.
+# shared/security/bus_permissions.py. make_credentials.sh draws the passwords.
 """
 
 

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from infra.demo_model.corpus import long_text, plain_text
+from infra.demo_model.exercises.tasks import conversation, long_conversation, practice
 from infra.demo_model.sample import assistant, user
-from infra.demo_model.tasks import conversation, long_conversation, practice
+from infra.demo_model.texts.corpus import long_text, plain_text
 from infra.demo_model.tokenizer import END, END_OF_TEXT, START, render
 
 #: Share of documents that are plain text; they are longer than chats on average.

@@ -16,12 +16,12 @@ from random import Random
 
 import torch
 
-from infra.demo_model.corpus import long_text
+from infra.demo_model.exercises.tasks import draw, task_names
 from infra.demo_model.generate import GenerateFn, LogprobFn, decoder
-from infra.demo_model.newcomers import CONVERSATIONS, FIRST_PROMPTS
 from infra.demo_model.sample import Expect, Message, Sample, passes, user
-from infra.demo_model.stories import story
-from infra.demo_model.tasks import draw, task_names
+from infra.demo_model.texts.corpus import long_text
+from infra.demo_model.texts.newcomers import CONVERSATIONS, FIRST_PROMPTS
+from infra.demo_model.texts.stories import story
 from infra.demo_model.tokenizer import DEMO
 
 EncodeFn = Callable[[str], Sequence[int]]

@@ -14,9 +14,9 @@ from random import Random
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from infra.demo_model.corpus import plain_text, tokenizer_prose
+from infra.demo_model.exercises.tasks import conversation
 from infra.demo_model.sample import Message
-from infra.demo_model.tasks import conversation
+from infra.demo_model.texts.corpus import plain_text, tokenizer_prose
 
 DEMO = Path(__file__).resolve().parents[2] / "antiphon" / "demo"
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

@@ -16,11 +16,11 @@ from collections.abc import Iterator
 from io import BufferedRWPair
 from urllib.parse import urlsplit
 
-from shared import tls
 from shared.actors.credentials import read_credentials, server_urls
 from shared.codec import DecodeError, Decoder
 from shared.config import BusSettings, SettingsError, parse
 from shared.messages import Heartbeat
+from shared.security import tls
 from shared.subjects import Subjects
 
 TIMEOUT_S = 4.0

@@ -9,7 +9,7 @@ from shared.actors.host import Host
 from shared.actors.presence import sleep_to_beat
 from shared.config import DetokenizerSettings
 from shared.messages import ServiceName, StreamStatus
-from shared.model_files import described, model_directory, model_name, tokenizer_directory
+from shared.models.model_files import described, model_directory, model_name, tokenizer_directory
 from shared.text.vocabulary import Vocabulary, choose_vocabulary
 
 SWEEP_S = 2 * limits.HEARTBEAT_INTERVAL_S

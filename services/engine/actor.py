@@ -18,13 +18,13 @@ from services.engine.adapter_actor import AdapterActor, AdapterNotHereError
 from services.engine.adapters.delta import LoadedAdapter
 from services.engine.core.plan import PlacedPicture
 from services.engine.core.request import Outcome, SequenceSpec, with_adapter
-from services.engine.events import token_events
 from services.engine.grammar_gate import LoadAdapter
-from services.engine.loop import StepReport
 from services.engine.pictures import PictureLoader
 from services.engine.request_times import RequestTimes
 from services.engine.sequence_table import Entry, GatewayKey, SequenceTable, split
-from services.engine.step_recorder import StepRecorder
+from services.engine.steps.events import token_events
+from services.engine.steps.loop import StepReport
+from services.engine.steps.step_recorder import StepRecorder
 from services.engine.tracing import SequenceTraces
 from shared import limits, telemetry
 from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
@@ -59,7 +59,7 @@ from shared.messages import (
     TokenEvents,
     Withdraw,
 )
-from shared.sampling import check
+from shared.parameters.sampling import check
 
 log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0

@@ -16,9 +16,9 @@ from shared import limits
 from shared.actors.actor import Actor, Envelope, handles
 from shared.actors.host import Host
 from shared.adapter_state import AdapterRecord, AdapterState, AdapterStore, now
-from shared.adapters import LoraModule
 from shared.errors import ServiceError
 from shared.messages import AdapterLoaded, AdaptersChanged, LoadAdapter
+from shared.models.adapters import LoraModule
 
 log = logging.getLogger(__name__)
 

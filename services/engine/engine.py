@@ -28,13 +28,13 @@ from services.engine.executor import Executor, UniprocExecutor
 from services.engine.grammar_gate import GrammarGate, LoadAdapter
 from services.engine.kv.address import default_kv_host
 from services.engine.kv.connector import KvConnector
-from services.engine.loop import StepLoop, StepReport
+from services.engine.steps.loop import StepLoop, StepReport
 from services.engine.warmup import warm_up
 from services.engine.worker.seam import ModelWorker
-from shared.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
 from shared.clock import Clock, SystemClock
 from shared.config import EngineSettings, SettingsError, check_engine
 from shared.errors import ServiceError
+from shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
 from shared.parallel import NO_KV, exchanges_kv, world_size
 
 logger = logging.getLogger(__name__)

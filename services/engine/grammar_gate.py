@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from services.engine.core.request import Adapter, SequenceSpec, with_adapter
 from shared.errors import ServiceError
-from shared.grammar import Grammar
+from shared.parameters.grammar import Grammar
 
 log = logging.getLogger(__name__)
 LOWEST_PRIORITY = 19

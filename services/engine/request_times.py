@@ -7,7 +7,7 @@ last one.
 
 from dataclasses import dataclass
 
-from services.engine.loop import StepReport
+from services.engine.steps.loop import StepReport
 from shared.clock import Clock
 from shared.histograms import REQUEST_SECONDS, STEP_TOKENS, Histogram
 from shared.messages import EngineHistograms

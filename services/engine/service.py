@@ -10,19 +10,19 @@ from services.engine.actor import EngineActor
 from services.engine.adapter_actor import AdapterActor
 from services.engine.canary.canary import WrongResultError
 from services.engine.engine import Engine, MakeWorker
-from services.engine.loop import Driver, StepReport, ThreadedLoop
 from services.engine.pictures import PictureLoader
-from services.engine.progress import ProgressMonitor
-from services.engine.reports import ReportQueue
-from services.engine.worker.memory import return_free_heap
+from services.engine.steps.loop import Driver, StepReport, ThreadedLoop
+from services.engine.steps.progress import ProgressMonitor
+from services.engine.steps.reports import ReportQueue
+from services.engine.worker.capacity.memory import return_free_heap
 from shared import limits
 from shared.actors.host import Host
 from shared.actors.presence import sleep_to_beat
-from shared.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
 from shared.clock import Clock
 from shared.config import EngineSettings, check_engine
 from shared.messages import EngineStatus, SelfTest, ServiceName
-from shared.model_files import DEMO_NAME, described, model_aliases, model_name
+from shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
+from shared.models.model_files import DEMO_NAME, described, model_aliases, model_name
 
 logger = logging.getLogger(__name__)
 JOIN_S = 5.0

@@ -5,7 +5,7 @@ Nothing is kept while tracing is off.
 
 from dataclasses import dataclass
 
-from services.engine.loop import StepReport
+from services.engine.steps.loop import StepReport
 from shared import telemetry
 from shared.actors.transport import Headers
 from shared.clock import Clock

@@ -10,7 +10,7 @@ from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts
 from services.engine.core.request import SequenceSpec
 from services.engine.executor import Executor
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 DECODE_STEPS = 2
 

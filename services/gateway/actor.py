@@ -18,13 +18,13 @@ from services.gateway.model_versions import VersionDirectory
 from services.gateway.pictures.remote import RemotePictures
 from services.gateway.pictures.store import PictureStore
 from services.gateway.record import BusRecordDirectory, Recorder
-from services.gateway.requests.dispatcher import Dispatcher
-from services.gateway.requests.engine_controls import EngineControls
 from services.gateway.requests.gateway_parts import GatewayParts
 from services.gateway.requests.lockstep.coordinator import Lockstep
 from services.gateway.requests.lockstep.trust import Trust
 from services.gateway.requests.messages import split_sequence_id
-from services.gateway.requests.moves import Moves
+from services.gateway.requests.placement.dispatcher import Dispatcher
+from services.gateway.requests.placement.engine_controls import EngineControls
+from services.gateway.requests.placement.moves import Moves
 from services.gateway.requests.progress_watch import ProgressWatch
 from services.gateway.requests.prompts import tokenize_message
 from services.gateway.requests.request_actor import RequestActor
@@ -63,7 +63,7 @@ from shared.messages import (
     TokenEvents,
     TokenizeReply,
 )
-from shared.pooling import generates_nothing
+from shared.parameters.pooling import generates_nothing
 
 log = logging.getLogger(__name__)
 TICK_S = limits.HEARTBEAT_INTERVAL_S

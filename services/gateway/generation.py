@@ -11,9 +11,9 @@ from typing import Protocol
 from services.gateway.record import NOT_RECORDED, RecordedRequest
 from shared.codec import TOKEN_BYTES
 from shared.messages import ChatMessage, FinishReason, PositionLogprobs
-from shared.pooling import PoolingParams
+from shared.parameters.pooling import PoolingParams
+from shared.parameters.sampling import SamplingParams
 from shared.request.pictures import PictureInput
-from shared.sampling import SamplingParams
 
 FLEX = "flex"
 """OpenAI's service tier for requests that may wait: they run in the idle lane."""

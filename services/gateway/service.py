@@ -26,11 +26,12 @@ from services.gateway.streams.background import BackgroundStreams
 from services.gateway.streams.background_store import BackgroundStore
 from services.gateway.streams.store import StreamStore
 from services.gateway.streams.streams import Streams
-from shared import limits, tls
+from shared import limits
 from shared.actors.durable_log import Storage
 from shared.actors.host import Host
 from shared.config import GatewaySettings, SettingsError
 from shared.messages import GatewayStatus, ServiceName, StreamTaken
+from shared.security import tls
 from shared.settings.records import check_records
 from shared.subjects import bucket_name
 

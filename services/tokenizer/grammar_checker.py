@@ -12,7 +12,7 @@ from services.tokenizer.grammar_worker import GrammarJob, GrammarVerdict
 from services.tokenizer.worker_process import WorkerLostError, WorkerProcess
 from shared import limits
 from shared.errors import ServiceError
-from shared.grammar import Grammar
+from shared.parameters.grammar import Grammar
 from shared.text.constraint import SUBJECT
 
 WORKER = "services.tokenizer.grammar_worker"

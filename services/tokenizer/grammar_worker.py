@@ -11,7 +11,7 @@ import msgspec
 
 from services.tokenizer.sandbox import allow_processor_time, limit_worker, read_frame, write_frame
 from shared.errors import ServiceError
-from shared.grammar import Grammar
+from shared.parameters.grammar import Grammar
 from shared.text.constraint import byte_tokenizer, check_grammar
 
 ADDRESS_SPACE_BYTES = 2 * 2**30

@@ -5,7 +5,6 @@ import msgspec
 from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import pack_ids
-from shared.context import check_context, truncated
 from shared.errors import ServiceError
 from shared.messages import (
     DetokenizeReply,
@@ -14,6 +13,7 @@ from shared.messages import (
     TokenizeReply,
     TokenizeRequest,
 )
+from shared.parameters.context import check_context, truncated
 from shared.request.pictures import with_pictures
 from shared.text.bad_words import bad_word_ids
 from shared.text.codec import Codec

@@ -9,7 +9,7 @@ from services.tokenizer.renderer import NoTemplate, WorkerPool
 from shared.actors.host import Host
 from shared.config import TokenizerSettings
 from shared.messages import PoolStatus, ServiceName
-from shared.model_files import described, located, model_name, tokenizer_directory
+from shared.models.model_files import described, located, model_name, tokenizer_directory
 from shared.text.codec import NO_TOKENIZER, Codec, TextFacts, choose_codec
 from shared.text.conversation_templates import choose_template
 from shared.text.template_formats import reasoning_format, tool_format

@@ -6,8 +6,8 @@ from services.vision.actor import FileEncoder, VisionActor
 from shared.actors.host import Host
 from shared.config import VisionSettings
 from shared.messages import ServiceName, VisionStatus
-from shared.model_files import located, model_directory, model_name
-from shared.picture_models import check_picture_files, processor_kwargs
+from shared.models.model_files import located, model_directory, model_name
+from shared.models.picture_models import check_picture_files, processor_kwargs
 
 
 class VisionService:

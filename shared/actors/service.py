@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from shared import limits, telemetry, tls
+from shared import limits, telemetry
 from shared.actors.credentials import server_urls
 from shared.actors.discovery import Discovery, Endpoint, Identity
 from shared.actors.host import Host, Service, Status
@@ -37,7 +37,8 @@ from shared.actors.transport import Transport
 from shared.clock import SystemClock
 from shared.config import BusSettings, SettingsError, add_flags, normalise, parse
 from shared.errors import ServiceError
-from shared.other_options import take
+from shared.security import tls
+from shared.settings.other_options import take
 from shared.subjects import TOKENIZER_QUEUE, VISION_QUEUE, Subjects, check_id, new_instance_id
 from shared.version import __version__
 

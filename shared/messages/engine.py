@@ -4,8 +4,8 @@ from typing import Literal
 
 from shared.messages.base import FinishReason, Message, Part, SequenceRef
 from shared.messages.vision import PromptPicture
-from shared.pooling import PoolingParams
-from shared.sampling import SamplingParams
+from shared.parameters.pooling import PoolingParams
+from shared.parameters.sampling import SamplingParams
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 

@@ -82,8 +82,8 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     kv_loaded_tokens: int = 0
     kv_saved_tokens: int = 0
     adapters_revision: int = -1
-    """Revision of the desired state of the adapters that the engine follows (`shared.adapter_state`); 0: there is none,
-    -1: the engine serves no adapters."""
+    """Revision of the desired state of the adapters that the engine follows (`shared.adapter_state`);
+    0: there is none, -1: the engine serves no adapters."""
     takes_pictures: bool = False
     """Whether prompts may have pictures."""
     content: str = ""

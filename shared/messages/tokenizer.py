@@ -1,8 +1,8 @@
 """Messages to and from the tokenizers of a model. See the package."""
 
-from shared.grammar import Grammar
 from shared.messages.base import Message, Part
 from shared.messages.vision import PictureTokens
+from shared.parameters.grammar import Grammar
 
 
 class ChatMessage(Part, frozen=True, array_like=True):

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shared import limits
+from shared.parameters.sampling import BeamParams
 from shared.request.checks import given, refuse
-from shared.sampling import BeamParams
 
 
 class ChoiceFields(Protocol):
@@ -55,7 +55,7 @@ class Choices:
 def choices_of(fields: ChoiceFields, temperature: float, top_k: int, num_prompts: int = 1) -> Choices:
     """Returns the choices of a request. Raises ServiceError for a field that is out of range or contradicts others.
 
-    `shared.sampling.check` checks the parameters of a beam search that concern one sequence.
+    `shared.parameters.sampling.check` checks the parameters of a beam search that concern one sequence.
     """
     searches = bool(fields.use_beam_search)
     n = given(fields.n, given(fields.best_of, 1) if searches else 1)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import msgspec
 
 from shared import limits
-from shared.context import AS_MANY_AS_FIT
+from shared.parameters.context import AS_MANY_AS_FIT
+from shared.parameters.sampling import SamplingParams
 from shared.request.checks import refuse
-from shared.sampling import SamplingParams
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -28,7 +28,7 @@ def check_detokenize(detokenize: bool, stops: Sequence[str]) -> None:
 
 
 def prompt_truncation(keep: int | None, max_model_len: int | None = None) -> int:
-    """Returns how many last tokens of a prompt are kept, in the terms of `shared.context.truncated`.
+    """Returns how many last tokens of a prompt are kept, in the terms of `shared.parameters.context.truncated`.
 
     Raises ServiceError for a number out of range. `max_model_len` bounds the result; None if it is not known yet.
     """

@@ -3,7 +3,7 @@
 Request bodies and the offline `SamplingParams` have a field for each field of the engine's `SamplingParams`, with the
 same name. A parameter that only has to reach the engine is added in four files:
 
-    shared/sampling.py                    the field, its default, and its range in `check`
+    shared/parameters/sampling.py                    the field, its default, and its range in `check`
     services/gateway/openai/body.py       the field of `SamplingFields`
     antiphon/offline/sampling_params.py   the field of the public `SamplingParams`
     services/engine/…                     the code that obeys it
@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
 
 
 def sampling_params(fields: object, **resolved: Any) -> SamplingParams:
-    """Returns the sampling parameters of a request, unchecked (see `shared.sampling.check`).
+    """Returns the sampling parameters of a request, unchecked (see `shared.parameters.sampling.check`).
 
     Each parameter is the attribute of `fields` with its name; None, or no such attribute, means the default. `resolved`
     has the values of parameters that depend on more than the field, such as `max_tokens` and `seed`.

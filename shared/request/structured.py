@@ -14,9 +14,9 @@ from typing import Annotated, Any, NamedTuple, cast
 import msgspec
 
 from shared import limits
-from shared.grammar import Grammar, GrammarKind
+from shared.parameters.grammar import Grammar, GrammarKind
+from shared.parameters.tagged_text import TaggedText
 from shared.request.checks import missing, refuse, unsupported
-from shared.tagged_text import TaggedText
 
 BACKENDS = frozenset({"auto", "guidance", "llguidance", "outlines", "lm-format-enforcer", "xgrammar"})
 """Values of `guided_decoding_backend`. llguidance compiles all grammars, whose meaning the names do not change."""

@@ -1,6 +1,6 @@
 """Converts the request fields that name tokens: `logit_bias`, `allowed_token_ids`, `bad_words`. Pure.
 
-Whether the ids are in the vocabulary is checked by `shared.sampling.check_vocabulary`.
+Whether the ids are in the vocabulary is checked by `shared.parameters.sampling.check_vocabulary`.
 """
 
 from collections.abc import Mapping, Sequence

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper, grammar_from
 
-from shared import tagged_text
 from shared.config import ModelSettings
 from shared.errors import ServiceError
-from shared.grammar import Grammar, GrammarKind
-from shared.tagged_text import Chain, Json, Literal, Tag, TaggedText
+from shared.parameters import tagged_text
+from shared.parameters.grammar import Grammar, GrammarKind
+from shared.parameters.tagged_text import Chain, Json, Literal, Tag, TaggedText
 from shared.text.tagged_lark import SPACE, lark_grammar
 from shared.text.vocabulary import choose_vocabulary
 

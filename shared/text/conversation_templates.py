@@ -2,9 +2,9 @@
 
 `choose_template` decides which template the conversations of a model have, in this order: the template of
 `--chat-template`; the named one of `--conv-template` (or CONV_TEMPLATE, or the model's `ti_model_config.json`, which
-`shared.model_files.described` fills in); the tokenizer's own; a named one that the model's name suggests. The layouts
-are Jinja files in `templates/`, rendered like every other chat template. A layout writes all special tokens itself,
-the first one of the prompt included.
+`shared.models.model_files.described` fills in); the tokenizer's own; a named one that the model's name suggests. The
+layouts are Jinja files in `templates/`, rendered like every other chat template. A layout writes all special tokens
+itself, the first one of the prompt included.
 
 Called by the tokenizer service and the offline API at start-up.
 """

@@ -1,4 +1,4 @@
-"""Converts free text with tagged parts (`shared.tagged_text`) to the Lark notation of the llguidance library. Pure.
+"""Converts free text with tagged parts (`tagged_text`) to the Lark notation of the llguidance library. Pure.
 
 The free text is a regular expression that matches everything. A lazy lexeme of text and a mark ends at the first mark,
 so no mark can stand in the free text without its part behind it. If a mark is a special token of the vocabulary, it
@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from shared.tagged_text import Chain, Choice, Json, Literal, Name, Piece, Raw, Repeat, Space, TaggedText
+from shared.parameters.tagged_text import Chain, Choice, Json, Literal, Name, Piece, Raw, Repeat, Space, TaggedText
 
 SPACE = r"[ \n\t\r]{0,20}"
 """Whitespace between the pieces of a part. Bounded, so that a model cannot write whitespace for ever."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from antiphon.nats_server import environment, find_binary
+from antiphon.launch.nats_server import environment, find_binary
 from tests.cluster.hosts import Host
 from tests.system.served import ROOT, Started, wait_until
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from antiphon import LLM, SamplingParams
-from bench import machine
+from bench.limits_of_machine import machine
 from tests.cluster.deployment import Deployment, Load, deployed
 from tests.cluster.hosts import Host, network
 from tests.models import make_model

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.nats_server import OBSERVER, Bus, find_binary, prepare
+from antiphon.launch.nats_server import OBSERVER, Bus, find_binary, prepare
 from shared.actors.nats import NatsTransport
 from shared.actors.transport import Delivery
-from shared.bus_permissions import Permissions, Role, password, permissions
 from shared.config import SettingsError
 from shared.errors import ServiceError
+from shared.security.bus_permissions import Permissions, Role, password, permissions
 from shared.subjects import TOKENIZER_QUEUE, Subjects
 from tests.conftest import free_port
 

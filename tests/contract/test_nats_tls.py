@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.fleet import Fleet
-from antiphon.launcher import Place, VersionPlan
-from antiphon.nats_server import find_binary
+from antiphon.launch.launcher import Place, VersionPlan
+from antiphon.launch.nats_server import find_binary
 from antiphon.settings import ServeSettings
+from antiphon.supervision.fleet import Fleet
 from antiphon.versions.supervisor import BusAddress, run
 from shared.actors.nats import NatsTransport
 from shared.actors.transport import Delivery, NoRespondersError
 from shared.codec import encode
 from shared.config import BusSettings, SettingsError
 from shared.messages import ChangeModel
+from shared.security.tls import bus_context
 from shared.subjects import Subjects
-from shared.tls import bus_context
 from tests.conftest import NatsServer, free_port
 
 pytestmark = pytest.mark.nats

@@ -9,11 +9,11 @@ import pytest
 
 from services.gateway.access.usage import Receiver, UsageLedger
 from services.gateway.http.auth import ApiKeys
-from shared.api_keys import keys_of_text
 from shared.errors import ServiceError
 from shared.messages import UsageRecord
+from shared.security.api_keys import keys_of_text
 from tests.integration.edge import Connection, Reply, ScriptedBackend, call, serving, text_batches
-from tests.unit.gateway.test_multipart import form
+from tests.unit.gateway.http.test_multipart import form
 
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"

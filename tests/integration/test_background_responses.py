@@ -1,6 +1,6 @@
 """Responses that run in the background, at two gateways with a real bus: seen, read, cancelled and continued at either.
 
-The backends are scripted: see `edge`. `tests/system/test_streams.py` has a whole system whose gateways die.
+The backends are scripted: see `edge`. `tests/system/reliability/test_streams.py` has a whole system whose gateways die.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from services.gateway.streams.background_store import BackgroundStore
 from services.gateway.streams.store import StreamStore
 from services.gateway.streams.streams import Streams
 from shared.actors.host import Host
-from shared.api_keys import keys_of_text
 from shared.clock import SystemClock
 from shared.errors import ServiceError
 from shared.messages import StreamTaken
+from shared.security.api_keys import keys_of_text
 from tests.integration.edge import Reply, ScriptedBackend, call, serving, text_batches
 from tests.integration.test_streams import KEY_FILE
 

@@ -14,7 +14,7 @@ from shared.errors import ServiceError
 from tests.integration.edge import ScriptedBackend, call, serving, text_batches
 from tests.integration.test_openai_client import client
 from tests.integration.test_pooling_endpoints import pooling_backend
-from tests.unit.gateway.test_multipart import form
+from tests.unit.gateway.http.test_multipart import form
 
 URL = "/v1/completions"
 FORM = {"content-type": "multipart/form-data; boundary=edge"}

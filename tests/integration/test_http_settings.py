@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from services.gateway.http.auth import ApiKeys
-from shared.api_keys import keys_of_text
 from shared.messages import PositionLogprobs, TokenText
+from shared.security.api_keys import keys_of_text
 from tests.integration.edge import CARD, Reply, ScriptedBackend, call, serving, text_batches
 
 HELLO = [{"role": "user", "content": "hi"}]

@@ -8,7 +8,7 @@ import pytest
 
 from services.gateway.generation import GenerationRequest, SequenceUpdate
 from shared.errors import ServiceError
-from shared.grammar import Grammar
+from shared.parameters.grammar import Grammar
 from tests.integration.edge import CARD, Reply, ScriptedBackend, call, serving, text_batches
 
 HELLO = {"model": "org/toy", "messages": [{"role": "user", "content": "Hello?"}]}

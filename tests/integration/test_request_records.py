@@ -4,9 +4,9 @@ import asyncio
 
 from services.gateway.http.auth import ApiKeys
 from services.gateway.record import Recorder
-from shared.api_keys import keys_of_text
 from shared.errors import ServiceError
 from shared.messages import GatewayStatus, Heartbeat
+from shared.security.api_keys import keys_of_text
 from tests.integration.edge import CARD, Connection, ScriptedBackend, call, serving, text_batches
 
 SECRET = "the-secret-of-the-prompt"

@@ -9,10 +9,10 @@ import pytest
 
 from services.gateway.generation import GenerationRequest, SequenceUpdate
 from services.gateway.http.auth import ApiKeys
-from shared.api_keys import keys_of_text
 from shared.errors import ServiceError
-from shared.grammar import Grammar
 from shared.messages import PositionLogprobs, TokenText
+from shared.parameters.grammar import Grammar
+from shared.security.api_keys import keys_of_text
 from tests.integration.edge import ScriptedBackend, call, serving, text_batches
 from tests.integration.test_openai_client import client
 

@@ -24,7 +24,7 @@ from shared.actors.presence import HeartbeatTask, interval_of
 from shared.clock import SystemClock
 from shared.config import DetokenizerSettings, TokenizerSettings
 from shared.messages import Heartbeat
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from shared.subjects import Subjects, new_instance_id
 from tests.conftest import Connect, NatsServer
 from tests.service_processes import START_S, Processes, Roster

@@ -1,6 +1,6 @@
 """Recorded streams at the HTTP edge, with a real store: who may resume one, until when, and what if there is no store.
 
-The backend is scripted: see `edge`. `tests/system/test_streams.py` has whole systems whose processes die.
+The backend is scripted: see `edge`. `tests/system/reliability/test_streams.py` has whole systems whose processes die.
 """
 
 import asyncio
@@ -18,9 +18,9 @@ from services.gateway.streams.store import StreamStore
 from services.gateway.streams.streams import Streams
 from shared import limits
 from shared.actors.host import Host
-from shared.api_keys import keys_of_text
 from shared.clock import SystemClock
 from shared.messages import StreamTaken
+from shared.security.api_keys import keys_of_text
 from tests.integration.edge import Connection, ScriptedBackend, call, serving, text_batches
 
 pytestmark = pytest.mark.nats

@@ -12,11 +12,11 @@ from services.engine import engine as product
 from services.engine.core.plan import CoreLimits, StepPlan, StepResult
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.executor import UniprocExecutor
-from services.engine.loop import StepReport
+from services.engine.steps.loop import StepReport
 from services.engine.worker.seam import ModelWorker
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.model_variants import FOREIGN_VARIANTS, MORE_FAMILY_VARIANTS, MORE_VARIANTS
 from tests.models import VOCAB_SIZE
 from tests.native.libraries import make_cpu_worker
@@ -116,7 +116,7 @@ def make_worker(backend: str, directory: Path, **overrides: Any) -> ModelWorker:
     chosen = settings(directory, **overrides)
     if backend == "triton":
         # Imported here because not every suite needs Triton.
-        from services.engine.worker.triton_worker import TritonWorker
+        from services.engine.worker.gpu.triton_worker import TritonWorker
 
         return TritonWorker(chosen, directory, torch.device("cpu"))
     if backend == "torch":

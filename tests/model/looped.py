@@ -6,10 +6,10 @@ from typing import Any
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
-from services.engine.loop import StepReport
+from services.engine.steps.loop import StepReport
 from services.engine.worker.seam import ModelWorker
 from shared.messages import PromptLogprobs
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 
 class Output:

@@ -9,7 +9,7 @@ from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.worker.seam import AdapterWorker
 from shared.blocks import adapter_salt
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.adapters import LLAMA_TARGETS, make_adapter, merge
 from tests.model.harness import NUM_TOKENS, Engine, Models, greedy, make_prompt
 from tests.models import greedy_reference

@@ -9,7 +9,7 @@ import pytest
 from services.engine.core import invariants
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import Outcome, SequenceSpec
-from shared.sampling import BeamParams, SamplingParams
+from shared.parameters.sampling import BeamParams, SamplingParams
 from tests.model.harness import BACKENDS, Engine, Models, greedy, make_prompt
 from tests.models import EOS_TOKEN_ID, beam_reference, reference_log_probabilities
 

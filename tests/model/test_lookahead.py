@@ -7,7 +7,7 @@ import pytest
 from services.engine.core.lookahead import Lookahead
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.model.harness import (
     BACKENDS,
     FAMILY_VARIANTS,

@@ -16,15 +16,15 @@ from services.engine.core.invariants import check_idle
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine as ProductEngine
-from services.engine.loop import StepReport
 from services.engine.parallel.communicator import Communicator
 from services.engine.parallel.shard import Shard, local_description
+from services.engine.steps.loop import StepReport
 from services.engine.worker.seam import ModelWorker
 from services.engine.worker.staged_worker import StagedWorker
 from services.engine.worker.torch_worker import TorchWorker, describe_model
 from shared.config import SettingsError
-from shared.pooling import POOLING_KINDS, PoolingParams
-from shared.sampling import SamplingParams
+from shared.parameters.pooling import POOLING_KINDS, PoolingParams
+from shared.parameters.sampling import SamplingParams
 from tests.adapters import make_adapter, make_prompt_adapter
 from tests.model.harness import VARIANTS, Engine, Models, Reference, make_prompt, make_worker, settings
 from tests.model.looped import Output, run

@@ -13,7 +13,7 @@ from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.models.config_fields import rope_parameters
 from services.engine.models.rope import inverse_frequencies
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.model.harness import (
     BACKENDS,
     FAMILY_VARIANTS,

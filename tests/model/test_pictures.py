@@ -17,7 +17,7 @@ from services.vision.encoder import VisionEncoder
 from services.vision.pictures import open_picture
 from shared.config import SettingsError
 from shared.errors import ServiceError
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.model.harness import Engine, greedy, make_prompt, make_worker
 from tests.models import make_model
 from tests.vision_models import (

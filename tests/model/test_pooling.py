@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine as Product
-from services.engine.loop import StepReport
+from services.engine.steps.loop import StepReport
+from services.engine.worker.gpu.triton_worker import TritonWorker
 from services.engine.worker.seam import ModelWorker
-from services.engine.worker.triton_worker import TritonWorker
 from shared.errors import ServiceError
-from shared.pooling import PoolingKind, PoolingParams, unpack_vector
-from shared.sampling import SamplingParams
+from shared.parameters.pooling import PoolingKind, PoolingParams, unpack_vector
+from shared.parameters.sampling import SamplingParams
 from tests.model.harness import Models, greedy, make_prompt, make_worker, on_both, settings
 from tests.models import greedy_reference
 

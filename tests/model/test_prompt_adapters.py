@@ -11,7 +11,7 @@ from services.engine.core.request import SequenceSpec, with_adapter
 from services.engine.worker.seam import AdapterWorker
 from shared.blocks import adapter_salt
 from shared.errors import ServiceError
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.adapters import make_adapter, make_prompt_adapter, merge, prompted_reference
 from tests.model.harness import BACKENDS, Engine, Models, greedy, make_prompt
 from tests.models import greedy_reference

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import Outcome, SequenceSpec
 from shared.codec import unpack_ids
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.model.harness import BACKENDS, Engine, Models, greedy, make_prompt, on_both
 from tests.models import reference_log_probabilities
 

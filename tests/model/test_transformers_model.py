@@ -10,11 +10,11 @@ import torch
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
 from services.engine.worker.load import load_worker
-from services.engine.worker.model_files import read_config
+from services.engine.worker.loading.model_files import read_config
 from services.engine.worker.torch_worker import load_model
 from shared.config import EngineSettings
 from shared.errors import ServiceError
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.models import greedy_reference, make_model
 
 pytestmark = pytest.mark.model

@@ -9,9 +9,9 @@ import torch
 from services.engine.adapters.delta import LoadedAdapter
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
-from services.engine.worker.decode_graphs import DecodeGraphs
-from services.engine.worker.device_inputs import DeviceStep, GraphSize
-from services.engine.worker.triton_worker import TritonWorker
+from services.engine.worker.gpu.decode_graphs import DecodeGraphs
+from services.engine.worker.gpu.device_inputs import DeviceStep, GraphSize
+from services.engine.worker.gpu.triton_worker import TritonWorker
 from shared.blocks import adapter_salt
 from shared.config import SettingsError
 from tests.adapters import LLAMA_TARGETS, make_adapter, merge

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from services.engine.core.plan import StepPlan
-from services.engine.worker.decode_graphs import DecodeGraphs
-from services.engine.worker.device_inputs import DeviceStep, GraphSize
-from services.engine.worker.profile import largest_step, make_probe
+from services.engine.worker.capacity.profile import largest_step, make_probe
+from services.engine.worker.gpu.decode_graphs import DecodeGraphs
+from services.engine.worker.gpu.device_inputs import DeviceStep, GraphSize
+from services.engine.worker.gpu.triton_worker import TritonWorker
 from services.engine.worker.seam import ModelWorker, PipelinedWorker
 from services.engine.worker.torch_worker import TorchWorker, describe_model
-from services.engine.worker.triton_worker import TritonWorker
-from shared.sampling import BeamParams
+from shared.parameters.sampling import BeamParams
 from tests.model.harness import Models, make_prompt, settings
 from tests.model.looped import Output, run
 

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine, core_limits
-from services.engine.loop import StepReport
+from services.engine.steps.loop import StepReport
 from services.engine.worker.load import load_worker
 from services.engine.worker.whole_text import batches
 from services.engine.worker.whole_text_worker import WholeTextWorker
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
-from shared.pooling import PoolingKind, PoolingParams, unpack_vector
-from shared.sampling import SamplingParams
+from shared.parameters.pooling import PoolingKind, PoolingParams, unpack_vector
+from shared.parameters.sampling import SamplingParams
 from tests.models import make_model
 from tests.whole_text_models import DECODERS, ENCODERS, VOCAB_SIZE, write_encoder, write_sentence_files
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from services.engine.cpu.decoder import NativeDecoder
 from services.engine.cpu.library import load_library
 from services.engine.models.registry import find_family
-from services.engine.worker.model_files import read_config
+from services.engine.worker.loading.model_files import read_config
 directory = Path(sys.argv[1])
 config = read_config(directory)
 family, library = find_family(config), load_library()

@@ -18,7 +18,7 @@ from services.engine.core.plan import (
 )
 from shared.codec import pack_ids
 from shared.messages import PromptLogprobs
-from shared.pooling import PoolingKind
+from shared.parameters.pooling import PoolingKind
 
 EOS, STOP = 2, 9
 SAMPLED = (EOS, STOP, *range(10, 20))

@@ -21,8 +21,8 @@ from shared.blocks import chain_hashes, split_hashes
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
 from shared.messages import KvSource
-from shared.pooling import POOLING_KINDS, PoolingKind, PoolingParams
-from shared.sampling import BeamParams, SamplingParams
+from shared.parameters.pooling import POOLING_KINDS, PoolingKind, PoolingParams
+from shared.parameters.sampling import BeamParams, SamplingParams
 from tests.property.engine_worker import EOS, STOP, ModelWorker
 from tests.property.transfers import Transfers
 

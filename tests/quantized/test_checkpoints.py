@@ -15,13 +15,13 @@ from services.engine.quantization.choice import WeightForm
 from services.engine.quantization.formats import prepared
 from services.engine.quantization.weight import QuantizedWeight
 from services.engine.triton.operations import TritonQuantizedLinear
-from services.engine.worker.model_files import read_config
-from services.engine.worker.parameters import ParameterReader
-from services.engine.worker.triton_worker import TritonWorker
+from services.engine.worker.gpu.triton_worker import TritonWorker
+from services.engine.worker.loading.model_files import read_config
+from services.engine.worker.loading.parameters import ParameterReader
 from shared.config import SettingsError
 from shared.errors import ServiceError
-from shared.quantization import SMOOTHQUANT_FILE, Method, prepared_method
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
+from shared.settings.quantization import SMOOTHQUANT_FILE, Method, prepared_method
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt
 from tests.models import greedy_reference, make_model
 from tests.quantized.checkpoints import LAYOUTS, compressed, make_checkpoints

@@ -20,7 +20,7 @@ from services.engine.models.registry import find_family
 from services.engine.quantization.choice import WeightForm
 from services.engine.quantization.rounding import quantize_int4, quantize_int8
 from services.engine.quantization.weight import QuantizedWeight
-from services.engine.worker.model_files import read_config
+from services.engine.worker.loading.model_files import read_config
 from tests.models import make_model
 from tests.native.libraries import library
 from tests.quantized.harness import KINDS, VARIANTS, WEIGHT_ONLY, one_matrix

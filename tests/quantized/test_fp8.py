@@ -16,11 +16,11 @@ from services.engine.quantization import choice
 from services.engine.quantization.rounding import quantize_fp8
 from services.engine.quantization.weight import QuantizedWeight
 from services.engine.triton.operations import TritonQuantizedLinear
+from services.engine.worker.gpu.triton_worker import TritonWorker
 from services.engine.worker.load import load_worker
 from services.engine.worker.torch_worker import TorchWorker
-from services.engine.worker.triton_worker import TritonWorker
 from shared.config import SettingsError
-from shared.quantization import Device
+from shared.settings.quantization import Device
 from tests.model.harness import make_prompt, settings
 from tests.model.looped import run
 from tests.models import greedy_reference, make_model

@@ -15,7 +15,7 @@ from services.engine.quantization.weight import QuantizedWeight
 from services.engine.worker.load import load_worker
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
-from shared.model_files import model_directory
+from shared.models.model_files import model_directory
 from tests.gguf_files import Kind, encoded, write_gguf
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings
 from tests.models import greedy_reference, make_model
@@ -34,7 +34,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Converted files lie in the home, compiled code in the real one."""
-    monkeypatch.setattr("shared.gguf_model.directory._CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("shared.models.gguf_model.directory._CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from services.engine.core.plan import CoreLimits
 from services.engine.quantization.formats import prepared
 from services.engine.quantization.formats.mxfp4 import LEVELS, plain_experts
-from services.engine.worker.model_files import read_config
+from services.engine.worker.loading.model_files import read_config
 from services.engine.worker.torch_worker import load_model
 from shared.errors import ServiceError
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt

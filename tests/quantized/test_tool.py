@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from antiphon.cli import main
 from services.engine.core.plan import CoreLimits
-from shared.quantization import SMOOTHQUANT_FILE
+from shared.settings.quantization import SMOOTHQUANT_FILE
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt
 from tests.models import greedy_reference, make_model
 from tests.quantized.written import all_tensors, write_plain

@@ -9,8 +9,8 @@ from typing import Any
 from services.detokenizer.service import DetokenizerService
 from services.engine.core.invariants import check as check_core
 from services.engine.engine import Engine
-from services.engine.loop import StepLoop
 from services.engine.service import EngineService
+from services.engine.steps.loop import StepLoop
 from services.tokenizer.service import TokenizerService
 from tests.sim.transfers import Network, SimConnector
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from services.engine.core.plan import EngineFacts, SampledLogprobs, ScheduledSequence, StepPlan, StepResult
 from shared.codec import pack_ids
 from shared.messages import PromptLogprobs
-from shared.pooling import PoolingKind
-from shared.sampling import SamplingParams
+from shared.parameters.pooling import PoolingKind
+from shared.parameters.sampling import SamplingParams
 
 VOCABULARY = 256
 EMBEDDING_SIZE = 8

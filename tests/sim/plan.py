@@ -10,8 +10,8 @@ import msgspec
 
 from services.gateway.generation import Client, GenerationRequest, ModelCard
 from services.gateway.requests.prompts import sequence_params
-from shared.pooling import PoolingParams
-from shared.sampling import BeamParams, SamplingParams
+from shared.parameters.pooling import PoolingParams
+from shared.parameters.sampling import BeamParams, SamplingParams
 from tests.sim.model import HashModel, Reference, beam_references, pooled_reference, reference
 
 LOAD_S = 4.0

@@ -6,7 +6,7 @@ import pytest
 
 from services.gateway.generation import GenerationRequest
 from shared import limits
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.sim.society import Answer, Society, make_tokenizer
 from tests.sim.test_society import expected, settled
 from tests.support.simulation import run_simulation

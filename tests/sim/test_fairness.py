@@ -9,8 +9,8 @@ import pytest
 from services.gateway.access.call import Call
 from services.gateway.access.guard import client_of
 from services.gateway.generation import Client, GenerationRequest
-from shared.api_keys import ApiKey
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
+from shared.security.api_keys import ApiKey
 from tests.sim.doubles import STEP_S
 from tests.sim.model import next_token
 from tests.sim.society import Society, make_tokenizer

@@ -14,7 +14,7 @@ from shared.actors import payload
 from shared.actors.transport import Delivery
 from shared.codec import Decoder
 from shared.messages import Cancel, CloseStream, Done, Message, OpenBatch, SubmitBatch
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.sim import doubles
 from tests.sim.society import Answer, Society, make_tokenizer, next_token
 from tests.support.simulation import run_simulation

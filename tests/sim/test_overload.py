@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from services.gateway.generation import GenerationRequest
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.sim.doubles import STEP_S
 from tests.sim.society import Society, make_tokenizer
 from tests.support.simulation import run_simulation

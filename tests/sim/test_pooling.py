@@ -6,8 +6,8 @@ import pytest
 
 from services.gateway.generation import GenerationRequest
 from shared import limits
-from shared.pooling import PoolingKind, PoolingParams
-from shared.sampling import SamplingParams
+from shared.parameters.pooling import PoolingKind, PoolingParams
+from shared.parameters.sampling import SamplingParams
 from tests.sim.model import HashModel
 from tests.sim.society import Answer, Society, make_tokenizer
 from tests.sim.test_society import simulate

@@ -16,9 +16,9 @@ from services.gateway.requests.sequence_state import SequenceState
 from shared.codec import pack_ids
 from shared.config import SettingsError
 from shared.errors import ServiceError
+from shared.parameters.sampling import SamplingParams
 from shared.recorded_request import RecordedContent, decode
 from shared.request.pictures import PictureInput
-from shared.sampling import SamplingParams
 from tests.sim.society import Society
 from tests.sim.test_society import model_dir, simulate
 from tests.unit.gateway.bodies import CARD

@@ -9,8 +9,8 @@ from services.gateway.generation import GenerationRequest, ResumedOutput
 from services.gateway.shadow import Comparison, ShadowTraffic
 from shared import limits
 from shared.model_versions import ModelState, ModelStates, ModelVersion
+from shared.parameters.sampling import SamplingParams
 from shared.request.pictures import PictureInput
-from shared.sampling import SamplingParams
 from tests.sim.society import Society
 from tests.sim.test_society import expected, model_dir, simulate
 

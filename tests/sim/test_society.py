@@ -8,7 +8,7 @@ from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.prompts import sequence_params
 from shared import limits
 from shared.messages import TokenEvents
-from shared.sampling import BeamParams, SamplingParams
+from shared.parameters.sampling import BeamParams, SamplingParams
 from tests.sim.model import HashModel, beam_references
 from tests.sim.society import Answer, Society, make_tokenizer, next_token
 from tests.support.simulation import run_simulation

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from services.gateway.generation import GenerationRequest
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.sim.society import SimulatedEngine, Society, next_token
 from tests.sim.test_society import many, model_dir, simulate
 

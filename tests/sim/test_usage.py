@@ -11,7 +11,7 @@ from services.gateway.access.usage import Receiver, UsageLedger
 from services.gateway.generation import GenerationRequest
 from shared.errors import ServiceError
 from shared.messages import UsageRecord
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.sim.society import Society, make_tokenizer
 from tests.support.simulation import SimClock, run_simulation
 

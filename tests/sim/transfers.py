@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from services.engine.core.kv_transfer import KvLoad, KvLoaded, KvMeta, KvReleased
+from services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvReleased
 from services.engine.kv.channel import Channel, Closed
 from services.engine.kv.layout import Bytes, KvLayout
 from services.engine.kv.receiver import load
 from services.engine.kv.sender import Sender
 from services.engine.kv.wire import Block, Header
-from services.engine.loop import StepLoop
+from services.engine.steps.loop import StepLoop
 
 DELAY_S = 0.001
 

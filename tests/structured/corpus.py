@@ -18,8 +18,8 @@ from llguidance import LLMatcher, LLTokenizer
 
 from shared.config import EngineSettings
 from shared.errors import ServiceError
-from shared.grammar import Grammar
-from shared.model_files import DEMO_DIRECTORY
+from shared.models.model_files import DEMO_DIRECTORY
+from shared.parameters.grammar import Grammar
 from shared.text.constraint import check_grammar, compile_grammar, model_tokenizer
 
 SPELLINGS_MAX = 64

@@ -22,7 +22,7 @@ from shared.actors.host import Host, Service
 from shared.actors.presence import HeartbeatTask, interval_of
 from shared.clock import SystemClock
 from shared.config import DetokenizerSettings, EngineSettings, TokenizerSettings
-from shared.grammar import Grammar
+from shared.parameters.grammar import Grammar
 from shared.subjects import Subjects, new_instance_id
 from tests.integration.edge import serving
 from tests.sim.society import Gateway

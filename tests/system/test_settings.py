@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from antiphon.cli import main
-from antiphon.http_probe import get
+from antiphon.launch.http_probe import get
 from services.engine.worker.load import load_worker
 from shared.config import EngineSettings, GatewaySettings
 from tests.conftest import free_port

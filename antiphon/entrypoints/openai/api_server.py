@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from antiphon.cli import Parser, guarded, unknown_words
 from antiphon.settings import NOT_FOR_USERS, DirectSettings
 from shared.config import SettingsError, add_flags, normalise, parse
-from shared.other_options import take
+from shared.settings.other_options import take
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _serve(settings: DirectSettings) -> int:
-    from antiphon import launcher
+    from antiphon.launch import launcher
 
     if not (settings.model or settings.models):
         raise SettingsError(

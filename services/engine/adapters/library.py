@@ -14,7 +14,7 @@ from pathlib import Path
 
 from services.engine.adapters.delta import AdapterWeights, LoadedAdapter
 from services.engine.adapters.peft_files import AdapterReader
-from shared.adapter_config import unusable
+from shared.models.adapter_config import unusable
 
 
 class AdapterLibrary:

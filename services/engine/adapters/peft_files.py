@@ -17,7 +17,7 @@ from torch import Tensor
 
 from services.engine.adapters.delta import TARGETS, AdapterWeights, Block, Delta, Place
 from services.engine.models.layout import Grouping, Parameter
-from shared.adapter_config import (
+from shared.models.adapter_config import (
     CONFIG_FILE,
     WEIGHTS_FILE,
     LoraConfig,

@@ -13,7 +13,7 @@ from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.executor import Executor
 from shared.errors import ServiceError
 from shared.flags import SettingsError
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 TIMING_S = 0.1
 """The sequence is repeated for this long to find its duration, since other processes may compute at the start, too."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from services.engine.core.plan import EngineFacts
 from services.engine.core.request import Outcome, SequenceSpec
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 16, 4
 TOLERANCE = 0.5

@@ -16,10 +16,12 @@ from dataclasses import replace
 
 import msgspec
 
-from services.engine.core.beam_group import BeamGroup, BeamGroups, further_beams
-from services.engine.core.block_pool import BlockPool
+from services.engine.core.beams.beam_group import BeamGroup, BeamGroups, further_beams
 from services.engine.core.counters import Counters, Tally
-from services.engine.core.kv_transfer import KvLoaded, KvReleased, KvTransfers
+from services.engine.core.kv.block_pool import BlockPool
+from services.engine.core.kv.kv_transfer import KvLoaded, KvReleased, KvTransfers
+from services.engine.core.kv.prefix_cache import PrefixCache
+from services.engine.core.kv.swap import SwapSpace
 from services.engine.core.lookahead import Lookahead
 from services.engine.core.plan import (
     CoreLimits,
@@ -29,19 +31,17 @@ from services.engine.core.plan import (
     StepResult,
     prompt_logprob_rows,
 )
-from services.engine.core.prefix_cache import PrefixCache
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.core.scheduler import Scheduler
 from services.engine.core.sequence import Sequence, Status, from_spec
 from services.engine.core.stopping import StopRules, Verdict, rules_for
-from services.engine.core.swap import SwapSpace
 from shared.blocks import HASH_BYTES, is_salt_of
 from shared.codec import pack_ids
 from shared.errors import ServiceError
 from shared.messages import FinishReason, PromptLogprobs
-from shared.pooling import PoolingParams, generates_nothing
-from shared.pooling import check as check_pooling
-from shared.sampling import check_vocabulary
+from shared.parameters.pooling import PoolingParams, generates_nothing
+from shared.parameters.pooling import check as check_pooling
+from shared.parameters.sampling import check_vocabulary
 
 HIDDEN_PRIORITY = -(2**64)
 """Priority of the engine's own hidden sequence, before all that a request may have."""

@@ -15,9 +15,9 @@ from collections import Counter
 from operator import attrgetter
 
 from services.engine.core.adapter_slots import NO_SLOT
-from services.engine.core.block_pool import BlockPool
+from services.engine.core.kv.block_pool import BlockPool
+from services.engine.core.policy.waiting import WaitingQueue
 from services.engine.core.sequence import IDLE_AGE, Sequence, Status
-from services.engine.core.waiting import WaitingQueue
 
 PROMPT_SHARE = 8
 """While ordinary sequences run, prompts of idle ones get one part in this many of a step's tokens: a step that computes

@@ -7,8 +7,8 @@ in production that has nothing to compute; its time does not depend on the numbe
 import math
 from collections import Counter
 
-from services.engine.core.block_pool import BlockPool
 from services.engine.core.core import Core
+from services.engine.core.kv.block_pool import BlockPool
 from services.engine.core.sequence import Sequence, Status
 
 

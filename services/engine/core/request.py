@@ -7,8 +7,8 @@ import msgspec
 
 from services.engine.core.plan import PlacedPicture, SampledLogprobs
 from shared.messages import FinishReason, KvSource, PromptLogprobs
-from shared.pooling import PoolingParams
-from shared.sampling import SamplingParams
+from shared.parameters.pooling import PoolingParams
+from shared.parameters.sampling import SamplingParams
 
 
 class Adapter(Protocol):

@@ -33,23 +33,23 @@ from bisect import bisect_left, insort
 from collections import Counter
 from operator import attrgetter
 
-from services.engine.core.batching import BatchGate
-from services.engine.core.beam_group import rearrange
-from services.engine.core.block_pool import BlockPool
+from services.engine.core.beams.beam_group import rearrange
 from services.engine.core.counters import Tally
-from services.engine.core.delay import AdmissionDelay
 from services.engine.core.drafting import guess, judge
 from services.engine.core.idle_lane import PROMPT_SHARE, IdleLane
-from services.engine.core.payoff import Payoff
+from services.engine.core.kv.block_pool import BlockPool
+from services.engine.core.kv.prefix_cache import PrefixCache
+from services.engine.core.kv.reuse import Reusable, Shortage, find_reusable
+from services.engine.core.kv.swap import SwapSpace
 from services.engine.core.plan import CoreLimits, ScheduledSequence, StepPlan
-from services.engine.core.prefill_shares import divide
-from services.engine.core.prefix_cache import PrefixCache
-from services.engine.core.reuse import Reusable, Shortage, find_reusable
+from services.engine.core.policy.batching import BatchGate
+from services.engine.core.policy.delay import AdmissionDelay
+from services.engine.core.policy.payoff import Payoff
+from services.engine.core.policy.prefill_shares import divide
+from services.engine.core.policy.waiting import WaitingQueue
 from services.engine.core.rows import RowTable
 from services.engine.core.sequence import Sequence, Status
 from services.engine.core.step_draft import StepDraft, joining, part_of
-from services.engine.core.swap import SwapSpace
-from services.engine.core.waiting import WaitingQueue
 
 _AGE = attrgetter("age")
 RESERVED_SHARE = 64

@@ -19,8 +19,8 @@ from services.engine.core.plan import PlacedPicture
 from services.engine.core.request import Adapter, SequenceSpec
 from services.engine.core.stopping import StopRules
 from shared.messages import PromptLogprobs
-from shared.pooling import PoolingParams
-from shared.sampling import SamplingParams
+from shared.parameters.pooling import PoolingParams
+from shared.parameters.sampling import SamplingParams
 
 IDLE_AGE = 2**65
 """Added to the first number of an idle sequence's age. It exceeds the range of all priorities."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.kv.layout import Bytes, KvLayout
-from services.engine.worker.kv_cache import KvCache
+from services.engine.worker.capacity.kv_cache import KvCache
 
 _PANEL, _UNIT = 32, 64
 _NUMBERS = {1: np.uint8, 2: np.uint16, 4: np.uint32}

@@ -29,10 +29,10 @@ import torch
 
 from services.engine.cpu.compile import SOURCE
 from services.engine.quantization.choice import WeightForm
-from services.engine.worker.checkpoint import weight_files
+from services.engine.worker.loading.checkpoint import weight_files
 from shared.limits import PACKED_BYTES_MIN, PACKED_FILES_MAX
 from shared.places import alone_in, is_in_memory, is_private, is_usable, remove_oldest, user_directory
-from shared.quantization import SMOOTHQUANT_FILE
+from shared.settings.quantization import SMOOTHQUANT_FILE
 
 logger = logging.getLogger(__name__)
 

@@ -38,16 +38,16 @@ from services.engine.models.config_fields import weight_dtype
 from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family, has_family
 from services.engine.quantization.choice import WeightForm, weight_form
-from services.engine.worker.acceptance import accept
+from services.engine.worker.batch.acceptance import accept
+from services.engine.worker.batch.inputs import FlatStep
+from services.engine.worker.batch.pooling import pooling_kind, with_vectors
+from services.engine.worker.batch.prompt_logprobs import packed, report_logits
+from services.engine.worker.batch.sampler import GREEDY_BELOW, Sampled, SamplingBatch, errors_of, sample
+from services.engine.worker.capacity.kv_cache import KvPlan
+from services.engine.worker.capacity.profile import StepBounds
 from services.engine.worker.configuration import configuration_hash, content_hash
 from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
-from services.engine.worker.inputs import FlatStep
-from services.engine.worker.kv_cache import KvPlan
-from services.engine.worker.model_files import eos_token_ids, read_config
-from services.engine.worker.pooling import pooling_kind, with_vectors
-from services.engine.worker.profile import StepBounds
-from services.engine.worker.prompt_logprobs import packed, report_logits
-from services.engine.worker.sampler import GREEDY_BELOW, Sampled, SamplingBatch, errors_of, sample
+from services.engine.worker.loading.model_files import eos_token_ids, read_config
 from services.engine.worker.seam import UNDER_WAY_MAX, WeightMemory
 from services.engine.worker.step_worker import StateSpec, StepWorker
 from services.engine.worker.torch_worker import (

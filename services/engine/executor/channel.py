@@ -16,7 +16,7 @@ import msgspec
 from services.engine.core.plan import StepPlan, StepResult
 from services.engine.executor.adapter_parts import AdapterMessage
 from services.engine.parallel.meeting import Meeting
-from shared.grammar import Grammar
+from shared.parameters.grammar import Grammar
 
 _LENGTH = struct.Struct("<Q")
 MESSAGE_BYTES_MAX = 1 << 30

@@ -7,7 +7,7 @@ from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kv.layout import KvMemory
 from services.engine.worker.seam import WeightMemory
-from shared.grammar import Grammar
+from shared.parameters.grammar import Grammar
 
 
 class Executor(Protocol):

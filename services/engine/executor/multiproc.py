@@ -42,8 +42,8 @@ from services.engine.parallel.meeting import Meeting
 from services.engine.parallel.shard import Shard
 from services.engine.worker.seam import ModelWorker, WeightMemory
 from shared.config import EngineSettings, SettingsError
-from shared.grammar import Grammar
-from shared.model_files import model_directory
+from shared.models.model_files import model_directory
+from shared.parameters.grammar import Grammar
 
 if TYPE_CHECKING:
     from services.engine.parallel.communicator import TorchCommunicator

@@ -18,7 +18,7 @@ from services.engine.worker.seam import (
 )
 from shared.errors import ServiceError
 from shared.flags import SettingsError
-from shared.grammar import Grammar
+from shared.parameters.grammar import Grammar
 
 
 class UniprocExecutor:

@@ -1,4 +1,4 @@
-"""Transfers of KV blocks between engines: the half that moves bytes. The scheduler's half is `core.kv_transfer`.
+"""Transfers of KV blocks between engines: the half that moves bytes. The scheduler's half is `core.kv.kv_transfer`.
 
 layout       the form in which blocks travel, whatever the backend
 wire         the messages on a connection

@@ -1,7 +1,8 @@
 """What the step loop uses to exchange KV with other engines: the sender and the receivers, on a thread of their own.
 
-`start_load` passes on what the scheduler's half wants (`core.kv_transfer`); `finished` returns what has happened since.
-The step thread never waits for a transfer. If the thread here fails, all loads end, so that no sequence waits for it.
+`start_load` passes on what the scheduler's half wants (`core.kv.kv_transfer`); `finished` returns what has happened
+since. The step thread never waits for a transfer. If the thread here fails, all loads end, so that no sequence waits
+for it.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from services.engine.core.kv_transfer import KvLoad, KvLoaded, KvMeta, KvReleased
+from services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvReleased
 from services.engine.kv.channel import Channel, forget_stale
 from services.engine.kv.layout import KvMemory
 from services.engine.kv.receiver import load

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import numpy as np
 
-from services.engine.core.kv_transfer import KvLoad
+from services.engine.core.kv.kv_transfer import KvLoad
 from services.engine.kv.channel import Channel, SharedMemory, connect, forget
 from services.engine.kv.layout import Bytes, KvMemory, checksum
 from services.engine.kv.wire import VERSION, Alive, Block, Failed, Fetch, Taken

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from services.engine.core.kv_transfer import KvMeta, KvSave
+from services.engine.core.kv.kv_transfer import KvMeta, KvSave
 from services.engine.kv.channel import Channel, Closed, SharedMemory
 from services.engine.kv.layout import KvMemory, checksum
 from services.engine.kv.wire import VERSION, Alive, Block, Failed, Fetch, Taken

@@ -7,9 +7,9 @@ picture have ordinary positions.
 from dataclasses import replace
 from typing import Any, Protocol
 
-from services.engine.models import llama, mistral, qwen2
 from services.engine.models.config_fields import Config, config_error
 from services.engine.models.description import DecoderDescription
+from services.engine.models.families import llama, mistral, qwen2
 from services.engine.models.layout import Names, named_layout
 
 ARCHITECTURES = ("LlavaForConditionalGeneration", "LlavaNextForConditionalGeneration")

@@ -3,7 +3,10 @@
 from dataclasses import replace
 from typing import Protocol
 
-from services.engine.models import (
+from services.engine.models import llava
+from services.engine.models.config_fields import Config, config_error
+from services.engine.models.description import DecoderDescription
+from services.engine.models.families import (
     baichuan,
     chatglm,
     ernie,
@@ -14,7 +17,6 @@ from services.engine.models import (
     gpt_neox,
     internlm2,
     llama,
-    llava,
     mistral,
     mixtral,
     opt,
@@ -28,8 +30,6 @@ from services.engine.models import (
     smollm3,
     starcoder2,
 )
-from services.engine.models.config_fields import Config, config_error
-from services.engine.models.description import DecoderDescription
 from services.engine.models.layout import Parameter
 
 

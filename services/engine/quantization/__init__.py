@@ -5,7 +5,7 @@
     online     which matrices `--quantization=ifq` and the like round while a model is loaded
     method     the interface of a method of prepared checkpoints
     formats    the methods: which tensors of a checkpoint stand for a weight
-    choice     what a worker does, from the settings and the model (`shared.quantization` has the rules)
+    choice     what a worker does, from the settings and the model (`shared.settings.quantization` has the rules)
 
 The products are the backends': `cpu/source/quantized.h`, `models/linear.py`.
 """

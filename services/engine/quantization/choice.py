@@ -1,6 +1,7 @@
 """What a worker does with a model's weights: the method that reads them and the quantizer that rounds them.
 
-`shared.quantization` has the rules, which the launcher applies too. Called by the workers when they load a model.
+`shared.settings.quantization` has the rules, which the launcher applies too. Called by the workers when they load a
+model.
 """
 
 import logging
@@ -16,7 +17,7 @@ from services.engine.quantization.method import PreparedMethod
 from services.engine.quantization.online import online_quantizer
 from services.engine.quantization.weight import Quantize
 from shared.config import EngineSettings
-from shared.quantization import Device, Quantization, choose
+from shared.settings.quantization import Device, Quantization, choose
 
 logger = logging.getLogger(__name__)
 

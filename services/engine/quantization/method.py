@@ -1,7 +1,7 @@
 """The interface of a method of prepared checkpoints, whose linear layers are stored as several tensors each.
 
 A method says which tensors stand for the weight of a module and makes the weight of them. It neither opens files nor
-knows model families. Implemented in `formats`; called by the checkpoint reader (`worker/checkpoint.py`).
+knows model families. Implemented in `formats`; called by the checkpoint reader (`worker/loading/checkpoint.py`).
 """
 
 from collections.abc import Callable, Mapping

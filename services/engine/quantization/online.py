@@ -10,7 +10,7 @@ from torch import Tensor
 
 from services.engine.quantization.rounding import quantize_fp8, quantize_int8, quantize_nf4
 from services.engine.quantization.weight import Quantize, QuantizedWeight
-from shared.quantization import OnlineMode
+from shared.settings.quantization import OnlineMode
 
 QUANTIZED_MATRICES = frozenset({"qkv", "o", "up", "down", "experts.up", "experts.down", "shared.up", "shared.down"})
 """Names of matrices within a layer."""

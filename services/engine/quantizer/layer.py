@@ -22,10 +22,10 @@ from services.engine.models.operations import TorchOperations
 from services.engine.quantization.method import PreparedMethod
 from services.engine.quantization.weight import QuantizedWeight
 from services.engine.quantizer.plan import Plan, Site
-from services.engine.worker.checkpoint import Checkpoint
-from services.engine.worker.parameters import ParameterReader
+from services.engine.worker.loading.checkpoint import Checkpoint
+from services.engine.worker.loading.parameters import ParameterReader
+from services.engine.worker.loading.weights import load_layer
 from services.engine.worker.torch_worker import scaled_slopes
-from services.engine.worker.weights import load_layer
 
 _BLOCK_SIZE = 16
 _TOKENS_A_STEP = 2048

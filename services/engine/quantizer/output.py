@@ -16,7 +16,7 @@ from torch import Tensor
 
 from services.engine.quantizer.job import DTYPES, Job
 from shared.config import SettingsError
-from shared.quantization import SMOOTHQUANT_FILE
+from shared.settings.quantization import SMOOTHQUANT_FILE
 
 RECORD = "antiphon_quantization.json"
 """File with the options of the job and what was measured."""

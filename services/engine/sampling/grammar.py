@@ -15,8 +15,8 @@ from services.engine.sampling.processor import Adjustment
 from shared import limits
 from shared.config import EngineSettings
 from shared.errors import ServiceError
-from shared.grammar import Grammar
-from shared.model_files import model_directory, tokenizer_directory
+from shared.models.model_files import model_directory, tokenizer_directory
+from shared.parameters.grammar import Grammar
 from shared.text import constraint
 
 

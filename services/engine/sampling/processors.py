@@ -9,8 +9,8 @@ import numpy as np
 
 from services.engine.sampling import masks
 from services.engine.sampling.processor import Adjustment, LogitsProcessor
-from shared.grammar import Grammar
-from shared.sampling import SamplingParams
+from shared.parameters.grammar import Grammar
+from shared.parameters.sampling import SamplingParams
 
 MakeGrammar = Callable[[Grammar], LogitsProcessor]
 """Returns a processor for a grammar at its start."""

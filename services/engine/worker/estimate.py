@@ -21,15 +21,21 @@ from services.engine.models.registry import find_family, has_family
 from services.engine.parallel.shard import Shard, local_description, sharded
 from services.engine.quantization.online import online_quantizer
 from services.engine.quantization.weight import Quantize
-from services.engine.worker.budget import cpu_budget, device_budget, heap_bytes, rows_bytes
-from services.engine.worker.decode_graphs import graphs_bytes
+from services.engine.worker.capacity.budget import cpu_budget, device_budget, heap_bytes, rows_bytes
+from services.engine.worker.capacity.kv_cache import Budget, bytes_per_block, context_length
+from services.engine.worker.capacity.profile import (
+    StepBounds,
+    StepBytes,
+    bytes_per_context_token,
+    largest_step,
+    make_probe,
+)
 from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
-from services.engine.worker.kv_cache import Budget, bytes_per_block, context_length
-from services.engine.worker.model_files import read_config, weight_file_bytes
-from services.engine.worker.parameters import within_layer
-from services.engine.worker.profile import StepBounds, StepBytes, bytes_per_context_token, largest_step, make_probe
+from services.engine.worker.gpu.decode_graphs import graphs_bytes
+from services.engine.worker.loading.model_files import read_config, weight_file_bytes
+from services.engine.worker.loading.parameters import within_layer
 from shared.config import EngineSettings, SettingsError
-from shared.quantization import Device, Quantization, choose
+from shared.settings.quantization import Device, Quantization, choose
 
 BackendName = Literal["cpp", "torch", "gpu"]
 """What computes: the C++ library or PyTorch's operations on a CPU, or Triton's kernels on a GPU."""

@@ -9,15 +9,15 @@ import torch
 from services.engine.cpu.worker import load_cpu_worker
 from services.engine.models.registry import has_family
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
-from services.engine.worker.model_files import read_config
+from services.engine.worker.loading.model_files import read_config
 from services.engine.worker.seam import ModelWorker
 from services.engine.worker.staged_worker import StagedWorker
 from services.engine.worker.torch_worker import TorchWorker
 from services.engine.worker.whole_text import computes_whole
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
-from shared.memory_advice import measures
-from shared.model_files import model_directory
+from shared.models.model_files import model_directory
+from shared.settings.memory_advice import measures
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def _load(settings: EngineSettings, model_dir: Path, device: torch.device, ranks
         logger.info("%s", notice)
     if uses_triton(settings, device, model_dir):
         # Imported here because Triton is not needed on a CPU.
-        from services.engine.worker.triton_worker import TritonWorker
+        from services.engine.worker.gpu.triton_worker import TritonWorker
 
         return TritonWorker(settings, model_dir, device)
     if device.type == "cpu" and settings.cpu_backend != "torch":
@@ -84,7 +84,7 @@ def _load_rank(settings: EngineSettings, model_dir: Path, device: torch.device, 
         device = torch.device("cuda", ranks.local_rank)
         torch.cuda.set_device(device)
     if ranks.stage is None and uses_triton(settings, device, model_dir):
-        from services.engine.worker.triton_worker import TritonWorker
+        from services.engine.worker.gpu.triton_worker import TritonWorker
 
         return TritonWorker(settings, model_dir, device, ranks)
     if ranks.shard.rank == 0:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kv.layout import KvMemory
-from shared.grammar import Grammar
+from shared.parameters.grammar import Grammar
 
 UNDER_WAY_MAX = 2
 """Maximum number of plans launched and not yet collected: the running one and the one queued behind it."""

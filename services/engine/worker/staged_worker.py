@@ -16,8 +16,8 @@ from torch import Tensor
 from services.engine.core.plan import StepPlan, StepResult
 from services.engine.models.decoder import Decoder
 from services.engine.parallel.communicator import Communicator
-from services.engine.worker.inputs import FlatStep
-from services.engine.worker.pooling import NO_SUMS, span_sums, with_vectors
+from services.engine.worker.batch.inputs import FlatStep
+from services.engine.worker.batch.pooling import NO_SUMS, span_sums, with_vectors
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
 

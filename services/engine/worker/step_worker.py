@@ -19,19 +19,19 @@ from services.engine.kv.layout import KvMemory
 from services.engine.models.description import DecoderDescription
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.sampling.grammar import grammar_compiler
-from services.engine.worker.budget import Backend, MemoryPlan, plan_measured
-from services.engine.worker.host_cache import copy_blocks
-from services.engine.worker.inputs import FlatStep, flatten
-from services.engine.worker.kv_cache import KvPlan, allocate_kv_cache
-from services.engine.worker.kv_memory import CacheMemory
-from services.engine.worker.memory import HeapGuard
-from services.engine.worker.pictures import SpatialPositions, embedding_rows, spatial_positions
-from services.engine.worker.pooling import PoolingRows
-from services.engine.worker.profile import StepBounds
-from services.engine.worker.state_table import StateTable
+from services.engine.worker.batch.inputs import FlatStep, flatten
+from services.engine.worker.batch.pictures import SpatialPositions, embedding_rows, spatial_positions
+from services.engine.worker.batch.pooling import PoolingRows
+from services.engine.worker.batch.state_table import StateTable
+from services.engine.worker.capacity.budget import Backend, MemoryPlan, plan_measured
+from services.engine.worker.capacity.host_cache import copy_blocks
+from services.engine.worker.capacity.kv_cache import KvPlan, allocate_kv_cache
+from services.engine.worker.capacity.kv_memory import CacheMemory
+from services.engine.worker.capacity.memory import HeapGuard
+from services.engine.worker.capacity.profile import StepBounds
 from shared.config import EngineSettings
-from shared.grammar import Grammar
-from shared.pooling import PoolingKind
+from shared.parameters.grammar import Grammar
+from shared.parameters.pooling import PoolingKind
 
 _CPU = torch.device("cpu")
 

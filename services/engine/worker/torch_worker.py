@@ -32,22 +32,22 @@ from services.engine.models.registry import find_family, has_family
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.parallel.shard import ALONE, Shard, local_description
 from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm, weight_form
-from services.engine.worker.acceptance import accept
+from services.engine.worker.batch.acceptance import accept
+from services.engine.worker.batch.inputs import FlatStep
+from services.engine.worker.batch.pooling import NO_SUMS, pooling_kind, span_sums, with_vectors
+from services.engine.worker.batch.prompt_logprobs import ReportedLogits, packed, report_logits
+from services.engine.worker.batch.sampler import NOTHING_SAMPLED, sample
+from services.engine.worker.capacity.profile import bytes_per_context_token
+from services.engine.worker.capacity.weight_memory import host_weights
 from services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
 from services.engine.worker.dtypes import choose_cache_dtype, choose_torch_dtype
-from services.engine.worker.inputs import FlatStep
-from services.engine.worker.model_files import eos_token_ids, read_config, weight_file_bytes
-from services.engine.worker.pooling import NO_SUMS, pooling_kind, span_sums, with_vectors
-from services.engine.worker.profile import bytes_per_context_token
-from services.engine.worker.prompt_logprobs import ReportedLogits, packed, report_logits
-from services.engine.worker.sampler import NOTHING_SAMPLED, sample
+from services.engine.worker.loading.model_files import eos_token_ids, read_config, weight_file_bytes
+from services.engine.worker.loading.weights import load_weights
 from services.engine.worker.seam import WeightMemory
 from services.engine.worker.step_worker import StateSpec, StepWorker
-from services.engine.worker.weight_memory import host_weights
-from services.engine.worker.weights import load_weights
 from shared.config import EngineSettings, SettingsError
 from shared.messages import PromptLogprobs
-from shared.picture_models import check_takes_pictures
+from shared.models.picture_models import check_takes_pictures
 
 logger = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import supported_architectures
 from services.engine.quantization.formats.mxfp4 import plain_tensors
 from shared.errors import ServiceError
-from shared.quantization import prepared_method
+from shared.settings.quantization import prepared_method
 
 _ATTENTION = "antiphon_paged"
 _LAYER_KINDS = {"full_attention", "sliding_attention"}

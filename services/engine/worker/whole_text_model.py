@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from transformers.modeling_layers import GenericForSequenceClassification
 
 from services.engine.models.config_fields import config_error
-from services.engine.worker.model_files import read_json
+from services.engine.worker.loading.model_files import read_json
 from services.engine.worker.whole_text import ENCODERS, classifies
 from shared.errors import ServiceError
 

@@ -12,19 +12,19 @@ import torch
 from services.engine.core.plan import EngineFacts, NewSequence, StepPlan, StepResult, default_batched_tokens
 from services.engine.models.config_fields import weight_dtype
 from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm, weight_form
+from services.engine.worker.batch.pooling import finished, pooling_kind
+from services.engine.worker.capacity.memory import HeapGuard
+from services.engine.worker.capacity.weight_memory import host_weights
 from services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
 from services.engine.worker.dtypes import choose_torch_dtype
-from services.engine.worker.memory import HeapGuard
-from services.engine.worker.model_files import read_config
-from services.engine.worker.pooling import finished, pooling_kind
+from services.engine.worker.loading.model_files import read_config
 from services.engine.worker.seam import WeightMemory
 from services.engine.worker.torch_worker import serves_adapters, useful_threads
-from services.engine.worker.weight_memory import host_weights
 from services.engine.worker.whole_text import batches
 from services.engine.worker.whole_text_model import Text, WholeTextModel, load_whole_text_model
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
-from shared.pooling import PoolingKind
+from shared.parameters.pooling import PoolingKind
 
 logger = logging.getLogger(__name__)
 HEAP_BYTES = 256 * 2**20

@@ -2,7 +2,7 @@
 
 | module               | what it does                                                                    |
 |----------------------|---------------------------------------------------------------------------------|
-| `key_file`           | reads the file of API keys (`shared.api_keys`) when it changes                   |
+| `key_file`           | reads the file of API keys (`shared.security.api_keys`) when it changes                   |
 | `call`               | the HTTP request in progress: its key and the headers that concern access        |
 | `guard`              | the backend as one key sees it; all endpoints use it                             |
 | `guarded_generation` | a generation within the limits of its key, with a usage record at its end        |

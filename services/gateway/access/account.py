@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from shared import limits
-from shared.api_keys import ApiKey
+from shared.security.api_keys import ApiKey
 
 MINUTE_S = 60.0
 SKEW_S = 5.0

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from shared import limits
-from shared.api_keys import ANONYMOUS, ApiKey
+from shared.security.api_keys import ANONYMOUS, ApiKey
 
 _REQUEST_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{limits.REQUEST_ID_HEADER_CHARS_MAX}}}")
 

@@ -13,8 +13,8 @@ from services.gateway.access.usage import UsageLedger
 from services.gateway.generation import FLEX, Backend, Client, Generation, GenerationRequest, ModelCard
 from services.gateway.record import Recorder, RequestFacts
 from shared import limits
-from shared.api_keys import ANONYMOUS, ApiKey
 from shared.errors import ServiceError
+from shared.security.api_keys import ANONYMOUS, ApiKey
 
 
 class GuardedBackend:

@@ -18,10 +18,10 @@ from shared.actors.host import Host
 from shared.actors.presence import Members
 from shared.actors.transport import NoRespondersError, RequestTimeoutError
 from shared.adapter_state import AdapterRecord, AdapterState, AdapterStore, Records, now
-from shared.adapters import name_error
 from shared.codec import Decoder, encode
 from shared.errors import ServiceError
 from shared.messages import AdapterLoaded, AdaptersChanged, EngineStatus, ErrorReply, Heartbeat, LoadAdapter
+from shared.models.adapters import name_error
 
 log = logging.getLogger(__name__)
 _LOADED = Decoder([AdapterLoaded, ErrorReply])

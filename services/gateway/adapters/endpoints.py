@@ -9,7 +9,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from services.gateway.generation import Backend
 from services.gateway.http import request_body
-from services.gateway.openai import unsupported_params
+from services.gateway.openai.bodies import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.openapi import Body
 from shared.errors import ServiceError

@@ -8,11 +8,11 @@ from starlette.responses import Response
 
 from services.gateway.http import request_body
 from services.gateway.http.json_response import NOT_KEPT, json_response
-from services.gateway.openai import unsupported_params
+from services.gateway.openai.bodies import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.listing import check_query
 from services.gateway.openai.openapi import Body
-from services.gateway.requests.engine_controls import EngineView
+from services.gateway.requests.placement.engine_controls import EngineView
 from shared.errors import ServiceError
 
 
@@ -28,7 +28,7 @@ _DRAIN = msgspec.json.Decoder(DrainBody)
 
 
 class Controls(Protocol):
-    """Implemented by `requests.engine_controls`."""
+    """Implemented by `requests.placement.engine_controls`."""
 
     def view(self, engine_id: str) -> EngineView:
         """See EngineControls."""

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from services.gateway.http import request_body
 from services.gateway.http.json_response import NOT_KEPT, json_response
-from services.gateway.openai import unsupported_params
+from services.gateway.openai.bodies import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.listing import check_query
 from services.gateway.openai.openapi import Body

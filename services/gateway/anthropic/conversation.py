@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.gateway.anthropic.schemas import Content, InputMessage
-from services.gateway.openai.content_blocks import block_text, check_fields, content_text
+from services.gateway.openai.bodies.content_blocks import block_text, check_fields, content_text
 from shared.request.checks import check_nesting, missing, refuse
 from shared.request.conversation import FunctionCall, ToolCall, Turn
 

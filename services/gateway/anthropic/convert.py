@@ -8,11 +8,11 @@ from dataclasses import replace
 from services.gateway.anthropic import conversation, tools
 from services.gateway.anthropic.schemas import Content, CountTokensBody, MessagesBody
 from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.openai import parameters
-from services.gateway.openai.chat_request import ChatRequest, chat_request
-from services.gateway.openai.content_blocks import content_text
-from services.gateway.openai.parameter_names import new_name, renamed
-from services.gateway.openai.parameters import RequestDefaults
+from services.gateway.openai.bodies import parameters
+from services.gateway.openai.bodies.chat_request import ChatRequest, chat_request
+from services.gateway.openai.bodies.content_blocks import content_text
+from services.gateway.openai.bodies.parameter_names import new_name, renamed
+from services.gateway.openai.bodies.parameters import RequestDefaults
 from services.gateway.openai.schemas import ChatBody, TokenizeBody
 from shared import limits
 from shared.config import GatewaySettings

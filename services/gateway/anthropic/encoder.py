@@ -12,9 +12,9 @@ import msgspec
 
 from services.gateway.anthropic.errors import error_body
 from services.gateway.http import sse
-from services.gateway.openai.answer_encoder import GenerationState
-from services.gateway.openai.chat_message import answer_events, arguments_object
-from services.gateway.openai.choices import Choice
+from services.gateway.openai.answers.answer_encoder import GenerationState
+from services.gateway.openai.answers.chat_message import answer_events, arguments_object
+from services.gateway.openai.answers.choices import Choice
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.parsers.events import CallArguments, CallStart, Content, Event, Reasoning, joined
 from shared.errors import ServiceError

@@ -7,7 +7,7 @@ from services.gateway.anthropic import convert, schemas
 from services.gateway.anthropic.encoder import ID_PREFIX, MessageEncoder
 from services.gateway.http import request_body
 from services.gateway.http.json_response import json_response
-from services.gateway.openai import unsupported_params
+from services.gateway.openai.bodies import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.request_context import Arrival, RequestContext
 from services.gateway.openai.serving import Serving

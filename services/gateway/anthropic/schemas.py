@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.openai.unsupported_params import FieldRules, Unsupported
+from services.gateway.openai.bodies.unsupported_params import FieldRules, Unsupported
 
 Content = str | list[dict[str, Any]]
 """A text, or a list of content blocks. `convert` checks the blocks."""

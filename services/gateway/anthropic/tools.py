@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.gateway.anthropic.schemas import CountTokensBody
-from services.gateway.openai.content_blocks import check_fields
+from services.gateway.openai.bodies.content_blocks import check_fields
 from shared.request.checks import missing, refuse, unsupported
 
 NAMES = {"tools[].function.parameters": "tools[].input_schema", "tools[].function": "tools[]"}

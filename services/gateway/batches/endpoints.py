@@ -8,10 +8,10 @@ from services.gateway.batches.batches import Batches
 from services.gateway.batches.schemas import BatchBody
 from services.gateway.http import request_body
 from services.gateway.http.json_response import json_response
-from services.gateway.openai import unsupported_params
+from services.gateway.openai.bodies import unsupported_params
+from services.gateway.openai.bodies.metadata import check_metadata
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.listing import check_query, page
-from services.gateway.openai.metadata import check_metadata
 
 
 class BatchEndpoints:

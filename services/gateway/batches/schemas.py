@@ -3,7 +3,7 @@
 import msgspec
 
 from services.gateway.batches.requests import ENDPOINTS
-from services.gateway.openai.unsupported_params import FieldRules, Unsupported
+from services.gateway.openai.bodies.unsupported_params import FieldRules, Unsupported
 from shared.request.checks import missing, refuse
 
 WINDOW = "24h"

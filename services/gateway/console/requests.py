@@ -14,10 +14,10 @@ from services.gateway.access.call import current_call, reachable_key
 from services.gateway.http.json_response import NOT_KEPT, json_response
 from services.gateway.openai.listing import check_query, page
 from services.gateway.record import RecordDirectory, trace_events_of
-from shared.api_keys import ANONYMOUS
 from shared.errors import ServiceError
 from shared.messages import RecordListQuery, RecordOrder, RecordQuery, RequestState
 from shared.request.checks import refuse
+from shared.security.api_keys import ANONYMOUS
 
 _STATES: dict[str, RequestState] = {
     "running": "running",

@@ -24,8 +24,8 @@ from services.gateway.access.call import may_see
 from services.gateway.files import temporary
 from services.gateway.http.request_id import new_id
 from shared import limits
-from shared.api_keys import ANONYMOUS
 from shared.errors import ServiceError
+from shared.security.api_keys import ANONYMOUS
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")

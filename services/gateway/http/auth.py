@@ -9,9 +9,9 @@ import hmac
 import secrets
 from collections.abc import Iterable, Sequence
 
-from shared.api_keys import ANONYMOUS, ApiKey, Scope, digest, launcher_keys, listed_keys
 from shared.errors import ServiceError
 from shared.flags import SettingsError
+from shared.security.api_keys import ANONYMOUS, ApiKey, Scope, digest, launcher_keys, listed_keys
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health"})
 _CONSOLE_PATH, _CONSOLE_PREFIX = "/", "/console/"

@@ -1,6 +1,6 @@
 """Converts the bodies of `/generate` to `GenerationRequest`, by way of OpenAI's bodies. Errors name the field. Pure.
 
-`openai.parameters` checks the sampling parameters and limits, so that they are the same for all APIs.
+`openai.bodies.parameters` checks the sampling parameters and limits, so that they are the same for all APIs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,10 +10,10 @@ from typing import Any
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.native.schemas import EngineBody, EngineSampling, GenerateBody
-from services.gateway.openai import parameters
+from services.gateway.openai.bodies import parameters
+from services.gateway.openai.bodies.parameter_names import in_names
+from services.gateway.openai.bodies.parameters import RequestDefaults
 from services.gateway.openai.body import SamplingFields
-from services.gateway.openai.parameter_names import in_names
-from services.gateway.openai.parameters import RequestDefaults
 from services.gateway.openai.schemas import ChatBody, CompletionBody
 from shared import limits
 from shared.errors import ServiceError

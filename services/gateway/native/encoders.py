@@ -10,10 +10,10 @@ import msgspec
 
 from services.gateway.http.errors import error_body
 from services.gateway.native.convert import ClientFacts
-from services.gateway.openai.answer_encoder import GenerationState
-from services.gateway.openai.choices import Choice
+from services.gateway.openai.answers.answer_encoder import GenerationState
+from services.gateway.openai.answers.choices import Choice
+from services.gateway.openai.answers.timings import timings
 from services.gateway.openai.request_context import RequestContext
-from services.gateway.openai.timings import timings
 from shared.errors import ServiceError
 from shared.messages import PositionLogprobs
 from shared.request.outputs import (

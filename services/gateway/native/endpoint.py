@@ -23,9 +23,9 @@ from services.gateway.native.schemas import (
     EngineSampling,
     GenerateBody,
 )
-from services.gateway.openai import unsupported_params
+from services.gateway.openai.bodies import unsupported_params
+from services.gateway.openai.bodies.parameter_names import in_names
 from services.gateway.openai.body import RawFields, read_body, read_fields
-from services.gateway.openai.parameter_names import in_names
 from services.gateway.openai.request_context import Arrival, RequestContext
 from services.gateway.openai.response_runner import ResponseRunner, StreamedAnswer
 from services.gateway.openai.serving import Serving

@@ -11,12 +11,12 @@ from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.ollama import options
 from services.gateway.ollama.conversation import turns_of
 from services.gateway.ollama.schemas import OllamaChatBody, OllamaFields, OllamaGenerateBody
-from services.gateway.openai import parameters
-from services.gateway.openai.answer_format import reasoning_format
-from services.gateway.openai.chat_request import ChatRequest, chat_request
-from services.gateway.openai.parameter_names import new_name, renamed
-from services.gateway.openai.parameters import RequestDefaults
+from services.gateway.openai.bodies import parameters
+from services.gateway.openai.bodies.chat_request import ChatRequest, chat_request
+from services.gateway.openai.bodies.parameter_names import new_name, renamed
+from services.gateway.openai.bodies.parameters import RequestDefaults
 from services.gateway.openai.schemas import ChatBody, CompletionBody
+from services.gateway.openai.tools.answer_format import reasoning_format
 from shared.config import GatewaySettings
 from shared.request.checks import missing, refuse, unsupported
 from shared.request.conversation import Turn

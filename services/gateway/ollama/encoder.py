@@ -9,9 +9,9 @@ from typing import Any, Literal
 import msgspec
 
 from services.gateway.ollama.errors import error_body
-from services.gateway.openai.answer_encoder import GenerationState
-from services.gateway.openai.chat_message import answer_events, arguments_object
-from services.gateway.openai.choices import Choice
+from services.gateway.openai.answers.answer_encoder import GenerationState
+from services.gateway.openai.answers.chat_message import answer_events, arguments_object
+from services.gateway.openai.answers.choices import Choice
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
 from shared.errors import ServiceError

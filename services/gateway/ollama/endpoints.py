@@ -10,9 +10,9 @@ from services.gateway.http.json_response import json_response
 from services.gateway.ollama import convert, models, schemas
 from services.gateway.ollama.encoder import Form, LineEncoder, common_fields, message
 from services.gateway.ollama.schemas import OllamaChatBody, OllamaFields, OllamaGenerateBody, OllamaShowBody
-from services.gateway.openai import unsupported_params
+from services.gateway.openai.bodies import unsupported_params
+from services.gateway.openai.bodies.chat_request import ChatRequest
 from services.gateway.openai.body import read_body, read_fields
-from services.gateway.openai.chat_request import ChatRequest
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
 from services.gateway.openai.serving import Serving
 from shared.errors import ServiceError

@@ -8,7 +8,7 @@ from typing import Any
 
 from services.gateway.generation import ModelCard
 from services.gateway.ollama.encoder import timestamp
-from services.gateway.openai.answer_format import knows_calls, reasoning_format
+from services.gateway.openai.tools.answer_format import knows_calls, reasoning_format
 from shared.config import GatewaySettings
 
 DEFAULT_TAG = ":latest"

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.openai import unsupported_params
+from services.gateway.openai.bodies import unsupported_params
+from services.gateway.openai.bodies.parameter_names import in_names
+from services.gateway.openai.bodies.unsupported_params import FieldRules, Unsupported
 from services.gateway.openai.body import read_body, read_fields
-from services.gateway.openai.parameter_names import in_names
-from services.gateway.openai.unsupported_params import FieldRules, Unsupported
 from shared.errors import ServiceError
 from shared.request.checks import refuse
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.openai.unsupported_params import FieldRules, Unsupported
+from services.gateway.openai.bodies.unsupported_params import FieldRules, Unsupported
 
 
 class OllamaFunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -7,12 +7,13 @@ from starlette.responses import Response
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.http import request_body
-from services.gateway.openai import parameters, schemas, unsupported_params
+from services.gateway.openai import schemas
+from services.gateway.openai.answers.stream_encoder import OpenAIEncoder
+from services.gateway.openai.bodies import parameters, unsupported_params
+from services.gateway.openai.bodies.chat_request import chat_request
 from services.gateway.openai.body import GenerationFields, StreamOptions, read_body, read_fields
-from services.gateway.openai.chat_request import chat_request
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
 from services.gateway.openai.serving import Serving
-from services.gateway.openai.stream_encoder import OpenAIEncoder
 from shared import codec
 from shared.request import rules
 from shared.request.checks import given

@@ -8,7 +8,7 @@ from typing import Literal
 from starlette.requests import Request
 
 from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.openai.answer_format import AnswerFormat
+from services.gateway.openai.tools.answer_format import AnswerFormat
 
 Kind = Literal["completion", "chat"]
 ID_PREFIX: dict[Kind, str] = {"completion": "cmpl-", "chat": "chatcmpl-"}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from services.gateway.generation import SequenceUpdate
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.choices import ChoiceAccumulator
+from services.gateway.openai.answers.choices import ChoiceAccumulator
 from services.gateway.openai.request_context import RequestContext
 
 

@@ -16,8 +16,8 @@ from services.gateway.http import sse
 from services.gateway.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.http.errors import as_service_error
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.answer_encoder import AnswerEncoder, GenerationState, SnapshotEncoder
-from services.gateway.openai.choices import Choice, ChoiceAccumulator, merge, without_output
+from services.gateway.openai.answers.answer_encoder import AnswerEncoder, GenerationState, SnapshotEncoder
+from services.gateway.openai.answers.choices import Choice, ChoiceAccumulator, merge, without_output
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.openai.request_meter import RequestMeter
 from services.gateway.openai.tracing import RequestTrace

@@ -7,8 +7,9 @@ from services.gateway.generation import Backend
 from services.gateway.http import request_body
 from services.gateway.http.json_response import encoded_response, json_response
 from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
-from services.gateway.openai import full_response as responses
-from services.gateway.openai import parameters, schemas, unsupported_params
+from services.gateway.openai import schemas
+from services.gateway.openai.answers import full_response as responses
+from services.gateway.openai.bodies import parameters, unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from shared.errors import ServiceError
 from shared.request.checks import check_token_ids

@@ -9,8 +9,8 @@ from starlette.responses import Response
 from services.gateway.generation import Backend, ModelCard
 from services.gateway.http.json_response import encoded_response
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.answer_encoder import AnswerEncoder
-from services.gateway.openai.parameters import RequestDefaults
+from services.gateway.openai.answers.answer_encoder import AnswerEncoder
+from services.gateway.openai.bodies.parameters import RequestDefaults
 from services.gateway.openai.request_context import RequestContext, Resumption
 from services.gateway.openai.response_runner import BeforeEnd, RecordedStream, ResponseRunner, StreamedAnswer, nothing
 from services.gateway.openai.tracing import RequestTrace

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from services.gateway.openai.choices import ChoiceAccumulator
+from services.gateway.openai.answers.choices import ChoiceAccumulator
 from services.gateway.openai.request_context import RequestContext
 from shared import telemetry
 from shared.telemetry import Attribute, Names

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from keyword import iskeyword
 from typing import Any
 
+from shared.parameters.tagged_text import Chain, Choice, Json, Literal, Name, Piece, Raw, Repeat, Space, Tag, TaggedText
 from shared.request.checks import refuse
 from shared.request.tools import tool_name, tool_parameters
-from shared.tagged_text import Chain, Choice, Json, Literal, Name, Piece, Raw, Repeat, Space, Tag, TaggedText
 
 _SPACE = Space()
 _TAG, _TAG_END = "<tool_call>", "</tool_call>"

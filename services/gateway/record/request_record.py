@@ -40,7 +40,7 @@ class RecordedRequest:
     """Whether `content` is wanted."""
 
     def content(self, data: bytes) -> None:
-        """Everything that it takes to run the request again (`shared.recorded_request`). Called before `ended`."""
+        """What it takes to run the request again (`shared.recorded_request`). Called before `ended`."""
 
     def admitted(self) -> None:
         """The limits of the key let the request pass."""

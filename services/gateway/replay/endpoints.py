@@ -13,14 +13,14 @@ from starlette.responses import Response
 from services.gateway.access.call import reachable_key
 from services.gateway.http import request_body
 from services.gateway.http.json_response import NOT_KEPT, encoded_response, json_response
-from services.gateway.openai import unsupported_params
+from services.gateway.openai.answers.stream_encoder import OpenAIEncoder
+from services.gateway.openai.bodies import unsupported_params
 from services.gateway.openai.body import StreamOptions, TokenFields, read_body, read_fields
 from services.gateway.openai.listing import check_query
 from services.gateway.openai.openapi import Body
 from services.gateway.openai.request_context import Arrival, RequestContext
 from services.gateway.openai.response_runner import StreamedAnswer
 from services.gateway.openai.serving import Serving
-from services.gateway.openai.stream_encoder import OpenAIEncoder
 from services.gateway.record import RecordDirectory
 from services.gateway.replay.comparison import replay
 from services.gateway.replay.output import output_of

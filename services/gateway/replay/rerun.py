@@ -6,10 +6,10 @@ import msgspec
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from shared.errors import ServiceError
+from shared.parameters.sampling import SamplingParams, check
 from shared.recorded_request import RecordedContent
 from shared.request.checks import refuse
 from shared.request.rules import choice_params
-from shared.sampling import SamplingParams, check
 
 
 def whole(content: RecordedContent, card: ModelCard, request_id: str, engine: str = "") -> GenerationRequest:

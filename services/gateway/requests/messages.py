@@ -10,8 +10,8 @@ from shared import limits
 from shared.actors.host import Host
 from shared.codec import TOKEN_BYTES, pack_ids
 from shared.messages import OpenStream, Retarget, Submit
-from shared.pooling import PoolingParams
-from shared.sampling import SamplingParams
+from shared.parameters.pooling import PoolingParams
+from shared.parameters.sampling import SamplingParams
 
 PROMPT_TAIL_BYTES = TOKEN_BYTES * limits.PROMPT_TAIL_TOKENS
 

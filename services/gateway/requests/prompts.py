@@ -12,12 +12,12 @@ from services.gateway.requests.service_clients import ServiceClients
 from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import TOKEN_BYTES, pack_ids, unpack_ids
-from shared.context import check_context, truncated
 from shared.errors import ServiceError
 from shared.messages import PromptPicture, TokenizeReply, TokenizeRequest
+from shared.parameters.context import check_context, truncated
+from shared.parameters.sampling import SamplingParams, check, check_vocabulary
 from shared.request.choices import param_of_number
 from shared.request.rules import choice_params
-from shared.sampling import SamplingParams, check, check_vocabulary
 
 
 @dataclass(frozen=True, slots=True)

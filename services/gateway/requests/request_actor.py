@@ -13,12 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, TokenCounts
-from services.gateway.requests.candidate import Candidate, Failure, candidates_of
 from services.gateway.requests.content import content_of
 from services.gateway.requests.gateway_parts import GatewayParts
 from services.gateway.requests.lockstep.coordinator import LockstepRequest
 from services.gateway.requests.messages import RequestMessages
 from services.gateway.requests.pictures import RequestPicture, encoded
+from services.gateway.requests.placement.candidate import Candidate, Failure, candidates_of
 from services.gateway.requests.places import Places
 from services.gateway.requests.prompts import Prompt, prepare
 from services.gateway.requests.router import model_of
@@ -28,7 +28,7 @@ from shared import limits
 from shared.codec import unpack_ids
 from shared.errors import CODES, ServiceError
 from shared.messages import PictureFile, SequenceMark, TextEvent, TokenEvent
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 MOVED = "moved"
 """Why a sequence left an engine that drains, in the request's record."""

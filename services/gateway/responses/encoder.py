@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from services.gateway.http import sse
-from services.gateway.openai.answer_encoder import GenerationState
-from services.gateway.openai.chat_message import answer_events
-from services.gateway.openai.choices import Choice
-from services.gateway.openai.logprobs import chat_logprobs
+from services.gateway.openai.answers.answer_encoder import GenerationState
+from services.gateway.openai.answers.chat_message import answer_events
+from services.gateway.openai.answers.choices import Choice
+from services.gateway.openai.answers.logprobs import chat_logprobs
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
 from services.gateway.responses.response_object import FINAL, ResponseObject, Status, output_turn, usage

@@ -12,7 +12,7 @@ from services.gateway.http.auth import ApiKeys
 from services.gateway.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.http.json_response import json_response
 from services.gateway.http.request_id import is_id
-from services.gateway.openai import unsupported_params
+from services.gateway.openai.bodies import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.listing import check_query, page
 from services.gateway.openai.request_context import Arrival, RequestContext

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from services.gateway.openai.content_blocks import check_fields, content_text
+from services.gateway.openai.bodies.content_blocks import check_fields, content_text
 from shared import limits
 from shared.request.checks import check_nesting, missing, refuse, unsupported
 from shared.request.conversation import FunctionCall, ToolCall, Turn

@@ -2,8 +2,8 @@
 
 from typing import Any, Literal
 
-from services.gateway.openai.answer_encoder import GenerationState
-from services.gateway.openai.chat_message import arguments_object
+from services.gateway.openai.answers.answer_encoder import GenerationState
+from services.gateway.openai.answers.chat_message import arguments_object
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.responses.schemas import ResponsesBody
 from services.gateway.responses.text_format import output_format

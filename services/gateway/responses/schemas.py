@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.openai.unsupported_params import FieldRules, Unsupported
+from services.gateway.openai.bodies.unsupported_params import FieldRules, Unsupported
 
 LOGPROBS = "message.output_text.logprobs"
 

@@ -13,9 +13,9 @@ import msgspec
 
 from services.gateway.responses.input_items import Item
 from shared import limits
-from shared.api_keys import ANONYMOUS
 from shared.errors import ServiceError
 from shared.request.conversation import Turn
+from shared.security.api_keys import ANONYMOUS
 
 _OVERHEAD_BYTES, _ITEM_BYTES = 1024, 256
 """Size of a record, and of each of its input items, besides their texts; estimates from above."""

@@ -6,7 +6,7 @@ Every error names the parameter of the Responses API.
 from collections.abc import Mapping
 from typing import Any
 
-from services.gateway.openai.content_blocks import check_fields
+from services.gateway.openai.bodies.content_blocks import check_fields
 from services.gateway.responses.schemas import ResponsesBody
 from shared.request.checks import missing, refuse, unsupported
 

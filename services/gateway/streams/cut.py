@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from services.gateway.generation import SequenceUpdate
-from services.gateway.openai.choices import joined_updates
+from services.gateway.openai.answers.choices import joined_updates
 from services.gateway.streams.position import Position, Shown
 from shared.errors import ServiceError
 

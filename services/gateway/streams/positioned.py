@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from services.gateway.generation import SequenceUpdate
 from services.gateway.http import sse
-from services.gateway.openai.answer_encoder import AnswerEncoder, GenerationState, NumberedEncoder
-from services.gateway.openai.choices import Choice, merge
+from services.gateway.openai.answers.answer_encoder import AnswerEncoder, GenerationState, NumberedEncoder
+from services.gateway.openai.answers.choices import Choice, merge
 from services.gateway.streams.cut import ALL, SequenceCut
 from services.gateway.streams.position import START, Part, Position, Shown
 from shared.errors import ServiceError

@@ -9,7 +9,7 @@ from starlette.types import Receive
 from services.gateway.generation import ResumedOutput, SequenceUpdate
 from services.gateway.http import sse
 from services.gateway.http.disconnect import ClientGoneError, unless_gone
-from services.gateway.openai.answer_encoder import AnswerEncoder, GenerationState
+from services.gateway.openai.answers.answer_encoder import AnswerEncoder, GenerationState
 from services.gateway.openai.response_runner import ResponseRunner, Sink
 from services.gateway.streams.journal import JournaledStream
 from services.gateway.streams.positioned import PositionedEvents, Take

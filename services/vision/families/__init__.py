@@ -1,7 +1,7 @@
 """The vision encoders of the model families whose pictures are served. `family_of` finds the one of a config.
 
-A new family is a module with a `PictureFamily`, named here and in `shared.picture_models.MODEL_TYPES`; its decoder is a
-module of `services/engine/models`.
+A new family is a module with a `PictureFamily`, named here and in `shared.models.picture_models.MODEL_TYPES`; its
+decoder is a module of `services/engine/models`.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from services.vision.families import llava, qwen_vl
 from services.vision.families.family import PictureFamily
 from shared.config import SettingsError
-from shared.picture_models import TEXT_ONLY
+from shared.models.picture_models import TEXT_ONLY
 
 _BY_TYPE: dict[str, type[PictureFamily]] = {
     "qwen2_vl": qwen_vl.QwenVlPictures,

@@ -7,8 +7,8 @@ from dataclasses import fields
 
 import pytest
 
-from antiphon import launcher
 from antiphon.cli import main, make_parser
+from antiphon.launch import launcher
 from antiphon.settings import NOT_FOR_USERS, ServeSettings
 from shared.config import EngineSettings, SettingsError, normalise, parse
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from antiphon import devices, launcher
 from antiphon.cli import main
 from antiphon.entrypoints.openai import api_server
+from antiphon.launch import devices, launcher
 from antiphon.settings import NOT_FOR_USERS, SERVICES, RunSettings, ServeSettings
-from shared.other_options import VARIABLES
+from shared.settings.other_options import VARIABLES
 
-ROOT = Path(launcher.__file__).parents[1]
+ROOT = Path(launcher.__file__).parents[2]
 TABLE = ROOT / "tests" / "golden" / "defaults.tsv"
 HEADINGS = ["rows", "flag", "variable", "serve", "api_server", "run", "run --backend=deepspeed"]
 DEEPSPEED = "--backend=deepspeed"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon import device_checks, doctor
-from antiphon.device_checks import Check, driver_check, gpus, ip_forward, npus
+from antiphon.advice import device_checks, doctor
+from antiphon.advice.device_checks import Check, driver_check, gpus, ip_forward, npus
 
 TWO = "0, GPU-a, NVIDIA L20, 46068, 550.54.15, 8.9\n1, GPU-b, NVIDIA L20, 46068, 550.54.15, 8.9\n"
 

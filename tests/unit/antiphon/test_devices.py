@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from antiphon import devices, launcher
 from antiphon.cli import main
-from antiphon.devices import Assignment, for_engines, visible
-from antiphon.launcher import assign_gpus
+from antiphon.launch import devices, launcher
+from antiphon.launch.devices import Assignment, for_engines, visible
+from antiphon.launch.launcher import assign_gpus
 from antiphon.settings import ServeSettings
 from shared.config import SettingsError
 

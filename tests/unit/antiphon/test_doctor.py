@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon import doctor
-from antiphon.doctor import Check
+from antiphon.advice import doctor
+from antiphon.advice.doctor import Check
 from shared.config import SettingsError
 
 

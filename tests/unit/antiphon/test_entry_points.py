@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from antiphon import devices, launcher
 from antiphon.cli import main, make_parser
 from antiphon.entrypoints.openai import api_server
+from antiphon.launch import devices, launcher
 from antiphon.settings import SERVICES, DirectSettings, RunSettings, ServeSettings
-from shared.allowed_values import CONV_TEMPLATES
 from shared.config import EngineSettings
-from shared.model_files import model_name
-from shared.other_options import VARIABLES
+from shared.models.model_files import model_name
+from shared.settings.allowed_values import CONV_TEMPLATES
+from shared.settings.other_options import VARIABLES
 
-ROOT = Path(launcher.__file__).parents[1]
+ROOT = Path(launcher.__file__).parents[2]
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.fleet import CONFIGURATION_ERROR, CRASHES_MAX, Failure, Fleet, RestartPolicy, describe
-from antiphon.processes import LINE_BYTES_MAX, ChildSpec, Lines
+from antiphon.supervision.fleet import CONFIGURATION_ERROR, CRASHES_MAX, Failure, Fleet, RestartPolicy, describe
+from antiphon.supervision.processes import LINE_BYTES_MAX, ChildSpec, Lines
 
 SLEEPER = (
     "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); print('up', flush=True); signal.pause()"
@@ -24,8 +24,8 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(
 TELLS_PID = STUBBORN.replace("'up'", "__import__('os').getpid()")
 LAUNCHER = """
 import asyncio, sys
-from antiphon.fleet import Fleet
-from antiphon.processes import ChildSpec
+from antiphon.supervision.fleet import Fleet
+from antiphon.supervision.processes import ChildSpec
 
 async def main():
     fleet = Fleet(lambda name, line: print(line, flush=True))
@@ -202,7 +202,7 @@ def test_children_die_with_a_launcher_that_is_killed() -> None:
 
 
 def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
-    wrapper = Path(__file__).resolve().parents[3] / "antiphon" / "child.py"
+    wrapper = Path(__file__).resolve().parents[3] / "antiphon" / "supervision" / "child.py"
     argv = [sys.executable, "-I", "-S", str(wrapper), str(os.getppid()), "echo", "started"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
@@ -210,7 +210,7 @@ def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such class")
 def test_a_child_that_wakes_up_waits_for_a_computing_threads_turn_to_end() -> None:
-    wrapper = Path(__file__).resolve().parents[3] / "antiphon" / "child.py"
+    wrapper = Path(__file__).resolve().parents[3] / "antiphon" / "supervision" / "child.py"
     tell = "import os; print(os.sched_getscheduler(0) == os.SCHED_BATCH)"
     argv = [sys.executable, "-I", "-S", str(wrapper), str(os.getpid()), sys.executable, "-c", tell]
     assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == "True\n"

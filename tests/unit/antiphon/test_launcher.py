@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from antiphon import launcher
-from antiphon.launcher import Plan, assign_gpus, engine_threads, make_plan, serve
-from antiphon.processes import ChildSpec
-from antiphon.served_models import models_of
+from antiphon.launch import launcher
+from antiphon.launch.launcher import Plan, assign_gpus, engine_threads, make_plan, serve
+from antiphon.launch.served_models import models_of
 from antiphon.settings import MODEL_SERVICES, SERVICES, ServeSettings, check, child_environment, of_service
+from antiphon.supervision.processes import ChildSpec
 from shared.config import DetokenizerSettings, EngineSettings, SettingsError, add_flags, parse
 from shared.subjects import model_token
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from antiphon import nats_server
-from antiphon.nats_server import JETSTREAM, LIMITS, Bus, find_binary, prepare, worth_showing
+from antiphon.launch import nats_server
+from antiphon.launch.nats_server import JETSTREAM, LIMITS, Bus, find_binary, prepare, worth_showing
 from shared import limits
 from shared.config import SettingsError
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from antiphon import launcher
 from antiphon.cli import main, make_parser
 from antiphon.entrypoints.openai import api_server
+from antiphon.launch import launcher
 from antiphon.settings import SERVICES, ServeSettings, check, child_environment
 from shared.config import SettingsError, normalise
-from shared.other_options import BY_NAME, OPTIONS, VARIABLES, Other, Variable, take
+from shared.settings.other_options import BY_NAME, OPTIONS, VARIABLES, Other, Variable, take
 
-ROOT = Path(launcher.__file__).parents[1]
+ROOT = Path(launcher.__file__).parents[2]
 VALUES = {"flag": [], "value": ["7"], "values": ["7", "8"]}
 STARTS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": lambda words: main(["serve", *words]),

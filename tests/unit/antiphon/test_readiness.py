@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from antiphon import readiness
-from antiphon.http_probe import get
-from antiphon.readiness import ServerAddress, announce, ready_message
+from antiphon.launch import readiness
+from antiphon.launch.http_probe import get
+from antiphon.launch.readiness import ServerAddress, announce, ready_message
 
 
 class Server:

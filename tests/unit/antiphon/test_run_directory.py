@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from antiphon.run_directory import run_directory
+from antiphon.launch.run_directory import run_directory
 
 
 def ended_pid() -> int:

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from antiphon import launcher
 from antiphon.cli import main
 from antiphon.entrypoints.openai import api_server
-from antiphon.served_models import models_of
+from antiphon.launch import launcher
+from antiphon.launch.served_models import models_of
 from antiphon.settings import DirectSettings, RunSettings, ServeSettings
 from shared.config import SettingsError
 from shared.limits import MODELS_MAX
-from shared.model_files import model_name
+from shared.models.model_files import model_name
 
 TOML = """
 [[models]]

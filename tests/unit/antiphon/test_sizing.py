@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from antiphon import sizing
+from antiphon.advice import sizing
+from antiphon.advice.sizing import CARDS, Card, chosen_card, on_card
 from antiphon.cli import main
-from antiphon.sizing import CARDS, Card, chosen_card, on_card
 from shared.config import EngineSettings, SettingsError
 from tests.models import make_model
 from tests.unit.antiphon.test_device_checks import TWO, program, programs, smi

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from antiphon import sockets
+from antiphon.launch import sockets
 from shared.config import SettingsError
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.launcher import Place, VersionPlan
+from antiphon.launch.launcher import Place, VersionPlan
 from antiphon.settings import ServeSettings
 from antiphon.versions.watch import MemberWatch
 from shared.actors.host import Host
@@ -14,7 +14,7 @@ from shared.clock import SystemClock
 from shared.codec import encode
 from shared.config import SettingsError
 from shared.messages import EngineStatus, Heartbeat, PoolStatus, ServiceName, StreamStatus, VisionStatus
-from shared.picture_models import check_picture_files
+from shared.models.picture_models import check_picture_files
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus, MemoryTransport
 

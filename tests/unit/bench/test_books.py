@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import books, processes
+from bench.limits_of_machine import books, processes
 
 SPIN = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
 PARENT = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {SPIN!r}])"

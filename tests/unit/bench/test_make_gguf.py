@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bench.make_gguf import write
+from bench.peer_systems.make_gguf import write
 
 HIDDEN, HEADS, KV_HEADS, VOCAB = 8, 2, 1, 4
 CONFIG = {

@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench import books, measure, probe
+from bench import measure
+from bench.limits_of_machine import books, probe
 from bench.loads import LOADS
 from bench.sample import Sample
 from tests.unit.bench.test_roofline import SMALL

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import moments, processes
+from bench.limits_of_machine import moments, processes
 
 SIZE = 8 * 2**20
 

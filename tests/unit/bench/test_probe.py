@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from bench import probe
+from bench.limits_of_machine import probe
 
 
 def test_a_processor_that_is_slow_in_bfloat16_is_measured_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:

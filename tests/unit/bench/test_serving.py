@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import processes
-from bench.peer_servers import vllm_environment
+from bench.limits_of_machine import processes
+from bench.peer_systems.peer_servers import vllm_environment
 from bench.serving import Server, free_port
 
 PROGRAM = """

@@ -21,7 +21,7 @@ from services.engine.executor import UniprocExecutor
 from services.engine.worker.seam import WeightMemory
 from shared.errors import ServiceError
 from shared.flags import SettingsError
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 FACTS = EngineFacts(num_blocks=64, block_size=4, max_model_len=64, vocab_size=1000)
 LIMITS = CoreLimits(max_num_seqs=2, max_num_batched_tokens=64, has_hidden_row=True)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from services.engine.core.request import Outcome
-from services.engine.events import token_events
+from services.engine.steps.events import token_events
 from shared import limits
 from shared.codec import pack_ids, unpack_floats, unpack_ids
 from shared.messages import PromptLogprobs

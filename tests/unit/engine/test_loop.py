@@ -8,14 +8,14 @@ from collections import defaultdict
 
 import pytest
 
-from services.engine import loop as loop_module
 from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
-from services.engine.loop import StepLoop, StepReport, ThreadedLoop
-from services.engine.reports import ReportQueue
+from services.engine.steps import loop as loop_module
+from services.engine.steps.loop import StepLoop, StepReport, ThreadedLoop
+from services.engine.steps.reports import ReportQueue
 from shared.errors import ServiceError
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 FACTS = EngineFacts(num_blocks=64, block_size=4, max_model_len=100, vocab_size=1000)
 

@@ -4,8 +4,8 @@ import pytest
 
 from services.engine.core.plan import EngineFacts, ScheduledSequence, StepPlan, StepResult
 from services.engine.executor import UniprocExecutor
-from services.engine.flight import LEAD_S, LEAD_SHARE, Flight
-from services.engine.pace import Pace
+from services.engine.steps.flight import LEAD_S, LEAD_SHARE, Flight
+from services.engine.steps.pace import Pace
 from services.engine.worker.seam import UNDER_WAY_MAX
 
 FACTS = EngineFacts(num_blocks=8, block_size=4, max_model_len=100, vocab_size=1000)

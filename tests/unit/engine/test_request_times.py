@@ -1,8 +1,8 @@
 """The engine's histograms of waiting, prefill and decoding."""
 
 from services.engine.core.request import Outcome
-from services.engine.loop import StepReport
 from services.engine.request_times import RequestTimes
+from services.engine.steps.loop import StepReport
 from tests.unit.engine.test_step_recorder import Hand
 
 

@@ -5,7 +5,7 @@ import pytest
 from services.engine.sequence_table import SequenceTable, split
 from shared import limits
 from shared.messages import PromptLogprobs, SequenceMark, SequenceRef, Submit, TokenEvent, TokenLogprobs
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 
 def submit(attempt: int = 1, sequence_id: str = "r-0") -> Submit:

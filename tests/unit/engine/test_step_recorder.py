@@ -5,10 +5,10 @@ import pytest
 from services.engine.core.plan import CoreLimits, EngineFacts
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
-from services.engine.loop import StepReport
-from services.engine.step_recorder import StepRecorder
+from services.engine.steps.loop import StepReport
+from services.engine.steps.step_recorder import StepRecorder
 from shared import limits
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.unit.engine.test_loop import CountingWorker
 
 

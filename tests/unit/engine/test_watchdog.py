@@ -6,15 +6,15 @@ from itertools import count
 
 import pytest
 
-from services.engine import progress
-from services.engine.computing_threads import observe
 from services.engine.core.plan import CoreLimits, EngineFacts, ScheduledSequence, StepPlan, StepResult
 from services.engine.engine import Engine
 from services.engine.executor import UniprocExecutor
-from services.engine.flight import Flight, RunningStep
-from services.engine.pace import Timing
-from services.engine.progress import ProgressMonitor
-from services.engine.watchdog import Activity, ProgressWatchdog, Stall
+from services.engine.steps import progress
+from services.engine.steps.computing_threads import observe
+from services.engine.steps.flight import Flight, RunningStep
+from services.engine.steps.pace import Timing
+from services.engine.steps.progress import ProgressMonitor
+from services.engine.steps.watchdog import Activity, ProgressWatchdog, Stall
 from shared import limits
 from shared.actors.service import EXIT_FAULT
 from tests.unit.engine.core.factories import answer

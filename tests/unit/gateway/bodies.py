@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.openai import parameters, schemas, unsupported_params
+from services.gateway.openai import schemas
+from services.gateway.openai.bodies import parameters, unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from shared.errors import ServiceError
 

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from services.gateway.generation import GenerationRequest, RequestTimes, SequenceUpdate
-from services.gateway.openai.answer_encoder import GenerationState
-from services.gateway.openai.choices import ChoiceAccumulator
+from services.gateway.openai.answers.answer_encoder import GenerationState
+from services.gateway.openai.answers.choices import ChoiceAccumulator
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
 from shared.messages import ChatMessage, PositionLogprobs, TokenText
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.unit.gateway.bodies import CARD
 
 ID = "A" * 22

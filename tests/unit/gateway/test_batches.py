@@ -19,8 +19,8 @@ from services.gateway.files.store import FileStore, write_atomically
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.in_process import InProcessClient, InProcessResponse
 from shared import limits
-from shared.api_keys import ANONYMOUS, ApiKey
 from shared.errors import ServiceError
+from shared.security.api_keys import ANONYMOUS, ApiKey
 
 URL = "/v1/completions"
 

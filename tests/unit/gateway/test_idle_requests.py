@@ -8,10 +8,10 @@ import pytest
 from services.gateway.access.call import Call, serving
 from services.gateway.access.guard import GuardedBackend
 from services.gateway.generation import GenerationRequest
-from services.gateway.openai.parameters import check_tier
+from services.gateway.openai.bodies.parameters import check_tier
 from shared import limits
 from shared.errors import ServiceError
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 REQUEST = GenerationRequest("r", "m", SamplingParams(), texts=("hi",))
 

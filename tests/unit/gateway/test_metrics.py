@@ -3,7 +3,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.gateway.engine_metrics import EngineCollector
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.choices import ChoiceAccumulator
+from services.gateway.openai.answers.choices import ChoiceAccumulator
 from services.gateway.openai.request_meter import RequestMeter
 from shared.messages import EngineStatus, GatewayStatus, Heartbeat, ServiceState
 from tests.unit.gateway.request_contexts import context, update

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from services.gateway.anthropic.encoder import MessageEncoder
 from services.gateway.generation import SequenceUpdate
 from services.gateway.http import sse
-from services.gateway.openai.answer_encoder import AnswerEncoder
-from services.gateway.openai.answer_format import AnswerFormat
-from services.gateway.openai.choices import Choice, ChoiceAccumulator
+from services.gateway.openai.answers.answer_encoder import AnswerEncoder
+from services.gateway.openai.answers.choices import Choice, ChoiceAccumulator
+from services.gateway.openai.answers.stream_encoder import OpenAIEncoder
 from services.gateway.openai.request_context import RequestContext
-from services.gateway.openai.stream_encoder import OpenAIEncoder
-from services.gateway.openai.tool_choice import ToolChoice
+from services.gateway.openai.tools.answer_format import AnswerFormat
+from services.gateway.openai.tools.tool_choice import ToolChoice
 from services.gateway.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from services.gateway.responses.encoder import ResponseEncoder
 from services.gateway.responses.response_object import ResponseObject

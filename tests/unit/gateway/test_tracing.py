@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.openai.choices import ChoiceAccumulator
+from services.gateway.openai.answers.choices import ChoiceAccumulator
 from services.gateway.openai.tracing import RequestTrace
 from shared import telemetry
 from shared.telemetry import Names

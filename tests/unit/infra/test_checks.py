@@ -74,7 +74,7 @@ def test_weights_are_read_with_the_restricted_reader_and_in_one_file_only(tmp_pa
     restricted = "import torch\ntorch.load('f', weights_only=True)\n"
     assert check(tmp_path / "a", "services", restricted).returncode == 1
     for source, code in ((restricted, 0), ("import torch\ntorch.load('f', weights_only=False)\n", 1)):
-        folder = tmp_path / str(code) / "services" / "engine" / "worker"
+        folder = tmp_path / str(code) / "services" / "engine" / "worker" / "loading"
         folder.mkdir(parents=True)
         (folder / "checkpoint.py").write_text(source)
         assert check(tmp_path / str(code), "tests", "").returncode == code

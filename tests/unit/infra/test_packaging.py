@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from infra.checks import bus_users
-from shared.bus_permissions import CONTAINER_ROLES as ROLES
+from shared.security.bus_permissions import CONTAINER_ROLES as ROLES
 from shared.version import __version__
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import antiphon
 from services.gateway.openai.schemas import ChatBody, CompletionBody
+from shared.parameters.sampling import SamplingParams
 from shared.request.sampling_fields import sampling_params
-from shared.sampling import SamplingParams
 from tests.unit.gateway.bodies import completion
 
 ENGINE = set(SamplingParams.__struct_fields__) - {"grammar", "beam", "end_token_ids"}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from services.gateway.openai import parameters, schemas
+from services.gateway.openai import schemas
+from services.gateway.openai.bodies import parameters
 from shared.request.seed_source import random_seed, seeds_of
 from tests.unit.gateway.bodies import CARD
 

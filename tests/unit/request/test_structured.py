@@ -9,7 +9,7 @@ import pytest
 
 from shared import limits
 from shared.errors import ServiceError
-from shared.grammar import Grammar
+from shared.parameters.grammar import Grammar
 from shared.request.structured import constraint_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

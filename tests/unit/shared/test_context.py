@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.context import truncated
+from shared.parameters.context import truncated
 
 PROMPT = (1, 2, 3, 4, 5)
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from shared.config import EngineSettings, SettingsError
-from shared.gguf_model import directory as product
-from shared.model_files import located, model_directory, model_name, tokenizer_directory
-from shared.quantization import Device, choose, read_model_config
+from shared.models.gguf_model import directory as product
+from shared.models.model_files import located, model_directory, model_name, tokenizer_directory
+from shared.settings.quantization import Device, choose, read_model_config
 
 CPU = Device("a CPU")
 

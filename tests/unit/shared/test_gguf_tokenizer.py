@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from shared.gguf_model.reader import GgufError, GgufModel
-from shared.gguf_model.tokenizer import tokenizer_documents
+from shared.models.gguf_model.reader import GgufError, GgufModel
+from shared.models.gguf_model.tokenizer import tokenizer_documents
 
 RECORDED = json.loads((Path(__file__).parents[2] / "golden" / "sentencepiece.json").read_text())
 """Made by sentencepiece 0.2.3: pieces with scores and types, and what it encodes."""

@@ -10,17 +10,17 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
-from antiphon import launcher
+from antiphon.launch import launcher
 from antiphon.settings import ServeSettings
 from services.tokenizer.service import TokenizerService
-from shared import hub
 from shared.config import EngineSettings, SettingsError, TokenizerSettings
-from shared.model_files import located, model_directory, model_name, tokenizer_directory
+from shared.models import hub
+from shared.models.model_files import located, model_directory, model_name, tokenizer_directory
 from tests.unit.shared.hub_server import COMMITS, NAME, Hub, serving, write_cache
 
 SMALL = {"config.json": b"{}", "tokenizer.json": b"{}", "README.md": b"#"}
 WEIGHTS = {"model.safetensors": b"weights", "pytorch_model.bin": b"the same", "consolidated.safetensors": b"again"}
-ROOT = Path(hub.__file__).parents[1]
+ROOT = Path(hub.__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from antiphon import devices, launcher
 from antiphon.cli import main
+from antiphon.launch import devices, launcher
 from antiphon.offline.engine_args import engine_args
 from antiphon.settings import ServeSettings, of_service
 from services.engine.worker import load
 from shared.config import EngineSettings
 from shared.errors import ServiceError
 from shared.flags import to_argv
-from shared.memory_advice import measures
+from shared.settings.memory_advice import measures
 
 FOUR = {
     "flags": ["--quantization=ifq", "--max-model-len=4096", "--gpu-memory-utilization=0.95", "--enforce-eager"],

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from shared import model_files
-from shared.allowed_values import CONV_TEMPLATES
 from shared.config import EngineSettings, SettingsError
-from shared.model_files import described, located, model_directory, model_name, tokenizer_directory
+from shared.models import model_files
+from shared.models.model_files import described, located, model_directory, model_name, tokenizer_directory
+from shared.settings.allowed_values import CONV_TEMPLATES
 
 
 def test_without_a_model_the_demo_model_is_taken():

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from antiphon import launcher
 from antiphon.cli import main
 from antiphon.entrypoints.openai import api_server
+from antiphon.launch import launcher
+from antiphon.launch.other_machine import divided, rank_specs
 from antiphon.offline.engine_args import engine_args
-from antiphon.other_machine import divided, rank_specs
 from antiphon.settings import ServeSettings, check
 from services.engine.executor.rank import RankSettings
 from shared import parallel

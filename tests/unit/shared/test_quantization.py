@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.cli import main
 from shared.config import SettingsError
-from shared.quantization import SMOOTHQUANT_FILE, Device, Quantization, choose, read_model_config
+from shared.settings.quantization import SMOOTHQUANT_FILE, Device, Quantization, choose, read_model_config
 
 CPU = Device("a CPU")
 TORCH = Device("a CPU", multiplies_quantized=False)

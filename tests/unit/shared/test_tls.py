@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from services.gateway.service import GatewayService
-from shared import tls
 from shared.config import GatewaySettings, SettingsError
+from shared.security import tls
 
 FILES = Path(__file__).parents[2] / "system" / "tls"
 KEY, CERTIFICATE = str(FILES / "key.pem"), str(FILES / "certificate.pem")

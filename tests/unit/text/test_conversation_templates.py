@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from shared.allowed_values import CONV_TEMPLATES
 from shared.config import ModelSettings
-from shared.model_files import UNPUBLISHED_TEMPLATE, described
+from shared.models.model_files import UNPUBLISHED_TEMPLATE, described
+from shared.settings.allowed_values import CONV_TEMPLATES
 from shared.text.chat_template import ChatTemplate, TemplateFailedError
 from shared.text.conversation_templates import DIRECTORY, choose_template, guess, template_text
 from tests.tokenizer_files import byte_level, write_tokenizer_files

@@ -7,7 +7,7 @@ import pytest
 
 from infra.demo_model.tokenizer import CHAT_TEMPLATE, render
 from services.gateway.parsers.formats import TOOL_FORMATS
-from shared.model_files import DEMO_DIRECTORY
+from shared.models.model_files import DEMO_DIRECTORY
 from shared.text.chat_template import ChatTemplate
 from shared.text.template_formats import reasoning_format, tool_format
 

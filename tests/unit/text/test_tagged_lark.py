@@ -8,8 +8,21 @@ from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from shared.errors import ServiceError
-from shared.grammar import Grammar
-from shared.tagged_text import Chain, Choice, Json, Literal, Name, Raw, Repeat, Space, Tag, TaggedText, decode, schemas
+from shared.parameters.grammar import Grammar
+from shared.parameters.tagged_text import (
+    Chain,
+    Choice,
+    Json,
+    Literal,
+    Name,
+    Raw,
+    Repeat,
+    Space,
+    Tag,
+    TaggedText,
+    decode,
+    schemas,
+)
 from shared.text import constraint
 
 NUMBER = {"type": "integer", "minimum": 1, "maximum": 5}

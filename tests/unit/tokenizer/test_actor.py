@@ -30,7 +30,7 @@ from shared.messages import (
     TokenizeReply,
     TokenizeRequest,
 )
-from shared.model_files import described, model_name
+from shared.models.model_files import described, model_name
 from shared.subjects import Subjects
 from shared.text.codec import TextCodec, TextFacts
 from tests.support.memory import MemoryBus

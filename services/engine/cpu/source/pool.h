@@ -18,7 +18,7 @@
 namespace antiphon {
 
 // Puts the calling thread into the normal scheduling class, whatever the class of the process is (see
-// antiphon/child.py).
+// antiphon/supervision/child.py).
 void take_turns_at_once();
 
 // Waits until `come` returns true, for a limited time and without sleeping. The thread yields the core to any other

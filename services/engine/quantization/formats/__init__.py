@@ -17,7 +17,7 @@ from services.engine.quantization.formats.gptq import Gptq
 from services.engine.quantization.formats.mxfp4 import Mxfp4
 from services.engine.quantization.method import PreparedMethod
 from shared.config import SettingsError
-from shared.quantization import Method, quantization_settings
+from shared.settings.quantization import Method, quantization_settings
 
 _METHODS: dict[Method, Callable[[Mapping[str, Any]], PreparedMethod]] = {
     "awq": Awq.of_config,

@@ -1,8 +1,8 @@
 """Matrices of GGUF files in ggml's block types: numbers in a row share scales, and a row is a number of blocks.
 
-The reader of the files (`worker/gguf_file.py`) gives a matrix that is not plain under its name and type, as the bytes
-of its blocks [out, bytes of a row]. Types in groups of 32 numbers stay quantized, those of 4 bits in 4 bits and those
-of 5 and 8 bits in 8 bits:
+The reader of the files (`worker/loading/gguf_file.py`) gives a matrix that is not plain under its name and type, as the
+bytes of its blocks [out, bytes of a row]. Types in groups of 32 numbers stay quantized, those of 4 bits in 4 bits and
+those of 5 and 8 bits in 8 bits:
 
     Q4_0   32 numbers   d * (q - 8)
     Q4_1   32 numbers   d * q + m                                       as d * (q - zero), zero = -m / d

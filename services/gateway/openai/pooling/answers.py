@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from shared.pooling import unpack_vector
+from shared.parameters.pooling import unpack_vector
 
 Prefix = Literal["classify", "embd", "score", "rerank"]
 _encode = msgspec.json.Encoder().encode

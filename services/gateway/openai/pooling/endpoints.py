@@ -13,7 +13,7 @@ from services.gateway.generation import Backend, GenerationRequest, ModelCard
 from services.gateway.http import request_body
 from services.gateway.http.json_response import encoded_response
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai import unsupported_params
+from services.gateway.openai.bodies import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.pooling import answers, requests, schemas
 from services.gateway.openai.pooling.runner import Pooled, run

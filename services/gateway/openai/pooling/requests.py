@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.openai.parameters import check_priority, check_tier, prompts
+from services.gateway.openai.bodies.parameters import check_priority, check_tier, prompts
 from services.gateway.openai.pooling.schemas import (
     ClassifyBody,
     EmbeddingBody,
@@ -12,11 +12,12 @@ from services.gateway.openai.pooling.schemas import (
     ScoreBody,
     TextFields,
 )
-from shared import limits, pooling
+from shared import limits
 from shared.errors import ServiceError
-from shared.pooling import POOLING_KINDS, PoolingKind, PoolingParams
+from shared.parameters import pooling
+from shared.parameters.pooling import POOLING_KINDS, PoolingKind, PoolingParams
+from shared.parameters.sampling import SamplingParams
 from shared.request.checks import given, missing, refuse
-from shared.sampling import SamplingParams
 
 ENCODINGS = ("float", "base64")
 _PARAMS = SamplingParams(max_tokens=1, temperature=0.0)

@@ -20,7 +20,7 @@ class PoolingFields(TextFields, kw_only=True):
     """Fields of the bodies whose answers may be made of vectors. `pooling` is an extension of this server."""
 
     pooling: str | None = None
-    """`last`, `mean` or `cls`, see `shared.pooling`. The default depends on the model."""
+    """`last`, `mean` or `cls`, see `shared.parameters.pooling`. The default depends on the model."""
 
 
 class ClassifyBody(TextFields, kw_only=True):

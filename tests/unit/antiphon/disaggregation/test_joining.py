@@ -16,10 +16,10 @@ from antiphon.disaggregation.join import HEADER, Join, Joined, bus_secret, is_si
 from antiphon.disaggregation.scheduler import Gathering
 from antiphon.disaggregation.table_tool import generate
 from antiphon.disaggregation.worker import Worker
-from antiphon.fleet import Failure
-from antiphon.http_probe import get, post
+from antiphon.launch.http_probe import get, post
 from antiphon.settings import InstanceSettings
-from shared.bus_permissions import password
+from antiphon.supervision.fleet import Failure
+from shared.security.bus_permissions import password
 
 IP, KEY = "127.0.0.1", b"0123456789abcdef"
 

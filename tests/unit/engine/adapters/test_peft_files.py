@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.adapters.peft_files import AdapterReader
 from services.engine.models.registry import find_family
-from services.engine.worker.model_files import read_config
+from services.engine.worker.loading.model_files import read_config
 from shared.errors import ServiceError
 from tests.adapters import make_adapter
 from tests.models import make_model

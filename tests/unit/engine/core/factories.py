@@ -6,7 +6,7 @@ from services.engine.core import invariants
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
 from services.engine.core.request import Outcome, SequenceSpec
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 EOS = 2
 VOCAB_SIZE = 1000

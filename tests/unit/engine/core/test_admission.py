@@ -3,7 +3,7 @@
 import pytest
 
 from services.engine.core.core import Core
-from services.engine.core.delay import AdmissionDelay
+from services.engine.core.policy.delay import AdmissionDelay
 from tests.unit.engine.core.factories import answer, joined, make_core, prompt_of, spec, step
 
 

@@ -9,7 +9,7 @@ from services.engine.core.core import Core
 from services.engine.core.plan import SampledLogprobs, StepPlan, StepResult
 from services.engine.core.request import Outcome, SequenceSpec
 from shared.errors import ServiceError
-from shared.sampling import BeamParams
+from shared.parameters.sampling import BeamParams
 from tests.unit.engine.core.factories import make_core, prompt_of, spec, step
 
 PROMPT = prompt_of(10)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.engine.core.beam_search import BeamSearch, num_candidates
+from services.engine.core.beams.beam_search import BeamSearch, num_candidates
 from services.engine.core.plan import SampledLogprobs
 from services.engine.core.stopping import StopRules
-from shared.sampling import BeamParams
+from shared.parameters.sampling import BeamParams
 
 EOS = 2
 

@@ -4,7 +4,7 @@ import pytest
 
 from services.engine.core import invariants
 from services.engine.core.core import Core
-from services.engine.core.kv_transfer import KvLoad, KvLoaded, KvReleased, KvSave
+from services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvReleased, KvSave
 from shared.blocks import chain_hashes, child_hash, root_hash, split_hashes
 from shared.codec import pack_ids
 from shared.errors import ServiceError

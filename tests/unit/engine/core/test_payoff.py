@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from services.engine.core.payoff import COST_SHARE, PLAIN_TIMES_MIN, REFRESH_STEPS, SAVED_STEPS_MAX, Payoff
+from services.engine.core.policy.payoff import COST_SHARE, PLAIN_TIMES_MIN, REFRESH_STEPS, SAVED_STEPS_MAX, Payoff
 
 REACH = 4
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.engine.core.core import Core
-from services.engine.core.prefill_shares import divide
+from services.engine.core.policy.prefill_shares import divide
 from tests.unit.engine.core.factories import make_core, prompt_of, shares, spec, step
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from services.engine.core.stopping import Verdict, rules_for
-from shared.grammar import Grammar
-from shared.sampling import SamplingParams
+from shared.parameters.grammar import Grammar
+from shared.parameters.sampling import SamplingParams
 
 EOS = frozenset({2, 3})
 

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from services.engine.core.policy.waiting import WaitingQueue
 from services.engine.core.sequence import Sequence, Status, from_spec
 from services.engine.core.stopping import rules_for
-from services.engine.core.waiting import WaitingQueue
 from tests.unit.engine.core.factories import prompt_of, spec
 
 

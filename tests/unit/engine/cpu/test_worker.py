@@ -11,11 +11,11 @@ from services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan
 from services.engine.cpu import worker as cpu_worker
 from services.engine.cpu.compile import CompileError, find_compiler
 from services.engine.cpu.worker import CpuWorker, cannot_serve
+from services.engine.worker.capacity.memory import HeapGuard
 from services.engine.worker.load import load_worker
-from services.engine.worker.memory import HeapGuard
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 
 def settings(directory: Path, **overrides: Any) -> EngineSettings:

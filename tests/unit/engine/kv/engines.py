@@ -10,10 +10,10 @@ from typing import Any
 from services.engine.core import invariants
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
-from services.engine.loop import StepReport
+from services.engine.steps.loop import StepReport
 from shared.config import EngineSettings
 from shared.messages import KvSource
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 END_S = 30.0
 PROMPT = tuple(3 + (7 * number + number * number) % 250 for number in range(100))

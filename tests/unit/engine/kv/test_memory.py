@@ -8,8 +8,8 @@ import torch
 
 from services.engine.cpu.kv_memory import PanelMemory
 from services.engine.kv.layout import KvMemory
-from services.engine.worker.kv_cache import KvCache
-from services.engine.worker.kv_memory import CacheMemory, PackedMemory
+from services.engine.worker.capacity.kv_cache import KvCache
+from services.engine.worker.capacity.kv_memory import CacheMemory, PackedMemory
 
 LAYERS, BLOCKS, SIZE, HEADS, DIM = 2, 5, 64, 2, 24
 Make = Callable[[torch.dtype, int], KvMemory]

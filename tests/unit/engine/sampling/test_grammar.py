@@ -15,9 +15,9 @@ from services.engine.sampling.grammar import GrammarCompiler, GrammarProcessor
 from services.engine.sampling.processor import Adjustment
 from services.engine.sampling.processors import processors_of
 from shared.errors import ServiceError
-from shared.grammar import Grammar
-from shared.model_files import DEMO_DIRECTORY
-from shared.sampling import SamplingParams
+from shared.models.model_files import DEMO_DIRECTORY
+from shared.parameters.grammar import Grammar
+from shared.parameters.sampling import SamplingParams
 
 END = 0
 SIZE = 4100

@@ -11,9 +11,9 @@ from torch import Tensor
 from services.engine.core.plan import NewSequence, StepPlan
 from services.engine.sampling.masks import all_tokens
 from services.engine.triton.sampling import Adjustments, Columns, choose_tokens
-from services.engine.worker.sampler import sample
-from services.engine.worker.state_table import StateTable
-from shared.sampling import SamplingParams
+from services.engine.worker.batch.sampler import sample
+from services.engine.worker.batch.state_table import StateTable
+from shared.parameters.sampling import SamplingParams
 
 VOCAB, EOS = 4099, frozenset({1, 2})
 """Over one chunk of the kernels, and no multiple of anything."""

@@ -10,12 +10,12 @@ from services.engine.core.plan import EngineFacts
 from services.engine.core.request import SequenceSpec
 from services.engine.cpu.worker import CpuWorker
 from services.engine.engine import Engine, core_limits
-from services.engine.loop import StepReport
-from services.engine.worker import memory
+from services.engine.steps.loop import StepReport
+from services.engine.worker.capacity import memory
 from services.engine.worker.load import load_worker
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 
 def main(model: str, backend: str, *flags: str) -> None:

@@ -6,10 +6,17 @@ import pytest
 import torch
 
 from services.engine.core.plan import StepPlan
-from services.engine.worker import budget, host_cache, profile
-from services.engine.worker.budget import FREE_SHARE_MAX, Backend, cpu_budget, device_budget, plan_measured, plan_memory
-from services.engine.worker.kv_cache import KvPlan
-from services.engine.worker.profile import StepBytes, largest_step, make_probe, measure_step
+from services.engine.worker.capacity import budget, host_cache, profile
+from services.engine.worker.capacity.budget import (
+    FREE_SHARE_MAX,
+    Backend,
+    cpu_budget,
+    device_budget,
+    plan_measured,
+    plan_memory,
+)
+from services.engine.worker.capacity.kv_cache import KvPlan
+from services.engine.worker.capacity.profile import StepBytes, largest_step, make_probe, measure_step
 from shared.config import EngineSettings
 from tests.unit.engine.worker.test_kv_cache import BLOCK_BYTES, DESCRIPTION
 

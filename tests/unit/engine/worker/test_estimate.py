@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from services.engine.cpu.worker import CpuWorker
+from services.engine.worker.capacity.kv_cache import bytes_per_block
 from services.engine.worker.estimate import CONTEXT_BYTES, Needs, gpu_room, predict
-from services.engine.worker.kv_cache import bytes_per_block
 from services.engine.worker.load import load_worker
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings, SettingsError

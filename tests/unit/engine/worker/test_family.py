@@ -5,11 +5,11 @@ import pytest
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
-from services.engine.loop import StepReport
+from services.engine.steps.loop import StepReport
 from services.engine.worker.load import load_worker
 from services.engine.worker.seam import ModelWorker
 from shared.config import EngineSettings
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 from tests.unit.engine.conftest import Checkpoint
 
 PROMPT = tuple((7 * place) % 50 + 3 for place in range(45))

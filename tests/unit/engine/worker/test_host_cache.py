@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from services.engine.core.plan import StepPlan
-from services.engine.worker import host_cache
-from services.engine.worker.host_cache import copy_blocks, plan_host_blocks
-from services.engine.worker.kv_cache import KvCache, KvPlan
+from services.engine.worker.capacity import host_cache
+from services.engine.worker.capacity.host_cache import copy_blocks, plan_host_blocks
+from services.engine.worker.capacity.kv_cache import KvCache, KvPlan
 from shared.config import EngineSettings, SettingsError
 from tests.unit.engine.worker.test_kv_cache import BLOCK_BYTES, DESCRIPTION
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from services.engine.models.description import DecoderDescription, RopeParameters
-from services.engine.worker.kv_cache import Budget, allocate_kv_cache, bytes_per_block, plan_kv_cache
+from services.engine.worker.capacity.kv_cache import Budget, allocate_kv_cache, bytes_per_block, plan_kv_cache
 from shared.config import EngineSettings
 from shared.errors import ServiceError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared.config import EngineSettings
-from shared.model_files import model_directory
+from shared.models.model_files import model_directory
 from tests.unit.engine.conftest import Checkpoint
 
 MIB = 2**20

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from services.engine.core.plan import NewSequence, StepPlan
 from services.engine.kernels.philox import uniforms
-from services.engine.worker.sampler import Sampled, sample
-from services.engine.worker.state_table import StateTable
-from shared.sampling import SamplingParams
+from services.engine.worker.batch.sampler import Sampled, sample
+from services.engine.worker.batch.state_table import StateTable
+from shared.parameters.sampling import SamplingParams
 
 VOCAB, EOS = 31, frozenset({1, 2})
 

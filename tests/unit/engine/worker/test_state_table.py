@@ -3,9 +3,9 @@ import pytest
 
 from services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan
 from services.engine.sampling import masks
-from services.engine.worker.inputs import flatten
-from services.engine.worker.state_table import StateTable
-from shared.sampling import SamplingParams
+from services.engine.worker.batch.inputs import flatten
+from services.engine.worker.batch.state_table import StateTable
+from shared.parameters.sampling import SamplingParams
 
 BLOCK_SIZE = 4
 

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.engine.models.registry import find_family
-from services.engine.worker.checkpoint import Checkpoint
 from services.engine.worker.load import load_worker
-from services.engine.worker.model_files import read_config
+from services.engine.worker.loading.checkpoint import Checkpoint
+from services.engine.worker.loading.model_files import read_config
 from services.engine.worker.torch_worker import useful_threads
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
@@ -25,8 +25,8 @@ _PEAK = """
 import resource, sys, torch
 from pathlib import Path
 from services.engine.models.registry import find_family
-from services.engine.worker.model_files import read_config
-from services.engine.worker.weights import load_weights
+from services.engine.worker.loading.model_files import read_config
+from services.engine.worker.loading.weights import load_weights
 directory = Path(sys.argv[1])
 config = read_config(directory)
 family = find_family(config)
@@ -36,7 +36,7 @@ def anonymous():
     fields = Path("/proc/self/status").read_text().splitlines()
     return sum(int(line.split()[1]) for line in fields if line.startswith(("RssAnon", "VmSwap"))) * 1024
 before, peaks = anonymous(), []
-import services.engine.worker.weights as weights
+import services.engine.worker.loading.weights as weights
 inner = weights._layer
 def watched(*arguments):
     layer = inner(*arguments)

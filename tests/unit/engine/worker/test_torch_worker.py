@@ -10,11 +10,11 @@ from services.engine.core.plan import CoreLimits, NewSequence, ScheduledSequence
 from services.engine.executor import UniprocExecutor
 from services.engine.warmup import warm_up
 from services.engine.worker.load import choose_device, load_worker
-from services.engine.worker.model_files import eos_token_ids, read_config
+from services.engine.worker.loading.model_files import eos_token_ids, read_config
 from services.engine.worker.torch_worker import TorchWorker, check_offload, describe_model
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
-from shared.sampling import SamplingParams
+from shared.parameters.sampling import SamplingParams
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -12,8 +12,8 @@ from services.engine.models.linear import DenseLinear
 from services.engine.models.mlp import GatedMlp
 from services.engine.models.norm import RmsNorm
 from services.engine.models.registry import find_family
-from services.engine.worker.model_files import read_config
-from services.engine.worker.weights import load_weights
+from services.engine.worker.loading.model_files import read_config
+from services.engine.worker.loading.weights import load_weights
 from shared.errors import ServiceError
 
 CPU = torch.device("cpu")

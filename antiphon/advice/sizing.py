@@ -1,0 +1,308 @@
+"""`antiphon plan` and `antiphon doctor --sizing`: the memory that a model needs, and on which cards it fits.
+
+    the source's table      cards for models of three sizes, as the wrapper's documentation names them
+    a model's own table     weights, KV cache and step as the engine plans them (`services.engine.worker.estimate`),
+                            against the cards of the table, those found here and the memory of this machine
+
+Nothing is loaded: only the model's small files are read.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from antiphon.advice import device_checks
+from services.engine.models.description import DecoderDescription
+from services.engine.worker.capacity.budget import heap_bytes
+from services.engine.worker.capacity.memory import free_bytes
+from services.engine.worker.estimate import CONTEXT_BYTES, BackendName, Needs, cpu_room, gpu_room, predict
+from shared.config import EngineSettings, SettingsError
+from shared.errors import ServiceError
+from shared.flags import to_argv
+from shared.models.model_files import model_directory, model_name
+
+GIB, MIB = 1 << 30, 1 << 20
+USUAL_CONTEXT = 4096
+_MAX_CARDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A GPU. `memory_mib` as `nvidia-smi` reports it; `capability`: compute capability times ten, 0 if not known."""
+
+    name: str
+    memory_mib: int
+    capability: int = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        """The memory in bytes."""
+        return self.memory_mib * MIB
+
+
+CARDS = (
+    Card("A10", 23_028, 86),
+    Card("V100 16G", 16_384, 70),
+    Card("V100 32G", 32_768, 70),
+    Card("A100 40G", 40_960, 80),
+    Card("L20", 46_068, 89),
+    Card("A100 80G", 81_920, 80),
+    Card("H100", 81_559, 90),
+    Card("H200", 143_771, 90),
+)
+"""Cards that a model is compared with besides those of this machine."""
+SOURCE_TABLE = (
+    ("6-8B", "L20 x1, A10 x1, A100 x1, V100 x1"),
+    ("12-14B", "L20 x1, A10 x2, A100 x1, V100 x2"),
+    ("65-72B", "L20 x8, A100 x8"),
+)
+"""Parameters, and the cards of which one kind suffices, from the documentation of the wrapper (`antiphon run`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """How an engine fits on some cards of one kind, or in this machine's memory.
+
+    `cache_bytes`: what each rank's KV cache gets; `missing_bytes`: what each rank lacks for one sequence of the longest
+    context; `most_bytes`: what the cache could get if the settings asked for more.
+    """
+
+    needs: Needs
+    cache_bytes: int
+    missing_bytes: int
+    most_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether a sequence of the longest context fits."""
+        return self.missing_bytes <= 0
+
+    def sequences(self, context: int) -> int:
+        """Returns how many sequences of `context` tokens fit at once."""
+        return self.cache_bytes // self.needs.cache_bytes(context)
+
+
+def source_table() -> list[str]:
+    """Returns the lines of the source's table."""
+    head = "Cards by size of the model, as the wrapper's documentation says (16-bit weights):"
+    return [head, *(f"  {size + ':':<8} {cards}" for size, cards in SOURCE_TABLE)]
+
+
+def on_card(settings: EngineSettings, model_dir: Path, card: Card) -> Fit:
+    """Returns how an engine with these settings fits on as many of these cards as it has ranks."""
+    if card.capability and card.capability < 80 and settings.dtype == "auto":
+        settings = replace(settings, dtype="float16")
+    needs = predict(settings, model_dir, "gpu")
+    cache = gpu_room(settings, needs, card.memory_bytes).asked_bytes
+    usable = int(card.memory_bytes * settings.gpu_memory_utilization)
+    used = needs.weights_bytes + CONTEXT_BYTES + needs.step_bytes
+    return Fit(needs, cache, used + needs.cache_bytes(needs.context) - usable, cache)
+
+
+def on_cpu(settings: EngineSettings, model_dir: Path, backend: BackendName = "cpp") -> Fit:
+    """Returns how an engine with these settings fits into the free memory of this machine."""
+    needs = predict(settings, model_dir, backend)
+    room = cpu_room(settings, needs)
+    used = needs.weights_bytes + needs.rows_bytes + needs.step_bytes + heap_bytes(needs.step_bytes)
+    missing = max(used - free_bytes(), needs.cache_bytes(needs.context) - room.asked_bytes)
+    return Fit(needs, room.asked_bytes, missing, room.most_bytes)
+
+
+def cards_here() -> list[Card]:
+    """Returns the NVIDIA GPUs of this machine, an entry for each kind; empty without a driver."""
+    found = (Card(gpu.name, int(gpu.memory), _tenths(gpu.capability)) for gpu in device_checks.listed_gpus())
+    return list(dict.fromkeys(found))
+
+
+def chosen_card(name: str, memory_gb: float | None) -> Card | None:
+    """Returns the card that the user asks about; None if none is named. Raises SettingsError for an unknown name."""
+    if memory_gb is not None:
+        if not memory_gb > 0 or not math.isfinite(memory_gb):
+            raise SettingsError(f"--memory-gb: {memory_gb:g} is not above 0")
+        return Card(name or f"{memory_gb:g} GiB", int(memory_gb * 1024))
+    if not name:
+        return None
+    for card in (*CARDS, *cards_here()):
+        if _same(card.name, name):
+            return card
+    known = ", ".join(card.name for card in CARDS)
+    raise SettingsError(f"--gpu: {name} is not one of {known}; give its memory with --memory-gb")
+
+
+def plan_lines(settings: EngineSettings, card: Card | None = None) -> list[str]:
+    """Returns what `antiphon plan` prints. Raises SettingsError for a model or settings that cannot be."""
+    directory, here = model_directory(settings, weights=False), cards_here()
+    backend = _cpu_backend(settings)
+    try:
+        first = predict(settings, directory, "gpu" if card or here else backend)
+        lines = [*_summary(model_name(settings), settings, first), ""]
+        targets = (
+            [card] if card else [*here, *(each for each in CARDS if not any(_same(h.name, each.name) for h in here))]
+        )
+        lines += list(_table(settings, directory, targets, backend, with_cpu=card is None))
+        lines += ["", *recommendation(settings, directory, card or (here[0] if here else None))]
+    except ServiceError as error:
+        raise SettingsError(error.message) from error
+    return lines
+
+
+def recommendation(settings: EngineSettings, directory: Path, card: Card | None) -> list[str]:
+    """Returns the flags with which the model fits on a card, or without one in this machine's memory.
+
+    Quantization is recommended where memory is tight, and on a CPU for speed too.
+    """
+    where = f"{card.name}" if card else "this machine's memory"
+    for changes in _attempts(settings, card):
+        tried = replace(settings, **changes)
+        fit = _tried(tried, directory, card)
+        if fit and not card and fit.cache_bytes < fit.needs.cache_bytes(fit.needs.context) <= fit.most_bytes:
+            tried = replace(tried, kv_cache_memory_gb=_cache_gb(tried, fit))
+            fit = _tried(tried, directory, card)
+        if fit is None or not fit.fits:
+            continue
+        words = " ".join(filter(None, ["antiphon serve", settings.model, *_flags(tried)]))
+        context = min(fit.needs.context, USUAL_CONTEXT)
+        found = [f"Recommended for {where}: {words}"]
+        found += [f"  {fit.sequences(context)} sequences of {context} tokens at once"]
+        if changes.get("quantization") and not settings.quantization:
+            found += ["  Without quantization it does not fit; it costs little quality (docs/quantization.md)."]
+        elif not settings.quantization and fit.needs.form == "none":
+            found += ["  --quantization=ifq halves the weights: use it if memory is tight or speed matters."]
+        return found
+    return [
+        f"The model does not fit into {where}, not with 4 bits per weight and a context of {USUAL_CONTEXT} tokens "
+        "either: take a larger card or a smaller model."
+    ]
+
+
+def fit_check(settings: EngineSettings) -> device_checks.Check:
+    """Returns the finding of `antiphon doctor` about a model: what it needs, and whether it fits here."""
+    here = cards_here()
+    try:
+        directory = model_directory(settings, weights=False)
+        fit = on_card(settings, directory, here[0]) if here else on_cpu(settings, directory, _cpu_backend(settings))
+    except (ServiceError, SettingsError) as error:
+        return device_checks.Check("warn", "model memory", f"not known: {_text(error)}")
+    needs = fit.needs
+    text = f"weights {_size(needs.weights_bytes)}, {_size(needs.token_bytes)} a token of the KV cache"
+    context = min(needs.context, USUAL_CONTEXT)
+    if fit.cache_bytes and fit.sequences(context):
+        return device_checks.Check(
+            "ok", "model memory", f"{text}; {fit.sequences(context)} sequences of {context} tokens"
+        )
+    advice = recommendation(settings, directory, here[0] if here else None)[0]
+    return device_checks.Check("warn", "model memory", f"{text}: does not fit here", advice)
+
+
+def _attempts(settings: EngineSettings, card: Card | None) -> Iterator[dict[str, Any]]:
+    """Yields changes of the settings in the order in which they are recommended."""
+    sizes = [n for n in (1, 2, 4, _MAX_CARDS) if n > settings.tensor_parallel_size] if card else []
+    modes = [settings.quantization] if settings.quantization else ["", "ifq", "ifq_nf4"]
+    contexts = [settings.max_model_len] if settings.max_model_len else [None, USUAL_CONTEXT]
+    for size in (settings.tensor_parallel_size, *sizes):
+        for mode in modes:
+            for context in contexts:
+                yield {"tensor_parallel_size": size, "quantization": mode, "max_model_len": context}
+
+
+def _cache_gb(settings: EngineSettings, fit: Fit) -> float:
+    """Returns a `--kv-cache-memory-gb` with which one sequence of the longest context fits."""
+    needed = fit.needs.cache_bytes(fit.needs.context) / settings.gpu_memory_utilization
+    return math.ceil(10 * needed / GIB) / 10
+
+
+def _flags(settings: EngineSettings) -> list[str]:
+    """Returns the flags of the engine that differ from the defaults, without the model's and those of the bus."""
+    engine = EngineSettings(**{item.name: getattr(settings, item.name) for item in fields(EngineSettings)})
+    hidden = ("--model=", "--nats", "--advice-spelling")
+    return [word for word in to_argv(engine) if not word.startswith(hidden)]
+
+
+def _tried(settings: EngineSettings, directory: Path, card: Card | None) -> Fit | None:
+    """Returns how the settings fit; None if the model does not allow them."""
+    try:
+        return on_card(settings, directory, card) if card else on_cpu(settings, directory, _cpu_backend(settings))
+    except (ServiceError, SettingsError):
+        return None
+
+
+def _summary(name: str, settings: EngineSettings, needs: Needs) -> Iterator[str]:
+    d: DecoderDescription = needs.description
+    form = "" if needs.form == "none" else f", weights {needs.form}"
+    yield f"{name}: {needs.num_parameters / 1e9:.2f} B parameters, {_type(needs)}{form}, context {needs.context} tokens"
+    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    each = f", on each of {ranks} devices" if ranks > 1 else ""
+    yield f"  weights    {_size(needs.weights_bytes)}{each}"
+    yield (
+        f"  KV cache   {_size(needs.token_bytes)} a token{each} ({d.num_layers} layers); "
+        f"{_size(needs.cache_bytes(needs.context))} for one sequence of {needs.context} tokens"
+    )
+    graphs = ", graphs included" if needs.graphs_bytes else ""
+    yield f"  a step     {_size(needs.step_bytes)} at most (about; {settings.max_num_seqs} sequences{graphs})"
+    yield f"  sequences  {_size(needs.rows_bytes)} of main memory for their tokens"
+
+
+def _table(
+    settings: EngineSettings, directory: Path, cards: Sequence[Card], backend: BackendName, *, with_cpu: bool
+) -> Iterator[str]:
+    fits: list[tuple[str, float, Fit | None, str]] = []
+    if with_cpu:
+        fits.append(("CPU, here", free_bytes() / GIB, *_fit_or_reason(settings, directory, None, backend)))
+    for card in cards:
+        many = settings.tensor_parallel_size * settings.pipeline_parallel_size
+        name = card.name if many == 1 else f"{card.name} x{many}"
+        fits.append((name, card.memory_mib / 1024, *_fit_or_reason(settings, directory, card, backend)))
+    context = next((fit.needs.context for *_, fit, _ in fits if fit), USUAL_CONTEXT)
+    usual = min(context, USUAL_CONTEXT)
+    yield f"{'':<14} {'memory':>10}   fits   sequences at once of {usual} / {context} tokens"
+    for name, memory, fit, reason in fits:
+        if fit is None:
+            yield f"{name:<14} {memory:>6.1f} GiB   {reason}"
+        elif fit.fits:
+            yield f"{name:<14} {memory:>6.1f} GiB   yes    {fit.sequences(usual)} / {fit.sequences(context)}"
+        else:
+            shorter = f", {fit.sequences(usual)} of {usual} tokens fit" if fit.sequences(usual) else ""
+            yield f"{name:<14} {memory:>6.1f} GiB   no     {_size(fit.missing_bytes)} missing{shorter}"
+
+
+def _fit_or_reason(
+    settings: EngineSettings, directory: Path, card: Card | None, backend: BackendName
+) -> tuple[Fit | None, str]:
+    try:
+        return (on_card(settings, directory, card) if card else on_cpu(settings, directory, backend)), ""
+    except (ServiceError, SettingsError) as error:
+        return None, f"no     {_text(error)}"
+
+
+def _cpu_backend(settings: EngineSettings) -> BackendName:
+    return "cpp" if settings.cpu_backend == "auto" else "torch"
+
+
+def _type(needs: Needs) -> str:
+    return str(needs.dtype).removeprefix("torch.")
+
+
+def _size(size: float) -> str:
+    """Returns bytes in the largest unit in which they are at least 1."""
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB")):
+        if size >= unit:
+            return f"{size / unit:.1f} {name}"
+    return f"{size / 1024:.1f} KiB"
+
+
+def _text(error: ServiceError | SettingsError) -> str:
+    return error.message if isinstance(error, ServiceError) else str(error)
+
+
+def _tenths(capability: str) -> int:
+    words = capability.replace(".", "")
+    return int(words) if words.isdecimal() else 0
+
+
+def _same(name: str, asked: str) -> bool:
+    """Whether a card's name is the one asked for: `A100 80G`, `a100-80g`, `NVIDIA L20`."""
+    plain = [word.lower().replace("nvidia", "").replace("gb", "g") for word in (name, asked)]
+    one, other = ("".join(char for char in word if char.isalnum()) for word in plain)
+    return one == other

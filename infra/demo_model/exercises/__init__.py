@@ -1,0 +1,1 @@
+"""The tasks that the demo model is trained on, a module for each kind."""

@@ -1,0 +1,88 @@
+"""Looks up computed prefixes and publishes newly computed blocks.
+
+Block content is identified by the hash chain of `shared.blocks`; `block_pool` holds the blocks and their hashes. A
+sequence keeps the hashes that came with it or were computed, so no block is hashed twice, even after preemption. A
+block is published (its hash is registered in the pool) only when all its tokens are computed. Two sequences that
+compute the same block at the same time each keep their own block: the first one applied is published; the other one
+gets no hash and is reused first after it is freed.
+"""
+
+from services.engine.core.kv.block_pool import BlockPool
+from services.engine.core.sequence import Sequence
+from shared.blocks import child_hash, pictures_part, root_hash
+from shared.codec import pack_ids
+
+
+class PrefixCache:
+    """The prefix cache of one block pool. If disabled, nothing is hashed, found or published."""
+
+    def __init__(self, pool: BlockPool, block_size: int, *, enabled: bool) -> None:
+        self._pool = pool
+        self._block_size = block_size
+        self._enabled = enabled
+
+    def lookup(self, sequence: Sequence) -> list[int]:
+        """Returns the blocks of the longest cached prefix that leaves out the last token (needed for sampling).
+
+        The lookup adds no references: the caller must call `BlockPool.share` before it allocates other blocks.
+        """
+        hits: list[int] = []
+        for index in range(self._cacheable_blocks(sequence)):
+            block = self._pool.find(self._hash(sequence, index))
+            if block is None:
+                break
+            hits.append(block)
+        return hits
+
+    def first_miss(self, sequence: Sequence, num_hits: int) -> bytes | None:
+        """Returns the hash of the first block that a lookup with `num_hits` hits did not find; None if it found all."""
+        return self._hash(sequence, num_hits) if num_hits < self._cacheable_blocks(sequence) else None
+
+    def know(self, sequence: Sequence, num_blocks: int) -> None:
+        """Computes the sequence's hashes of the first `num_blocks` blocks, for blocks that were not found by hash."""
+        if self._enabled and num_blocks:
+            self._hash(sequence, num_blocks - 1)
+
+    def names(self, sequence: Sequence, num_tokens: int | None = None) -> list[bytes]:
+        """Returns the hashes of all blocks of the first `num_tokens` tokens (default: all), a partly filled one too.
+
+        The hash of a partly filled last block is that of its tokens. Works with the cache disabled, too.
+        """
+        count = sequence.num_tokens if num_tokens is None else num_tokens
+        num_full = count // self._block_size
+        if num_full:
+            self._hash(sequence, num_full - 1)
+        names = sequence.block_hashes[:num_full]
+        if count % self._block_size:
+            parent = names[-1] if names else root_hash(sequence.cache_salt)
+            names.append(self._child(sequence, parent, num_full * self._block_size, count))
+        return names
+
+    def publish(self, sequence: Sequence) -> None:
+        """Publishes the sequence's blocks that have become full and computed since the last call."""
+        # Accepted draft tokens count as computed before the core appends them to the sequence's known tokens.
+        num_full = min(sequence.num_computed_tokens, sequence.num_tokens) // self._block_size
+        if not self._enabled or sequence.hidden or num_full <= sequence.num_published_blocks:
+            return
+        for index in range(sequence.num_published_blocks, num_full):
+            self._pool.register(sequence.block_table[index], self._hash(sequence, index))
+        sequence.num_published_blocks = num_full
+
+    def _cacheable_blocks(self, sequence: Sequence) -> int:
+        return (sequence.num_tokens - 1) // self._block_size if self._enabled else 0
+
+    def _hash(self, sequence: Sequence, index: int) -> bytes:
+        hashes = sequence.block_hashes
+        while len(hashes) <= index:
+            parent = hashes[-1] if hashes else root_hash(sequence.cache_salt)
+            start = len(hashes) * self._block_size
+            hashes.append(self._child(sequence, parent, start, start + self._block_size))
+        return hashes[index]
+
+    def _child(self, sequence: Sequence, parent: bytes, start: int, end: int) -> bytes:
+        packed = pack_ids(sequence.tokens[start:end])
+        if not sequence.pictures:
+            return child_hash(parent, packed)
+        return child_hash(
+            parent, packed, pictures_part(((one.start, one.key) for one in sequence.pictures), start, end)
+        )

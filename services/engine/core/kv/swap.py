@@ -1,0 +1,86 @@
+"""The swap space for preempted sequences: which host blocks hold whose KV, and the copies that the next plan must make.
+
+A preempted sequence is swapped out if there are host blocks for all its computed blocks and at least one full block
+would have to be recomputed; otherwise the sequence is recomputed. A block that other sequences hold too does not count
+as one to recompute, because it is likely to be found in the prefix cache, which is looked up first when the sequence
+comes back.
+
+A plan's copies to the host run before its copies from the host. Copies to the host stay pending until a plan that is
+not empty takes them. Host blocks that a plan copies back are freed only when that plan takes the copies; otherwise the
+plan's copies to the host, which run first, could overwrite them. Host blocks can also be filled by a transfer from
+another engine. Used only by `scheduler` and `kv_transfer`.
+"""
+
+from services.engine.core.counters import Tally
+from services.engine.core.kv.block_pool import BlockPool
+from services.engine.core.sequence import Sequence
+
+
+class SwapSpace:
+    """The host blocks, in a pool of their own (numbered from 0), and the pending copies."""
+
+    def __init__(self, num_blocks: int, block_size: int, device: BlockPool, tally: Tally) -> None:
+        self.pool = BlockPool(num_blocks)
+        self._block_size = block_size
+        self._device = device
+        self._tally = tally
+        self._out: dict[int, int] = {}
+        """Maps a host block to the device block to be copied to it. A later copy to the same host block replaces it."""
+        self._in: list[tuple[int, int]] = []
+
+    def store(self, sequence: Sequence) -> bool:
+        """Swaps out a sequence; returns False if it must be recomputed instead.
+
+        The sequence must not be in flight and must still have its blocks.
+        """
+        computed = sequence.num_computed_tokens
+        full = sequence.block_table[: computed // self._block_size]
+        if all(self._device.ref_count(block) > 1 for block in full):
+            return False
+        count = -(-computed // self._block_size)
+        host_blocks = self.pool.allocate(count)
+        if host_blocks is None:
+            return False
+        sequence.host_blocks = host_blocks
+        sequence.num_host_tokens, sequence.num_host_skipped = computed, 0
+        self._out.update(zip(host_blocks, sequence.block_table, strict=False))
+        self._tally.swapped_out_blocks += count
+        return True
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Takes `count` host blocks that the caller has filled by others. Returns None, and takes none, if too few.
+
+        A copy to one of them that is still pending, for a sequence that has ended, is dropped: it would overwrite them.
+        """
+        host_blocks = self.pool.allocate(count)
+        for block in host_blocks or ():
+            self._out.pop(block, None)
+        return host_blocks
+
+    def bring_back(self, sequence: Sequence, first: int) -> None:
+        """Adds copies of the host blocks of the block table's indices from `first` on.
+
+        Frees the host blocks before them. `first` is at least `num_host_skipped`.
+        """
+        used = sequence.host_blocks[first - sequence.num_host_skipped :]
+        self._in += zip(used, sequence.block_table[first:], strict=False)
+        self._tally.swapped_in_blocks += len(used)
+        self.drop(sequence, used)
+
+    def drop(self, sequence: Sequence, in_use: list[int] | tuple[()] = ()) -> None:
+        """Frees a sequence's host blocks except those in `in_use`, which the next plan reads and `announce` frees."""
+        keep = set(in_use)
+        self.pool.free([block for block in sequence.host_blocks if block not in keep])
+        sequence.host_blocks = []
+        sequence.num_host_tokens = sequence.num_host_skipped = 0
+
+    def announce(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+        """Returns the pending (device, host) copies out and (host, device) copies in, and clears them.
+
+        Frees the host blocks that are copied in. To be called only for a plan that will be run.
+        """
+        out, back = tuple((device, host) for host, device in self._out.items()), tuple(self._in)
+        self.pool.free([host for host, _ in back])
+        self._out.clear()
+        self._in.clear()
+        return out, back

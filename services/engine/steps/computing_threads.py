@@ -1,0 +1,35 @@
+"""Reads the processor time and state of this process's computing threads from /proc. Linux only.
+
+Computing threads are the step thread and all threads that Python did not start: the thread pools of the C++ library
+and of OpenMP. Called on the heartbeat thread.
+"""
+
+import contextlib
+import sys
+import threading
+from pathlib import Path
+
+from services.engine.steps.watchdog import Activity
+
+_TASKS = Path("/proc/self/task")
+_STATE, _USER_TICKS, _SYSTEM_TICKS = 0, 11, 12
+"""Indices of the fields behind the thread's name in its `stat` file; see proc_pid_stat(5)."""
+_READY = "RD"
+"""State letters that count as ready. R: the thread runs or waits for a processor. D: it waits for a disk."""
+
+
+def observe(step_thread_id: int | None) -> Activity | None:
+    """Returns the current activity of the computing threads; None if not on Linux or if `step_thread_id` is None."""
+    if sys.platform != "linux" or step_thread_id is None:
+        return None
+    others = {thread.native_id for thread in threading.enumerate()} - {step_thread_id}
+    ticks: dict[int, int] = {}
+    ready = False
+    for task in _TASKS.iterdir():
+        if (thread_id := int(task.name)) in others:
+            continue
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended since iterdir()
+            fields = (task / "stat").read_text().rpartition(")")[2].split()
+            ticks[thread_id] = int(fields[_USER_TICKS]) + int(fields[_SYSTEM_TICKS])
+            ready |= fields[_STATE] in _READY
+    return Activity(ticks, ready)

@@ -1,0 +1,392 @@
+"""The step loop: receive commands, schedule, run, apply, report. Synchronous.
+
+The loop launches as many plans as the executor takes at a time (`flight`). It uses the core and an executor and does
+not know the bus. Commands arrive in a thread-safe inbox. Results leave through one callback, which is called once for
+each step or once for several steps (`--num-scheduler-steps`). In production `ThreadedLoop` runs the loop on a thread of
+its own beside the event loop; the simulation calls `step` itself.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from services.engine.canary.canary import Canary
+from services.engine.core.core import Core
+from services.engine.core.invariants import check_idle
+from services.engine.core.kv.kv_transfer import KvLoaded, KvMeta, KvReleased
+from services.engine.core.plan import StepPlan
+from services.engine.core.request import Outcome, SequenceSpec
+from services.engine.executor.interface import Executor
+from services.engine.steps.flight import Flight
+from shared.clock import Clock
+from shared.errors import ServiceError
+
+log = logging.getLogger(__name__)
+REST_S = 1.0
+"""Seconds without work after which the loop counts as resting."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDetail:
+    """What a step computed, for the record of requests. Times are the clock's monotonic seconds.
+
+    `scheduled`: for each sequence of the step its id in the core, the position of the first computed token, and their
+    number. `preempted`: ids of the sequences preempted since the step before.
+    """
+
+    step: int
+    started_s: float
+    ended_s: float
+    scheduled: tuple[tuple[str, int, int], ...]
+    preempted: tuple[str, ...]
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """The results of one step, or of several steps with the outcomes of each sequence merged.
+
+    `step` is the number of the last step. `refused` lists the ids of sequences that the core refused or ended without a
+    result, with the errors;
+    `joined` lists the ids of sequences that got a row. Times are the clock's nanoseconds.
+    """
+
+    step: int
+    outcomes: tuple[Outcome, ...]
+    refused: tuple[tuple[str, ServiceError], ...]
+    joined: tuple[str, ...]
+    num_tokens: int
+    started_ns: int
+    ended_ns: int
+    details: tuple[StepDetail, ...] = ()
+    """For each step, if `StepLoop.records` is set."""
+
+
+class Connector(Protocol):
+    """The half of transfers of KV that moves bytes (`services.engine.kv.connector`). Calls `StepLoop.wake`."""
+
+    def start_load(self, meta: KvMeta) -> None:
+        """Begins and stops transfers. Returns at once."""
+        ...
+
+    def finished(self) -> list[KvLoaded | KvReleased]:
+        """Returns what has ended since the last call."""
+        ...
+
+
+class StepLoop:
+    """Drives one core and one executor. `add` and `abort` may be called from any thread, `step` from one thread only.
+
+    A pass is one call of `step`: up to `steps_a_report` steps that are reported together. A step in which sequences
+    join ends the pass, so that first tokens are reported without delay.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        executor: Executor,
+        clock: Clock,
+        report: Callable[[StepReport], None],
+        steps_a_report: int = 1,
+    ) -> None:
+        self.core = core
+        self.connector: Connector | None = None
+        """Exchanges KV with other engines. To be set before the first step."""
+        self.flight = Flight(executor, clock)
+        self._check = executor.check
+        self.records = False
+        """Whether reports have the details of their steps. May be set from any thread."""
+        self.canary: Canary | None = None
+        """Checks the engine's results. To be set before the first step."""
+        self.thread_id: int | None = None
+        """The system's id of the thread that calls `step`; None unless `ThreadedLoop` runs the loop."""
+        self._clock = clock
+        self._report = report
+        self._steps_a_report = steps_a_report
+        self._inbox: deque[SequenceSpec | str | tuple[str, ServiceError]] = deque()
+        """Sequences to add, ids to abort, and (id, error) of sequences that were refused before they got here."""
+        self._work = threading.Event()
+        executor.watch(self.wake)
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether the inbox holds commands that no step has received yet."""
+        return bool(self._inbox)
+
+    def add(self, spec: SequenceSpec) -> None:
+        """Queues a sequence."""
+        self._inbox.append(spec)
+        self._work.set()
+
+    def abort(self, sequence_id: str) -> None:
+        """Ends a sequence. Does nothing if the sequence has already ended."""
+        self._inbox.append(sequence_id)
+        self._work.set()
+
+    def refuse(self, sequence_id: str, error: ServiceError) -> None:
+        """Has a sequence that was not added listed as refused in the next report."""
+        self._inbox.append((sequence_id, error))
+        self._work.set()
+
+    def wake(self) -> None:
+        """Makes a blocked `wait` return."""
+        self._work.set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Blocks until a command arrives, `wake` is called, or a batch or the canary must start.
+
+        Returns False on timeout.
+        """
+        now_s = self._clock.monotonic()
+        due_s = self.core.seconds_to_batch(now_s)
+        if self.canary is not None:
+            due_s = min(due_s, self.canary.seconds_left(now_s))
+        return self._work.wait(min(timeout_s, due_s)) or due_s < timeout_s
+
+    def step(self) -> bool:
+        """Runs one pass and reports it. Returns False if there was nothing to compute, or only the canary.
+
+        Raises WrongResultError if the engine has computed something wrong; the pass is then not reported.
+        """
+        self._work.clear()
+        self._check()
+        reports: list[StepReport] = []
+        while len(reports) < self._steps_a_report:
+            report = self._one_step()
+            reports.append(report)
+            if not report.num_tokens or report.joined:
+                break
+        if self.canary is not None:
+            self.canary.check()
+        whole = reports[0] if len(reports) == 1 else _put_together(reports)
+        if whole.num_tokens or whole.refused:
+            # The callback may block until earlier reports are published. The watchdog must not count that as step time.
+            paused = self.flight.pause()
+            self._report(whole)
+            self.flight.resume(paused)
+        return whole.num_tokens > 0
+
+    def check_idle(self) -> None:
+        """Checks the invariants of an idle core (see `ThreadedLoop`). Logs a violation and raises AssertionError."""
+        try:
+            check_idle(self.core, self._clock.monotonic())
+        except AssertionError as violation:
+            log.critical("the idle engine's state is inconsistent, so the engine ends: %s", violation)
+            raise
+
+    def _one_step(self) -> StepReport:
+        started_ns, started_s = self._clock.time_ns(), self._clock.monotonic()
+        refused: list[tuple[str, ServiceError]] = []
+        plan = self._fill_flight(refused)
+        if not self.flight:
+            return self._summary(plan, (), [], refused, started_ns)
+        plan, result = self.flight.land()
+        # Aborts that arrived while the step ran take effect before the step's tokens are reported.
+        refused += self._receive()
+        joined = self.core.joined(plan)
+        ids = self.core.scheduled_ids(plan) if self.records else None
+        outcomes = self.core.apply(plan, result, self._clock.monotonic())
+        if self.core.hidden_outcomes:
+            self._pass_to_canary()
+        self._exchange_kv()
+        refused += self.core.failed
+        self.core.failed.clear()
+        preempted = self.core.take_preempted()
+        details = () if ids is None else (self._detail(plan, ids, preempted, started_s),)
+        return self._summary(plan, joined, outcomes, refused, started_ns, details)
+
+    def _detail(self, plan: StepPlan, ids: list[str], preempted: tuple[str, ...], started_s: float) -> StepDetail:
+        scheduler = self.core.scheduler
+        return StepDetail(
+            plan.step,
+            started_s,
+            self._clock.monotonic(),
+            tuple(
+                (name, share.start, share.num_tokens) for name, share in zip(ids, plan.scheduled, strict=True) if name
+            ),
+            preempted,
+            scheduler.num_running,
+            scheduler.num_waiting,
+            self.core.pool.num_free,
+        )
+
+    def _fill_flight(self, refused: list[tuple[str, ServiceError]]) -> StepPlan:
+        """Launches plans until the flight is full or a plan is empty (nothing to compute). Returns the last plan."""
+        while True:
+            if spare_s := self.flight.seconds_to_plan():
+                time.sleep(spare_s)
+            refused += self._receive()
+            now_s = self._clock.monotonic()
+            self._start_canary(now_s)
+            plan = self.core.schedule(now_s)
+            self._exchange_kv()
+            if not plan.empty:
+                self.flight.launch(plan)
+            if plan.empty or self.flight.full:
+                return plan
+
+    def _start_canary(self, now_s: float) -> None:
+        if self.canary is None:
+            return
+        spec = self.canary.next(now_s)
+        if spec is not None:
+            self.core.add(spec)
+        self.core.scheduler.urgent = self.canary.is_urgent(now_s)
+
+    def _pass_to_canary(self) -> None:
+        assert self.canary is not None, "a hidden sequence without a canary"
+        self.canary.take(self.core.hidden_outcomes, self._clock.monotonic())
+        self.core.hidden_outcomes.clear()
+
+    def _exchange_kv(self) -> None:
+        """Passes on what the core wants of transfers of KV. After a step this are the blocks that it has computed."""
+        if self.connector is not None and (meta := self.core.transfers.plan_meta()):
+            self.connector.start_load(meta)
+
+    def _receive(self) -> list[tuple[str, ServiceError]]:
+        refused: list[tuple[str, ServiceError]] = []
+        if self.connector is not None:
+            for transferred in self.connector.finished():
+                self.core.transferred(transferred)
+        while self._inbox:
+            command = self._inbox.popleft()
+            if isinstance(command, str):
+                self.core.abort(command)
+                continue
+            if isinstance(command, tuple):
+                refused.append(command)
+                continue
+            try:
+                self.core.add(command)
+            except ServiceError as error:
+                refused.append((command.sequence_id, error))
+        return refused
+
+    def _summary(
+        self,
+        plan: StepPlan,
+        joined: tuple[str, ...],
+        outcomes: list[Outcome],
+        refused: list[tuple[str, ServiceError]],
+        started_ns: int,
+        details: tuple[StepDetail, ...] = (),
+    ) -> StepReport:
+        ended_ns = self._clock.time_ns()
+        num_hidden = self.core.num_hidden_tokens(plan)
+        if num_hidden == plan.num_tokens and num_hidden:
+            self._work.set()  # only the canary was computed: it is to go on, although the pass does not count
+        num_tokens = plan.num_tokens - num_hidden
+        return StepReport(plan.step, tuple(outcomes), tuple(refused), joined, num_tokens, started_ns, ended_ns, details)
+
+
+def _put_together(reports: list[StepReport]) -> StepReport:
+    outcomes: dict[str, Outcome] = {}
+    for outcome in (outcome for report in reports for outcome in report.outcomes):
+        earlier = outcomes.get(outcome.sequence_id)
+        outcomes[outcome.sequence_id] = outcome if earlier is None else _join(earlier, outcome)
+    return StepReport(
+        step=reports[-1].step,
+        outcomes=tuple(outcomes.values()),
+        refused=tuple(each for report in reports for each in report.refused),
+        joined=tuple(each for report in reports for each in report.joined),
+        num_tokens=sum(report.num_tokens for report in reports),
+        started_ns=reports[0].started_ns,
+        ended_ns=reports[-1].ended_ns,
+        details=tuple(each for report in reports for each in report.details),
+    )
+
+
+def _join(earlier: Outcome, later: Outcome) -> Outcome:
+    assert later.position == earlier.position + len(earlier.token_ids), (earlier, later)
+    return msgspec.structs.replace(
+        later,
+        position=earlier.position,
+        token_ids=earlier.token_ids + later.token_ids,
+        logprobs=earlier.logprobs + later.logprobs,
+        prompt_logprobs=earlier.prompt_logprobs + later.prompt_logprobs,
+    )
+
+
+class Driver(Protocol):
+    """Calls a StepLoop's `step` repeatedly."""
+
+    def stop(self) -> None:
+        """Asks the driver to end after the current pass. Returns at once."""
+        ...
+
+    async def join(self, timeout_s: float) -> None:
+        """Waits until the driver has ended, for at most `timeout_s` seconds."""
+        ...
+
+
+class ThreadedLoop:
+    """Runs a StepLoop on a thread of its own.
+
+    Both callbacks are called on that thread. `on_exit` is called when the thread ends, with None or the error.
+    `on_rest` is called once when there has been nothing to compute for `REST_S`, and again only after the loop has
+    computed something. The core's invariants are checked before `on_rest`; a violation ends the thread with the error.
+    """
+
+    def __init__(
+        self, loop: StepLoop, on_exit: Callable[[BaseException | None], None], on_rest: Callable[[], None]
+    ) -> None:
+        self._loop = loop
+        self._on_exit = on_exit
+        self._on_rest = on_rest
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine-step", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """See Driver."""
+        self._stop.set()
+        self._loop.wake()
+
+    async def join(self, timeout_s: float) -> None:
+        """See Driver."""
+        await asyncio.to_thread(self._thread.join, timeout_s)
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            _take_a_turn_at_once()
+            self._loop.thread_id = threading.get_native_id()
+            self._step_until_stopped()
+        except BaseException as failure:
+            error = failure
+        self._on_exit(error)
+
+    def _step_until_stopped(self) -> None:
+        resting = True
+        while not self._stop.is_set():
+            if self._loop.step():
+                resting = False
+            elif not self._loop.wait(REST_S) and not resting:
+                resting = True
+                self._loop.check_idle()
+                self._on_rest()
+
+
+def _take_a_turn_at_once() -> None:
+    """Sets the scheduling policy of this thread and the threads it starts to SCHED_OTHER. The launcher set SCHED_BATCH.
+
+    A sandbox may refuse the call; such a sandbox has also refused the launcher's call.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))

@@ -1,0 +1,80 @@
+"""Pictures of a prompt, as a worker reads them: the embeddings of their tokens, and the positions of all tokens.
+
+A token of such a prompt has three positions: in time, row and column (arXiv 2409.12191). Those of text are equal and
+count on from the largest position before it. A picture that begins at position p has the positions (p, p + row,
+p + column); the text behind it goes on at p + the larger of its numbers of rows and columns. Output counts on from the
+prompt, so a token's positions differ from its place in the sequence by a constant. Called by `step_worker`.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.engine.core.plan import PlacedPicture, StepPlan
+from services.engine.worker.batch.inputs import FlatStep
+
+Integers = NDArray[np.int64]
+AXES = 3
+
+
+class SpatialPositions:
+    """The positions of one sequence with pictures."""
+
+    def __init__(self, num_prompt_tokens: int, pictures: Sequence[PlacedPicture]) -> None:
+        parts: list[Integers] = []
+        place = position = 0
+        for picture in pictures:
+            parts.append(_text(position, picture.start - place))
+            position += picture.start - place
+            parts.append(position + _grid(picture.rows, picture.columns))
+            position += max(picture.rows, picture.columns)
+            place = picture.start + picture.num_tokens
+        parts.append(_text(position, num_prompt_tokens - place))
+        self._prompt = np.concatenate(parts, axis=1)
+        self._offset = position - place
+        """What is added to the place of a token behind the last picture."""
+
+    def at(self, start: int, end: int) -> Integers:
+        """Returns the positions of the tokens [start, end), [3, end - start]."""
+        known = self._prompt[:, start:end]
+        behind = max(start, self._prompt.shape[1])
+        if behind >= end:
+            return known
+        return np.concatenate((known, _text(behind + self._offset, end - behind)), axis=1)
+
+
+def spatial_positions(plan: StepPlan, step: FlatStep, rows: Mapping[int, SpatialPositions]) -> Integers | None:
+    """Returns the positions of a step's tokens, [3, num_tokens]; None if no sequence of the step has pictures.
+
+    `rows`: the positions of each row with pictures; a row that is free now may be among them.
+    """
+    if not any(share.row in rows for share in plan.scheduled):
+        return None
+    found = np.tile(step.positions, (AXES, 1))
+    for share, first in zip(plan.scheduled, step.query_start_loc.tolist(), strict=False):
+        if share.row in rows:
+            end = share.start + share.num_tokens
+            found[:, first : first + share.num_tokens] = rows[share.row].at(share.start, end)
+    return found
+
+
+def embedding_rows(pictures: Sequence[PlacedPicture], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns the embeddings of all tokens of the pictures, [num_tokens, hidden]."""
+    return torch.cat([_embeddings(picture).to(device=device, dtype=dtype) for picture in pictures])
+
+
+def _embeddings(picture: PlacedPicture) -> Tensor:
+    numbers = torch.frombuffer(bytearray(picture.embeddings), dtype=getattr(torch, picture.dtype))
+    return numbers.view(picture.num_tokens, -1)
+
+
+def _text(position: int, count: int) -> Integers:
+    return np.tile(np.arange(position, position + count, dtype=np.int64), (AXES, 1))
+
+
+def _grid(rows: int, columns: int) -> Integers:
+    row, column = np.divmod(np.arange(rows * columns, dtype=np.int64), columns)
+    return np.stack((np.zeros_like(row), row, column))

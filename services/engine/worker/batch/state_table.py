@@ -1,0 +1,278 @@
+"""The worker's state table: one row (batch slot) for each running sequence.
+
+A sequence keeps its row from the plan that adds the sequence to the plan that frees the row. Each property is an array
+indexed by row, so that a step gathers its inputs with one array of row numbers. The work for a decoding row does not
+grow with its context. The worker appends sampled tokens to the rows itself, so the input of the next step is known
+before the next plan arrives. The table makes no scheduling decisions; it applies plans. Called by the workers.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.engine.core.plan import NewSequence, StepPlan
+from services.engine.sampling.processor import Adjustment, LogitsProcessor
+from services.engine.sampling.processors import MakeGrammar, processors_of
+from services.engine.worker.batch.sampler import GREEDY_BELOW, PenaltyCounts, SamplingBatch, penalty_bytes
+from shared.parameters.sampling import SamplingParams
+
+Rows = NDArray[np.int64]
+NOTHING_ALLOWED = "The parameters of this request together allow no token that could come next."
+"""Message of a sequence whose masks leave no token."""
+
+
+def table_bytes(max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int) -> int:
+    """Returns the main memory, in bytes, of a `StateTable` in which every row is full and has penalties."""
+    tokens_and_blocks = 4 * (max_model_len + 1 + -(-max_model_len // block_size))
+    return max_num_seqs * (tokens_and_blocks + penalty_bytes(vocab_size))
+
+
+class StateTable:
+    """The state of up to `max_num_seqs` running sequences, one row each."""
+
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        make_grammar: MakeGrammar | None = None,
+    ) -> None:
+        # The system allocates zeroed pages when they are first written, so a row takes memory as its sequence grows.
+        # The last column holds the token sampled by the last step of a full row; no step reads it.
+        self.token_ids = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
+        self.block_tables = np.zeros((max_num_seqs, -(-max_model_len // block_size)), dtype=np.int32)
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self._num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
+        self.num_prompt_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
+        """Number of candidates with each token of a prompt whose log probabilities are reported."""
+        self.adapter_slots = np.full(max_num_seqs, -1, dtype=np.int64)
+        """The slot of each row's adapter; -1: none."""
+        self._num_adapted = 0
+        """Number of rows, some of which may be free, that were filled with an adapter and not without one since."""
+        self._prefixed: set[int] = set()
+        """Rows, some of which may be free, with virtual tokens: those of a prompt adapter or of pictures."""
+        self._columns = _ParamColumns(max_num_seqs, vocab_size)
+        self.vocab_size = vocab_size
+        self.counting, self.zeros = np.arange(max_num_seqs + 1), np.zeros(max_num_seqs, dtype=np.int64)
+        """Constant arrays 0, 1, 2, … and 0, 0, 0, …; steps take slices of them and must not write to them."""
+        self._max_model_len = max_model_len
+        self._processors: dict[int, tuple[LogitsProcessor, ...]] = {}
+        """The logits processors of the rows that have any, by row."""
+        self._make_grammar = make_grammar
+        self._eos_token_ids = eos_token_ids
+        self._penalties = PenaltyCounts(max_num_seqs, vocab_size)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Fills the rows of new sequences, extends block tables, writes draft tokens behind the known tokens.
+
+        Freed rows keep their arrays, because a new sequence overwrites everything in its row.
+        """
+        for row in plan.freed_rows:
+            self._processors.pop(row, None)
+        for sequence in plan.new:
+            self._fill(sequence)
+        for share in plan.scheduled:
+            if share.new_block_ids:
+                self._add_blocks(share.row, share.new_block_ids)
+            if share.draft_token_ids:
+                known = int(self.num_tokens[share.row])
+                self.token_ids[share.row, known : known + len(share.draft_token_ids)] = share.draft_token_ids
+
+    def append(self, rows: Rows, token_ids: NDArray[np.int64]) -> None:
+        """Appends one sampled token to each of the rows and counts it for penalties. The rows must be distinct."""
+        self.fill(rows, self._grow(rows), token_ids)
+        penalised = self._columns.penalised[rows]
+        self._penalties.count(rows[penalised], token_ids[penalised])
+
+    def reserve(self, rows: Rows) -> NDArray[np.int64]:
+        """Reserves the position of the next token in each row, for a step that is still running.
+
+        Returns the position in each row. The rows must be distinct. Until `fill` the position in `rows[i]` holds
+        -1 - i, so that the next step can refer to token i of the running step.
+        """
+        places = self._grow(rows)
+        self.token_ids[rows, places] = -1 - self.counting[: len(rows)]
+        return places
+
+    def fill(self, rows: Rows, places: NDArray[np.int64], token_ids: NDArray[np.int64]) -> None:
+        """Writes the sampled tokens at reserved positions.
+
+        Penalty counts are not updated: the C++ worker reserves only for rows without penalties, and the GPU worker
+        keeps its counts on the device.
+        """
+        self.token_ids[rows, places] = token_ids
+        if self._processors:
+            for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
+                for processor in self._processors.get(row, ()):
+                    processor.append(token_id)
+
+    def slots_of(self, rows: Rows) -> Rows | None:
+        """Returns the adapter slot of each of the rows; None if none of them has an adapter."""
+        slots = self.adapter_slots[rows] if self._num_adapted else None
+        return slots if slots is not None and bool((slots >= 0).any()) else None
+
+    def virtual_tokens(self, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Returns the indices of the virtual tokens among a step's tokens; None if there are none."""
+        found = np.flatnonzero(ids >= self._columns.vocab_size) if self._prefixed else None
+        return found if found is not None and len(found) else None
+
+    def needs_choice(self, rows: Rows) -> bool:
+        """Whether any of the rows needs more than the most likely token and its log probability.
+
+        That is the case with a temperature, penalties, logits processors or `logprobs`.
+        """
+        return bool(self._columns.chooses[rows].any())
+
+    def needs_tokens(self, rows: Rows) -> bool:
+        """Whether a processor of any of the rows needs all tokens before the next one to be sampled."""
+        found = self._processors
+        return bool(found) and any(each.needs_tokens for row in rows.tolist() for each in found.get(row, ()))
+
+    def has_penalties(self, rows: Rows) -> NDArray[np.bool_]:
+        """Returns for each of the rows whether it has penalties."""
+        return self._columns.penalised[rows]
+
+    def penalty_rows(self, rows: Rows) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Returns the counts of output tokens and whether each token is in the prompt, [len(rows), vocab] each.
+
+        The counts include tokens given to `append`, but not those given to `fill`.
+        """
+        return self._penalties.rows(rows)
+
+    def sampling(self, rows: Rows, offsets: NDArray[np.int64], with_counts: bool = True) -> SamplingBatch:
+        """Returns the sampling parameters of the rows, in their order, each after `offsets` draft tokens.
+
+        A row may occur several times with different offsets. Without `with_counts` the penalty counts are empty.
+        """
+        columns = self._columns
+        output_positions = self.num_tokens[rows] - self._num_prompt_tokens[rows] + offsets
+        penalised = np.flatnonzero(columns.penalised[rows])
+        return SamplingBatch(
+            temperature=columns.temperature[rows],
+            top_k=columns.top_k[rows],
+            top_p=columns.top_p[rows],
+            min_p=columns.min_p[rows],
+            seeds=columns.seeds[rows],
+            output_positions=output_positions,
+            num_logprobs=columns.num_logprobs[rows],
+            penalised=penalised,
+            repetition=columns.repetition[rows[penalised]],
+            frequency=columns.frequency[rows[penalised]],
+            presence=columns.presence[rows[penalised]],
+            penalty_counts=self._penalty_counts(*(x[penalised if with_counts else []] for x in (rows, offsets))),
+            adjusted=np.flatnonzero(columns.adjusted[rows]),
+        )
+
+    def with_adjustments(self, batch: SamplingBatch, rows: Rows, offsets: NDArray[np.int64]) -> SamplingBatch:
+        """Returns the batch that `sampling` has made for the rows and offsets, with the adjustments of its rows.
+
+        The tokens sampled before must have been appended, unless no processor of the row needs them.
+        """
+        if not len(batch.adjusted):
+            return batch
+        found: dict[int, Adjustment] = {}
+        for place in batch.adjusted.tolist():
+            row, offset = int(rows[place]), int(offsets[place])
+            known = int(self.num_tokens[row])
+            drafts = self.token_ids[row, known : known + offset].tolist()
+            adjustment = found[place] = Adjustment()
+            for processor in self._processors[row]:
+                processor.adjust(adjustment, known - int(self._num_prompt_tokens[row]) + offset, drafts)
+            if adjustment.mask is not None and not adjustment.error and not adjustment.mask.any():
+                adjustment.error = NOTHING_ALLOWED
+        return dataclasses.replace(batch, adjustments=found)
+
+    def _penalty_counts(self, rows: Rows, offsets: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Returns counts and prompt membership [len(rows), vocab], with the first `offsets` draft tokens as output."""
+        counts, in_prompt = self._penalties.rows(rows)
+        for place in np.flatnonzero(offsets):
+            known = int(self.num_tokens[rows[place]])
+            np.add.at(counts[place], self.token_ids[rows[place], known : known + int(offsets[place])], 1)
+        return counts, in_prompt
+
+    def _fill(self, sequence: NewSequence) -> None:
+        row, length = sequence.row, len(sequence.token_ids)
+        self.token_ids[row, :length] = sequence.token_ids
+        self.num_tokens[row] = length
+        self._num_prompt_tokens[row] = sequence.num_prompt_tokens
+        self.num_prompt_logprobs[row] = sequence.params.prompt_logprobs or 0
+        self.num_blocks[row] = 0
+        self._num_adapted += (sequence.adapter_slot >= 0) - (int(self.adapter_slots[row]) >= 0)
+        self.adapter_slots[row] = sequence.adapter_slot
+        (self._prefixed.add if sequence.prompt_adapter or sequence.pictures else self._prefixed.discard)(row)
+        self._number_pictures(sequence)
+        self._add_blocks(row, sequence.block_ids)
+        self._columns.set(row, sequence.params)
+        self._set_processors(sequence)
+        if self._columns.penalised[row]:
+            tokens = np.asarray(sequence.token_ids, dtype=np.int64)
+            prompt, output = tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :]
+            self._penalties.reset(row, prompt[prompt < self._columns.vocab_size], output)
+
+    def _number_pictures(self, sequence: NewSequence) -> None:
+        """Numbers the tokens of the prompt's pictures in order, from the vocabulary's size on."""
+        first = self._columns.vocab_size
+        for picture in sequence.pictures:
+            numbers = np.arange(first, first + picture.num_tokens)
+            self.token_ids[sequence.row, picture.start : picture.start + picture.num_tokens] = numbers
+            first += picture.num_tokens
+
+    def _grow(self, rows: Rows) -> NDArray[np.int64]:
+        """Lengthens each of the rows by one token, up to `max_model_len`. Returns the positions of these tokens."""
+        places = self.num_tokens[rows]
+        self.num_tokens[rows] = np.minimum(places + 1, self._max_model_len)
+        return places
+
+    def _add_blocks(self, row: int, block_ids: Sequence[int]) -> None:
+        first = int(self.num_blocks[row])
+        self.block_tables[row, first : first + len(block_ids)] = block_ids
+        self.num_blocks[row] = first + len(block_ids)
+
+    def _set_processors(self, sequence: NewSequence) -> None:
+        row, params, output = sequence.row, sequence.params, sequence.token_ids[sequence.num_prompt_tokens :]
+        ends = sorted(params.effective_end_ids(self._eos_token_ids).union(params.stop_token_ids))
+        vocab_size = self._columns.vocab_size
+        found = processors_of(params, output, ends, self._eos_token_ids, vocab_size, self._make_grammar)
+        self._columns.adjusted[row] = bool(found)
+        self._columns.chooses[row] |= bool(found)
+        if found:
+            self._processors[row] = found
+
+
+class _ParamColumns:
+    """The sampling parameters of all rows, one array for each parameter."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.temperature = np.zeros(max_num_seqs, dtype=np.float32)
+        self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
+        self.top_p = np.zeros(max_num_seqs, dtype=np.float64)
+        self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
+        self.repetition = np.zeros(max_num_seqs, dtype=np.float32)
+        self.frequency = np.zeros(max_num_seqs, dtype=np.float32)
+        self.presence = np.zeros(max_num_seqs, dtype=np.float32)
+        self.penalised = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
+        self.adjusted = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
+        self.chooses = np.zeros(max_num_seqs, dtype=np.bool_)
+
+    def set(self, row: int, params: SamplingParams) -> None:
+        self.temperature[row] = params.temperature
+        self.top_k[row] = min(params.top_k, self.vocab_size) if params.top_k > 0 else self.vocab_size
+        self.top_p[row] = params.top_p
+        self.min_p[row] = params.min_p
+        self.repetition[row] = params.repetition_penalty
+        self.frequency[row] = params.frequency_penalty
+        self.presence[row] = params.presence_penalty
+        unpenalised = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) == (1.0, 0.0, 0.0)
+        self.penalised[row] = not unpenalised
+        self.seeds[row] = params.seed % 2**64
+        self.num_logprobs[row] = params.logprobs or 0
+        greedy = params.temperature < GREEDY_BELOW and unpenalised
+        self.chooses[row] = not greedy or self.num_logprobs[row] > 0

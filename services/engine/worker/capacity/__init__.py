@@ -1,0 +1,1 @@
+"""What memory a worker has and needs: measured, predicted and divided; the KV cache and the swap space."""

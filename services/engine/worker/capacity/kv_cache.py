@@ -1,0 +1,133 @@
+"""The physical KV cache: decides the number of blocks and allocates the tensors.
+
+    key_caches[layer], value_caches[layer]   [num_blocks, block_size, kv_heads, head_dim]
+
+The core decides what each block holds. Called by the workers at start-up.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.engine.models.description import DecoderDescription
+from shared.config import EngineSettings
+from shared.errors import ServiceError
+from shared.settings.memory_advice import measures
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bytes for the KV cache: the amount that the flags ask for, and the maximum available."""
+
+    asked_bytes: int
+    most_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvPlan:
+    """The number of KV blocks, and the longest context in tokens that they allow."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvCache:
+    """The key and value tensors, one pair for each layer."""
+
+    key_caches: tuple[Tensor, ...]
+    value_caches: tuple[Tensor, ...]
+
+
+def bytes_per_block(description: DecoderDescription, block_size: int, dtype: torch.dtype) -> int:
+    """Returns the bytes of the keys and values of one block in all layers."""
+    return description.num_layers * 2 * block_size * description.kv_size * dtype.itemsize
+
+
+def plan_kv_cache(
+    settings: EngineSettings,
+    description: DecoderDescription,
+    dtype: torch.dtype,
+    budget: Budget,
+    longest: int,
+    *,
+    on_cpu: bool = True,
+) -> KvPlan:
+    """Returns the number of blocks for the budget and a context of at most `longest` tokens that fits into them.
+
+    There are never more blocks than `max_num_seqs` sequences of full length can use, unless the number of blocks is
+    given. A context length from the model's config is shortened with a warning if it does not fit. Raises
+    `ServiceError` if a given context length does not fit, or if there is no memory for a given number of blocks.
+    """
+    block_size, asked = settings.block_size, settings.max_model_len
+    wanted = min(context_length(settings, description), longest)
+    useful = settings.max_num_seqs * -(-wanted // block_size)
+    block_bytes = bytes_per_block(description, block_size, dtype)
+    num_blocks = settings.num_gpu_blocks_override or min(budget.asked_bytes // block_bytes, useful)
+    if num_blocks > max(1, budget.most_bytes // block_bytes):
+        raise ServiceError(
+            "invalid_value",
+            f"--num-gpu-blocks-override: {num_blocks} blocks need {num_blocks * block_bytes / _GIB:.2f} GiB, and there "
+            f"are {budget.most_bytes / _GIB:.2f} GiB for them.",
+            param="num_gpu_blocks_override",
+        )
+    fitting = num_blocks * block_size
+    if fitting < wanted and (asked is not None or num_blocks < 1):
+        need = -(-wanted // block_size) * block_bytes / _GIB
+        raise ServiceError(
+            "invalid_value",
+            f"The KV cache has room for {fitting} tokens, less than the context of {wanted} tokens, which needs "
+            f"{need:.2f} GiB. {measures(settings, on_cpu=on_cpu, context=wanted)}",
+            param="max_model_len",
+        )
+    context, own = min(wanted, fitting), context_length(settings, description)
+    if context < own:
+        logger.warning("context shortened from %d to %d tokens: that is what there is memory for", own, context)
+    return KvPlan(num_blocks, context)
+
+
+def context_length(settings: EngineSettings, description: DecoderDescription) -> int:
+    """Returns the context length: the flag, or else the model's own.
+
+    Raises `ServiceError` if the flag is below 1 or above the model's own length.
+    """
+    if settings.max_model_len is None:
+        return description.max_positions
+    if not 1 <= settings.max_model_len <= description.max_positions:
+        raise ServiceError(
+            "invalid_value",
+            f"--max-model-len is {settings.max_model_len}; this model allows 1 to {description.max_positions} tokens.",
+            param="max_model_len",
+        )
+    return settings.max_model_len
+
+
+def allocate_kv_cache(
+    description: DecoderDescription, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> KvCache:
+    """Returns zeroed tensors.
+
+    Attention also reads slots that were never written, with weight zero because of the mask; zeros keep the products
+    zero.
+    """
+    shape = (num_blocks, block_size, description.num_kv_heads, description.head_dim)
+    make = _zeros_on_demand if device.type == "cpu" else torch.zeros
+    layers = range(description.num_layers)
+    keys = tuple(make(shape, dtype=dtype, device=device) for _ in layers)
+    return KvCache(keys, tuple(make(shape, dtype=dtype, device=device) for _ in layers))
+
+
+def _zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns zeros whose pages the system allocates when they are first written, so that start-up touches no page."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.zeros(size + _ALIGNMENT, dtype=np.uint8)
+    offset = -raw.ctypes.data % _ALIGNMENT
+    return torch.from_numpy(raw[offset : offset + size]).to(device).view(dtype).view(shape)

@@ -1,0 +1,189 @@
+"""Samples tokens on the device, and keeps each row's last token and penalty counts there for the next step.
+
+The order of the operations is that of `sampler`; the kernels are in `services/engine/triton/sampling`. The random
+generator has no state. Called by the GPU worker: `stage` before a step's arrays are copied, `choose` after its forward
+pass.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from services.engine.core.plan import NewSequence, SampledLogprobs
+from services.engine.triton.attention_work import Integers
+from services.engine.triton.sampling import Adjustments, Columns, choose_tokens
+from services.engine.worker.batch.sampler import GREEDY_BELOW, Sampled, SamplingBatch, add_biases, errors_of
+from services.engine.worker.batch.state_table import StateTable
+from services.engine.worker.gpu.staging import Staging, sent
+
+
+@dataclass(frozen=True, slots=True)
+class StagedSampling:
+    """A step's sampling parameters on the device. `rows` [n] int64; `penalised`: indices of rows with penalties."""
+
+    batch: SamplingBatch
+    columns: Columns
+    bitmask: Tensor
+    rows: Tensor
+    penalised: Integers
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Tokens [n] int64 and their log probabilities; `top`: (indices of rows, top token ids, log probabilities)."""
+
+    tokens: Tensor
+    logprobs: Tensor
+    top: tuple[Integers, Tensor, Tensor] | None
+
+
+class DeviceSampler:
+    """The sampler and its state on the device, one row for each running sequence."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size, self._device = vocab_size, device
+        self.last = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        """The last sampled token of each row."""
+        shape = (max_num_seqs, vocab_size)
+        self._counts = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._in_prompt = torch.zeros(shape, dtype=torch.int8, device=device)
+        self._everything = torch.full((1, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
+
+    def join(self, sequences: tuple[NewSequence, ...], table: StateTable) -> None:
+        """Copies the penalty counts of new sequences with penalties to the device."""
+        rows = np.array([sequence.row for sequence in sequences if _has_penalties(sequence)], dtype=np.int64)
+        if len(rows):
+            counts, in_prompt = table.penalty_rows(rows)
+            places = sent(torch.from_numpy(rows), self._device)
+            self._counts.index_copy_(0, places, sent(torch.from_numpy(counts), self._device))
+            self._in_prompt.index_copy_(0, places, sent(torch.from_numpy(in_prompt.astype(np.int8)), self._device))
+
+    def stage(self, batch: SamplingBatch, rows: Integers, staging: Staging) -> StagedSampling:
+        """Puts the parameters of the rows to sample into the staging buffer, in their order."""
+        count = len(rows)
+        repetition, frequency, presence = np.ones(count), np.zeros(count), np.zeros(count)
+        penalty_rows, mask_rows = np.full(count, -1), np.full(count, -1)
+        columns = ((repetition, batch.repetition), (frequency, batch.frequency), (presence, batch.presence))
+        for column, values in columns:
+            column[batch.penalised] = values
+        penalty_rows[batch.penalised] = rows[batch.penalised]
+        masked = [row for row, adjustment in batch.adjustments.items() if adjustment.mask is not None]
+        mask_rows[masked] = np.arange(len(masked))
+        put = staging.put
+        staged = Columns(
+            temperature=put(batch.temperature, dtype=np.float32),
+            top_k=put(batch.top_k),
+            top_p=put(batch.top_p, dtype=np.float64),
+            min_p=put(batch.min_p, dtype=np.float32),
+            seeds=put(batch.seeds.view(np.int64), dtype=np.int64),
+            positions=put(batch.output_positions),
+            repetition=put(repetition, dtype=np.float32),
+            frequency=put(frequency, dtype=np.float32),
+            presence=put(presence, dtype=np.float32),
+            penalty_rows=put(penalty_rows),
+            mask_rows=put(mask_rows),
+        )
+        return StagedSampling(batch, staged, self._bitmask(batch), put(rows, dtype=np.int64), batch.penalised)
+
+    def choose(self, logits: Tensor, staged: StagedSampling, guesses: "Guesses | None" = None) -> Chosen:
+        """Samples tokens from logits [n, vocab].
+
+        Without draft tokens the sampled tokens are also recorded as output. With draft tokens (`guesses`) the caller
+        records the accepted ones afterwards, with `take`.
+        """
+        batch = staged.batch
+        columns, counts, in_prompt = staged.columns, self._counts, self._in_prompt
+        if guesses is not None and len(staged.penalised):
+            columns, counts, in_prompt = self._with_guesses(staged, guesses)
+        any_draws = bool((batch.temperature >= GREEDY_BELOW).any())
+        adjustments = Adjustments(counts, in_prompt, staged.bitmask)
+        biased = [row for row, adjustment in batch.adjustments.items() if adjustment.biases]
+        adjusted = logits.clone() if biased else logits
+        if biased:
+            add_biases(adjusted, batch)
+        tokens, logprobs = choose_tokens(adjusted, columns, adjustments, any_draws)
+        if biased:
+            logprobs = logprobs.index_copy(0, *_model_logprobs(logits, tokens, biased))
+        if guesses is None:
+            self.take(staged.rows, tokens, staged.penalised)
+        return Chosen(tokens, logprobs, _top(logits, batch))
+
+    def take(self, rows: Tensor, tokens: Tensor, penalised: Integers) -> None:
+        """Records output tokens, one for each of the rows, which must be distinct.
+
+        `penalised`: indices of the rows with penalties, whose counts are updated.
+        """
+        self.last.index_copy_(0, rows, tokens)
+        if len(penalised):
+            places = sent(torch.from_numpy(penalised), self._device)
+            ones = torch.ones(len(penalised), dtype=torch.int32, device=self._device)
+            self._counts.index_put_((rows[places], tokens[places]), ones, accumulate=True)
+
+    def _with_guesses(self, staged: StagedSampling, guesses: "Guesses") -> tuple[Columns, Tensor, Tensor]:
+        """Returns (columns, counts, in_prompt) in which the draft tokens before each penalised row count as output."""
+        places = staged.penalised
+        own = staged.rows[sent(torch.from_numpy(places), self._device)]
+        counts = self._counts.index_select(0, own).cpu().numpy()
+        for row, place in enumerate(places.tolist()):
+            np.add.at(counts[row], guesses.before(place), 1)
+        rows = torch.full_like(staged.columns.penalty_rows, -1)
+        rows[sent(torch.from_numpy(places), self._device)] = torch.arange(
+            len(places), dtype=torch.int32, device=self._device
+        )
+        fields = {name: getattr(staged.columns, name) for name in Columns.__dataclass_fields__}
+        counted = sent(torch.from_numpy(counts), self._device)
+        return Columns(**{**fields, "penalty_rows": rows}), counted, self._in_prompt.index_select(0, own)
+
+    def _bitmask(self, batch: SamplingBatch) -> Tensor:
+        """Returns the bitmask of allowed tokens, one row for each row of the batch that has a mask."""
+        found = [adjustment.mask for adjustment in batch.adjustments.values() if adjustment.mask is not None]
+        if not found:
+            return self._everything
+        return sent(torch.from_numpy(np.stack(found).view(np.int32)), self._device)
+
+
+@dataclass(frozen=True, slots=True)
+class Guesses:
+    """The draft tokens that a step checks: for each sampled token, the draft tokens of its sequence before it."""
+
+    token_ids: tuple[tuple[int, ...], ...]
+
+    def before(self, place: int) -> np.ndarray:
+        """Returns the draft tokens before the sampled token with index `place`."""
+        return np.array(self.token_ids[place], dtype=np.int64)
+
+
+def _model_logprobs(logits: Tensor, tokens: Tensor, rows: list[int]) -> tuple[Tensor, Tensor]:
+    """Returns (rows, log probabilities of their tokens before biases), for rows whose logits were biased."""
+    places = sent(torch.tensor(rows, dtype=torch.int64), logits.device)
+    own = logits.index_select(0, places).to(torch.float32)
+    chosen = own.gather(1, tokens.index_select(0, places)[:, None]).squeeze(1)
+    return places, chosen - own.logsumexp(dim=-1)
+
+
+def _has_penalties(sequence: NewSequence) -> bool:
+    p = sequence.params
+    return (p.repetition_penalty, p.frequency_penalty, p.presence_penalty) != (1.0, 0.0, 0.0)
+
+
+def _top(logits: Tensor, batch: SamplingBatch) -> tuple[Integers, Tensor, Tensor] | None:
+    """Returns the top candidates of the rows that asked for them, as in `Chosen.top`; None if no row asked."""
+    asking = np.flatnonzero(batch.num_logprobs)
+    if not len(asking):
+        return None
+    rows = logits.index_select(0, sent(torch.from_numpy(asking), logits.device)).to(torch.float32)
+    values, token_ids = rows.topk(min(int(batch.num_logprobs.max()), logits.shape[1]), dim=-1)
+    return asking, token_ids, values - rows.logsumexp(dim=-1, keepdim=True)
+
+
+def report(tokens: Integers, logprobs: list[float], top: tuple[Integers, Tensor, Tensor] | None,
+           batch: SamplingBatch) -> Sampled:  # fmt: skip
+    """Returns the sampled tokens with their log probabilities, from results copied to the host."""
+    reports = [SampledLogprobs(logprob) for logprob in logprobs]
+    if top is not None:
+        for row, ids, values in zip(top[0].tolist(), top[1].tolist(), top[2].tolist(), strict=True):
+            count = int(batch.num_logprobs[row])
+            reports[row] = SampledLogprobs(logprobs[row], tuple(ids[:count]), tuple(values[:count]))
+    return Sampled(tokens, tuple(reports), errors_of(batch))

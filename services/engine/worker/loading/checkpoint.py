@@ -1,0 +1,299 @@
+"""Reads the weight files of a checkpoint: safetensors, PyTorch's `.bin` or GGUF files, one or several.
+
+Returns parameters one at a time, joined and converted, and checks beforehand that no tensor is missing or unused. No
+format executes code: the header of safetensors is checked by its library, that of GGUF by `shared.models.gguf_model`,
+and `.bin` files are read with PyTorch's restricted reader, which builds tensors and refuses everything else. All
+formats are memory-mapped, so only the pages that are read take memory. Called by the weight loader.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from services.engine.models.layout import IGNORED_SUFFIXES, Grouping, Parameter, Source
+from services.engine.quantization.method import PreparedMethod
+from services.engine.quantization.weight import QuantizedWeight, stack
+from services.engine.worker.loading.gguf_file import GgufFile
+from shared.errors import ServiceError
+from shared.models.gguf_model.reader import GgufError
+from shared.settings.quantization import SMOOTHQUANT_FILE
+
+_SINGLES = ("model.safetensors", "pytorch_model.bin")
+_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_GGUF = ".gguf"
+_NAMES_SHOWN = 5
+_WEIGHT = ".weight"
+_MATRIX_DIMENSIONS = 2
+
+
+class _File(Protocol):
+    """An open weight file."""
+
+    def keys(self) -> Iterable[str]: ...
+
+    def get_tensor(self, name: str) -> Tensor: ...
+
+    def get_shape(self, name: str) -> tuple[int, ...]: ...
+
+
+class _Safetensors:
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        try:
+            self._file: Any = stack.enter_context(safe_open(path, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise unusable(f"{path} cannot be read as safetensors: {error}") from error
+
+    def keys(self) -> Iterable[str]:
+        return self._file.keys()
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self._file.get_tensor(name)
+
+    def get_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file.get_slice(name).get_shape())
+
+
+class _Memory:
+    """Tensors in memory, or mapped there, in place of a file."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def keys(self) -> Iterable[str]:
+        return self._tensors.keys()
+
+    def get_tensor(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def get_shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+
+def _torch_file(path: Path) -> _Memory:
+    try:
+        tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # exceptions for damaged or foreign files have no common base class
+        raise unusable(f"{path} cannot be read as PyTorch weights: {str(error).splitlines()[0]}") from error
+    if not isinstance(tensors, Mapping) or not all(isinstance(x, Tensor) for x in tensors.values()):
+        raise unusable(f"{path} does not hold named tensors.")
+    return _Memory(tensors)
+
+
+class Checkpoint:
+    """The open files of a checkpoint. Use as a context manager; tensors read from it stay valid afterwards."""
+
+    def __init__(self, model_dir: Path, method: PreparedMethod | None = None, *, smoothquant: bool = False) -> None:
+        """Opens the files. `method`: how weights are stored, if not plainly; `smoothquant`: all in that one file."""
+        self._stack, self._method = ExitStack(), method
+        self._files: dict[str, _File] = {}
+        """Tensor name → the open file with that tensor."""
+        self._prefix = ""
+        """First part of the layout's tensor names that the names in the files leave out; usually empty."""
+        paths = [model_dir / SMOOTHQUANT_FILE] if smoothquant else weight_files(model_dir)
+        for file in self._opened(paths):
+            self._files.update(dict.fromkeys(file.keys(), file))
+
+    @classmethod
+    def in_memory(cls, tensors: Mapping[str, Tensor], method: PreparedMethod | None = None) -> "Checkpoint":
+        """Returns a checkpoint of tensors, which are not copied. It may be a part of a model, such as a layer."""
+        checkpoint = cls.__new__(cls)
+        checkpoint._stack, checkpoint._method, checkpoint._prefix = ExitStack(), method, ""
+        checkpoint._files = dict.fromkeys(tensors, _Memory(tensors))
+        return checkpoint
+
+    def __enter__(self) -> "Checkpoint":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the files."""
+        self._stack.close()
+
+    def check(self, parameters: Iterable[Parameter], ignored: frozenset[str]) -> None:
+        """Raises `ServiceError` naming tensors that are missing, have the wrong shape or are not used by the model.
+
+        `ignored`: see `ignored_names`.
+        """
+        wanted = {source.name: source for parameter in parameters for source in parameter.sources}
+        self._find_prefix(wanted)
+        plain = {self._theirs(name): source for name, source in wanted.items() if not self._parts(source)}
+        stored = {name for source in wanted.values() for name in self._parts(source).values()}
+        missing = sorted((plain.keys() | stored) - self._files.keys())
+        if missing:
+            raise unusable(f"the checkpoint lacks {_listed(missing)}.")
+        others = tuple(name for name in ignored if name.endswith("."))
+        extra = [
+            name
+            for name in self._files.keys() - plain.keys() - stored - ignored
+            if not name.startswith(others) and not self._ignores(name)
+        ]
+        if extra:
+            raise unusable(f"the checkpoint has tensors that this model does not use: {_listed(sorted(extra))}.")
+        for source in plain.values():
+            self._check_shape(source)
+
+    def read(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Returns the parameter's tensors, joined along their first dimension; quantized ones as what they stand for.
+
+        On a CPU a single tensor of the right type and order is returned without a copy, as the file's mapped pages.
+        """
+        weight = self.matrix(parameter, dtype, device)
+        return weight if isinstance(weight, Tensor) else weight.dequantized().to(dtype)
+
+    def matrix(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> "Tensor | QuantizedWeight":
+        """Returns the parameter like `read`, but quantized if all its tensors are stored quantized and alike."""
+        parts = [self._weight(source, parameter.transposed) for source in parameter.sources]
+        quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+        if len(quantized) == len(parts):
+            stacked = stack(quantized)
+            if stacked is not None:
+                order = None if parameter.grouping is None else _sorted_heads(_indices(stacked), parameter.grouping)
+                return (stacked if order is None else stacked.rows(order)).to(device)
+        plain = [part.dequantized() if isinstance(part, QuantizedWeight) else part for part in parts]
+        joined = _joined(plain, dtype, device)
+        return joined if parameter.grouping is None else _sorted_heads(joined, parameter.grouping)
+
+    def is_mapped(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether `read` returns the mapped pages of the file instead of a copy."""
+        plain = len(parameter.sources) == 1 and not parameter.transposed and parameter.grouping is None
+        plain = plain and not self._parts(parameter.sources[0])
+        return device.type == "cpu" and plain and self._tensor(parameter.sources[0].name).dtype == dtype
+
+    def _opened(self, paths: list[Path]) -> Iterable[_File]:
+        if paths[0].suffix == _GGUF:
+            try:
+                yield GgufFile(paths)
+            except GgufError as error:
+                raise unusable(f"{error}.") from error
+            return
+        for path in paths:
+            yield _torch_file(path) if path.suffix == ".bin" else _Safetensors(path, self._stack)
+
+    def stored(self, source: Source) -> tuple[str, Tensor]:
+        """Returns the name that a plain tensor has in the files, and the tensor, which may be mapped pages."""
+        return self._theirs(source.name), self._tensor(source.name)
+
+    def _find_prefix(self, wanted: Iterable[str]) -> None:
+        """Finds `_prefix`. Checkpoints of a decoder without its head leave out the first part of every tensor name."""
+        for prefix in {f"{name.partition('.')[0]}." for name in wanted}:
+            inner = [name for name in wanted if name.startswith(prefix)]
+            if len(inner) > 1 and all(self._has(name.removeprefix(prefix)) for name in inner):
+                self._prefix = prefix
+
+    def _has(self, name: str) -> bool:
+        """Whether the files have a tensor, plainly or as the parts that stand for it."""
+        return name in self._files or bool(self._stored_parts(name))
+
+    def _parts(self, source: Source) -> dict[str, str]:
+        """Returns the tensors that stand for a quantized matrix, by the names of the parts; {} for a plain tensor."""
+        return self._stored_parts(self._theirs(source.name)) if len(source.shape) == _MATRIX_DIMENSIONS else {}
+
+    def _stored_parts(self, name: str) -> dict[str, str]:
+        if self._method is None or not name.endswith(_WEIGHT):
+            return {}
+        return self._method.parts(name.removesuffix(_WEIGHT), self._files.__contains__)
+
+    def _ignores(self, name: str) -> bool:
+        if name.endswith(IGNORED_SUFFIXES):
+            return True
+        if self._method is None or not self._method.ignores(name):
+            return False
+        # A bias of zeros, as some packages write it for layers that have none, changes nothing.
+        return not name.endswith(".bias") or not bool(self._files[name].get_tensor(name).any())
+
+    def _weight(self, source: Source, transposed: bool) -> "Tensor | QuantizedWeight":
+        """Returns a tensor of the checkpoint; a matrix as [out, in], also if the checkpoint has it transposed."""
+        parts = self._parts(source)
+        if not parts or self._method is None:
+            tensor = self._tensor(source.name)
+            return tensor.t() if transposed else tensor
+        out, width = reversed(source.shape) if transposed else source.shape
+        tensors = {part: self._files[name].get_tensor(name) for part, name in parts.items()}
+        try:
+            return self._method.weight(tensors, (out, width))
+        except ValueError as error:
+            raise unusable(f"the quantized tensors of {source.name} do not fit: {error}.") from error
+
+    def _theirs(self, name: str) -> str:
+        return name.removeprefix(self._prefix)
+
+    def _tensor(self, name: str) -> Tensor:
+        theirs = self._theirs(name)
+        return self._files[theirs].get_tensor(theirs)
+
+    def _check_shape(self, source: Source) -> None:
+        theirs = self._theirs(source.name)
+        shape = self._files[theirs].get_shape(theirs)
+        if shape != source.shape:
+            raise unusable(f"tensor {source.name} has shape {shape}, but config.json asks for {source.shape}.")
+
+
+def weight_files(model_dir: Path) -> list[Path]:
+    """Returns the single weight file, or the files listed in the index, or the parts of a GGUF file.
+
+    Prefers safetensors if there are several kinds, and GGUF least.
+    """
+    for single, index in zip(_SINGLES, _INDICES, strict=True):
+        if (model_dir / single).is_file():
+            return [model_dir / single]
+        if (model_dir / index).is_file():
+            return _indexed(model_dir, model_dir / index)
+    files = sorted(model_dir.glob(f"*{_GGUF}"))
+    if files:
+        return files
+    raise unusable(
+        f"{model_dir} has neither {_SINGLES[0]} nor {_INDICES[0]}, nor the same as {_SINGLES[1]}, nor *{_GGUF}."
+    )
+
+
+def unusable(message: str) -> ServiceError:
+    """Returns the error for weights that cannot be used."""
+    return ServiceError("invalid_value", f"The model cannot be loaded: {message}", param="model")
+
+
+def _indexed(model_dir: Path, index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise unusable(f"{index} is not an index of weight files.") from error
+    unsafe = [name for name in names if not isinstance(name, str) or Path(name).name != name]
+    if unsafe:
+        raise unusable(f"{index} names files outside the model directory: {_listed(unsafe)}.")
+    lost = [name for name in names if not (model_dir / name).is_file()]
+    if lost:
+        raise unusable(f"{index} names files that are not there: {_listed(lost)}.")
+    return [model_dir / name for name in names]
+
+
+def _joined(parts: list[Tensor], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns tensors joined along their first dimension; a single one of the right type and order without a copy."""
+    if len(parts) == 1:
+        return parts[0].to(device=device, dtype=dtype).contiguous()
+    rows = [part.shape[0] for part in parts]
+    joined = torch.empty((sum(rows), *parts[0].shape[1:]), dtype=dtype, device=device)
+    for part, place in zip(parts, joined.split(rows), strict=True):
+        place.copy_(part)
+    return joined
+
+
+def _indices(weight: QuantizedWeight) -> Tensor:
+    return torch.arange(weight.shape[0])
+
+
+def _sorted_heads(rows: Tensor, grouping: Grouping) -> Tensor:
+    """Reorders rows [groups * (queries + 2) * head_dim, …] into all queries', then all keys', then all values' rows."""
+    heads = rows.view(grouping.num_groups, -1, grouping.head_dim, *rows.shape[1:])
+    return torch.cat([part.flatten(0, 2) for part in (heads[:, :-2], heads[:, -2:-1], heads[:, -1:])])
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(map(str, names[:_NAMES_SHOWN])) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,149 @@
+"""Reads the parameters of a decoder by name, for every backend: plain tensors, and matrices that may be quantized.
+
+The layout says which tensors of the checkpoint make up a parameter, the checkpoint reader joins them, and a quantizer,
+if there is one, rounds plain matrices on the way. The backends decide what becomes of the result. Called by
+`weights.py` (PyTorch and Triton) and `cpu/decoder.py` (C++).
+"""
+
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from services.engine.models.description import DecoderDescription
+from services.engine.models.layout import Parameter, ignored_names
+from services.engine.parallel.shard import ALONE, Shard, sharded, sharded_bias
+from services.engine.quantization.choice import WeightForm
+from services.engine.quantization.weight import QuantizedWeight
+from services.engine.worker.loading.checkpoint import Checkpoint
+
+Matrix = Tensor | QuantizedWeight
+_LAYER = re.compile(r"layers\.\d+\.")
+
+
+class ParameterReader:
+    """The parameters of a checkpoint. Use as a context manager; tensors read from it stay valid afterwards."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        description: DecoderDescription,
+        layout: tuple[Parameter, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        form: WeightForm,
+        shard: Shard = ALONE,
+    ) -> None:
+        """Opens and checks the files. Raises `ServiceError` naming tensors that are missing, wrong or superfluous.
+
+        `description` and `layout` are those of the whole model, of which a rank reads its `shard`. Its layers are
+        counted from 0.
+        """
+        checkpoint = Checkpoint(model_dir, form.method, smoothquant=form.is_smoothquant)
+        try:
+            checkpoint.check(layout, ignored_names(description))
+        except BaseException:
+            checkpoint.close()
+            raise
+        self._start(checkpoint, description, layout, dtype, device, form, shard)
+
+    @classmethod
+    def over(
+        cls, checkpoint: Checkpoint, description: DecoderDescription, layout: tuple[Parameter, ...], dtype: torch.dtype
+    ) -> "ParameterReader":
+        """Returns the reader of a checkpoint on the CPU, which is open and may be a part of a model."""
+        reader = cls.__new__(cls)
+        reader._start(checkpoint, description, layout, dtype, torch.device("cpu"), WeightForm(), ALONE)
+        return reader
+
+    def _start(
+        self,
+        checkpoint: Checkpoint,
+        description: DecoderDescription,
+        layout: tuple[Parameter, ...],
+        dtype: torch.dtype,
+        device: torch.device,
+        form: WeightForm,
+        shard: Shard,
+    ) -> None:
+        self._checkpoint, self._dtype, self._device, self._form = checkpoint, dtype, device, form
+        self._description, self.shard = description, shard
+        self._first_layer = shard.layers(description.num_layers).start
+        self._parameters = {parameter.name: parameter for parameter in layout}
+        self.read_bytes = 0
+        """Bytes of all parameters that were read, in the form in which they were returned."""
+
+    def __enter__(self) -> "ParameterReader":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._checkpoint.close()
+
+    def has(self, name: str) -> bool:
+        """Whether the model has a parameter."""
+        return self._global(name) in self._parameters
+
+    def tensor(self, name: str) -> Tensor:
+        """Returns a parameter as a plain tensor of the computing type."""
+        return self._counted(self._checkpoint.read(self._parameters[self._global(name)], self._dtype, self._device))
+
+    def owned(self, name: str) -> Tensor:
+        """Returns a plain tensor, copied if it would be the file's mapped pages.
+
+        Every step reads the tensor, and the system could evict mapped pages.
+        """
+        tensor = self.tensor(name)
+        return tensor.clone() if self.is_mapped(name) else tensor
+
+    def matrix(self, name: str) -> Matrix:
+        """Returns the weight [out, in] of a linear layer, such as `layers.3.qkv`: quantized, or a plain tensor.
+
+        Of a matrix that is divided among ranks, the rank's part.
+        """
+        weight = self._checkpoint.matrix(self._parameters[self._global(f"{name}.weight")], self._dtype, self._device)
+        weight = self.rounded(name, weight) if isinstance(weight, Tensor) else weight
+        part = sharded(within_layer(name), weight, self._description, self.shard)
+        # Columns that are no whole groups are not quantized any more.
+        if isinstance(part, Tensor):
+            return self._counted(part.to(self._dtype))
+        self.read_bytes += part.nbytes
+        return part
+
+    def rounded(self, name: str, weight: Tensor) -> Matrix:
+        """Returns a plain weight as the quantizer rounds the matrix of that name; unchanged if it does not."""
+        quantize = self._form.quantize
+        return weight if quantize is None else quantize(within_layer(name), weight)
+
+    def floats(self, name: str) -> Tensor:
+        """Returns a plain tensor as float32."""
+        return self.tensor(name).to(torch.float32)
+
+    def bias(self, name: str) -> Tensor | None:
+        """Returns the bias of a linear layer or norm in the computing type; None if it has none.
+
+        Of a matrix that is divided among ranks, the bias of the rank's part.
+        """
+        if not self.has(f"{name}.bias"):
+            return None
+        return sharded_bias(within_layer(name), self.owned(f"{name}.bias"), self._description, self.shard)
+
+    def is_mapped(self, name: str) -> bool:
+        """Whether `tensor` returns the mapped pages of the file instead of a copy."""
+        return self._checkpoint.is_mapped(self._parameters[self._global(name)], self._dtype, self._device)
+
+    def _counted(self, tensor: Tensor) -> Tensor:
+        self.read_bytes += tensor.nbytes
+        return tensor
+
+    def _global(self, name: str) -> str:
+        """Returns a parameter's name in the whole model, in which layers have other numbers."""
+        if not self._first_layer or not _LAYER.match(name):
+            return name
+        _, layer, rest = name.split(".", 2)
+        return f"layers.{int(layer) + self._first_layer}.{rest}"
+
+
+def within_layer(name: str) -> str:
+    """Returns a matrix's name without its layer, such as `qkv` for `layers.3.qkv`."""
+    return _LAYER.sub("", name)

@@ -1,0 +1,1 @@
+"""Encodes answers of OpenAI's API, whole and as streams. Pure."""

@@ -1,0 +1,1 @@
+"""Checks the bodies of requests, and converts them to requests for the backend. Pure."""

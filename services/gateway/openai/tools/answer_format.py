@@ -1,0 +1,152 @@
+"""How the answer to a chat request is separated from the model's output: reasoning, calls of tools, content.
+
+`answer_format` chooses the formats from the request, the server's settings and the model's chat template.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.openai.schemas import ChatBody
+from services.gateway.openai.tools.tool_choice import ToolChoice, tool_choice
+from services.gateway.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat, ToolFormat
+from services.gateway.parsers.json_formats import Llama3JsonParser
+from services.gateway.parsers.named_call import NamedCallParser
+from services.gateway.parsers.output_parser import CallParser, OutputParser
+from shared.config import GatewaySettings
+from shared.errors import ServiceError
+from shared.messages import FinishReason
+from shared.request.checks import given, refuse
+from shared.text.reasoning import ReasoningSplitter
+
+_ID_CHARS, _SHORT_ID_CHARS = 24, 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFormat:
+    """The formats of one request's answer.
+
+    `tool_format` is None if calls are not separated, `reasoning_format` if reasoning is not. `continued`: the text of
+    the final message that the output continues, "" if it continues none.
+    """
+
+    choice: ToolChoice
+    tool_format: ToolFormat | None = None
+    reasoning_format: ReasoningFormat | None = None
+    show_reasoning: bool = True
+    continued: str = ""
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Texts of the special tokens that the output must have."""
+        tools = self.tool_format.special_tokens if self.tool_format is not None else ()
+        reasoning = self.reasoning_format
+        return tools if reasoning is None else (*tools, reasoning.opening, reasoning.closing)
+
+    def parser(self, prompt_tail: str) -> OutputParser:
+        """Returns the parser of one output. `prompt_tail`: the last characters of the prompt."""
+        return OutputParser(
+            self._splitter(prompt_tail),
+            self._call_parser(),
+            show_reasoning=self.show_reasoning,
+            parallel_calls=self.choice.parallel,
+        )
+
+    def call_id(self, request_id: str, choice: int, call: int) -> str:
+        """Returns the id of a call of an answer: always the same for the same place."""
+        digest = hashlib.sha256(f"{request_id}/{choice}/{call}".encode()).hexdigest()
+        if self.tool_format is not None and self.tool_format.short_ids:
+            return digest[:_SHORT_ID_CHARS]
+        return f"call_{digest[:_ID_CHARS]}"
+
+    def finish_reason(self, reason: FinishReason, parser: OutputParser) -> str:
+        """Returns the finish reason to report for an output that has been parsed to its end."""
+        if reason != "stop" or not parser.has_whole_calls or self.choice.mode == "named":
+            return reason
+        return "function_call" if self.choice.legacy else "tool_calls"
+
+    def _call_parser(self) -> CallParser | None:
+        """Returns the parser of calls. Forced calls are JSON, whatever the model's own format: see `forced_calls`."""
+        match self.choice.mode:
+            case "named":
+                return NamedCallParser(self.choice.name)
+            case "required":
+                return Llama3JsonParser(self.choice.tools)
+            case _:
+                return self.tool_format.parser(self.choice.tools) if self.tool_format is not None else None
+
+    def _splitter(self, prompt_tail: str) -> ReasoningSplitter | None:
+        reasoning = self.reasoning_format
+        if reasoning is None:
+            return None
+        inside = reasoning.is_open_after(self.continued) if self.continued else reasoning.begins_inside(prompt_tail)
+        return ReasoningSplitter(reasoning.opening, reasoning.closing, inside=inside)
+
+
+def answer_format(
+    body: ChatBody, request: GenerationRequest, card: ModelCard, settings: GatewaySettings
+) -> AnswerFormat | None:
+    """Returns the formats of a request's answer; None if nothing has to be separated. Raises ServiceError.
+
+    `request` is what `parameters.chat` has made of the body.
+    """
+    choice = tool_choice(body)
+    calls = tool_format(choice, card, settings)
+    if not request.detokenize:
+        return None  # There is no text.
+    if choice.is_forced:
+        return AnswerFormat(choice=choice, tool_format=calls)
+    grammar = request.params.grammar
+    if grammar is not None and grammar.kind != "structural_tag":
+        return None  # The output has the structure from its first token on, so it has no marks.
+    reasoning = reasoning_format(card, settings)
+    if calls is None and reasoning is None:
+        return None
+    return AnswerFormat(
+        choice=choice,
+        tool_format=calls,
+        reasoning_format=reasoning,
+        show_reasoning=given(body.include_reasoning, True),
+        continued=_continued(body),
+    )
+
+
+def reasoning_format(card: ModelCard, settings: GatewaySettings) -> ReasoningFormat | None:
+    """Returns how the model marks its reasoning; None if that is unknown, or if reasoning is not to be separated."""
+    return REASONING_FORMATS.get(_chosen(settings.reasoning_parser, card.reasoning_format))
+
+
+def knows_calls(card: ModelCard, settings: GatewaySettings) -> bool:
+    """Whether the model may be left to choose whether it calls a tool: its own format of calls is known."""
+    return settings.enable_auto_tool_choice and _chosen(settings.tool_call_parser, card.tool_format) in TOOL_FORMATS
+
+
+def tool_format(choice: ToolChoice, card: ModelCard, settings: GatewaySettings) -> ToolFormat | None:
+    """Returns the model's own format of calls; None if it is unknown and not needed, as for forced calls.
+
+    Raises ServiceError if the choice is the model's and its format is unknown.
+    """
+    if choice.mode == "none":
+        return None
+    name = _chosen(settings.tool_call_parser, card.tool_format)
+    if choice.mode == "auto":
+        if not settings.enable_auto_tool_choice:
+            told = "cannot be 'auto' on this server, which was started with --enable-auto-tool-choice=false"
+            refuse(choice.param, told)
+        if not name:
+            message = (
+                f"The chat template of the model '{card.name}' shows no known format of tool calls. Send no tools, set "
+                f"'{choice.param}' to 'none', or start the server with --tool-call-parser."
+            )
+            raise ServiceError("unsupported_parameter", message, param=choice.tools_param)
+    return TOOL_FORMATS.get(name)
+
+
+def _chosen(setting: str, shown: str) -> str:
+    """Returns the name of a format: that of the setting, or with `auto` the one that the chat template shows."""
+    return shown if setting == "auto" else setting
+
+
+def _continued(body: ChatBody) -> str:
+    content = body.messages[-1].content if body.continue_final_message and body.messages else None
+    return content if isinstance(content, str) else ""

@@ -1,0 +1,56 @@
+"""What output must match if a request forces calls of tools (`tool_choice` required, or a function's name). Pure.
+
+The output is then not in the model's own format of calls: with a named function it is its arguments alone, else a list
+of objects with `name` and `parameters`. `answer_format.AnswerFormat.parser` reads both.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from services.gateway.openai.tools.tool_choice import ToolChoice
+from shared import limits
+from shared.request.checks import refuse
+from shared.request.structured import Constraint, json_constraint
+from shared.request.tools import tool_name, tool_parameters
+
+_DEFINITIONS = ("$defs", "definitions")
+
+
+def forced_calls(choice: ToolChoice) -> Constraint:
+    """Returns the constraint of the output for the modes `named` and `required`. Raises ServiceError."""
+    return json_constraint(forced_calls_schema(choice), choice.tools_param)
+
+
+def forced_calls_schema(choice: ToolChoice) -> dict[str, Any]:
+    """Returns the JSON Schema of the output for the modes `named` and `required`."""
+    assert choice.is_forced, choice.mode
+    if choice.mode == "named":
+        named = next(tool for tool in choice.tools if tool_name(tool) == choice.name)
+        return {"type": "object", **tool_parameters(named)}
+    calls = {"type": "array", "minItems": 1, "maxItems": limits.TOOLS_MAX if choice.parallel else 1}
+    return {**calls, "items": {"anyOf": [_call(tool) for tool in choice.tools]}, **_definitions(choice)}
+
+
+def _call(tool: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = {name: value for name, value in tool_parameters(tool).items() if name not in _DEFINITIONS}
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool_name(tool)}, "parameters": {"type": "object", **parameters}},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def _definitions(choice: ToolChoice) -> dict[str, Any]:
+    """Returns the definitions of all tools, to which references such as `#/$defs/X` point, for the whole schema.
+
+    Raises ServiceError if two tools define different things under one name.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for number, tool in zip(choice.places, choice.tools, strict=True):
+        for kind in _DEFINITIONS:
+            for name, schema in (tool_parameters(tool).get(kind) or {}).items():
+                if found.setdefault(kind, {}).setdefault(name, schema) != schema:
+                    path = f"tools[{number}].function.parameters.{kind}.{name}"
+                    refuse(path, "differs from another tool's definition of that name, and 'tool_choice' is 'required'")
+    return found

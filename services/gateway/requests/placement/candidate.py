@@ -1,0 +1,144 @@
+"""A sequence that waits for a placement, as the dispatcher sees it, and the callbacks for the result."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from services.gateway.requests.lockstep.trust import with_twins
+from services.gateway.requests.messages import RequestMessages
+from services.gateway.requests.placement.placement_queue import Ticket
+from services.gateway.requests.router import configuration_of, ready_members
+from services.gateway.requests.sequence_state import Address, Phase, Prefill, SequenceState
+from services.gateway.requests.service_clients import PeerUnavailableError
+from shared import limits
+from shared.blocks import split_hashes
+from shared.errors import ServiceError
+from shared.messages import EngineStatus, Heartbeat, OpenStream, Submit
+
+Failure = ServiceError | PeerUnavailableError
+"""Why a message had no effect. ServiceError: the request fails. PeerUnavailableError: another member may be tried."""
+
+
+class PlacementClient(Protocol):
+    """Callbacks to the request of a candidate, called on the event loop. `index` is the index of the sequence."""
+
+    def on_placed(self, index: int, open_failure: Failure | None) -> None:
+        """The engine has accepted the sequence. If the stream was not opened (`open_failure`), it must be rebuilt."""
+        ...
+
+    def on_unplaced(self, index: int, engine: Address, detokenizer: Address | None, attempt: int) -> None:
+        """The placement failed. The client tells the members to drop the sequence and queues the sequence again."""
+        ...
+
+    def fail(self, error: ServiceError) -> None:
+        """The sequence cannot be served: the client ends the request with `error`."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Candidate:
+    """One sequence of a request. `num_tokens` and `hashes` are those of its prompt."""
+
+    client: PlacementClient
+    orders: RequestMessages
+    index: int
+    sequence: SequenceState
+    num_tokens: int
+    hashes: Sequence[bytes]
+    ticket: "Ticket[Candidate]" = field(init=False)
+    preferred: Address | None = None
+    """The engine on which the next placement should be, if it has a free row."""
+    numerics: str = ""
+    """Configuration that further placements must have; empty: any. Set by the first placement on an engine with
+    `--deterministic`."""
+    needs_twin: bool = False
+    """Whether the sequence runs in lockstep, so that a second engine must be able to compute the same."""
+    avoid: set[Address] = field(default_factory=set[Address])
+    """Engines on which a placement of this sequence failed since it was last placed."""
+
+    @property
+    def joins_siblings(self) -> bool:
+        """Whether the sequence takes no more memory on an engine where other choices of its prompt run."""
+        return self.orders.request.params.beam is not None
+
+    def near(self) -> set[Address]:
+        """Returns the engines on which other choices of the same prompt run."""
+        choices = self.orders.choices(self.index)
+        found = {one.engine for one in choices if one.engine is not None and one.phase is not Phase.DONE}
+        return found if self.preferred is None else found | {self.preferred}
+
+    def fitting(self, engines: Sequence[Heartbeat]) -> list[Heartbeat]:
+        """Returns the engines on which the sequence may run.
+
+        Raises ServiceError if the model has ready engines, but none with the numerics that the output began with, and
+        if the only engine that may run the request takes none.
+        """
+        model = self.ticket.model
+        found = list(engines)
+        if self.numerics:
+            ready = ready_members(engines, model)
+            found = [engine for engine in ready if configuration_of(engine) == self.numerics]
+            if ready and not found:
+                told = "No engine with the numerics that this output began with is left, and no other may continue it."
+                raise ServiceError("engine_failure", f"{told} Send the request again.")
+        if self.needs_twin:
+            found = with_twins(found, model) or found
+        if wanted := self.orders.request.engine:
+            found = [engine for engine in found if engine.id == wanted]
+            if not ready_members(found, model):
+                told = f"No engine {wanted!r} of the model {model!r} takes requests."
+                raise ServiceError("no_engine", told, param="engine")
+        return found
+
+    def placed_on(self, engine: Heartbeat) -> None:
+        """Records the engine of a placement."""
+        self.preferred = None
+        if isinstance(engine.status, EngineStatus) and engine.status.deterministic:
+            self.numerics = engine.status.configuration
+
+    def prefill_of_sibling(self, engine: Address) -> Prefill | None:
+        """Returns the prefill that another choice of the same prompt waits for on the engine; None if there is none."""
+        for one in self.orders.choices(self.index):
+            if one is not self.sequence and one.engine == engine and one.prefill is not None:
+                return one.prefill._replace(leads=False)
+        return None
+
+    @property
+    def takes_kv(self) -> bool:
+        """Whether another engine may compute the prompt. Not if its log probabilities are wanted, nor for beams."""
+        beams = self.orders.request.params.beam is not None
+        return self.has_text and not beams and not self.sequence.needs_prompt_logprobs
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the sequence needs a detokenizer."""
+        return self.orders.request.pooling is None
+
+    def submit(self) -> Submit:
+        """Returns the message to the sequence's engine, which must have been chosen."""
+        return self.orders.submit(self.index)
+
+    def submit_prefill(self) -> Submit:
+        """Returns the message to the engine that computes the prompt, which must have been chosen."""
+        return self.orders.submit_prefill(self.index)
+
+    def open_stream(self) -> OpenStream:
+        """Returns the message to the sequence's detokenizer, which must have been chosen."""
+        return self.orders.open_stream(self.index)
+
+
+def candidates_of(client: PlacementClient, orders: RequestMessages, number: int) -> list[Candidate]:
+    """Returns a candidate for each sequence of a request. `number`: the request's number in the order of arrival."""
+    found: list[Candidate] = []
+    for index, sequence in enumerate(orders.sequences):
+        prompt = orders.prompt(index)
+        hashes = split_hashes(prompt.block_hashes)
+        candidate = Candidate(client, orders, index, sequence, prompt.num_tokens, hashes)
+        max_tokens = orders.request.params.max_tokens or limits.OUTPUT_ESTIMATE_TOKENS
+        cost = prompt.num_tokens + min(max_tokens, limits.OUTPUT_ESTIMATE_TOKENS)
+        candidate.ticket = Ticket(
+            candidate, orders.card.served_by, orders.request.priority, (number, index), orders.request.client, cost
+        )
+        candidate.ticket.idle_until = orders.idle_until
+        found.append(candidate)
+    return found

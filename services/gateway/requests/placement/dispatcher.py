@@ -1,0 +1,458 @@
+"""Places waiting sequences on engines and detokenizers. Each gateway has one dispatcher.
+
+`pump` takes sequences out of the queue while an engine has credit for the first one. It then sends one `SubmitBatch` to
+each engine and one `OpenBatch` to each detokenizer, all at the same time. There is no polling: `pump` is called when a
+sequence is queued or ends, when a heartbeat arrives, and when a member is lost.
+"""
+
+import asyncio
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
+
+from services.gateway.requests.lockstep.trust import Trust
+from services.gateway.requests.placement.candidate import Candidate, Failure
+from services.gateway.requests.placement.placement_queue import PlacementQueue, Ticket
+from services.gateway.requests.placement.service_rate import ServiceRate
+from services.gateway.requests.queue_wait import QueueWait
+from services.gateway.requests.router import Router, model_of, ready_members
+from services.gateway.requests.sequence_state import Address, Prefill
+from services.gateway.requests.service_clients import PeerUnavailableError, ServiceClients
+from shared import limits
+from shared.actors.host import Host
+from shared.actors.presence import Members
+from shared.codec import encode_split
+from shared.errors import CODES, ServiceError
+from shared.messages import (
+    EngineStatus,
+    Heartbeat,
+    KvSource,
+    Message,
+    OpenBatch,
+    OpenReply,
+    OpenStream,
+    Submit,
+    SubmitBatch,
+    SubmitReply,
+)
+
+T = TypeVar("T")
+WAIT = Prefill(Address("", ""), KvSource("", ""))
+"""Stands for an engine that computes prompts for others and has no credit at the moment."""
+
+
+class Dispatcher:
+    """Places the sequences of one gateway. `router` is shared with the request actors, which record ends there."""
+
+    def __init__(
+        self, host: Host, members: Members, router: Router, peers: ServiceClients, trust: Trust | None = None
+    ) -> None:
+        """`trust`: the engines that get no work, which others may extend."""
+        self._trust = trust or Trust()
+        self.queue: PlacementQueue[Candidate] = PlacementQueue()
+        self._rate = ServiceRate()
+        self._waits: dict[str, QueueWait] = {}
+        self._host, self._members, self._router, self._peers = host, members, router, peers
+        self._able_at: dict[str, float] = {}
+        """By model: the last time at which its members could take a sequence, monotonic seconds."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pumping = False
+
+    # --- called by requests and by the gateway's actor ---
+
+    def enqueue(self, candidates: Sequence[Candidate]) -> None:
+        """Queues sequences and places those for which there is credit."""
+        for candidate in candidates:
+            self._push(candidate)
+        self.pump()
+
+    def withdraw(self, candidate: Candidate) -> None:
+        """Takes a sequence out of the queue, because its request has ended. Harmless if it is not queued."""
+        self.queue.withdraw(candidate.ticket)
+
+    def ended(self, candidate: Candidate) -> None:
+        """Records that a placed sequence has ended, with the number of tokens that it has used."""
+        self.queue.settle(candidate.ticket, candidate.num_tokens + len(candidate.sequence.token_ids))
+        self._rate.ended(self._now())
+        if not candidate.ticket.idle and (wait := self._waits.get(candidate.ticket.model)) is not None:
+            wait.ended(self._now())
+
+    def retry_after_s(self) -> float:
+        """Returns the time until the queues of now will have been served, as fast as sequences end at present.
+
+        These are the queue here and that of this gateway's sequences at the engines.
+        """
+        now = self._now()
+        return self._rate.wait_s(self.queue.num_ordinary + self._router.num_queued(self._engines(now)), now)
+
+    def waits_longer(self, model: str, most_s: float) -> bool:
+        """Whether a new sequence of a model would wait longer for an engine than `most_s` seconds."""
+        now, wait = self._now(), self._waits.get(model)
+        if wait is None:
+            return False
+        engines = _of_model(self._engines(now), model)
+        slots = sum(beat.status.max_num_seqs for beat in engines if isinstance(beat.status, EngineStatus))
+        num_waiting = self.queue.num_waiting(model) + self._router.num_queued(engines)
+        return slots > 0 and wait.is_too_long(num_waiting, slots, most_s, now)
+
+    def num_waiting(self, model: str) -> int:
+        """Returns the number of sequences that wait for an engine of a model."""
+        return sum(1 for _ in self.queue.tickets(model))
+
+    def requeue(self, candidate: Candidate) -> None:
+        """Queues a sequence again that was placed before. The caller must call `pump` afterwards."""
+        self._push(candidate)
+
+    def pump(self) -> None:
+        """Places the sequences that can be placed now."""
+        if not len(self.queue):
+            self._note_queues()
+        if self._pumping or not len(self.queue) or not self._host.transport.connected:
+            return
+        self._pumping = True  # a request that fails meanwhile calls `pump`; the loop below sees the changed queue
+        try:
+            placed = self._place_all(self._now())
+        finally:
+            self._pumping = False
+        self._note_queues()
+        self._send(placed)
+
+    def _note_queues(self) -> None:
+        now = self._now()
+        for model in {*self.queue.models(), *self._waits}:
+            self._waits.setdefault(model, QueueWait()).look(self.queue.num_waiting(model), now)
+
+    def _place_all(self, now: float) -> "list[Placement]":
+        engines, detokenizers = self._engines(now), self._members.alive("detokenizer", now)
+        placed: list[Placement] = []
+        for model in self.queue.models():
+            eligible: Callable[[str], bool] | None = None
+            while (ticket := self.queue.first(model, eligible)) is not None:
+                placement = self._choose(ticket.claimant, engines, detokenizers, now)
+                if isinstance(placement, Placement):
+                    placed.append(placement)
+                elif placement is None:
+                    # When the next client has to wait for credit, another may still have a place as a newcomer.
+                    newcomers = self._router.newcomers(ready_members(engines, model)) if eligible is None else None
+                    if newcomers is None:
+                        break
+                    eligible = newcomers
+            if self.queue.first(model) is not None:
+                continue
+            while (ticket := self.queue.first(model, idle=True)) is not None:
+                placement = self._choose(ticket.claimant, engines, detokenizers, now)
+                if placement is None:
+                    break
+                if isinstance(placement, Placement):
+                    placed.append(placement)
+        return placed
+
+    def expire(self, now: float) -> None:
+        """Fails the sequences whose model has had no member for QUEUE_WAIT_S that can take a sequence.
+
+        Also moves those whose time in the idle lane is over to the ordinary lines.
+        """
+        self.queue.promote(now)
+        for model in list(self._able_at):
+            if not self._host.transport.connected or self._unable(model, now) is None:
+                self._able_at[model] = now
+            elif now - self._able_at[model] > limits.QUEUE_WAIT_S:
+                for ticket in self.queue.tickets(model):
+                    if (reason := self._overdue(ticket, now)) is not None:
+                        ticket.claimant.client.fail(reason)
+
+    # --- choosing ---
+
+    def _push(self, candidate: Candidate) -> None:
+        now = self._now()
+        self._able_at.setdefault(candidate.ticket.model, now)
+        self.queue.push(candidate.ticket, now)
+
+    def _engines(self, now: float) -> list[Heartbeat]:
+        """Returns the living engines that may get work."""
+        return self._trust.trusted(self._members.alive("engine", now))
+
+    def _overdue(self, ticket: Ticket[Candidate], now: float) -> ServiceError | None:
+        """Returns the error for a sequence that no member could take for QUEUE_WAIT_S of its wait; else None."""
+        since = max(self._able_at[ticket.model], ticket.waits_since or 0.0)
+        return self._unable(ticket.model, now) if now - since > limits.QUEUE_WAIT_S else None
+
+    def _choose(
+        self, candidate: Candidate, engines: Sequence[Heartbeat], detokenizers: Sequence[Heartbeat], now: float
+    ) -> "Placement | ServiceError | None":
+        """Takes the candidate out of the queue and starts a placement, or fails its request. None if it has to wait."""
+        sequence, model = candidate.sequence, candidate.ticket.model
+        try:
+            engines = self._fitting(candidate, engines, now)
+        except ServiceError as error:
+            candidate.client.fail(error)
+            return error
+        client = candidate.ticket.client.name
+        engine = self._router.choose_engine(
+            engines,
+            model,
+            candidate.num_tokens,
+            candidate.hashes,
+            candidate.avoid,
+            candidate.near(),
+            client,
+            joins=candidate.joins_siblings,
+            pools=not candidate.has_text,
+            idle=candidate.ticket.idle,
+        )
+        detokenizer = None
+        if candidate.has_text:
+            detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid)
+        if engine is None or (candidate.has_text and detokenizer is None):
+            return None
+        to_engine = Address(engine.id, engine.instance_id)
+        candidate.placed_on(engine)
+        prefill = self._prefill(candidate, engine, engines)
+        if prefill is WAIT:
+            return None
+        if sequence.attempt:
+            self.queue.withdraw(candidate.ticket)  # its client was charged for the first placement
+        else:
+            self.queue.take(candidate.ticket)
+        to_detokenizer = None
+        if detokenizer is not None:
+            to_detokenizer = Address(detokenizer.id, detokenizer.instance_id)
+            self._router.stream_opened(to_detokenizer, sequence.sequence_id)
+        sequence.start_placement(to_engine, to_detokenizer, now, prefill)
+        stream_at = "" if to_detokenizer is None else to_detokenizer.id
+        candidate.orders.request.record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at)
+        num_tokens = candidate.num_tokens if prefill is None else 1
+        idle = candidate.ticket.idle
+        self._router.record_dispatch(engine, sequence.sequence_id, num_tokens, candidate.hashes, client, idle=idle)
+        return Placement(candidate, to_engine, to_detokenizer, sequence.attempt, self._settled)
+
+    def _fitting(self, candidate: Candidate, engines: Sequence[Heartbeat], now: float) -> list[Heartbeat]:
+        """Returns the engines on which a sequence may run. Raises ServiceError if its request cannot go on."""
+        if candidate.sequence.retry_limit_reached({Address(beat.id, beat.instance_id) for beat in engines}):
+            raise ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
+        if (overdue := self._overdue(candidate.ticket, now)) is not None:
+            raise overdue
+        return candidate.fitting(engines)
+
+    def _prefill(self, candidate: Candidate, engine: Heartbeat, engines: Sequence[Heartbeat]) -> "Prefill | None":
+        """Chooses the engine that computes the prompt for `engine`, and records that it does.
+
+        Returns None if `engine` computes the prompt itself, and `WAIT` if the others have no credit.
+        """
+        model, address = candidate.ticket.model, Address(engine.id, engine.instance_id)
+        if not isinstance(engine.status, EngineStatus) or engine.status.role != "decode" or not candidate.takes_kv:
+            return None
+        if address in candidate.near():
+            return candidate.prefill_of_sibling(address)
+        num_tokens = candidate.num_tokens + len(candidate.sequence.token_ids)
+        missing = self._router.num_missing_tokens(engine, num_tokens - 1, candidate.hashes)
+        able = self._router.prefill_engines(engines, model, engine)
+        if missing < limits.KV_TRANSFER_TOKENS_MIN or not able:
+            return None
+        client = candidate.ticket.client.name
+        idle = candidate.ticket.idle
+        chosen = self._router.choose_prefill(able, num_tokens, candidate.hashes, client, idle=idle)
+        if chosen is None:
+            return WAIT
+        assert isinstance(chosen.status, EngineStatus)
+        name = candidate.sequence.sequence_id
+        self._router.record_dispatch(chosen, name, num_tokens, candidate.hashes, client, idle=idle)
+        source = KvSource(secrets.token_hex(16), chosen.status.kv_address)
+        return Prefill(Address(chosen.id, chosen.instance_id), source)
+
+    def _unable(self, model: str, now: float) -> ServiceError | None:
+        """Returns why no member can take a sequence of the model now or after a wait in the queue; None if one can."""
+        engines = _of_model(self._engines(now), model)
+        detokenizers = _of_model(self._members.alive("detokenizer", now), model)
+        if ready_members(detokenizers, model) and self._router.can_take(engines, model):
+            return None
+        for service, members in (("detokenizer", detokenizers), ("engine", engines)):
+            if all(member.state in ("stalled", "faulty") for member in members):
+                told = f"No {service} of the model {model!r} is running. Try again shortly."
+                return ServiceError(f"no_{service}", told, retry_after_s=2.0)
+        told = f"No engine of the model {model!r} takes requests. Try again later."
+        return ServiceError("server_is_overloaded", told, retry_after_s=self.retry_after_s())
+
+    # --- sending ---
+
+    def _send(self, placed: "Sequence[Placement]") -> None:
+        to_engines: dict[Address, list[tuple[Placement, Submit]]] = defaultdict(list)
+        to_prefills: dict[Address, list[tuple[Placement, Submit]]] = defaultdict(list)
+        to_detokenizers: dict[Address, list[tuple[Placement, OpenStream]]] = defaultdict(list)
+        for placement in placed:
+            to_engines[placement.engine].append((placement, placement.candidate.submit()))
+            prefill = placement.candidate.sequence.prefill
+            if prefill is not None and prefill.leads:
+                to_prefills[prefill.engine].append((placement, placement.candidate.submit_prefill()))
+            if placement.detokenizer is not None:
+                to_detokenizers[placement.detokenizer].append((placement, placement.candidate.open_stream()))
+        # Streams are sent first, so that a stream is usually open when the first tokens of its sequence arrive.
+        for detokenizer, streams in to_detokenizers.items():
+            for part, data in _batches(streams, limits.OPEN_BATCH_MAX, OpenBatch):
+                self._spawn(self._open(detokenizer, part, data))
+        for engine, submits in to_prefills.items():
+            for part, data in _batches(submits, limits.SUBMIT_BATCH_MAX, SubmitBatch):
+                self._spawn(self._submit_prefills(engine, part, data))
+        for engine, submits in to_engines.items():
+            for part, data in _batches(submits, limits.SUBMIT_BATCH_MAX, SubmitBatch):
+                self._spawn(self._submit(engine, part, data))
+
+    async def _open(self, detokenizer: Address, items: Sequence[tuple["Placement", OpenStream]], data: bytes) -> None:
+        try:
+            replies = (await self._peers.open_batch(detokenizer, data)).replies
+        except (PeerUnavailableError, ServiceError) as error:
+            if _can_be_halved(error, items):
+                for half, part in _batches(items, len(items) // 2, OpenBatch):
+                    self._spawn(self._open(detokenizer, half, part))
+                return
+            for placement, _ in items:
+                placement.opened(error)
+        else:
+            for (placement, _), reply in zip(items, replies, strict=True):
+                placement.opened(_open_failure(reply))
+        self.pump()
+
+    async def _submit_prefills(self, engine: Address, items: Sequence[tuple["Placement", Submit]], data: bytes) -> None:
+        """Has prompts computed for other engines. If that fails, these notice it and compute the prompts themselves."""
+        try:
+            replies = (await self._peers.submit_batch(engine, data)).replies
+        except (PeerUnavailableError, ServiceError) as error:
+            if _can_be_halved(error, items):
+                for half, part in _batches(items, len(items) // 2, SubmitBatch):
+                    self._spawn(self._submit_prefills(engine, half, part))
+                return
+            for _, submit in items:
+                self._router.record_silence(engine, submit.sequence_id)
+        else:
+            for reply in replies:
+                accepted = reply.status in ("accepted", "duplicate", "invalid")
+                self._router.record_answer(engine, reply.sequence_id, accepted=accepted)
+        self.pump()
+
+    async def _submit(self, engine: Address, items: Sequence[tuple["Placement", Submit]], data: bytes) -> None:
+        try:
+            replies = (await self._peers.submit_batch(engine, data)).replies
+        except (PeerUnavailableError, ServiceError) as error:
+            if _can_be_halved(error, items):
+                for half, part in _batches(items, len(items) // 2, SubmitBatch):
+                    self._spawn(self._submit(engine, half, part))
+                return
+            for placement, submit in items:
+                if isinstance(error, PeerUnavailableError):
+                    self._router.record_silence(engine, submit.sequence_id)
+                placement.submitted(error)
+        else:
+            for (placement, _), reply in zip(items, replies, strict=True):
+                failure = _submit_failure(reply)
+                # The refusal of an invalid sequence does not mean that the engine is full.
+                invalid = isinstance(failure, ServiceError)
+                self._router.record_answer(engine, reply.sequence_id, accepted=failure is None or invalid)
+                placement.submitted(failure)
+        self.pump()
+
+    def _settled(self, placement: "Placement") -> None:
+        """Handles the result of a placement, when its members have answered or timed out."""
+        candidate, sequence = placement.candidate, placement.candidate.sequence
+        if sequence.attempt != placement.attempt or sequence.engine != placement.engine:
+            return  # the request has ended meanwhile
+        failure = placement.submit_failure
+        if failure is None:
+            candidate.avoid.clear()
+            candidate.ticket.waits_since = None
+            candidate.client.on_placed(candidate.index, placement.open_failure)
+        elif isinstance(failure, ServiceError):
+            candidate.client.fail(failure)
+        else:
+            candidate.avoid.add(placement.engine)
+            candidate.client.on_unplaced(candidate.index, placement.engine, placement.detokenizer, placement.attempt)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            task.get_loop().call_exception_handler({"message": "a dispatch failed", "exception": error, "task": task})
+
+    def _now(self) -> float:
+        return self._host.clock.monotonic()
+
+
+class Placement:
+    """One placement in progress. Calls `settled` when the results of `SubmitBatch` and `OpenBatch` are known.
+
+    Without a detokenizer (a pooling sequence) there is no `OpenBatch`.
+    """
+
+    def __init__(
+        self,
+        candidate: Candidate,
+        engine: Address,
+        detokenizer: Address | None,
+        attempt: int,
+        settled: "Callable[[Placement], None]",
+    ) -> None:
+        self.candidate, self.engine, self.detokenizer, self.attempt = candidate, engine, detokenizer, attempt
+        self.open_failure: Failure | None = None
+        self.submit_failure: Failure | None = None
+        self._settled = settled
+        self._outcomes_left = 1 if detokenizer is None else 2
+
+    def opened(self, failure: Failure | None) -> None:
+        """Records the detokenizer's answer; None: the stream is open."""
+        self.open_failure = failure
+        self._settle()
+
+    def submitted(self, failure: Failure | None) -> None:
+        """Records the engine's answer; None: accepted. A ServiceError fails the request, see `Failure`."""
+        self.submit_failure = failure
+        self._settle()
+
+    def _settle(self) -> None:
+        self._outcomes_left -= 1
+        if not self._outcomes_left:
+            self._settled(self)
+
+
+def _batches(
+    items: Sequence[tuple[Placement, T]], count_max: int, batch: Callable[[tuple[T, ...]], Message]
+) -> Iterator[tuple[Sequence[tuple[Placement, T]], bytes]]:
+    """Encodes the messages in batches of at most `count_max` items and BATCH_BYTES_MAX bytes.
+
+    Yields the items of each batch with its bytes.
+    """
+
+    def message(part: Sequence[tuple[Placement, T]]) -> Message:
+        return batch(tuple(each for _, each in part))
+
+    for start in range(0, len(items), count_max):
+        yield from encode_split(message, items[start : start + count_max])
+
+
+def _can_be_halved(error: Failure, items: Sequence[object]) -> bool:
+    """Whether the batch was too large for the bus and can be split: `max_payload` may be less than BATCH_BYTES_MAX."""
+    return isinstance(error, ServiceError) and error.code == "request_too_large" and len(items) > 1
+
+
+def _of_model(members: Sequence[Heartbeat], model: str) -> list[Heartbeat]:
+    return [member for member in members if model_of(member) == model]
+
+
+def _open_failure(reply: OpenReply) -> Failure | None:
+    return None if not reply.code else _failure(reply.code, reply.message, reply.param, reply.retry_after_s)
+
+
+def _submit_failure(reply: SubmitReply) -> Failure | None:
+    if reply.status in ("accepted", "duplicate"):
+        return None
+    if reply.status == "invalid":
+        return ServiceError(reply.code if reply.code in CODES else "internal_error", reply.message)
+    return PeerUnavailableError(reply.status)
+
+
+def _failure(code: str, message: str, param: str, retry_after_s: float) -> Failure:
+    error = ServiceError(code if code in CODES else "internal_error", message, param=param, retry_after_s=retry_after_s)
+    return PeerUnavailableError(code) if error.retryable else error

@@ -1,0 +1,1 @@
+"""Models and adapters as all services know them: names, directories, files, versions."""

@@ -1,0 +1,87 @@
+"""Finds models by their name on the Hugging Face hub: returns the directory in the local cache, after a download.
+
+The huggingface_hub library determines the cache directory, the hub and the token, from its own variables (HF_HOME,
+HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE). The contents of a directory are not checked here. Called by
+`shared.models.model_files`. The library is imported only when a name is looked up: a model in a directory does not need
+it.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+from shared.flags import SettingsError
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_SMALL = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py")
+"""Patterns of all files but the weights, for any kind of tokenizer."""
+_FOREIGN = ("[!1]*/*", "1[!_]*/*", "1_[!P]*/*", "consolidated*")
+"""Patterns of files that are not downloaded: copies of the weights in layouts that no loader here reads. Of the
+subdirectories only `1_Pooling` is kept, with which sentence-transformers says how an embedding model is pooled."""
+_UNAUTHORIZED = 401
+
+
+def is_name(text: str) -> bool:
+    """Whether `text` has the form of a name on a hub: `organisation/model` or `model`."""
+    return _NAME.fullmatch(text) is not None and ".." not in text
+
+
+def find_snapshot(name: str, revision: str, flag: str, *, weights: bool, cache: str = "") -> Path:
+    """Returns the directory of a model's files, downloaded if needed; without `weights`, all files but the weights.
+
+    `revision` '' is the main branch, `cache` '' the library's default cache. Raises SettingsError with a message that
+    names `flag` and says what to do.
+    """
+    try:
+        directory = _download(name, revision, _SMALL, cache)
+        if weights:
+            directory = _download(name, directory.name, (*_SMALL, "*.safetensors"), cache)
+            if not any(directory.glob("*.safetensors")):
+                directory = _download(name, directory.name, (*_SMALL, "*.bin"), cache)
+    except Exception as error:  # network, disk, hub and library errors have no common base
+        reason = _reason(name, revision, error, cache)
+        raise SettingsError(f"{flag}: there is no directory {name}, and {reason}") from error
+    return directory
+
+
+def _download(name: str, revision: str, patterns: tuple[str, ...], cache: str) -> Path:
+    import huggingface_hub
+
+    download: Callable[..., str] = cast(Any, huggingface_hub).snapshot_download
+    wanted: dict[str, Any] = {"allow_patterns": list(patterns), "ignore_patterns": list(_FOREIGN)}
+    return Path(download(name, revision=revision or None, cache_dir=cache or None, **wanted))
+
+
+def _reason(name: str, revision: str, error: Exception, cache: str) -> str:
+    """Returns why the model was not found and what to do, as text that continues the caller's sentence."""
+    from huggingface_hub import constants, errors
+
+    hub, cache = constants.ENDPOINT, cache or constants.HF_HUB_CACHE
+    if isinstance(error, errors.GatedRepoError):
+        return f"{name} is gated: accept its terms at {hub}/{name}, then set HF_TOKEN to a token of that account."
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{name} has no revision {revision!r} at {hub}. Name a branch, a tag or a whole commit id."
+    if isinstance(error, errors.RepositoryNotFoundError) or _status(error) == _UNAUTHORIZED:
+        return f"{hub} has no model of this name, or a private one. Check the name; for a private one set HF_TOKEN."
+    wanted = f"{name} at revision {revision!r}" if revision else name
+    if constants.is_offline_mode():
+        return (
+            f"{wanted} is not, or not wholly, in the cache {cache}, while HF_HUB_OFFLINE forbids to download it. "
+            f"Unset that, or run `hf download {name}` where there is a network and copy the cache, or give a directory."
+        )
+    return (
+        f"{wanted} could not be had from {hub} ({_first_line(error)}), nor is the whole of it in the cache {cache}. "
+        f"Check the network (HF_ENDPOINT names another hub), or give the path of a directory."
+    )
+
+
+def _status(error: Exception) -> int:
+    response: Any = getattr(error, "response", None)
+    return int(getattr(response, "status_code", 0))
+
+
+def _first_line(error: Exception) -> str:
+    cause = error.__cause__ or error
+    lines = str(cause).strip().splitlines()
+    return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__

@@ -1,0 +1,156 @@
+"""The directories and names of a model, from the settings of a service.
+
+The setting `--model` is a directory, a GGUF file or a name on the Hugging Face hub. A launcher looks hub names up once
+(`located`) and passes directories to its services, so that all of them use the same files even if the hub's files
+change. A service that is started alone looks its model up itself.
+
+A GGUF file, alone or in a directory without other weights, becomes a model directory in the user's cache
+(`shared.models.gguf_model`).
+
+A model's directory may have a file `ti_model_config.json` with the model's name and the name of its conversation
+template. `described` fills in what it says where the settings say nothing.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from shared.config import ModelSettings, SettingsError
+from shared.models import hub
+from shared.settings.allowed_values import CONV_TEMPLATE
+
+M = TypeVar("M", bound=ModelSettings)
+DEMO_DIRECTORY = Path(__file__).resolve().parents[2] / "antiphon" / "demo"
+DEMO_NAME = "antiphon-demo"
+_GGUF = ".gguf"
+MODEL_CONFIG = "ti_model_config.json"
+UNPUBLISHED_TEMPLATE = "shennong_chat"
+"""The conversation template whose layout is not public: it can be named, but only used as a `--chat-template`."""
+
+
+def model_directory(settings: ModelSettings, *, weights: bool = True) -> Path:
+    """Returns the model's directory, downloaded if needed. Raises SettingsError if the model is not found.
+
+    Without `weights`, only files other than the weights are downloaded.
+    """
+    if not settings.model:
+        return DEMO_DIRECTORY
+    has_other = bool(settings.tokenizer or settings.tokenizer_extension_path or settings.skip_tokenizer_init)
+    return _find(settings, settings.model, settings.revision, "--model", weights=weights, tokenizer=not has_other)
+
+
+def tokenizer_directory(settings: ModelSettings) -> Path:
+    """Returns the tokenizer's directory: the model's, unless the settings name another tokenizer or revision.
+
+    Raises SettingsError if it is not found.
+    """
+    if settings.tokenizer:
+        return _find(settings, settings.tokenizer, settings.tokenizer_revision, "--tokenizer", weights=False)
+    if settings.tokenizer_revision and settings.model:
+        return _find(settings, settings.model, settings.tokenizer_revision, "--tokenizer-revision", weights=False)
+    return model_directory(settings, weights=False)
+
+
+def model_name(settings: ModelSettings) -> str:
+    """Returns the model's name in requests.
+
+    It is the served name, else the model id, else the name or path as given, else the demo's name.
+    """
+    return settings.served_model_name or settings.model_id or settings.model or DEMO_NAME
+
+
+def model_aliases(settings: ModelSettings) -> tuple[str, ...]:
+    """Returns further names of the model that requests may use."""
+    names = (name.strip() for name in settings.served_model_alias.split(","))
+    return tuple(name for name in names if name)
+
+
+def described(settings: M) -> M:
+    """Returns the settings with the model id and the conversation template of the model's `ti_model_config.json`.
+
+    Settings that are set already stay as they are. A name on the hub has no directory yet: see `located`. Raises
+    SettingsError for a file that cannot be read, for a template that is not known, and for one that cannot be used.
+    """
+    path = _path(settings.model) / MODEL_CONFIG if settings.model else DEMO_DIRECTORY / MODEL_CONFIG
+    source, config = "--conv-template (CONV_TEMPLATE)", _model_config(path) if path.is_file() else {}
+    model_id = settings.model_id or _text(config, "model_id", path)
+    template = settings.conv_template
+    if not template:
+        source, template = f"{path}: conv_template_name", _text(config, "conv_template_name", path)
+    if not CONV_TEMPLATE.holds(template):
+        raise SettingsError(f"{source}: {template} is not {CONV_TEMPLATE.text}")
+    if template == UNPUBLISHED_TEMPLATE and not settings.chat_template:
+        raise SettingsError(f"{source}: the layout of {template} is not public: give it with --chat-template")
+    return replace(settings, model_id=model_id, conv_template=template or None)
+
+
+def located(settings: M, *, weights: bool = True) -> M:
+    """Returns the settings with hub names and GGUF files replaced by directories, and `described`.
+
+    Without `weights`, only files other than the weights are downloaded. Raises SettingsError if a model is not found.
+    """
+    changes: dict[str, str] = {}
+    model = model_directory(settings, weights=weights)
+    if settings.model and model != _path(settings.model).resolve():
+        changes = {"model": str(model), "revision": "", "served_model_name": model_name(settings)}
+    if settings.tokenizer or settings.tokenizer_revision:
+        changes |= {"tokenizer": str(tokenizer_directory(settings)), "tokenizer_revision": ""}
+    return described(replace(settings, **changes))
+
+
+def _model_config(path: Path) -> dict[str, Any]:
+    try:
+        value: Any = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingsError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise SettingsError(f"{path} must hold a JSON object with 'model_id' and 'conv_template_name'")
+    return cast(dict[str, Any], value)
+
+
+def _text(config: dict[str, Any], name: str, path: Path) -> str:
+    value = config.get(name)
+    if value is not None and not isinstance(value, str):
+        raise SettingsError(f"{path}: {name} must be a text, not {value!r}")
+    return value or ""
+
+
+def _find(
+    settings: ModelSettings, given: str, revision: str, flag: str, *, weights: bool, tokenizer: bool = True
+) -> Path:
+    path = _path(given)
+    if path.is_dir():
+        return _with_files(path.resolve(), flag, tokenizer)
+    if path.is_file():
+        return _of_file(path, flag, tokenizer)
+    if hub.is_name(given):
+        return hub.find_snapshot(given, revision, flag, weights=weights, cache=settings.download_dir)
+    raise SettingsError(
+        f"{flag}: there is no directory {path}. Give the path of a model in Hugging Face layout, or of a GGUF file."
+    )
+
+
+def _with_files(directory: Path, flag: str, tokenizer: bool) -> Path:
+    """Returns a directory; one whose weights are a GGUF file becomes the directory made from that."""
+    if not any(directory.glob(f"*{_GGUF}")):
+        return directory
+    # Imported here because the package gguf and numpy are needed for such files only.
+    from shared.models.gguf_model.directory import gguf_file, model_of_file
+
+    file = gguf_file(directory)
+    return directory if file is None else model_of_file(file, flag, tokenizer=tokenizer, beside=directory)
+
+
+def _of_file(path: Path, flag: str, tokenizer: bool) -> Path:
+    if path.suffix != _GGUF:
+        raise SettingsError(f"{flag}: {path} is a file; give the path of a directory, or of a file *{_GGUF}")
+    from shared.models.gguf_model.directory import model_of_file
+
+    return model_of_file(path, flag, tokenizer=tokenizer)
+
+
+def _path(given: str) -> Path:
+    return Path(given).expanduser()

@@ -1,0 +1,40 @@
+"""The grammar that a sequence's output must follow, as it travels on the bus: its kind and its text.
+
+The request library (`shared.request.structured`) makes grammars from request fields. `shared.text.constraint` compiles
+them; tokenizers check them before a request is accepted, and engines apply them. This file knows neither.
+"""
+
+from typing import Literal
+
+import msgspec
+
+GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag", "tagged_text"]
+
+
+class Grammar(msgspec.Struct, frozen=True, array_like=True):
+    """A grammar. Equal grammars compile to the same automaton, whatever the request field that they come from.
+
+    | kind             | `text`                                                                                |
+    |------------------|---------------------------------------------------------------------------------------|
+    | `json`           | a JSON Schema                                                                         |
+    | `json_object`    | empty: any JSON object                                                                |
+    | `regex`          | a regular expression that the whole output matches                                    |
+    | `choice`         | a JSON list of strings, one of which is the output                                    |
+    | `grammar`        | a context-free grammar in Lark's or GBNF's notation                                   |
+    | `structural_tag` | `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`: free text in which each |
+    |                  | trigger begins a tag whose content follows the schema                                 |
+    | `tagged_text`    | a `shared.parameters.tagged_text.TaggedText` as JSON: the same with other contents of tags
+    |
+    """
+
+    kind: GrammarKind
+    text: str = ""
+    whitespace: str = ""
+    """Regular expression of the whitespace between JSON tokens; empty: the default of `shared.text.constraint`."""
+    compact: bool = False
+    """JSON without whitespace between its tokens."""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether output that follows the grammar can always go on, as free text."""
+        return self.kind in ("structural_tag", "tagged_text")

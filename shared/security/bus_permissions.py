@@ -1,0 +1,238 @@
+"""What each kind of service may publish and subscribe to on the bus: the one table of permissions by subject.
+
+The configurations of all NATS servers are generated from it (`antiphon.launch.nats_server` for `antiphon serve`,
+`infra.checks.bus_users` for containers and Kubernetes), and so are the tests. Whatever is not listed is denied.
+
+`member` is the id of one process, which then has a user of its own; with `*` all replicas of a service share a user,
+and the bus cannot keep them apart. NATS matches whole tokens of a subject, so JetStream's streams are spelled out.
+"""
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from shared.subjects import LAUNCHER_QUEUE, TOKENIZER_QUEUE, VISION_QUEUE, Subjects, bucket_name
+
+Role = Literal["gateway", "tokenizer", "engine", "detokenizer", "vision", "launcher", "observer"]
+ROLES: tuple[Role, ...] = get_args(Role)
+CONTAINER_ROLES: tuple[Role, ...] = tuple(role for role in ROLES if role != "launcher")
+"""Roles where each service is started by itself: no launcher runs there."""
+RESPONSES = 'allow_responses: { max: 1, expires: "1m" }'
+"""A service may answer a request once, on its reply subject, within this time."""
+BUCKETS: dict[str, tuple[Role, ...]] = {
+    "limits": ("gateway",),
+    "adapters": ("gateway", "engine"),
+    "models": ("gateway", "launcher"),
+}
+"""Key-value stores, and the roles that read and write them."""
+LOGS = ("streams", "stream-tokens", "responses", "background", "background-events")
+"""Logs on JetStream that gateways write and read: the records of streams, their tokens, finished responses, and the
+records and events of responses that run in the background."""
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """Patterns of subjects; a word after a space is a queue group. `responds`: may answer requests that it receives."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    responds: bool = True
+
+
+def role(service: str) -> Role:
+    """Returns the role of a service, which has the same name."""
+    return next(each for each in ROLES if each == service)
+
+
+def permissions(role: Role, subjects: Subjects, member: str = "*") -> Permissions:
+    """Returns what a role may do in a deployment."""
+    return _BY_ROLE[role](subjects, member)
+
+
+def password(secret: bytes, user: str) -> str:
+    """Returns the password of a user, which follows from the bus's secret: processes that share it agree on it."""
+    digest = hmac.digest(secret, f"bus user {user}".encode(), hashlib.sha256)
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
+
+
+def _gateway(subjects: Subjects, member: str) -> Permissions:
+    return Permissions(
+        publish=(
+            subjects.any_tokenizer(),
+            subjects.tokenizer_direct("*", "*"),
+            subjects.engine_control("*", "*"),
+            subjects.engine_adapters("*", "*"),
+            subjects.all_adapters(),
+            subjects.detokenizer_control("*", "*"),
+            subjects.gateway_control("*", "*"),
+            subjects.any_vision(),
+            subjects.models_control(),
+            subjects.usage(),
+            subjects.stream_record("*"),
+            subjects.stream_journal(member, "*"),
+            subjects.response("*"),
+            subjects.background_record("*"),
+            subjects.background_events("*"),
+            *(subject for name in LOGS for subject in _log(subjects, name)),
+            *_own_publish("gateway", subjects, member),
+        ),
+        subscribe=(
+            subjects.gateway_text(member, "*"),
+            subjects.gateway_tokens(member, "*"),
+            subjects.gateway_control(member, "*"),
+            subjects.gateway_pictures(member, "*"),
+            subjects.all_adapters(),
+            subjects.models(),
+            subjects.heartbeats(),
+            subjects.steps(),
+            *_own_subscribe("gateway", subjects, member),
+        ),
+    )
+
+
+def _tokenizer(subjects: Subjects, member: str) -> Permissions:
+    return Permissions(
+        publish=_own_publish("tokenizer", subjects, member),
+        subscribe=(
+            f"{subjects.any_tokenizer()} {TOKENIZER_QUEUE}",
+            subjects.tokenizer_direct(member, "*"),
+            *_own_subscribe("tokenizer", subjects, member),
+        ),
+    )
+
+
+def _engine(subjects: Subjects, member: str) -> Permissions:
+    return Permissions(
+        publish=(
+            subjects.detokenizer_tokens("*", "*"),
+            subjects.gateway_tokens("*", "*"),
+            subjects.gateway_control("*", "*"),
+            subjects.all_adapters(),
+            subjects.any_vision(),
+            subjects.vision_direct("*", "*"),
+            subjects.steps(member),
+            *_own_publish("engine", subjects, member),
+        ),
+        subscribe=(
+            subjects.engine_control(member, "*"),
+            subjects.engine_adapters(member, "*"),
+            subjects.all_adapters(),
+            subjects.heartbeats("gateway"),
+            *_own_subscribe("engine", subjects, member),
+        ),
+    )
+
+
+def _detokenizer(subjects: Subjects, member: str) -> Permissions:
+    return Permissions(
+        publish=(
+            subjects.gateway_text("*", "*"),
+            subjects.gateway_control("*", "*"),
+            subjects.engine_control("*", "*"),
+            *_own_publish("detokenizer", subjects, member),
+        ),
+        subscribe=(
+            subjects.detokenizer_control(member, "*"),
+            subjects.detokenizer_tokens(member, "*"),
+            subjects.heartbeats("gateway"),
+            *_own_subscribe("detokenizer", subjects, member),
+        ),
+    )
+
+
+def _vision(subjects: Subjects, member: str) -> Permissions:
+    return Permissions(
+        publish=(subjects.gateway_pictures("*", "*"), *_own_publish("vision", subjects, member)),
+        subscribe=(
+            f"{subjects.any_vision()} {VISION_QUEUE}",
+            subjects.vision_direct(member, "*"),
+            *_own_subscribe("vision", subjects, member),
+        ),
+    )
+
+
+def _launcher(subjects: Subjects, member: str) -> Permissions:
+    """For `antiphon serve` itself, which changes the versions of models and watches their processes."""
+    return Permissions(
+        publish=(subjects.models(), *_own_publish("launcher", subjects, member)),
+        subscribe=(
+            f"{subjects.models_control()} {LAUNCHER_QUEUE}",
+            subjects.models(),
+            subjects.heartbeats(),
+            *_own_subscribe("launcher", subjects, member),
+        ),
+    )
+
+
+def _observer(subjects: Subjects, member: str) -> Permissions:
+    """For operators and their tools: reads everything, and asks for NATS's service discovery."""
+    return Permissions(
+        publish=("$SRV.>",),
+        subscribe=(subjects.everything(), "_INBOX.>"),
+        responds=False,
+    )
+
+
+def _own_publish(role: Role, subjects: Subjects, member: str) -> tuple[str, ...]:
+    """What every service publishes: heartbeats, the probe to itself, and what JetStream needs for its stores."""
+    return (
+        subjects.heartbeat(role, member),
+        f"{subjects.inbox(member)}.probe",
+        *(subject for name, roles in BUCKETS.items() if role in roles for subject in _bucket(subjects, name)),
+    )
+
+
+def _own_subscribe(role: Role, subjects: Subjects, member: str) -> tuple[str, ...]:
+    """What every service subscribes to: its inbox, service discovery, and its own heartbeats, for health checks."""
+    service = f"{subjects.namespace}-{role}"
+    return (
+        f"{subjects.inbox(member)}.>",
+        subjects.heartbeats(role),
+        *(f"$SRV.{rest}" for rest in ("*", f"*.{service}", f"*.{service}.{member}")),
+    )
+
+
+def _bucket(subjects: Subjects, name: str) -> tuple[str, ...]:
+    """Creating a key-value store if it is not there or changing its copies, and reading and writing its entries.
+
+    Not deleting it.
+    """
+    bucket = bucket_name(subjects.namespace, name)
+    return (
+        f"$KV.{bucket}.>",
+        *(f"$JS.API.STREAM.{verb}.KV_{bucket}" for verb in ("CREATE", "UPDATE", "INFO")),
+        f"$JS.API.DIRECT.GET.KV_{bucket}.>",
+    )
+
+
+def _log(subjects: Subjects, name: str) -> tuple[str, ...]:
+    """Creating a log or changing its limits, and reading its messages; not deleting it. Writing is a subject's own."""
+    log = bucket_name(subjects.namespace, name)
+    return (
+        *(f"$JS.API.STREAM.{verb}.{log}" for verb in ("CREATE", "UPDATE", "INFO")),
+        f"$JS.API.DIRECT.GET.{log}",
+        f"$JS.API.DIRECT.GET.{log}.>",
+    )
+
+
+_BY_ROLE: dict[Role, Callable[[Subjects, str], Permissions]] = {
+    "gateway": _gateway,
+    "tokenizer": _tokenizer,
+    "engine": _engine,
+    "detokenizer": _detokenizer,
+    "vision": _vision,
+    "launcher": _launcher,
+    "observer": _observer,
+}
+
+
+def render_user(user: str, secret: str, granted: Permissions) -> str:
+    """Returns a user as a line of a NATS configuration. `secret`: its password, quoted, or the name of a variable."""
+    publish = ", ".join(f'"{subject}"' for subject in granted.publish)
+    subscribe = ", ".join(f'"{subject}"' for subject in granted.subscribe)
+    responses = f", {RESPONSES}" if granted.responds else ""
+    allowed = f"publish: {{ allow: [{publish}] }}, subscribe: {{ allow: [{subscribe}] }}{responses}"
+    return f'{{ user: "{user}", password: {secret}, permissions: {{ {allowed} }} }}'

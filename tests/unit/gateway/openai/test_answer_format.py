@@ -1,0 +1,176 @@
+"""Which formats an answer has, what forced calls must look like, and how reasoning tokens are counted."""
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import pytest
+
+from services.gateway.generation import ModelCard
+from services.gateway.openai.bodies import parameters
+from services.gateway.openai.schemas import ChatBody
+from services.gateway.openai.tools.answer_format import AnswerFormat, answer_format
+from services.gateway.openai.tools.forced_calls import forced_calls_schema
+from services.gateway.openai.tools.tool_choice import ToolChoice, tool_choice
+from services.gateway.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat
+from services.gateway.parsers.output_parser import OutputParser
+from shared.config import GatewaySettings
+from shared.errors import ServiceError
+from shared.settings.allowed_values import REASONING_PARSERS, TOOL_CALL_PARSERS
+from shared.text.reasoning import ReasoningSplitter
+from tests.unit.gateway.bodies import CARD, HELLO
+from tests.unit.gateway.outputs import TOOLS, Output, collect, tool
+
+THINKER = dataclasses.replace(CARD, tool_format="mistral", reasoning_format="qwen3")
+
+
+def body(**fields: Any) -> ChatBody:
+    return msgspec.convert({"messages": HELLO, **fields}, ChatBody)
+
+
+def chosen(card: ModelCard = THINKER, settings: Any = None, **fields: Any) -> AnswerFormat | None:
+    asked = body(**fields)
+    return answer_format(asked, parameters.chat(asked, card, "r"), card, GatewaySettings(**(settings or {})))
+
+
+def test_the_settings_offer_the_formats_that_there_are() -> None:
+    assert set(TOOL_CALL_PARSERS) == {"auto", "none", *TOOL_FORMATS}
+    assert set(REASONING_PARSERS) == {"auto", "none", *REASONING_FORMATS}
+
+
+def test_a_request_without_tools_and_reasoning_needs_no_parser() -> None:
+    assert chosen(CARD) is None
+    assert chosen(CARD, tools=[], tool_choice="auto") is None
+    assert chosen(CARD, tools=TOOLS, tool_choice="none") is None
+    assert chosen(THINKER, {"reasoning_parser": "none"}) is None
+
+
+def test_formats_come_from_the_template_unless_the_settings_name_them() -> None:
+    found = chosen(tools=TOOLS)
+    assert found is not None
+    assert (found.tool_format, found.reasoning_format) == (TOOL_FORMATS["mistral"], REASONING_FORMATS["qwen3"])
+    assert found.special_tokens == ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<think>", "</think>")
+    named = chosen(settings={"tool_call_parser": "hermes", "reasoning_parser": "granite"}, tools=TOOLS)
+    assert named is not None
+    assert (named.tool_format, named.reasoning_format) == (TOOL_FORMATS["hermes"], REASONING_FORMATS["granite"])
+
+
+@pytest.mark.parametrize("name", ["tools", "functions"])
+def test_tools_are_refused_where_no_format_is_known(name: str) -> None:
+    tools = TOOLS if name == "tools" else [one["function"] for one in TOOLS]
+    with pytest.raises(ServiceError, match="--tool-call-parser") as raised:
+        chosen(CARD, **{name: tools})
+    assert raised.value.param == name
+    assert chosen(CARD, {"tool_call_parser": "none"}, **{name: tools}) is None
+
+
+def test_output_that_follows_a_structure_is_not_parsed() -> None:
+    assert chosen(tools=TOOLS, response_format={"type": "json_object"}) is None
+    tag = {"begin": "<tool_call>", "schema": {}, "end": "</tool_call>"}
+    structures = {"structural_tag": {"structures": [tag], "triggers": ["<tool_call>"]}}
+    free = chosen(tools=TOOLS, structured_outputs=structures)
+    assert free is not None
+    assert free.reasoning_format is not None
+
+
+def test_output_without_text_is_not_parsed() -> None:
+    assert chosen(tools=TOOLS, detokenize=False) is None
+
+
+def test_forced_calls_have_no_reasoning_and_need_no_format_of_the_model() -> None:
+    for card, short in ((THINKER, True), (CARD, False)):
+        forced = chosen(card, tools=TOOLS, tool_choice="required")
+        assert forced is not None
+        assert forced.reasoning_format is None
+        assert (len(forced.call_id("r", 0, 0)) == 9) is short
+
+
+def test_ids_of_calls_are_the_same_for_the_same_place_and_short_where_the_template_needs_it() -> None:
+    short, long = (AnswerFormat(choice=ToolChoice(), tool_format=TOOL_FORMATS[name]) for name in ("mistral", "hermes"))
+    ids = {long.call_id("r", choice, call) for choice in range(3) for call in range(3)}
+    assert len(ids) == 9
+    assert long.call_id("r", 0, 0) in ids
+    assert len(short.call_id("r", 0, 0)) == 9
+    assert short.call_id("r", 0, 0).isalnum()
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "tail", "inside"),
+    [
+        (ReasoningFormat(), "<|assistant|>", False),
+        (ReasoningFormat(), "<think>\n", True),
+        (ReasoningFormat(), "<think>\n\n</think>\n\n", False),
+        (ReasoningFormat(is_implied=True), "<|assistant|>", True),
+        (ReasoningFormat(is_implied=True), "<think>\n\n</think>\n\n", False),
+    ],
+)
+def test_the_end_of_the_prompt_tells_whether_the_output_begins_within_reasoning(
+    reasoning: ReasoningFormat, tail: str, inside: bool
+) -> None:
+    parser = AnswerFormat(choice=ToolChoice(), reasoning_format=reasoning).parser(tail)
+    output = Output()
+    output.add(parser.feed("Hm.</think>Yes."))
+    output.add(parser.finish())
+    assert (output.reasoning, output.content) == (("Hm.", "Yes.") if inside else ("", "Hm.</think>Yes."))
+
+
+@pytest.mark.parametrize(
+    ("updates", "expected"),
+    [
+        ([("<th", 1), ("ink>", 1), ("a", 1), ("b", 1), ("</think>", 1), ("c", 1), ("d", 5)], 5),
+        ([("<think>ab</think>", 5), ("cd", 2)], 5),
+        ([("<think>ab</think>cccccccccccccccccc", 10)], 5),
+        ([("a", 1), ("<think>b</think>", 4)], 0),
+        ([("<think>", 3), ("", 1)], 4),
+        ([("", 1), ("x", 1)], 0),
+    ],
+)
+def test_tokens_of_reasoning_are_counted(updates: list[tuple[str, int]], expected: int) -> None:
+    parser = OutputParser(ReasoningSplitter())
+    for text, count in updates:
+        parser.feed(text, count)
+    parser.finish()
+    assert parser.num_reasoning_tokens == expected
+
+
+def test_forced_calls_are_a_list_of_known_calls_or_the_arguments_of_one() -> None:
+    shared = {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"type": "integer"}}}
+    tools = [*TOOLS, {"type": "function", "function": {"name": "f", "parameters": shared}}]
+    schema = forced_calls_schema(tool_choice(body(tools=tools, tool_choice="required")))
+    assert (schema["type"], schema["minItems"], schema["$defs"]) == ("array", 1, shared["$defs"])
+    names = [one["properties"]["name"]["const"] for one in schema["items"]["anyOf"]]
+    assert names == ["get_weather", "now", "f"]
+    assert schema["items"]["anyOf"][2]["properties"]["parameters"] == {
+        "type": "object",
+        "properties": shared["properties"],
+    }
+    one = forced_calls_schema(tool_choice(body(tools=tools, tool_choice="required", parallel_tool_calls=False)))
+    assert one["maxItems"] == 1
+    named = {"type": "function", "function": {"name": "f"}}
+    assert forced_calls_schema(tool_choice(body(tools=tools, tool_choice=named))) == shared
+    other = {**shared, "$defs": {"X": {"type": "string"}}}
+    tools.append({"type": "function", "function": {"name": "g", "parameters": other}})
+    with pytest.raises(ServiceError) as raised:
+        forced_calls_schema(tool_choice(body(tools=tools, tool_choice="required")))
+    assert raised.value.param == "tools[3].function.parameters.$defs.X"
+
+
+def test_output_of_forced_calls_is_read() -> None:
+    required = AnswerFormat(choice=ToolChoice(mode="required", tools=(tool("now"),)))
+    parser = required.parser("")
+    assert collect(_Calls(parser), '[{"name": "now", "parameters": {}}]') == Output(calls=[("now", "{}")])
+    assert required.finish_reason("stop", parser) == "tool_calls"
+    named = AnswerFormat(choice=ToolChoice(mode="named", tools=(tool("now"),), name="now"))
+    parser = named.parser("")
+    assert collect(_Calls(parser), "{", "}") == Output(calls=[("now", "{}")])
+    assert named.finish_reason("stop", parser) == "stop"
+
+
+class _Calls:
+    """A whole parser in the place of one for calls."""
+
+    num_calls = 0
+    is_cut = False
+
+    def __init__(self, parser: OutputParser) -> None:
+        self.feed, self.finish = parser.feed, parser.finish

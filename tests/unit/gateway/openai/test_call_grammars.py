@@ -1,0 +1,234 @@
+"""Grammars of calls: whatever output they allow, the calls that its parser finds follow the schemas of strict tools."""
+
+import json
+import random
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from services.gateway.openai.tools.strict_calls import strict_calls
+from services.gateway.openai.tools.tool_choice import ToolChoice
+from services.gateway.parsers.formats import TOOL_FORMATS, ReasoningFormat
+from services.gateway.parsers.output_parser import OutputParser
+from shared.errors import ServiceError
+from shared.text import constraint
+from shared.text.reasoning import ReasoningSplitter
+from tests.unit.gateway.outputs import Output
+
+END, HIDDEN = "<|end|>", "<hidden>"
+PLACE: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "minLength": 2, "maxLength": 6},
+        "unit": {"type": "string", "enum": ["c", "f"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 3},
+        "where": {"$ref": "#/$defs/Point"},
+        "note": {"type": ["string", "null"]},
+    },
+    "required": ["city", "unit", "days"],
+    "additionalProperties": False,
+    "$defs": {
+        "Point": {
+            "type": "object",
+            "properties": {"x": {"type": "boolean"}, "y": {"type": "string", "maxLength": 30}},
+            "required": ["x", "y"],
+            "additionalProperties": False,
+        }
+    },
+}
+EMPTY: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+SCHEMAS = {"weather": PLACE, "now": EMPTY}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "weather", "parameters": PLACE, "strict": True}},
+    {"type": "function", "function": {"name": "now", "parameters": EMPTY, "strict": True}},
+    {"type": "function", "function": {"name": "free", "parameters": PLACE, "strict": None}},
+]
+CHOICE = ToolChoice(mode="auto", tools=tuple(TOOLS), places=(0, 1, 2))
+NAMES = ["hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "glm45", "pythonic"]
+ROME = '{"city": "Rome", "unit": "c", "days": 2}'
+PIECES = [
+    *("Hello. ", " ", "\n", "{", "[", ";", "}", "]", ")", '"', ",", "<", "weather", "now", "free", "(", '{"a": 1}'),
+    *(HIDDEN, "\u00a0", "\x1c", "<think>", "</think>", "function", "Rome", "é", "\\", "null", "true", ROME, "{}"),
+    *('{"name": "weather", "arguments": ', '{"name": "weather", "parameters": ', '"city": "R"', "city=", "days=7"),
+    *(
+        "<function=weather>",
+        "<parameter=",
+        "</arg_value>",
+        "</parameter>",
+        "</function>",
+        "```json\n",
+        "[ARGS]",
+        "x" * 9,
+    ),
+]
+"""What the walks try to write, besides the marks of the format."""
+CALLS = {
+    "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {ROME}}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nRome\n</parameter>\n<parameter=unit>\nc\n"
+    "</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>",
+    "llama3_json": f'{{"name": "weather", "parameters": {ROME}}}; {{"name": "now", "parameters": {{}}}}',
+    "mistral": f'[TOOL_CALLS] [{{"name": "weather", "arguments": {ROME}}}, {{"name": "now", "arguments": {{}}}}]',
+    "deepseek_v3": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{ROME}\n```"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "glm45": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n<arg_key>unit</arg_key>\n"
+    "<arg_value>c</arg_value>\n<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
+    "pythonic": '[weather(city="Rome", unit="c", days=2), now()]',
+}
+"""Each format's calls as models write them."""
+OTHER_FORMS = {
+    "mistral": f"Hm.[TOOL_CALLS]weather{ROME}[TOOL_CALLS]now[ARGS]{{}}",
+    "deepseek_v3": f"Hm.<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{ROME}<｜tool▁call▁end｜>",
+    "llama3_json": f'Hm. <|python_tag|>{{"name": "weather", "parameters": {ROME}}}',
+    "pythonic": 'Hm. <|python_start|>[weather(city="Rome", unit="c", days=2)]<|python_end|>',
+}
+
+
+@cache
+def tokenizer(name: str, special: bool) -> Tokenizer:
+    """One token for each byte, and the marks of the format as special tokens or not at all."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    found = Tokenizer(models.BPE(vocab={char: number for number, char in enumerate(alphabet)}, merges=[]))
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = decoders.ByteLevel()
+    marks = (*TOOL_FORMATS[name].special_tokens, "<think>", "</think>", HIDDEN) if special else ()
+    found.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (END, *marks)])
+    return found
+
+
+@cache
+def matching(name: str, special: bool) -> tuple[LLTokenizer, LLMatcher]:
+    vocabulary = tokenizer(name, special)
+    tokens = LLTokenizer(vocabulary.to_str(), eos_token=[vocabulary.token_to_id(END)])
+    found = strict_calls(CHOICE, TOOL_FORMATS[name], ReasoningFormat())
+    assert found is not None
+    return tokens, constraint.compile_grammar(found.grammar, tokens)
+
+
+def ids(name: str, special: bool, text: str, *, spelled: bool = False) -> list[int]:
+    """The tokens of a text; `spelled`: without special tokens."""
+    vocabulary = tokenizer(name, special)
+    parts = list(text) if spelled else [text]
+    return [one for part in parts for one in vocabulary.encode(part, add_special_tokens=False).ids]
+
+
+def parsed(name: str, text: str) -> Output:
+    parser = OutputParser(ReasoningSplitter(), TOOL_FORMATS[name].parser(TOOLS))
+    output = Output()
+    output.add(parser.feed(text))
+    output.add(parser.finish())
+    output.cut = not parser.has_whole_calls
+    return output
+
+
+def check(name: str, text: str) -> Output:
+    """What the parser makes of an output; its whole calls of strict tools must follow their schemas."""
+    output = parsed(name, text)
+    for function, arguments in output.calls[:-1] if output.cut else output.calls:
+        assert function in ("weather", "now", "free"), text
+        if function in SCHEMAS:
+            jsonschema.validate(json.loads(arguments), SCHEMAS[function])
+    return output
+
+
+def walk(name: str, special: bool, seed: int) -> str:
+    """The text of a random output that the grammar allows: pieces where they fit, else any token."""
+    chance = random.Random(f"{name}/{special}/{seed}")
+    tokens, start = matching(name, special)
+    matcher, written, wish = start.deep_copy(), list[int](), list[int]()
+    pieces = [*PIECES, *TOOL_FORMATS[name].special_tokens, "<tool_call>", "</tool_call>", CALLS[name]]
+    end = tokens.eos_token
+    while len(written) < 400:
+        if not wish:
+            wish = ids(name, special, chance.choice(pieces), spelled=chance.random() < 0.3)
+        allowed = matcher.compute_bitmask()
+        fits = bool(allowed[wish[0] // 8] >> wish[0] % 8 & 1)
+        if fits and chance.random() < 0.97:
+            token = wish.pop(0)
+        else:
+            wish = []
+            token = chance.choice([one for one in range(tokens.vocab_size) if allowed[one // 8] >> one % 8 & 1])
+        if token == end:
+            break
+        assert matcher.consume_token(token)
+        written.append(token)
+    vocabulary = tokenizer(name, special)
+    hidden = {vocabulary.token_to_id(HIDDEN)}
+    return vocabulary.decode([one for one in written if one not in hidden], skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_whatever_the_grammar_allows_calls_of_strict_tools_follow_their_schemas(name: str, special: bool) -> None:
+    num_calls = sum(len(check(name, walk(name, special, seed)).calls) for seed in range(40))
+    assert num_calls > 5
+
+
+@pytest.mark.parametrize("spelled", [True, False])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [*CALLS.items(), *OTHER_FORMS.items(), *((name, "Hello <b> [1] {2}; 'x'\n") for name in NAMES)],
+)
+def test_calls_as_models_write_them_and_free_text_are_allowed(name: str, text: str, spelled: bool) -> None:
+    for special in (True, False):
+        _, start = matching(name, special)
+        for before in ("", "<think>Hm, [a] and {b}.</think>\n\n"):
+            written = ids(name, special, before + text, spelled=spelled)
+            matcher = start.deep_copy()
+            assert matcher.try_consume_tokens(written) == len(written), (before, special)
+            assert matcher.is_accepting()
+    found = check(name, text).calls
+    assert [one for one, _ in found] == (["weather", "now"] if "now" in text else ["weather"] if "Rome" in text else [])
+    assert all(json.loads(arguments) == json.loads(ROME) for function, arguments in found if function == "weather")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_arguments_that_do_not_follow_the_schema_cannot_be_written(name: str) -> None:
+    _, start = matching(name, True)
+    for right, wrong in [("Rome", "R"), ("city", "town"), ("2", "9"), ("weather", "wetter")]:
+        written = ids(name, True, CALLS[name].replace(right, wrong, 1))
+        assert start.deep_copy().try_consume_tokens(written) < len(written), wrong
+
+
+@pytest.mark.parametrize("name", ["glm45", "qwen3_coder", "pythonic"])
+@pytest.mark.parametrize(
+    ("schema", "param", "told"),
+    [
+        ({"anyOf": [{"type": "object"}]}, "", "the member 'anyOf'"),
+        ({"type": "array"}, "", "the schema of an object"),
+        ({"type": "object", "required": ["x"]}, "", "requires 'x'"),
+        ({"type": "object", "properties": {"x": 5}}, ".properties.x", "must be a JSON Schema"),
+    ],
+)
+def test_schemas_that_a_format_cannot_enforce_are_refused_by_name(
+    name: str, schema: Any, param: str, told: str
+) -> None:
+    refused(name, schema, param, told)
+
+
+@pytest.mark.parametrize(
+    ("name", "schema", "param", "told"),
+    [
+        ("glm45", {"properties": {"x": {"type": "string", "pattern": "a"}}}, ".properties.x", "the member 'pattern'"),
+        ("glm45", {"properties": {"x": {"type": "string", "minLength": "a"}}}, ".properties.x.minLength", "an integer"),
+        ("glm45", {"properties": {"x": {"type": "string", "enum": ["</arg_value>"]}}}, ".properties.x", "no value"),
+        ("glm45", {"properties": {" x": {}}}, "", "a property whose name"),
+        ("qwen3_coder", {"properties": {"a>b": {}}}, "", "a property whose name"),
+        ("pythonic", {"properties": {"class": {}}}, "", "no name in Python"),
+    ],
+)
+def test_properties_that_a_format_cannot_hold_are_refused_by_name(
+    name: str, schema: Any, param: str, told: str
+) -> None:
+    refused(name, {"type": "object", **schema}, param, told)
+
+
+def refused(name: str, schema: Any, param: str, told: str) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    with pytest.raises(ServiceError) as error:
+        strict_calls(ToolChoice(mode="auto", tools=(TOOLS[2], tool), places=(0, 1)), TOOL_FORMATS[name], None)
+    assert error.value.param == "tools[1].function.parameters" + param
+    assert told in error.value.message

@@ -1,0 +1,195 @@
+"""Bodies of embeddings, score and rerank as requests, the scores made of vectors, and the texts of large requests."""
+
+import json
+import math
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.generation import GenerationRequest, ModelCard
+from services.gateway.openai.bodies import unsupported_params
+from services.gateway.openai.body import read_body, read_fields
+from services.gateway.openai.pooling import answers, requests, schemas
+from services.gateway.requests.prompts import prepare
+from shared import limits
+from shared.codec import pack_ids
+from shared.errors import ServiceError
+from shared.messages import TokenizedPrompt, TokenizeReply, TokenizeRequest
+from shared.parameters.pooling import PoolingParams, check, unpack_vector
+from shared.parameters.sampling import SamplingParams
+from tests.unit.gateway.bodies import refusal
+
+CARD = ModelCard(name="toy", path="/models/toy", max_model_len=512, vocab_size=300, created=1, embedding_size=8)
+INPUTS_MAX = limits.EMBEDDING_INPUTS_MAX
+
+
+def embeddings(card: ModelCard = CARD, **fields: Any) -> GenerationRequest:
+    data = json.dumps({"input": "hello", **fields}).encode()
+    unsupported_params.check(read_fields(data), schemas.EmbeddingBody)
+    return requests.embeddings(read_body(data, schemas.EMBEDDING_DECODER), card, "r" * 22)
+
+
+def score(**fields: Any) -> GenerationRequest:
+    data = json.dumps({"text_1": "one", "text_2": ["two", "three"], **fields}).encode()
+    unsupported_params.check(read_fields(data), schemas.ScoreBody)
+    return requests.score(read_body(data, schemas.SCORE_DECODER), CARD, "r" * 22)
+
+
+def rerank(**fields: Any) -> GenerationRequest:
+    data = json.dumps({"query": "what", "documents": ["one", {"text": "two"}], **fields}).encode()
+    unsupported_params.check(read_fields(data), schemas.RerankBody)
+    return requests.rerank(read_body(data, schemas.RERANK_DECODER), CARD, "r" * 22)
+
+
+def packed(*values: float) -> bytes:
+    return array("f", values).tobytes()
+
+
+def test_embeddings_have_openai_s_defaults():
+    request = embeddings()
+    assert request.pooling == PoolingParams(kind=None, normalize=True, dimensions=None)
+    assert (request.texts, request.token_ids, request.n) == (("hello",), (), 1)
+    assert (request.add_special_tokens, request.priority) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("given_input", "texts", "token_ids", "names"),
+    [
+        ("a", ("a",), (), ("input",)),
+        (["a"], ("a",), (), ("input",)),
+        (["a", "b"], ("a", "b"), (), ("input[0]", "input[1]")),
+        ([1, 2], (), ((1, 2),), ("input",)),
+        ([[1], [2, 3]], (), ((1,), (2, 3)), ("input[0]", "input[1]")),
+    ],
+)
+def test_an_input_has_every_form_of_openai(given_input: Any, texts: Any, token_ids: Any, names: Any):
+    request = embeddings(input=given_input)
+    assert (request.texts, request.token_ids, request.prompt_names) == (texts, token_ids, names)
+
+
+def test_fields_of_embeddings_arrive():
+    request = embeddings(
+        pooling="mean", normalize=False, dimensions=3, add_special_tokens=False, priority=-2, user="me",
+        encoding_format="base64",
+    )  # fmt: skip
+    assert request.pooling == PoolingParams("mean", False, 3)
+    assert (request.add_special_tokens, request.priority) == (False, -2)
+
+
+@pytest.mark.parametrize(
+    ("code", "param", "fields"),
+    [
+        ("missing_required_parameter", "input", {"input": None}),
+        ("invalid_value", "input", {"input": []}),
+        ("invalid_value", "input", {"input": ["a", 1]}),
+        ("invalid_value", "input", {"input": [[300]]}),
+        ("invalid_value", "input", {"input": ["a"] * (INPUTS_MAX + 1)}),
+        ("invalid_value", "encoding_format", {"encoding_format": "hex"}),
+        ("invalid_value", "dimensions", {"dimensions": 0}),
+        ("invalid_value", "dimensions", {"dimensions": 9}),
+        ("invalid_value", "dimensions", {"dimensions": 2.5}),
+        ("invalid_value", "pooling", {"pooling": "max"}),
+        ("invalid_value", "priority", {"priority": 2**31}),
+        ("unsupported_parameter", "truncate_prompt_tokens", {"truncate_prompt_tokens": 4}),
+        ("unsupported_parameter", "temperature", {"temperature": 1}),
+    ],
+)
+def test_wrong_fields_of_embeddings_are_named(code: str, param: str, fields: Any):
+    refusal(embeddings, code, param, **fields)
+
+
+def test_a_model_whose_engine_gives_no_vectors_refuses_by_name():
+    with pytest.raises(ServiceError, match="gives no embeddings") as error:
+        embeddings(card=ModelCard("toy", "", 512, 300, 1))
+    assert (error.value.code, error.value.param) == ("unsupported_parameter", "model")
+
+
+def test_pairs_are_one_with_many_or_item_by_item():
+    request = score()
+    assert (request.texts, request.pooling) == (("one", "two", "three"), PoolingParams())
+    assert request.prompt_names == ("text_1", "text_2[0]", "text_2[1]")
+    assert score(text_1=["a", "b"]).texts == ("a", "b", "two", "three")
+    refusal(score, "invalid_value", "text_1", text_1=["a", "b", "c"])
+    refusal(score, "invalid_value", "text_2", text_2=[])
+    refusal(score, "missing_required_parameter", "text_1", text_1=None)
+
+
+def test_rerank_asks_for_the_query_and_every_document():
+    request = rerank()
+    assert request.texts == ("what", "one", "two")
+    assert request.prompt_names == ("query", "documents[0]", "documents[1]")
+    for param in ("query", "documents"):
+        refusal(rerank, "missing_required_parameter", param, **{param: None})
+    refusal(rerank, "invalid_value", "documents", documents=[])
+    refusal(rerank, "invalid_value", "documents", documents=["a"] * (INPUTS_MAX + 1))
+    refusal(rerank, "invalid_value", "top_n", top_n=0)
+
+
+def test_cosines_pair_one_with_many_or_item_by_item():
+    half = math.sqrt(0.5)
+    vectors = [packed(1, 0), packed(0, 1), packed(half, half)]
+    assert list(answers.cosines(vectors[:1], vectors)) == pytest.approx([1, 0, half])
+    assert list(answers.cosines(vectors, vectors)) == pytest.approx([1, 1, 1])
+
+
+def test_a_ranking_is_stable_and_as_long_as_asked():
+    body = json.loads(answers.ranking({"id": "x"}, [0.1, 0.9, 0.1], 7, 2, ["a", "b", "c"]))
+    assert body["results"] == [
+        {"index": 1, "document": {"text": "b"}, "relevance_score": 0.9},
+        {"index": 0, "document": {"text": "a"}, "relevance_score": 0.1},
+    ]
+    assert body["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
+    without = json.loads(answers.ranking({}, [0.1], 7, None, None))
+    assert without["results"] == [{"index": 0, "relevance_score": 0.1}]
+
+
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=9))
+def test_a_vector_survives_packing(values: list[float]):
+    assert unpack_vector(packed(*values)).tolist() == values
+
+
+def test_dimensions_are_at_most_those_of_the_model():
+    for dimensions in (None, 1, 8):
+        check(PoolingParams(dimensions=dimensions), 8)
+    for dimensions in (-1, 0, 9):
+        with pytest.raises(ServiceError, match="between 1 and 8"):
+            check(PoolingParams(dimensions=dimensions), 8)
+
+
+class Tokenizers:
+    """Answers with one token for each character."""
+
+    def __init__(self) -> None:
+        self.messages: list[TokenizeRequest] = []
+
+    async def tokenizer(self, message: TokenizeRequest, size: int, headers: Any) -> TokenizeReply:
+        assert size == sum(map(len, message.prompts))
+        self.messages.append(message)
+        prompts = (TokenizedPrompt(pack_ids(list(text.encode()))) for text in message.prompts)
+        return TokenizeReply(message.request_id, tuple(prompts))
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=90))
+async def test_many_texts_are_tokenized_in_several_messages_in_their_order(lengths: list[int]):
+    texts = tuple("x" * (length * limits.TOKENIZE_CHARS_MAX // 4) for length in lengths)
+    names = tuple(f"input[{index}]" for index in range(len(texts)))
+    request = GenerationRequest("r", "toy", SamplingParams(), texts=texts, prompt_names=names, pooling=PoolingParams())
+    peers = Tokenizers()
+    prompts = (await prepare(peers, request, CARD, 16)).prompts  # type: ignore[arg-type]
+    assert [prompt.num_tokens for prompt in prompts] == list(map(len, texts))
+    assert sum((message.prompts for message in peers.messages), ()) == texts
+    assert sum((message.prompt_names for message in peers.messages), ()) == names
+    for message in peers.messages:
+        assert 1 <= len(message.prompts) <= limits.PROMPTS_MAX
+        assert len(message.prompts) == 1 or sum(map(len, message.prompts)) <= limits.TOKENIZE_CHARS_MAX
+        assert not message.generates
+
+
+async def test_a_text_without_tokens_is_named():
+    request = GenerationRequest("r", "toy", SamplingParams(), texts=("a", ""), prompt_names=("input[0]", "input[1]"))
+    with pytest.raises(ServiceError, match=r"'input\[1\]' has no tokens") as error:
+        await prepare(Tokenizers(), request, CARD, 16)  # type: ignore[arg-type]
+    assert error.value.param == "input[1]"
