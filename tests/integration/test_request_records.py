@@ -140,5 +140,11 @@ async def test_the_topology_lists_every_member_with_its_load():
         "heartbeat_sequence": 3,
         "messages_received": 40,
         "messages_sent": 50,
-        "load": {"num_requests": 2, "num_waiting": 1, "accepted_requests": 0, "ended_requests": 0},
+        "load": {
+            "num_requests": 2,
+            "num_waiting": 1,
+            "accepted_requests": 0,
+            "ended_requests": 0,
+            "num_idle_waiting": 0,
+        },
     }
