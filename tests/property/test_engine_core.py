@@ -293,11 +293,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
         plan = self.core.schedule(self.now_s)
         self.num_beams_preempted += sum(len(group.beams) == 1 for group in searching)
         self.num_promoted += sum(not each.idle for each in idle)
-        if (
-            oldest is not None
-            and oldest.idle
-            and (oldest.status is Status.PREEMPTED or self.core.scheduler.waiting.num_waiting)
-        ):
+        others = self.core.scheduler.waiting.num_waiting + self.core.scheduler.idle.num_ordinary
+        if oldest is not None and oldest.idle and (oldest.status is Status.PREEMPTED or others):
             oldest = None  # gives way
         self.check_plan(plan)
         if plan.empty:
