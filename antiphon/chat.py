@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from antiphon import resumable
 from shared.config import SettingsError
-from shared.request.pictures import data_url
+from shared.request.data_urls import data_url
 
 TIMEOUT_S = 600.0
 _JSON_MAX = 1 << 20

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon import AsyncLLMEngine, SamplingParams
-from shared.request.pictures import data_url
+from shared.request.data_urls import data_url
 
 
 def run(

@@ -61,13 +61,6 @@ def taken_into(pictures: list[PictureInput]) -> TakePicture:
     return lambda given, param: pictures.append(read_image_url(given, param))
 
 
-def data_url(file: bytes) -> str:
-    """Returns a data URL of the file of a picture. Its media type is that of the file's first bytes."""
-    heads = {b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
-    kind = next((kind for head, kind in heads.items() if file.startswith(head)), "png")
-    return f"data:image/{kind}{_BASE64},{base64.b64encode(file).decode()}"
-
-
 def check_pictures(pictures: list[PictureInput]) -> None:
     """Raises ServiceError for too many pictures in a request, or too many bytes of them."""
     if len(pictures) > limits.IMAGES_MAX:
