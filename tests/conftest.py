@@ -42,6 +42,16 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
 
 
+@pytest.fixture(autouse=True)
+def _no_threads_stay() -> Iterator[None]:
+    """Ranks on threads (`tests.support.ranks`) end with their test."""
+    yield
+    # Not imported here, because it imports torch, which most tests do not need.
+    ranks = sys.modules.get("tests.support.ranks")
+    if ranks is not None:
+        ranks.end_ranks()
+
+
 # --- NATS -------------------------------------------------------------------------------------------------------------
 
 

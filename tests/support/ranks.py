@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import TypeVar
+from weakref import WeakSet
 
 from torch import Tensor
 
@@ -88,6 +89,15 @@ class ThreadCommunicator:
         return last.clone()
 
 
+_OPEN: "WeakSet[RankThreads]" = WeakSet()
+
+
+def end_ranks() -> None:
+    """Ends the threads of all ranks that were not closed. Called at the end of each test."""
+    for ranks in list(_OPEN):
+        ranks.end_threads()
+
+
 class RankThreads:
     """A `ModelWorker` of several ranks. Their results must be equal."""
 
@@ -102,6 +112,7 @@ class RankThreads:
         communicators = [
             ThreadCommunicator(s, everybody, stages[s.pp_rank], columns[s.tp_rank], pipes[s.tp_rank]) for s in shards
         ]
+        _OPEN.add(self)
         self.workers = self._on_all(lambda rank: make(communicators[rank]), len(shards))
         self._shards = shards
 
@@ -119,8 +130,13 @@ class RankThreads:
 
     def close(self) -> None:
         """See ModelWorker."""
+        self.end_threads()
         for worker in self.workers:
             worker.close()
+
+    def end_threads(self) -> None:
+        """Ends the threads; the workers stay as they are."""
+        _OPEN.discard(self)
         self._threads.shutdown()
 
     def _on_all(self, work: Callable[[int], T], count: int) -> list[T]:
@@ -144,9 +160,9 @@ class StagedRanks(RankThreads):
     """
 
     def __init__(self, make: Callable[[Communicator], ModelWorker], tp_size: int, pp_size: int) -> None:
+        self._channels: list[Channel] = []
         super().__init__(make, tp_size, pp_size)
         self._first = UniprocExecutor(self.workers[0])
-        self._channels: list[Channel] = []
         self.most_in_flight = 0
         for rank in range(1, len(self.workers)):
             ours, theirs = socket.socketpair()
@@ -184,8 +200,8 @@ class StagedRanks(RankThreads):
         self.launch(plan)
         return self.collect()
 
-    def close(self) -> None:
-        """See ModelWorker."""
+    def end_threads(self) -> None:
+        """See RankThreads."""
         for channel in self._channels:
             channel.close()
-        super().close()
+        super().end_threads()

@@ -12,7 +12,7 @@ from shared.settings.allowed_values import CONV_TEMPLATES
 
 
 def test_without_a_model_the_demo_model_is_taken():
-    assert model_directory(EngineSettings()) == Path(model_files.__file__).parents[1] / "antiphon" / "demo"
+    assert model_directory(EngineSettings()) == Path(model_files.__file__).parents[2] / "antiphon" / "demo"
     assert model_name(EngineSettings()) == "antiphon-demo"
 
 
