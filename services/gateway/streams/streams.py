@@ -6,6 +6,7 @@ There is one run at a time: the gateway that resumes a stream raises the fencing
 ends, wherever it is.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
@@ -35,6 +36,8 @@ LAST_EVENT_ID = "last-event-id"
 RESUMABLE = "x-antiphon-resumable"
 Endpoint = Callable[[Request], Awaitable[Response]]
 _CLAIMS_MAX = 5
+_STORED_AFTER_S = (0.01, 0.03, 0.1, 0.2)
+"""Pauses before a record that is not found is looked up again, seconds."""
 
 
 class Streams:
@@ -131,9 +134,21 @@ class Streams:
         call.client_request_id, call.timeout = record.client_request_id or call.client_request_id, record.timeout
         return await self._endpoints[record.path](stored_request(claim))
 
+    async def _find(self, request_id: str) -> tuple[StreamRecord, int] | None:
+        """Returns a record and its revision; None if there is none.
+
+        A client may ask before the store has the record, which is sent ahead of the first event but not waited for.
+        """
+        for pause_s in _STORED_AFTER_S:
+            found = await self._store.find(request_id)
+            if found is not None:
+                return found
+            await asyncio.sleep(pause_s)
+        return await self._store.find(request_id)
+
     async def _claim(self, request_id: str, position: Position, path: str, body: bytes) -> Claim:
         for _ in range(_CLAIMS_MAX):
-            found = await self._store.find(request_id) if is_id(request_id) else None
+            found = await self._find(request_id) if is_id(request_id) else None
             if found is None or not may_see(found[0].key_name) or (path and found[0].path != path):
                 raise _unknown(request_id)
             record, revision = found
