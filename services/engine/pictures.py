@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from services.engine.core.plan import PlacedPicture
 from shared import limits
 from shared.actors.actor import ask
+from shared.actors.background import Background
 from shared.actors.host import Host
 from shared.actors.transport import NoRespondersError, RequestTimeoutError
 from shared.byte_cache import ByteCache
@@ -35,7 +36,7 @@ class PictureLoader:
         self._reading: dict[bytes, asyncio.Task[bytes]] = {}
         self._reserved: dict[str, int] = {}
         """Bytes of the embeddings of each sequence with pictures that has not ended, and of some that have."""
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting = Background("pictures were not loaded")
 
     def reserve(self, sequence: str, pictures: Sequence[PromptPicture], is_live: Callable[[str], bool]) -> None:
         """Counts the embeddings of a new sequence. `is_live` says which of the earlier ones have not ended.
@@ -56,9 +57,7 @@ class PictureLoader:
         refused: Callable[[ServiceError], Awaitable[None]],
     ) -> None:
         """Reads pictures in the background, and then calls `loaded`, or `refused` with the reason."""
-        task = asyncio.get_running_loop().create_task(self._load(pictures, loaded, refused))
-        self._starting.add(task)
-        task.add_done_callback(self._done)
+        self._starting.spawn(self._load(pictures, loaded, refused))
 
     async def _load(
         self,
@@ -72,11 +71,6 @@ class PictureLoader:
             await refused(error)
             return
         loaded(placed)
-
-    def _done(self, task: "asyncio.Task[None]") -> None:
-        self._starting.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            task.get_loop().call_exception_handler({"message": "pictures were not loaded", "exception": error})
 
     async def load(self, pictures: Sequence[PromptPicture]) -> tuple[PlacedPicture, ...]:
         """Returns the pictures with their embeddings. Raises ServiceError if no image service gives them in time."""

@@ -17,6 +17,7 @@ from services.gateway.requests.router import Router
 from services.gateway.requests.sequence_state import Address
 from services.gateway.requests.service_clients import ServiceClients
 from shared import limits
+from shared.actors.background import Background
 from shared.actors.host import Host
 from shared.actors.presence import Members
 from shared.errors import ServiceError
@@ -68,8 +69,8 @@ class Lockstep:
         trust: Trust,
         share: float = 0.0,
     ) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
-        self.copies = Copies(host, router, peers, watch, self._spawn)
+        self._background = Background("a comparison of engines failed")
+        self.copies = Copies(host, router, peers, watch, self._background.spawn)
         self.counts = Counts()
         self.trust = trust
         self.on_quarantine: Callable[[Address], None] = lambda engine: None
@@ -160,7 +161,7 @@ class Lockstep:
             self.counts.quarantined += 1
             self.on_quarantine(engine)
             self.copies.on_member_lost(engine)
-            self._spawn(self._end_engine(engine))
+            self._background.spawn(self._end_engine(engine))
 
     async def _end_engine(self, engine: Address) -> None:
         await self.self_test(engine, ends=True)
@@ -195,14 +196,3 @@ class Lockstep:
 
     def _trusted(self) -> list[Heartbeat]:
         return self.trust.trusted(self._members.alive("engine", self.now()))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._reap)
-
-    def _reap(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            told = {"message": "a comparison of engines failed", "exception": error, "task": task}
-            task.get_loop().call_exception_handler(told)

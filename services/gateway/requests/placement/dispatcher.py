@@ -5,11 +5,10 @@ each engine and one `OpenBatch` to each detokenizer, all at the same time. There
 sequence is queued or ends, when a heartbeat arrives, and when a member is lost.
 """
 
-import asyncio
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from services.gateway.requests.lockstep.trust import Trust
 from services.gateway.requests.placement.candidate import Candidate, Failure
@@ -20,6 +19,7 @@ from services.gateway.requests.router import Router, model_of, ready_members
 from services.gateway.requests.sequence_state import Address, Prefill
 from services.gateway.requests.service_clients import PeerUnavailableError, ServiceClients
 from shared import limits
+from shared.actors.background import Background
 from shared.actors.host import Host
 from shared.actors.presence import Members
 from shared.codec import encode_split
@@ -56,7 +56,7 @@ class Dispatcher:
         self._host, self._members, self._router, self._peers = host, members, router, peers
         self._able_at: dict[str, float] = {}
         """By model: the last time at which its members could take a sequence, monotonic seconds."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background("a dispatch failed")
         self._pumping = False
 
     # --- called by requests and by the gateway's actor ---
@@ -290,13 +290,13 @@ class Dispatcher:
         # Streams are sent first, so that a stream is usually open when the first tokens of its sequence arrive.
         for detokenizer, streams in to_detokenizers.items():
             for part, data in _batches(streams, limits.OPEN_BATCH_MAX, OpenBatch):
-                self._spawn(self._open(detokenizer, part, data))
+                self._background.spawn(self._open(detokenizer, part, data))
         for engine, submits in to_prefills.items():
             for part, data in _batches(submits, limits.SUBMIT_BATCH_MAX, SubmitBatch):
-                self._spawn(self._submit_prefills(engine, part, data))
+                self._background.spawn(self._submit_prefills(engine, part, data))
         for engine, submits in to_engines.items():
             for part, data in _batches(submits, limits.SUBMIT_BATCH_MAX, SubmitBatch):
-                self._spawn(self._submit(engine, part, data))
+                self._background.spawn(self._submit(engine, part, data))
 
     async def _open(self, detokenizer: Address, items: Sequence[tuple["Placement", OpenStream]], data: bytes) -> None:
         try:
@@ -304,7 +304,7 @@ class Dispatcher:
         except (PeerUnavailableError, ServiceError) as error:
             if _can_be_halved(error, items):
                 for half, part in _batches(items, len(items) // 2, OpenBatch):
-                    self._spawn(self._open(detokenizer, half, part))
+                    self._background.spawn(self._open(detokenizer, half, part))
                 return
             for placement, _ in items:
                 placement.opened(error)
@@ -320,7 +320,7 @@ class Dispatcher:
         except (PeerUnavailableError, ServiceError) as error:
             if _can_be_halved(error, items):
                 for half, part in _batches(items, len(items) // 2, SubmitBatch):
-                    self._spawn(self._submit_prefills(engine, half, part))
+                    self._background.spawn(self._submit_prefills(engine, half, part))
                 return
             for _, submit in items:
                 self._router.record_silence(engine, submit.sequence_id)
@@ -336,7 +336,7 @@ class Dispatcher:
         except (PeerUnavailableError, ServiceError) as error:
             if _can_be_halved(error, items):
                 for half, part in _batches(items, len(items) // 2, SubmitBatch):
-                    self._spawn(self._submit(engine, half, part))
+                    self._background.spawn(self._submit(engine, half, part))
                 return
             for placement, submit in items:
                 if isinstance(error, PeerUnavailableError):
@@ -366,16 +366,6 @@ class Dispatcher:
         else:
             candidate.avoid.add(placement.engine)
             candidate.client.on_unplaced(candidate.index, placement.engine, placement.detokenizer, placement.attempt)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._reap)
-
-    def _reap(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            task.get_loop().call_exception_handler({"message": "a dispatch failed", "exception": error, "task": task})
 
     def _now(self) -> float:
         return self._host.clock.monotonic()

@@ -1,0 +1,28 @@
+"""Work that runs beside its caller: the tasks are kept until they end, and their failures are reported.
+
+For work whose result nobody waits for. What is to end with its failure has a task group or an actor of its own.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+class Background:
+    """The tasks of one owner. `failed`: what the event loop's exception handler is told of a task that fails."""
+
+    def __init__(self, failed: str) -> None:
+        self._failed = failed
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Starts the work on the running event loop."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            told = {"message": self._failed, "exception": error, "task": task}
+            task.get_loop().call_exception_handler(told)
