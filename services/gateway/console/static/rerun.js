@@ -35,11 +35,13 @@ export function Rerun({ name, isRunning, steps, step, chooseStep }) {
     const first = firstToken(step, sequence);
     if (first >= 0 && first < sequence.token_ids.length) setAt(first);
   }, [step]);
-  const show = (which, next) => {
-    setIndex(which); setAt(next);
-    const found = steps.findLast((one) => one.sequence === which && gave(one, output.sequences[which], next));
+  const chooseStepOf = (which, place) => {
+    const found = steps.findLast((one) => one.sequence === which && gave(one, output.sequences[which], place));
     if (found) chooseStep(found);
   };
+  const show = (which, next) => { setIndex(which); setAt(next); chooseStepOf(which, next); };
+  // Engines tell of their steps a moment later than the request ends, maybe after a token was chosen.
+  useEffect(() => { if (sequence && at !== null && !(step && step.sequence === index)) chooseStepOf(index, at); }, [steps.length]);
   const differences = new Map((comparison?.sequences || []).filter((one) => !one.equal).map((one) => [one.index, one.position]));
   return html`<h2>Output</h2>
     ${error && html`<p class="error" role="alert">${error}</p>`}
