@@ -11,6 +11,8 @@ from typing import Any
 
 MOST, ALSO = 0.5, 0.2
 """Shares of the whole time: of a cause that took most of it, and of a second one that is named too."""
+FEW_STEPS = 10
+"""Of fewer steps, one may well take a fifth of the time."""
 
 
 @dataclass(slots=True)
@@ -22,6 +24,8 @@ class _Cause:
     duration_s: float = 0.0
     num_tokens: int = 0
     why: str = ""
+    places: int = 0
+    """Of `engine_queue`: the most sequences in the engine's batch; 0: unknown."""
     steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
@@ -113,7 +117,7 @@ def _divide_attempt(
         if steps:
             cause = division.until(min(steps[0]["start_s"], end if first is None else first), "engine_queue", engine)
             assert cause is not None
-            cause.steps = steps[:1]
+            cause.steps, cause.places = steps[:1], attempt["batch_places"] or 0
         began = bool(steps) or first is not None
         cause = division.until(end if first is None else first, "prefill" if began else "engine_queue", engine)
         if cause is not None and began:
@@ -187,9 +191,11 @@ def _detail(cause: _Cause) -> Iterator[str]:
     """Yields what makes a cause that took most of the time understandable."""
     if cause.name == "engine_queue":
         behind = sum(one["num_waiting"] for one in cause.steps)
-        yield "Its batch had no place, or too few KV blocks were free." + (
-            f" {behind} more waited then." if behind else ""
-        )
+        # The batch of its first step is as full as that of the steps which it had to wait for.
+        is_full = any(one["batch_size"] >= cause.places > 0 for one in cause.steps)
+        yield _full(cause.places) if is_full else "Its batch had no place, or too few KV blocks were free."
+        if behind:
+            yield f"{behind} more waited when it began."
     if cause.name == "prefill":
         others = sum(one["batch_tokens"] - one["num_tokens"] for one in cause.steps)
         if others > sum(one["num_tokens"] for one in cause.steps):
@@ -200,8 +206,15 @@ def _detail(cause: _Cause) -> Iterator[str]:
         sizes = sum(one["batch_size"] for one in cause.steps) / len(cause.steps)
         shared = "alone in its batch" if sizes < 1.5 else f"in batches of about {sizes:.0f} sequences"
         yield f"That is {_s(cause.duration_s / cause.num_tokens)} for each token, {shared}."
+        longest = max(one["end_s"] - one["start_s"] for one in cause.steps)
+        if longest >= ALSO * cause.duration_s and len(cause.steps) >= FEW_STEPS:
+            yield f"One step alone took {_s(longest)}: the engine stood still, or its machine was busy."
     if cause.name == "move":
         yield "What had been computed was computed again there."
+
+
+def _full(places: int) -> str:
+    return f"All {places} places of its batch were taken." if places > 1 else "Its batch takes one sequence at a time."
 
 
 def _count(number: int, what: str) -> str:

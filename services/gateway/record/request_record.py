@@ -48,8 +48,8 @@ class RecordedRequest:
     def tokenized(self, num_prompt_tokens: int) -> None:
         """The prompts are token ids."""
 
-    def placed(self, index: int, attempt: int, engine: str, detokenizer: str) -> None:
-        """The sequence is sent to an engine."""
+    def placed(self, index: int, attempt: int, engine: str, detokenizer: str, places: int = 0) -> None:
+        """The sequence is sent to an engine. `places`: the most sequences in its batch; 0: unknown."""
 
     def accepted(self, index: int, attempt: int) -> None:
         """The engine's answer that it has taken the sequence has arrived."""
@@ -89,6 +89,8 @@ class Attempt:
     engine: str
     detokenizer: str
     placed_us: int
+    places: int = 0
+    """The most sequences in the engine's batch; 0: unknown."""
     accepted_us: int | None = None
     lost_us: int | None = None
     reason: str = ""
@@ -170,11 +172,11 @@ class RequestRecord(RecordedRequest):
         """See RecordedRequest."""
         self.tokenized_us, self.prompt_tokens = self._elapsed_us(), num_prompt_tokens
 
-    def placed(self, index: int, attempt: int, engine: str, detokenizer: str) -> None:
+    def placed(self, index: int, attempt: int, engine: str, detokenizer: str, places: int = 0) -> None:
         """See RecordedRequest."""
         if self._has_room():
             one = self.sequences.setdefault(index, SequenceRecord())
-            one.attempts.append(Attempt(attempt, engine, detokenizer, self._elapsed_us()))
+            one.attempts.append(Attempt(attempt, engine, detokenizer, self._elapsed_us(), places))
 
     def accepted(self, index: int, attempt: int) -> None:
         """See RecordedRequest."""

@@ -106,6 +106,7 @@ def _attempt(one: Attempt) -> dict[str, Any]:
         "attempt": one.number,
         "engine": one.engine,
         "detokenizer": one.detokenizer or None,
+        "batch_places": one.places or None,
         "placed_s": _s(one.placed_us),
         "accepted_s": _s(one.accepted_us),
         "lost_s": _s(one.lost_us),

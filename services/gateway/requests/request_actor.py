@@ -382,7 +382,7 @@ class RequestActor:
             self._parts.moves.left(sequence.sequence_id, engine.id, len(sequence.token_ids))
         else:
             sequence.lost()
-        self._record.lost(index, attempt, release or "the engine is gone")
+        self._record.lost(index, attempt, release or "the engine stopped responding")
         self._behind.discard(index)
         self._streamless.pop(index, None)
         self._places.forget(sequence, engine, detokenizer)

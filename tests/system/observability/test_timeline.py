@@ -102,7 +102,7 @@ def test_the_move_after_a_kill_is_in_the_timeline(pair: Served):
     found = timeline(pair, names[0])
     assert (found["state"], found["completion_tokens"], found["moves"]) == ("completed", 900, 1)
     first, second = found["sequences"][0]["attempts"]
-    assert (first["engine"], first["reason"]) == (engine, "the engine is gone")
+    assert (first["engine"], first["reason"]) == (engine, "the engine stopped responding")
     assert second["placed_s"] >= first["lost_s"]
     assert second["engine"] != engine
     wait_until(lambda: bool(timeline(pair, names[0])["sequences"][0]["attempts"][1]["steps"]), 10)

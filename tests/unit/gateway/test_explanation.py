@@ -59,7 +59,42 @@ def test_a_wait_in_the_queue_of_an_engine():
     story.ends(2.9)
     first, *more = story.told()["explanation"]
     assert first == "Most of the time: waiting in the queue of engine-1 (2.3 s of 2.9 s)."
-    assert more == ["Its batch had no place, or too few KV blocks were free. 3 more waited then."]
+    assert more == ["Its batch had no place, or too few KV blocks were free.", "3 more waited when it began."]
+
+
+@pytest.mark.parametrize(
+    ("places", "told"),
+    [
+        (5, "All 5 places of its batch were taken."),
+        (1, "Its batch takes one sequence at a time."),
+        (6, "Its batch had no place, or too few KV blocks were free."),
+    ],
+)
+def test_a_wait_for_a_full_batch(places: int, told: str):
+    story = Story()
+    story.begins()
+    story.at(0.02).placed(0, 1, "engine-1", "d", places)
+    story.step("engine-1", 1, 2.3, 2.4, size=min(places, 5))
+    story.at(2.5).arrived(0, 1)
+    story.ends(2.6)
+    assert story.told()["explanation"][1:] == [told]
+
+
+def test_one_step_in_which_the_engine_stood_still():
+    story = Story()
+    story.begins()
+    story.at(0.02).placed(0, 1, "engine-1", "d")
+    story.step("engine-1", 1, 0.0, 0.1)
+    story.at(0.15).arrived(0, 1)
+    for number in range(20):
+        began = 0.2 + 0.1 * number + (1.4 if number > 12 else 0)
+        story.step("engine-1", 1, began, began + (1.5 if number == 12 else 0.1), kind=(5 + number, 1, 1))
+    story.at(3.7).arrived(0, 20)
+    story.ends(3.7)
+    assert story.told()["explanation"][1:] == [
+        "That is 178 ms for each token, alone in its batch.",
+        "One step alone took 1.5 s: the engine stood still, or its machine was busy.",
+    ]
 
 
 def test_a_wait_in_the_gateway():
@@ -95,14 +130,14 @@ def test_a_move_counts_from_the_last_token_on_one_engine_to_the_first_on_the_oth
     story.step("engine-1", 1, 0.0, 0.05)
     story.at(0.1).arrived(0, 1)
     story.at(0.5).arrived(0, 10)
-    story.at(1.5).lost(0, 1, "the engine is gone")
+    story.at(1.5).lost(0, 1, "the engine stopped responding")
     story.at(1.6).placed(0, 2, "engine-2", "d")
     story.at(2.0).arrived(0, 1)
     story.at(2.4).arrived(0, 10)
     story.ends(2.4)
     found = story.told()
     assert found["explanation"][0] == (
-        "Most of the time: moving from engine-1 to engine-2 (the engine is gone) (1.5 s of 2.4 s)."
+        "Most of the time: moving from engine-1 to engine-2 (the engine stopped responding) (1.5 s of 2.4 s)."
     )
     assert {(one["cause"], one["where"]): one["duration_s"] for one in found["causes"]}[
         "decode", "engine-2"
@@ -112,14 +147,14 @@ def test_a_move_counts_from_the_last_token_on_one_engine_to_the_first_on_the_oth
     story.ends(12.4)
     told = story.told()["explanation"]
     assert told[0].startswith("Most of the time: generating 100 tokens on engine-2 (10.4 s of 12.4 s)")
-    assert "Moving from engine-1 to engine-2 (the engine is gone) took 1.5 s." in told
+    assert "Moving from engine-1 to engine-2 (the engine stopped responding) took 1.5 s." in told
 
 
 def test_an_engine_that_is_lost_before_the_first_token_leaves_its_queue_as_the_cause():
     story = Story()
     story.begins()
     story.at(0.02).placed(0, 1, "engine-1", "d")
-    story.at(2.0).lost(0, 1, "the engine is gone")
+    story.at(2.0).lost(0, 1, "the engine stopped responding")
     story.at(2.1).placed(0, 2, "engine-2", "d")
     story.step("engine-2", 2, 0.1, 0.2)
     story.at(2.4).arrived(0, 1)

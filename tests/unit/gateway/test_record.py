@@ -131,12 +131,12 @@ def test_moves_and_preemptions_show():
     again = msgspec.structs.replace(step(8, 900, 90, 0, 5, 1), preempted=(SequenceRef("r-0", 1),))
     recorder.add_steps(StepEvents("engine-1", "b", (step(7, 800, 80, 0, 5, 0), again)))
     clock.now += 1
-    record.lost(0, 1, "the engine is gone")
+    record.lost(0, 1, "the engine stopped responding")
     record.placed(0, 2, "engine-2", "d")
     found = timeline_of(record)
     assert (found["moves"], found["preemptions"], found["engines"]) == (1, 1, ["engine-1", "engine-2"])
     first, second = found["sequences"][0]["attempts"]
-    assert (first["lost_s"], first["reason"], second["engine"]) == (1.0, "the engine is gone", "engine-2")
+    assert (first["lost_s"], first["reason"], second["engine"]) == (1.0, "the engine stopped responding", "engine-2")
     assert [each["preempted_before"] for each in first["steps"]] == [False, True]
 
 

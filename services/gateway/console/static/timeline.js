@@ -157,20 +157,23 @@ function describe(one) {
 }
 
 function Slowest({ found, choose }) {
-  const slow = stepsOf(found).filter((one) => one.gap_s !== null).sort((a, b) => b.gap_s - a.gap_s).slice(0, 10);
+  const steps = stepsOf(found).filter((one) => one.gap_s !== null).sort((a, b) => b.gap_s - a.gap_s);
+  const slow = steps.slice(0, 10);
   if (!slow.length) return null;
+  const usual = steps[Math.floor(steps.length / 2)].gap_s;
   return html`<h2>Longest gaps</h2><div class="scroll" tabindex="0" role="region" aria-label="Longest gaps"><table><thead><tr><th>Step</th><th>Kind</th>
     <th class="number">Gap</th><th class="number">Step took</th><th class="number">Batch</th><th class="number">Batch tokens</th><th class="number">Waiting</th>
     <th>Why</th></tr></thead><tbody>${slow.map((one) => html`<tr key=${one.key}>
     <td><button onClick=${() => choose(one)}>${one.step}</button></td><td>${one.kind}</td><td class="number">${seconds(one.gap_s)}</td>
     <td class="number">${seconds(one.end_s - one.start_s)}</td><td class="number">${one.batch_size}</td><td class="number">${one.batch_tokens}</td>
-    <td class="number">${one.num_waiting}</td><td>${reason(one)}</td></tr>`)}</tbody></table></div>`;
+    <td class="number">${one.num_waiting}</td><td>${reason(one, usual)}</td></tr>`)}</tbody></table></div>`;
 }
 
-function reason(one) {
+function reason(one, usual) {
   if (one.preempted_before) return "preempted: no KV blocks were free";
   if (one.gap_s > 2 * (one.end_s - one.start_s)) return "waited for its turn";
   if (one.kind === "prefill") return "computed its prompt";
+  if (one.gap_s > 0.1 && one.gap_s > 10 * usual) return "the engine computed or stood still much longer than usual";
   if (one.batch_tokens > 2 * one.batch_size) return "the step computed prompts of others too";
   return one.batch_size > 1 ? "shared the step with others" : "";
 }

@@ -221,7 +221,8 @@ class Dispatcher:
             self._router.stream_opened(to_detokenizer, sequence.sequence_id)
         sequence.start_placement(to_engine, to_detokenizer, now, prefill)
         stream_at = "" if to_detokenizer is None else to_detokenizer.id
-        candidate.orders.request.record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at)
+        places = engine.status.max_num_seqs if isinstance(engine.status, EngineStatus) else 0
+        candidate.orders.request.record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, places)
         num_tokens = candidate.num_tokens if prefill is None else 1
         idle = candidate.ticket.idle
         self._router.record_dispatch(engine, sequence.sequence_id, num_tokens, candidate.hashes, client, idle=idle)
