@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim chaos soak power-cut overload structured check kernels gpu-check pictures bench bench-scale bench-models bench-peers bench-quantized bench-stages quality docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down
+.PHONY: help install serve test sim chaos soak power-cut overload structured check kernels gpu-check pictures bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -97,6 +97,9 @@ quality: install  ## the demo model quantized by every method: perplexity beside
 
 bench-models: install  ## make the benchmark models in bench/models (1.3 GB)
 	$(BIN)/python bench/peer_systems/make_models.py bench/models $(ARGS)
+
+bench-open: install  ## more requests than they can serve, beside vLLM (ARGS="--model DIR --vllm …/bin/vllm")
+	$(BIN)/python -m bench.peer_systems.open_loop $(ARGS)
 
 bench-peers: install  ## beside other systems (ARGS="--model DIR --vllm …/bin/vllm --llama-server PATH")
 	$(BIN)/python -m bench.peer_systems.peers $(ARGS)

@@ -65,19 +65,34 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 10000.0,
         "tie_word_embeddings": False,
     },
+    "llama-1.1b-shape": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "vocab_size": 32000,
+        "max_position_embeddings": 2048,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+    },
 }
+USUAL = ("qwen2-0.5b-shape", "llama-160m-shape")
+"""The shapes that are made unless others are named."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Writes the models of the benchmarks.")
     parser.add_argument("directory", type=Path)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(SHAPES)} (default: all)")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(SHAPES)} (default: {', '.join(USUAL)})")
     options = parser.parse_args()
     unknown = set(options.names) - SHAPES.keys()
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     learnt = learn()
-    for name in options.names or SHAPES:
+    for name in options.names or USUAL:
         started = time.perf_counter()
         count = make(options.directory / name, SHAPES[name], learnt)
         print(f"{name}: {count / 1e6:.0f} M parameters, {time.perf_counter() - started:.1f} s")
