@@ -40,7 +40,8 @@ from services.gateway.metrics import GatewayMetrics
 from services.gateway.native.endpoint import GenerateEndpoint
 from services.gateway.ollama.endpoints import OllamaEndpoints
 from services.gateway.openai import openapi
-from services.gateway.openai.endpoints import GenerationEndpoints
+from services.gateway.openai.chat import ChatEndpoint
+from services.gateway.openai.completions import CompletionEndpoint
 from services.gateway.openai.pooling.endpoints import PoolingEndpoints
 from services.gateway.openai.service_endpoints import ServiceEndpoints
 from services.gateway.openai.serving import Serving
@@ -171,7 +172,7 @@ def _add_apis(
     app: FastAPI, serving: Serving, keys: ApiKeys, streams: Streams | None, made: ResponseEndpoints
 ) -> Batches:
     """Adds the APIs besides `/generate`. Returns the batches, which run requests of their own."""
-    _add_generation(app, GenerationEndpoints(serving), streams)
+    _add_generation(app, serving, streams)
     _add_pooling(app, PoolingEndpoints(serving.backend, serving.metrics))
     _add_service(app, ServiceEndpoints(serving.backend, serving.metrics))
     _add_adapters(app, adapters.AdapterEndpoints(serving.backend))
@@ -205,9 +206,9 @@ def _allow_pages(app: FastAPI, settings: GatewaySettings) -> None:
         )
 
 
-def _add_generation(app: FastAPI, endpoints: GenerationEndpoints, streams: Streams | None) -> None:
-    _post_resumable(app, "/v1/completions", endpoints.completions, streams)
-    _post_resumable(app, "/v1/chat/completions", endpoints.chat_completions, streams)
+def _add_generation(app: FastAPI, serving: Serving, streams: Streams | None) -> None:
+    _post_resumable(app, "/v1/completions", CompletionEndpoint(serving).completions, streams)
+    _post_resumable(app, "/v1/chat/completions", ChatEndpoint(serving).chat_completions, streams)
     if streams is not None:
         _get(app, "/v1/streams/{stream_id}", streams.retrieve, EventStream)
 

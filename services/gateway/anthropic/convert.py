@@ -8,11 +8,10 @@ from dataclasses import replace
 from services.gateway.anthropic import conversation, tools
 from services.gateway.anthropic.schemas import Content, CountTokensBody, MessagesBody
 from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.openai.bodies import parameters
-from services.gateway.openai.bodies.chat_request import ChatRequest, chat_request
 from services.gateway.openai.bodies.content_blocks import content_text
 from services.gateway.openai.bodies.parameter_names import new_name, renamed
 from services.gateway.openai.bodies.parameters import RequestDefaults
+from services.gateway.openai.chat import ChatRequest, chat_request, tokenize_request
 from services.gateway.openai.schemas import ChatBody, TokenizeBody
 from shared import limits
 from shared.config import GatewaySettings
@@ -47,7 +46,7 @@ def messages(
 def count_tokens(body: CountTokensBody, card: ModelCard, request_id: str) -> GenerationRequest:
     """Returns the request whose prompt `/v1/messages/count_tokens` counts. Raises ServiceError, see `messages`."""
     with renamed(_NAMES):
-        return parameters.tokenize(TokenizeBody(messages=turns(body), **tools.tool_fields(body)), card, request_id)
+        return tokenize_request(TokenizeBody(messages=turns(body), **tools.tool_fields(body)), card, request_id)
 
 
 def turns(body: CountTokensBody) -> list[Turn]:

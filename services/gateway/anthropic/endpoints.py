@@ -27,7 +27,7 @@ class MessageEndpoints:
         data = request.state.body = await request_body.read(request.scope["headers"], request.receive)
         unsupported_params.check(read_fields(data), schemas.MessagesBody, rules=schemas.RULES)
         body = read_body(data, schemas.MESSAGES_DECODER)
-        card = self._serving.resolve_model(body.model)
+        card = self._serving.backend.resolve_model(body.model)
         serving = self._serving
         defaults = serving.defaults_of(request)
         wanted, answer = convert.messages(body, card, request.state.request_id, defaults, serving.settings)
@@ -52,7 +52,7 @@ class MessageEndpoints:
             read_fields(data), schemas.CountTokensBody, no_effect=_NO_EFFECT_ON_COUNT, rules=schemas.RULES
         )
         body = read_body(data, schemas.COUNT_TOKENS_DECODER)
-        card = self._serving.resolve_model(body.model)
+        card = self._serving.backend.resolve_model(body.model)
         wanted = convert.count_tokens(body, card, request.state.request_id)
         [(tokens, _)] = await self._serving.backend.tokenize(wanted, return_tokens=False)
         return json_response({"input_tokens": len(tokens)})

@@ -10,10 +10,12 @@ from typing import Any
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.native.schemas import EngineBody, EngineSampling, GenerateBody
-from services.gateway.openai.bodies import parameters
+from services.gateway.openai import completions
 from services.gateway.openai.bodies.parameter_names import in_names
 from services.gateway.openai.bodies.parameters import RequestDefaults
 from services.gateway.openai.body import SamplingFields
+from services.gateway.openai.chat import generation_request
+from services.gateway.openai.completions import completion_request
 from services.gateway.openai.schemas import ChatBody, CompletionBody
 from shared import limits
 from shared.errors import ServiceError
@@ -44,7 +46,7 @@ def text_request(body: GenerateBody, card: ModelCard, request_id: str, defaults:
     if body.detokenize is False:
         refuse("detokenize", "must be true, because the answer is text: give 'sampling_params' to get token ids")
     fields = {**_sampling_fields(body), "prompt": body.prompt, "suffix": body.suffix, "stream": body.stream}
-    return parameters.completion(CompletionBody(**fields), card, request_id, defaults)
+    return completion_request(CompletionBody(**fields), card, request_id, defaults)
 
 
 def engine_request(body: EngineBody, card: ModelCard, request_id: str, defaults: RequestDefaults) -> GenerationRequest:
@@ -57,11 +59,11 @@ def engine_request(body: EngineBody, card: ModelCard, request_id: str, defaults:
         refuse("prompt_token_ids_len", f"must be the number of 'prompt_token_ids', which is {len(ids or ())}")
     if ids is not None:
         check_token_ids(ids, card.vocab_size, "prompt_token_ids")
-        return parameters.completion(CompletionBody(prompt=list(ids), **fields), card, request_id, defaults)
+        return completion_request(CompletionBody(prompt=list(ids), **fields), card, request_id, defaults)
     if body.prompt is None:
         told = "Missing required parameter: 'prompt'. Give 'prompt', 'prompt_token_ids' or 'messages'."
         raise ServiceError("missing_required_parameter", told, param="prompt")
-    return parameters.completion(CompletionBody(prompt=body.prompt, **fields), card, request_id, defaults)
+    return completion_request(CompletionBody(prompt=body.prompt, **fields), card, request_id, defaults)
 
 
 def client_facts(body: EngineBody, request_id: str, received_at: float) -> ClientFacts:
@@ -117,12 +119,12 @@ def _chat_request(
     request_id: str,
     defaults: RequestDefaults,
 ) -> GenerationRequest:
-    fields["max_tokens"] = given(fields["max_tokens"], parameters.COMPLETION_MAX_TOKENS)
+    fields["max_tokens"] = given(fields["max_tokens"], completions.MAX_TOKENS)
     fields["temperature"] = given(fields["temperature"], 1.0)
     requests: list[GenerationRequest] = []
     for number, turns in enumerate(conversations):
         with _conversation_named(number if len(conversations) > 1 else None):
-            requests.append(parameters.chat(ChatBody(messages=turns, **fields), card, request_id, defaults))
+            requests.append(generation_request(ChatBody(messages=turns, **fields), card, request_id, defaults))
         # All conversations sample with the seed that the first one drew, as the prompts of one request do.
         fields["seed"] = requests[0].params.seed
     first = requests[0]

@@ -27,8 +27,7 @@ from services.gateway.openai.bodies import unsupported_params
 from services.gateway.openai.bodies.parameter_names import in_names
 from services.gateway.openai.body import RawFields, read_body, read_fields
 from services.gateway.openai.request_context import Arrival, RequestContext
-from services.gateway.openai.response_runner import ResponseRunner, StreamedAnswer
-from services.gateway.openai.serving import Serving
+from services.gateway.openai.serving import ResponseRunner, Serving, StreamedAnswer
 from shared.errors import ServiceError
 from shared.request.checks import refuse
 
@@ -86,7 +85,7 @@ class GenerateEndpoint:
         return EngineAnswer(run, self._running, facts.request_id, stream=context.stream)
 
     def _card(self, name: str | None) -> ModelCard:
-        return self._serving.resolve_model(name if self._serving.settings.use_openai else None)
+        return self._serving.backend.resolve_model(name if self._serving.settings.use_openai else None)
 
 
 class RunningIds:

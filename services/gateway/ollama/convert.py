@@ -12,9 +12,10 @@ from services.gateway.ollama import options
 from services.gateway.ollama.conversation import turns_of
 from services.gateway.ollama.schemas import OllamaChatBody, OllamaFields, OllamaGenerateBody
 from services.gateway.openai.bodies import parameters
-from services.gateway.openai.bodies.chat_request import ChatRequest, chat_request
 from services.gateway.openai.bodies.parameter_names import new_name, renamed
 from services.gateway.openai.bodies.parameters import RequestDefaults
+from services.gateway.openai.chat import ChatRequest, chat_request
+from services.gateway.openai.completions import completion_request
 from services.gateway.openai.schemas import ChatBody, CompletionBody
 from services.gateway.openai.tools.answer_format import reasoning_format
 from shared.config import GatewaySettings
@@ -56,7 +57,7 @@ def generate(
         refuse("think", "cannot be true together with 'raw'")
     fields = _fields(body, card)
     with renamed(_NAMES):
-        request = parameters.completion(CompletionBody(prompt=body.prompt, **fields), card, request_id, defaults)
+        request = completion_request(CompletionBody(prompt=body.prompt, **fields), card, request_id, defaults)
     if fields["max_tokens"] is None:
         request = replace(request, params=parameters.without_limit(request.params))
     return ChatRequest(_with_format_named(request), None)

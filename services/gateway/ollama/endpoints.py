@@ -11,8 +11,8 @@ from services.gateway.ollama import convert, models, schemas
 from services.gateway.ollama.encoder import Form, LineEncoder, common_fields, message
 from services.gateway.ollama.schemas import OllamaChatBody, OllamaFields, OllamaGenerateBody, OllamaShowBody
 from services.gateway.openai.bodies import unsupported_params
-from services.gateway.openai.bodies.chat_request import ChatRequest
 from services.gateway.openai.body import read_body, read_fields
+from services.gateway.openai.chat import ChatRequest
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
 from services.gateway.openai.serving import Serving
 from shared.errors import ServiceError
@@ -64,11 +64,11 @@ class OllamaEndpoints:
     def _card(self, name: str | None) -> ModelCard:
         """Returns the model with this name or, if there is none and the name has the default tag, with it left out."""
         try:
-            return self._serving.resolve_model(name)
+            return self._serving.backend.resolve_model(name)
         except ServiceError as error:
             if error.code != "model_not_found" or name is None or not name.endswith(models.DEFAULT_TAG):
                 raise
-        return self._serving.resolve_model(name.removesuffix(models.DEFAULT_TAG))
+        return self._serving.backend.resolve_model(name.removesuffix(models.DEFAULT_TAG))
 
     async def _answer(
         self,

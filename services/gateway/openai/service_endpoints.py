@@ -9,8 +9,9 @@ from services.gateway.http.json_response import encoded_response, json_response
 from services.gateway.metrics import CONTENT_TYPE, GatewayMetrics
 from services.gateway.openai import schemas
 from services.gateway.openai.answers import full_response as responses
-from services.gateway.openai.bodies import parameters, unsupported_params
+from services.gateway.openai.bodies import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
+from services.gateway.openai.chat import tokenize_request
 from shared.errors import ServiceError
 from shared.request.checks import check_token_ids
 from shared.version import __version__
@@ -41,7 +42,7 @@ class ServiceEndpoints:
         unsupported_params.check(read_fields(data), schemas.TokenizeBody)
         body = read_body(data, schemas.TOKENIZE_DECODER)
         card = self._backend.resolve_model(body.model)
-        wanted = parameters.tokenize(body, card, request.state.request_id)
+        wanted = tokenize_request(body, card, request.state.request_id)
         [(tokens, texts)] = await self._backend.tokenize(wanted, return_tokens=bool(body.return_token_strs))
         return json_response(
             schemas.TokenizeAnswer(

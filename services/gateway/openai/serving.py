@@ -1,21 +1,90 @@
-"""Runs generations for the endpoints of all APIs, from the converted request to the answer."""
+"""Runs generations for the endpoints of all APIs, from the converted request to the last byte of the answer.
 
+`Serving` is what the endpoints call. A `ResponseRunner` runs one generation and has its encoder write the answer, whole
+or as a stream. The generation is always cancelled at the end (success, error, client disconnected, shutdown). This has
+no effect on a generation that has already ended.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
-from services.gateway.generation import Backend, ModelCard
+from services.gateway.generation import (
+    Backend,
+    Generation,
+    GenerationRequest,
+    ModelCard,
+    ResumedOutput,
+    SequenceUpdate,
+)
+from services.gateway.http import sse
+from services.gateway.http.disconnect import ClientGoneError, unless_gone
+from services.gateway.http.errors import as_service_error
 from services.gateway.http.json_response import encoded_response
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.answers.answer_encoder import AnswerEncoder
+from services.gateway.openai.answers.answer_encoder import AnswerEncoder, GenerationState, SnapshotEncoder
+from services.gateway.openai.answers.choices import Choice, ChoiceAccumulator, merge, without_output
 from services.gateway.openai.bodies.parameters import RequestDefaults
-from services.gateway.openai.request_context import RequestContext, Resumption
-from services.gateway.openai.response_runner import BeforeEnd, RecordedStream, ResponseRunner, StreamedAnswer, nothing
+from services.gateway.openai.body import GenerationFields, StreamOptions
+from services.gateway.openai.request_context import Arrival, Kind, RequestContext, Resumption
+from services.gateway.openai.request_meter import RequestMeter
 from services.gateway.openai.tracing import RequestTrace
+from shared.codec import unpack_ids
 from shared.config import GatewaySettings
+from shared.errors import ServiceError
+from shared.request import rules
+from shared.request.checks import given
 from shared.request.seed_source import seeds_of
+
+
+class Sink(Protocol):
+    """Takes the bytes of a stream: `sse.EventChannel`, or a store of events that clients read later."""
+
+    async def write(self, data: bytes) -> None:
+        """Takes the next bytes. Returns when there is room for more."""
+        ...
+
+    async def end(self, data: bytes) -> None:
+        """Takes the last bytes."""
+        ...
+
+
+class RecordedStream(Protocol):
+    """A stream that can be resumed: gives its events ids, notes its tokens, and leaves out what the client has.
+
+    Its three methods that return events stand for those of an encoder.
+    """
+
+    @property
+    def resumed(self) -> ResumedOutput | None:
+        """The output with which the run goes on; None if it begins."""
+        ...
+
+    def opening(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
+        """Returns the events before the output. Called once, before `output`."""
+        ...
+
+    def output(
+        self,
+        encoder: AnswerEncoder,
+        batch: list[SequenceUpdate],
+        take: Callable[[SequenceUpdate], tuple[Choice, str]],
+    ) -> bytes:
+        """Returns the events of new output, which `take` adds to its choice. Raises ServiceError."""
+        ...
+
+    def closing(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
+        """Returns the events after the output. Called once."""
+        ...
+
+    async def serve(self, run: "ResponseRunner", receive: Receive, channel: sse.EventChannel) -> None:
+        """Runs the request for a client, and perhaps on without it. Called once. Raises ServiceError."""
+        ...
 
 
 class StreamBook(Protocol):
@@ -24,6 +93,13 @@ class StreamBook(Protocol):
     async def begin(self, request: Request, context: RequestContext) -> RecordedStream | None:
         """Returns the record of a stream that begins or goes on; None if it is not recorded. Raises ServiceError."""
         ...
+
+
+BeforeEnd = Callable[[], Awaitable[None]]
+
+
+async def nothing() -> None:
+    """Does nothing: the default of `before_end`."""
 
 
 class Serving:
@@ -50,10 +126,6 @@ class Serving:
             max_logprobs=settings.max_logprobs,
         )
 
-    def resolve_model(self, name: str | None) -> ModelCard:
-        """Returns the model of a request. Raises ServiceError, see `Backend.resolve_model`."""
-        return self.backend.resolve_model(name)
-
     def defaults_of(self, request: Request) -> RequestDefaults:
         """Returns the defaults of a request. One that resumes a stream has the seed that the stream began with."""
         resumption: Resumption | None = getattr(request.state, "resumption", None)
@@ -62,6 +134,41 @@ class Serving:
         seed = resumption.seed
         return replace(self.defaults, draw_seed=lambda: seed)
 
+    async def context_of(
+        self, kind: Kind, arrival: Arrival, card: ModelCard, request: GenerationRequest, body: GenerationFields
+    ) -> RequestContext:
+        """Returns what determines the form of the answer to a body and its converted request. Raises ServiceError.
+
+        If the answer echoes prompts that are token ids, their text comes from a tokenizer.
+        """
+        options, settings = body.stream_options or StreamOptions(), self.settings
+        return RequestContext(
+            kind=kind,
+            arrival=arrival,
+            card=card,
+            request=request,
+            stream=bool(body.stream),
+            include_usage=bool(options.include_usage),
+            echoes=await self._echoes(request) if body.echo else ("",) * request.num_prompts,
+            # Without text, token ids are all that the answer has.
+            return_token_ids=given(body.return_token_ids, settings.return_token_ids) or not request.detokenize,
+            tokens_as_ids=given(body.return_tokens_as_token_ids, settings.return_tokens_as_token_ids)
+            or not request.detokenize,
+            continuous_usage=bool(options.continuous_usage_stats),
+            timings=bool(body.timings),
+            prompt_logprobs=rules.prompt_logprobs(body.prompt_logprobs, self.defaults.max_logprobs),
+            echoes_logprobs=kind == "completion" and bool(body.echo) and request.params.logprobs is not None,
+        )
+
+    async def _echoes(self, request: GenerationRequest) -> tuple[str, ...]:
+        """Returns the text to echo for each prompt. For a conversation this is its last message."""
+        if request.texts:
+            return request.texts
+        if request.messages and not request.messages[-1].token_ids:
+            return (request.messages[-1].content,)
+        last = [tuple(unpack_ids(message.token_ids)) for message in request.messages[-1:]]
+        return tuple([await self.backend.detokenize(request.model, ids) for ids in request.token_ids or last])
+
     def runner(
         self,
         request: Request,
@@ -69,7 +176,7 @@ class Serving:
         encoder: AnswerEncoder,
         before_end: BeforeEnd = nothing,
         recorded: RecordedStream | None = None,
-    ) -> ResponseRunner:
+    ) -> "ResponseRunner":
         """Returns what runs the generation of a request. `before_end` and `recorded`: see ResponseRunner."""
         if recorded is not None and recorded.resumed is not None:
             context = replace(context, request=replace(context.request, resumed=recorded.resumed))
@@ -87,3 +194,183 @@ class Serving:
         if context.stream:
             return StreamedAnswer(run, self.settings.keep_alive_s, recorded)
         return encoded_response(await run.whole(request.receive))
+
+
+class ResponseRunner:
+    """Runs one generation, from the request to the last byte of its answer.
+
+    `before_end` is awaited when the answer is complete and encoded, before its last bytes are sent. So what it stores
+    is there when the client asks for it. `recorded`: of a stream that can be resumed.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        context: RequestContext,
+        encoder: AnswerEncoder,
+        metrics: GatewayMetrics,
+        trace: RequestTrace,
+        before_end: BeforeEnd = nothing,
+        recorded: RecordedStream | None = None,
+    ) -> None:
+        self.metrics = metrics
+        self.encoder = encoder
+        self._backend = backend
+        self._context = context
+        self._trace = trace
+        self._before_end = before_end
+        self._recorded = recorded
+        self._accumulator = ChoiceAccumulator(
+            len(context.echoes), context.request.num_sequences, keep_token_ids=context.return_token_ids
+        )
+        self._meter = RequestMeter(metrics, context)
+        self._snapshots = encoder if isinstance(encoder, SnapshotEncoder) else None
+        self._opened = False
+
+    async def whole(self, receive: Receive) -> bytes:
+        """Returns the body of the whole answer. Raises ServiceError."""
+        async with self._generating() as generation:
+            await unless_gone(receive, self._collect(generation))
+            self._accumulator.keep_best(self._context.request.n)
+            data = self.encoder.whole(self._state(generation))
+            await self._before_end()
+            return data
+
+    async def stream(self, receive: Receive, channel: sse.EventChannel) -> None:
+        """Writes the answer while it is generated. Raises ServiceError, before or after the first byte."""
+        async with self._generating() as generation:
+            await unless_gone(receive, self._pump(generation, channel), channel.mind())
+
+    async def detached(self, sink: Sink) -> None:
+        """Writes the streamed answer to `sink`, without a client that could disconnect. Raises ServiceError."""
+        async with self._generating() as generation:
+            await self._pump(generation, sink)
+
+    async def _collect(self, generation: Generation) -> None:
+        only_echoes = self._context.request.only_echoes
+        async for batch in generation.updates():
+            self._start_parsing(generation)
+            for update in batch:
+                if only_echoes:
+                    update = without_output(update)
+                choice, text = self._take(update)
+                choice.text.append(text)
+        self._complete(generation)
+
+    async def _pump(self, generation: Generation, sink: Sink) -> None:
+        async for batch in generation.updates():
+            self._start_parsing(generation)
+            # One write for each batch of updates, whatever the number of choices and tokens in the batch.
+            if data := self._encode(batch, generation):
+                await sink.write(data)
+        self._complete(generation)
+        last = self._opening(generation) + self._closing(generation)
+        await self._before_end()
+        await sink.end(last)
+
+    def _encode(self, batch: list[SequenceUpdate], generation: Generation) -> bytes:
+        if self._recorded is not None:
+            opening = self._opening(generation)
+            return opening + self._recorded.output(self.encoder, batch, self._take)
+        taken = [self._take(update) for update in merge(batch)]
+        opening = self._opening(generation)
+        chunks = b"".join([self.encoder.chunk(choice, text) for choice, text in taken])
+        return opening + chunks + (self._snapshots.flush(self._state(generation)) if self._snapshots else b"")
+
+    def _opening(self, generation: Generation) -> bytes:
+        """Returns the beginning of the stream at the first call, then b""."""
+        if self._opened:
+            return b""
+        self._opened = True
+        if self._recorded is not None:
+            return self._recorded.opening(self.encoder, self._state(generation))
+        return self.encoder.opening(self._state(generation))
+
+    def _closing(self, generation: Generation) -> bytes:
+        if self._recorded is not None:
+            return self._recorded.closing(self.encoder, self._state(generation))
+        return self.encoder.closing(self._state(generation))
+
+    def _start_parsing(self, generation: Generation) -> None:
+        """Makes the parsers of the choices, which need the end of the prompt, when the first output has arrived."""
+        answer, choices = self._context.answer_format, self._accumulator.choices
+        if answer is not None and choices[0].parser is None:
+            for choice in choices:
+                choice.parser = answer.parser(generation.prompt_tail)
+
+    def _take(self, update: SequenceUpdate) -> tuple[Choice, str]:
+        """Adds an update to its choice. Returns the choice, and the new text if no parser takes it."""
+        choice = self._accumulator.add(update)
+        self._meter.saw(update)
+        return choice, choice.separate(update)
+
+    def _state(self, generation: Generation) -> GenerationState:
+        return GenerationState(
+            accumulator=self._accumulator,
+            num_prompt_tokens=generation.num_prompt_tokens,
+            generation=generation,
+            time_to_first_token_s=self._meter.time_to_first_token_s,
+            time_to_last_token_s=self._meter.time_to_last_token_s,
+            elapsed_s=self._meter.elapsed_s,
+        )
+
+    def _complete(self, generation: Generation) -> None:
+        self._accumulator.check_complete()
+        self._meter.completed(self._accumulator, _num_prompt_tokens(generation))
+
+    @contextlib.asynccontextmanager
+    async def _generating(self) -> AsyncIterator[Generation]:
+        reason = "abort"
+        generation: Generation | None = None
+        try:
+            generation = self._backend.generate(self._context.request)
+            yield generation
+            reason = "stop"
+        except ClientGoneError as gone:
+            self._trace.failed(gone.code)
+            raise
+        except Exception as error:
+            reason = "error"
+            self._trace.failed(error.code if isinstance(error, ServiceError) else "internal_error")
+            raise
+        finally:
+            if generation is not None:
+                await generation.cancel(reason)
+            self._meter.ended(self._accumulator, reason)
+            self._trace.end(self._accumulator, _num_prompt_tokens(generation), self._meter.time_to_first_token_s)
+
+
+def _num_prompt_tokens(generation: Generation | None) -> int:
+    return generation.num_prompt_tokens if generation is not None else 0
+
+
+class StreamedAnswer(Response):
+    """An ASGI response that is written while tokens are generated."""
+
+    def __init__(self, run: ResponseRunner, keep_alive_s: float, recorded: RecordedStream | None = None) -> None:
+        # The constructor of Response is not called, because it would render a body.
+        self.background = None
+        self._run = run
+        self._keep_alive_s = keep_alive_s
+        self._recorded = recorded
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Writes the stream. Raises a failure before the first byte; sends a later failure as an event."""
+        content_type = self._run.encoder.content_type
+        keep_alive_s = self._keep_alive_s if content_type == sse.CONTENT_TYPE else 0.0
+        channel = sse.EventChannel(send, keep_alive_s=keep_alive_s, content_type=content_type)
+        try:
+            if self._recorded is None:
+                await self._run.stream(receive, channel)
+            else:
+                await self._recorded.serve(self._run, receive, channel)
+        except ClientGoneError as gone:
+            self._run.metrics.count_error(gone.code)
+        except Exception as error:
+            if not channel.started:
+                raise
+            failure = as_service_error(error)
+            self._run.metrics.count_error(failure.code)
+            last_words = channel.end(self._run.encoder.failure(failure))
+            with contextlib.suppress(ClientGoneError):
+                await unless_gone(receive, last_words, channel.mind())

@@ -19,8 +19,7 @@ from services.gateway.openai.body import StreamOptions, TokenFields, read_body, 
 from services.gateway.openai.listing import check_query
 from services.gateway.openai.openapi import Body
 from services.gateway.openai.request_context import Arrival, RequestContext
-from services.gateway.openai.response_runner import StreamedAnswer
-from services.gateway.openai.serving import Serving
+from services.gateway.openai.serving import Serving, StreamedAnswer
 from services.gateway.record import RecordDirectory
 from services.gateway.replay.comparison import replay
 from services.gateway.replay.output import output_of
@@ -90,7 +89,7 @@ class ReplayEndpoints:
         """Answers with the recorded outputs: each token with its text, and the parameters that a fork may change."""
         check_query(request, ())
         content = decode(await self._find(request_id))
-        card = self._serving.resolve_model(content.model)
+        card = self._serving.backend.resolve_model(content.model)
         return json_response(await output_of(self._serving.backend, content, card), headers=NOT_KEPT)
 
     async def replay(self, request: Request, request_id: str) -> Response:
@@ -110,7 +109,7 @@ class ReplayEndpoints:
         if body.stream_options is not None and not body.stream:
             refuse("stream_options", "needs 'stream' to be true")
         content = decode(await self._find(request_id))
-        card = self._serving.resolve_model(content.model)
+        card = self._serving.backend.resolve_model(content.model)
         changes = {name: value for name in TokenFields.__struct_fields__ if (value := getattr(body, name)) is not None}
         wanted = forked(
             content,
@@ -141,7 +140,7 @@ class ReplayEndpoints:
         return encoded_response(await run.whole(request.receive))
 
     async def _compare(self, request: Request, content: RecordedContent, engine: str | None) -> Response:
-        card = self._serving.resolve_model(content.model)
+        card = self._serving.backend.resolve_model(content.model)
         found = await replay(self._serving.backend, content, request.state.request_id, card, engine or "")
         summary = await self._records.find(RecordQuery(request.state.request_id, reachable_key(), "summary"))
         return json_response({**found, "engines": summary["engines"] if summary else []}, headers=NOT_KEPT)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from services.gateway.http.errors import as_service_error
-from services.gateway.openai.response_runner import ResponseRunner
+from services.gateway.openai.serving import ResponseRunner
 from services.gateway.responses.encoder import ResponseEncoder
 from services.gateway.responses.event_log import EventLog
 from services.gateway.responses.input_items import Item

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from services.gateway.generation import ModelCard
-from services.gateway.openai.bodies.chat_request import ChatRequest, chat_request
 from services.gateway.openai.bodies.metadata import check_metadata
 from services.gateway.openai.bodies.parameter_names import new_name, renamed
 from services.gateway.openai.bodies.parameters import RequestDefaults
+from services.gateway.openai.chat import ChatRequest, chat_request
 from services.gateway.openai.schemas import ChatBody
 from services.gateway.responses import text_format, tools
 from services.gateway.responses.schemas import LOGPROBS, ResponsesBody

@@ -16,8 +16,7 @@ from services.gateway.openai.bodies import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.listing import check_query, page
 from services.gateway.openai.request_context import Arrival, RequestContext
-from services.gateway.openai.response_runner import nothing
-from services.gateway.openai.serving import Serving
+from services.gateway.openai.serving import Serving, nothing
 from services.gateway.responses import convert, input_items, schemas, snapshot
 from services.gateway.responses.background import BackgroundResponse, BackgroundResponses
 from services.gateway.responses.encoder import ResponseEncoder
@@ -152,7 +151,7 @@ class ResponseEndpoints:
 
     def _context(self, request: Request, arrival: Arrival, body: ResponsesBody, turns: list[Turn]) -> RequestContext:
         serving, request_id = self._serving, request.state.request_id
-        card = serving.resolve_model(body.model)
+        card = serving.backend.resolve_model(body.model)
         conversation = input_items.conversation(body.instructions, turns)
         wanted, answer = convert.response_request(
             body, conversation, card, request_id, serving.defaults_of(request), serving.settings

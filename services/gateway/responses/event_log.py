@@ -10,7 +10,7 @@ from services.gateway.http import sse
 
 
 class EventLog:
-    """Events in order. Implements `response_runner.Sink`; its size is bounded by the longest output of a model."""
+    """Events in order. Implements `serving.Sink`; its size is bounded by the longest output of a model."""
 
     def __init__(self, events: Sequence[bytes] = (), *, ended: bool = False) -> None:
         self.events = list(events)

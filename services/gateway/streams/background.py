@@ -12,7 +12,7 @@ from collections.abc import Callable
 from starlette.requests import Request
 
 from services.gateway.openai.request_context import RequestContext
-from services.gateway.openai.response_runner import ResponseRunner
+from services.gateway.openai.serving import ResponseRunner
 from services.gateway.streams.background_store import BackgroundStore, EventBatch, History
 from services.gateway.streams.claim import Claim, claimed_record, is_recordable, new_record
 from services.gateway.streams.event_writer import EventWriter

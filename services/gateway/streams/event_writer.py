@@ -20,7 +20,7 @@ _ID = b"id: "
 
 
 class EventWriter:
-    """Implements `response_runner.Sink`. `history`: what the log has already; the writer adds to it.
+    """Implements `serving.Sink`. `history`: what the log has already; the writer adds to it.
 
     `token`: fencing token of the run. Every method that writes waits while the bus does not answer, and raises
     ServiceError('stream_taken') when the log has a batch of another run.

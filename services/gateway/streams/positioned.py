@@ -15,7 +15,7 @@ Take = Callable[[SequenceUpdate], tuple[Choice, str]]
 
 
 class PositionedEvents:
-    """The events of one stream. Implements `response_runner.StreamEvents` with an encoder's methods.
+    """The events of one stream. Implements `serving.StreamEvents` with an encoder's methods.
 
     Every event of a choice is encoded by itself: its id says up to where each choice has been shown. Output that gives
     no event, such as the beginning of a tag that a parser waits for, counts as shown with the next event. If events

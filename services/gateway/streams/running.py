@@ -10,7 +10,7 @@ from services.gateway.generation import ResumedOutput, SequenceUpdate
 from services.gateway.http import sse
 from services.gateway.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.openai.answers.answer_encoder import AnswerEncoder, GenerationState
-from services.gateway.openai.response_runner import ResponseRunner, Sink
+from services.gateway.openai.serving import ResponseRunner, Sink
 from services.gateway.streams.journal import JournaledStream
 from services.gateway.streams.positioned import PositionedEvents, Take
 from shared.errors import ServiceError
@@ -38,7 +38,7 @@ class DetachableSink:
 
 
 class RunningStream:
-    """Implements `response_runner.RecordedStream`. `grace_s`: how long it runs on without a client; 0: not at all.
+    """Implements `serving.RecordedStream`. `grace_s`: how long it runs on without a client; 0: not at all.
 
     `resumed`: the output with which the run begins. `on_end` is called once, when the run has ended.
     """

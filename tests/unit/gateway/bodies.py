@@ -7,8 +7,10 @@ import pytest
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.openai import schemas
-from services.gateway.openai.bodies import parameters, unsupported_params
+from services.gateway.openai.bodies import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
+from services.gateway.openai.chat import generation_request
+from services.gateway.openai.completions import completion_request
 from shared.errors import ServiceError
 
 CARD = ModelCard(name="toy", path="/models/toy", max_model_len=512, vocab_size=300, created=1)
@@ -19,14 +21,14 @@ def completion(**fields: Any) -> GenerationRequest:
     """A completion request as the edge reads it. `prompt` has a default."""
     data = json.dumps({"prompt": "hello", **fields}).encode()
     unsupported_params.check(read_fields(data), schemas.CompletionBody)
-    return parameters.completion(read_body(data, schemas.COMPLETION_DECODER), CARD, "r" * 22)
+    return completion_request(read_body(data, schemas.COMPLETION_DECODER), CARD, "r" * 22)
 
 
 def chat(**fields: Any) -> GenerationRequest:
     """A chat request as the edge reads it. `messages` has a default."""
     data = json.dumps({"messages": HELLO, **fields}).encode()
     unsupported_params.check(read_fields(data), schemas.ChatBody)
-    return parameters.chat(read_body(data, schemas.CHAT_DECODER), CARD, "r" * 22)
+    return generation_request(read_body(data, schemas.CHAT_DECODER), CARD, "r" * 22)
 
 
 def refusal(read: Any, code: str, param: str, **fields: Any) -> ServiceError:

@@ -4,6 +4,8 @@ import pytest
 
 from services.gateway.openai import schemas
 from services.gateway.openai.bodies import parameters
+from services.gateway.openai.chat import generation_request
+from services.gateway.openai.completions import completion_request
 from shared.request.seed_source import random_seed, seeds_of
 from tests.unit.gateway.bodies import CARD
 
@@ -30,9 +32,8 @@ def test_a_request_with_a_seed_keeps_it_and_takes_none_from_the_others() -> None
     draw, reference = seeds_of(5), seeds_of(5)
     bodies = [schemas.CompletionBody(prompt="x", seed=seed) for seed in (None, 9, None)]
     seeds = [
-        parameters.completion(body, CARD, "r", parameters.RequestDefaults(draw_seed=draw)).params.seed
-        for body in bodies
+        completion_request(body, CARD, "r", parameters.RequestDefaults(draw_seed=draw)).params.seed for body in bodies
     ]
     assert seeds == [reference(), 9, reference()]
     body = schemas.CHAT_DECODER.decode(b'{"messages": [{"role": "user", "content": "x"}]}')
-    assert parameters.chat(body, CARD, "r", parameters.RequestDefaults(draw_seed=draw)).params.seed == reference()
+    assert generation_request(body, CARD, "r", parameters.RequestDefaults(draw_seed=draw)).params.seed == reference()

@@ -1,6 +1,6 @@
 """The interface between the runner of a generation and the format of an API's answers. Pure; has no code of its own.
 
-`response_runner` runs a generation and calls an encoder. Each API has an encoder: OpenAI's is at the end of
+`serving` runs a generation and calls an encoder. Each API has an encoder: OpenAI's is at the end of
 `stream_encoder`; the other rooms of the gateway have their own.
 """
 

@@ -1,1 +1,1 @@
-"""Checks the bodies of requests, and converts them to requests for the backend. Pure."""
+"""Checks the bodies of requests, and has the parts of their conversion that several endpoints share. Pure."""

@@ -1,5 +1,6 @@
-"""Converts a request body to a `GenerationRequest`: defaults, ranges, limits. Every error names the parameter. Pure.
+"""The conversion that the bodies of completions and chat have in common: defaults, ranges, limits. Pure.
 
+Every error names the parameter. `completions` and `chat` have the rest of the conversion to a `GenerationRequest`.
 `shared.parameters.sampling.check` checks the ranges of sampling parameters; this module checks the rest of a request.
 The backend checks that the prompt leaves room for `max_tokens`, because only it knows the length of the prompt in
 tokens.
@@ -11,24 +12,18 @@ import msgspec
 
 from services.gateway.generation import FLEX, GenerationRequest, ModelCard
 from services.gateway.openai.body import GenerationFields
-from services.gateway.openai.schemas import ChatBody, CompletionBody, TokenizeBody
-from services.gateway.openai.tools.forced_calls import forced_calls
-from services.gateway.openai.tools.tool_choice import ToolChoice, tool_choice
 from shared import limits
 from shared.errors import ServiceError
 from shared.parameters import sampling
 from shared.parameters.sampling import SamplingParams
-from shared.request import conversation, rules
+from shared.request import rules
 from shared.request.checks import check_token_ids, given, missing, refuse
 from shared.request.choices import Choices, choices_of
-from shared.request.pictures import PictureInput, check_pictures, taken_into
 from shared.request.sampling_fields import sampling_params
 from shared.request.seed_source import SeedSource, random_seed
-from shared.request.structured import Constraint, constraint_of
+from shared.request.structured import Constraint
 from shared.request.token_constraints import token_constraints
-from shared.request.tools import checked_documents, checked_template_kwargs, template_variables
 
-COMPLETION_MAX_TOKENS = 16
 AS_MANY_AS_FIT = 0
 _INT32 = 2**31
 _TIERS = ("auto", "default", FLEX, "priority", "scale")
@@ -43,121 +38,11 @@ class RequestDefaults:
     max_logprobs: int = limits.LOGPROBS_MAX
 
 
-_DEFAULTS = RequestDefaults()
+DEFAULTS = RequestDefaults()
 
 
-def completion(
-    body: CompletionBody, card: ModelCard, request_id: str, defaults: RequestDefaults = _DEFAULTS
-) -> GenerationRequest:
-    """Returns the request of `/v1/completions`. Raises ServiceError naming the first parameter that is wrong."""
-    texts, token_ids = prompts(body.prompt, card.vocab_size)
-    logprobs = body.logprobs
-    most = min(defaults.max_logprobs, limits.COMPLETION_LOGPROBS_MAX)
-    if logprobs is not None and not 0 <= logprobs <= most:
-        refuse("logprobs", f"must be between 0 and {most}")
-    suffix = given(body.suffix, "")
-    prompt_logprobs = rules.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
-    if body.echo and logprobs is not None:
-        if body.use_beam_search:
-            refuse("echo", "with 'logprobs' must be false with 'use_beam_search'")
-        if suffix:
-            refuse("suffix", "cannot be given together with 'echo' and 'logprobs'")
-        prompt_logprobs = max(logprobs, given(prompt_logprobs, 0))
-    if suffix and token_ids:
-        refuse("suffix", "needs a 'prompt' that is text")
-    if suffix and body.truncate_prompt_tokens is not None:
-        refuse("truncate_prompt_tokens", "cannot be given together with 'suffix'")
-    endpoint = _Endpoint(COMPLETION_MAX_TOKENS, 1.0, may_only_echo=bool(body.echo))
-    params = _params(body, card, endpoint, (logprobs, prompt_logprobs), defaults.draw_seed)
-    request = _request(body, card, request_id, params, len(texts) + len(token_ids))
-    request = _structured(request, constraint_of(body))
-    return replace(
-        request,
-        texts=texts,
-        token_ids=token_ids,
-        suffix=suffix,
-        add_special_tokens=given(body.add_special_tokens, True),
-        only_echoes=_only_echoes(body),
-    )
-
-
-def chat(body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults = _DEFAULTS) -> GenerationRequest:
-    """Returns the request of `/v1/chat/completions`. Raises ServiceError naming the first parameter that is wrong."""
-    logprobs = _chat_logprobs(body, defaults.max_logprobs)
-    asked = logprobs, rules.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
-    params = _params(body, card, _Endpoint(AS_MANY_AS_FIT, defaults.chat_temperature), asked, defaults.draw_seed)
-    choice = tool_choice(body)
-    request = _structured(_request(body, card, request_id, params, 1), _chat_structure(body, choice))
-    pictures: list[PictureInput] | None = [] if card.takes_pictures else None
-    request = _with_conversation(request, body, card, choice, pictures)
-    if not pictures:
-        return request
-    check_pictures(pictures)
-    if request.truncate_prompt_tokens:
-        refuse("truncate_prompt_tokens", "cannot be given together with pictures, which could be cut")
-    if params.prompt_logprobs is not None:
-        refuse("prompt_logprobs", "cannot be given together with pictures")
-    return replace(request, pictures=tuple(pictures))
-
-
-def tokenize(body: TokenizeBody, card: ModelCard, request_id: str) -> GenerationRequest:
-    """Returns the request of `/tokenize`. Raises ServiceError naming the first parameter that is wrong."""
-    if body.prompt is not None and body.messages is not None:
-        refuse("messages", "cannot be given together with 'prompt'")
-    request = GenerationRequest(request_id, card.name, SamplingParams())
-    if body.messages is None:
-        texts, _ = prompts(body.prompt, card.vocab_size)
-        return replace(request, texts=texts, add_special_tokens=given(body.add_special_tokens, True))
-    return _with_conversation(request, body, card, tool_choice(body))
-
-
-def _with_conversation(
-    request: GenerationRequest,
-    body: ChatBody,
-    card: ModelCard,
-    choice: ToolChoice,
-    pictures: list[PictureInput] | None = None,
-) -> GenerationRequest:
-    """Returns the request with the conversation and the inputs of the chat template.
-
-    The pictures of the messages are appended to `pictures`; None: they may have none.
-    """
-    take_picture = None if pictures is None else taken_into(pictures)
-    messages = conversation.messages(body.messages, card.vocab_size, take_picture)
-    continued = given(body.continue_final_message, False)
-    if continued:
-        if body.add_generation_prompt:
-            refuse("continue_final_message", "cannot be true together with 'add_generation_prompt'")
-        assert body.messages is not None
-        conversation.check_continuable(body.messages[-1], len(messages) - 1)
-    return replace(
-        request,
-        messages=messages,
-        # The chat template writes the special tokens itself.
-        add_special_tokens=given(body.add_special_tokens, False),
-        add_generation_prompt=given(body.add_generation_prompt, not continued),
-        continue_final_message=continued,
-        template_variables=template_variables(
-            choice.tools,
-            checked_documents(body.documents),
-            checked_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
-        ),
-    )
-
-
-def _chat_structure(body: ChatBody, choice: ToolChoice) -> Constraint | None:
-    """Returns what the output must follow: the structure that the request asks for, or that of calls it forces."""
-    structure = constraint_of(body)
-    if not choice.is_forced:
-        return structure
-    if structure is not None:
-        refuse(choice.param, f"cannot force a call together with '{structure.param}'")
-    if body.use_beam_search:
-        refuse(choice.param, "cannot force a call together with 'use_beam_search'")
-    return forced_calls(choice)
-
-
-def _structured(request: GenerationRequest, structure: Constraint | None) -> GenerationRequest:
+def with_structure(request: GenerationRequest, structure: Constraint | None) -> GenerationRequest:
+    """Returns the request with the structure that its output must follow; unchanged if there is none."""
     if structure is None:
         return request
     params = msgspec.structs.replace(request.params, grammar=structure.grammar)
@@ -191,45 +76,29 @@ def prompts(
     return texts, token_ids
 
 
-def _chat_logprobs(body: ChatBody, most: int) -> int | None:
-    top = body.top_logprobs
-    if top is not None and not 0 <= top <= most:
-        refuse("top_logprobs", f"must be between 0 and {most}")
-    if body.logprobs is None or body.logprobs is False:
-        if top:
-            refuse("top_logprobs", "needs 'logprobs' to be true")
-        return None
-    if body.logprobs is True:
-        return top or 0
-    most = min(most, limits.COMPLETION_LOGPROBS_MAX)
-    if not 0 <= body.logprobs <= most:
-        refuse("logprobs", f"must be true, false or between 0 and {most}")
-    return body.logprobs if top is None else top
-
-
-def _only_echoes(body: GenerationFields) -> bool:
+def only_echoes(body: GenerationFields) -> bool:
     """Returns whether the request asks for its prompt and no output: `max_tokens` 0, which only an echo may have."""
     return (body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens) == 0
 
 
 @dataclass(frozen=True, slots=True)
-class _Endpoint:
-    """The defaults of an endpoint. `may_only_echo`: whether `max_tokens` may be 0; then one token is generated."""
+class EndpointDefaults:
+    """The defaults of one endpoint. `may_only_echo`: whether `max_tokens` may be 0; then one token is generated."""
 
     max_tokens: int
     temperature: float
     may_only_echo: bool = False
 
 
-def _params(
+def checked_params(
     body: GenerationFields,
     card: ModelCard,
-    endpoint: _Endpoint,
+    endpoint: EndpointDefaults,
     logprobs: tuple[int | None, int | None],
     draw_seed: SeedSource,
 ) -> SamplingParams:
     """Returns the checked sampling parameters. `logprobs`: of the output and of the prompt."""
-    max_tokens = 1 if endpoint.may_only_echo and _only_echoes(body) else _max_tokens(body, card, endpoint.max_tokens)
+    max_tokens = 1 if endpoint.may_only_echo and only_echoes(body) else _max_tokens(body, card, endpoint.max_tokens)
     constraints = token_constraints(body)
     params = sampling_params(
         body,
@@ -267,14 +136,15 @@ def _max_tokens(body: GenerationFields, card: ModelCard, default: int) -> int:
     return value
 
 
-def _request(
+def checked_request(
     body: GenerationFields, card: ModelCard, request_id: str, params: SamplingParams, num_prompts: int
 ) -> GenerationRequest:
+    """Returns the request without its prompts. Raises ServiceError naming the first parameter that is wrong."""
     if body.stream_options is not None and not body.stream:
         refuse("stream_options", "needs 'stream' to be true")
     choices = choices_of(body, params.temperature, params.top_k, num_prompts)
     if choices.beam is not None:
-        if _only_echoes(body):
+        if only_echoes(body):
             refuse("max_tokens", "must be at least 1 with 'use_beam_search'")
         params = msgspec.structs.replace(params, beam=choices.beam)
         sampling.check_beam(params)
@@ -309,7 +179,7 @@ def _check_stream(body: GenerationFields, params: SamplingParams, choices: Choic
         "'use_beam_search'": choices.beam is not None,
         "'best_of' greater than 'n'": choices.num_sequences > choices.n,
         "log probabilities of the prompt": params.prompt_logprobs is not None,
-        "'max_tokens' 0": _only_echoes(body),
+        "'max_tokens' 0": only_echoes(body),
     }
     for cause, applies in causes.items():
         if body.stream and applies:

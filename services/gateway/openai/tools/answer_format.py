@@ -88,7 +88,7 @@ def answer_format(
 ) -> AnswerFormat | None:
     """Returns the formats of a request's answer; None if nothing has to be separated. Raises ServiceError.
 
-    `request` is what `parameters.chat` has made of the body.
+    `request` is what `chat.generation_request` has made of the body.
     """
     choice = tool_choice(body)
     calls = tool_format(choice, card, settings)

@@ -1,6 +1,6 @@
 """The tokens that are reserved for a request before its true number of tokens is known."""
 
-from services.gateway.access.guarded_generation import estimated_tokens
+from services.gateway.access.guard import estimated_tokens
 from services.gateway.generation import GenerationRequest
 from shared import limits
 from shared.codec import pack_ids

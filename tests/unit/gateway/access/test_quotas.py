@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from services.gateway.access.call import Call
-from services.gateway.access.guarded_generation import GuardedGeneration
+from services.gateway.access.guard import GuardedGeneration
 from services.gateway.access.quotas import Quotas, duration_text
 from services.gateway.access.usage import UsageLedger
 from services.gateway.generation import GenerationRequest

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from services.gateway.generation import ModelCard
-from services.gateway.openai.bodies import parameters
+from services.gateway.openai.chat import generation_request
 from services.gateway.openai.schemas import ChatBody
 from services.gateway.openai.tools.answer_format import AnswerFormat, answer_format
 from services.gateway.openai.tools.forced_calls import forced_calls_schema
@@ -30,7 +30,7 @@ def body(**fields: Any) -> ChatBody:
 
 def chosen(card: ModelCard = THINKER, settings: Any = None, **fields: Any) -> AnswerFormat | None:
     asked = body(**fields)
-    return answer_format(asked, parameters.chat(asked, card, "r"), card, GatewaySettings(**(settings or {})))
+    return answer_format(asked, generation_request(asked, card, "r"), card, GatewaySettings(**(settings or {})))
 
 
 def test_the_settings_offer_the_formats_that_there_are() -> None:

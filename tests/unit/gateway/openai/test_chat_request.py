@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from services.gateway.generation import ModelCard
-from services.gateway.openai.bodies.chat_request import ChatRequest, chat_request
 from services.gateway.openai.bodies.parameters import RequestDefaults
+from services.gateway.openai.chat import ChatRequest, chat_request
 from services.gateway.openai.schemas import ChatBody
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
