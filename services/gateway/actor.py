@@ -25,8 +25,8 @@ from services.gateway.requests.messages import split_sequence_id
 from services.gateway.requests.placement.dispatcher import Dispatcher
 from services.gateway.requests.placement.engine_controls import EngineControls
 from services.gateway.requests.placement.moves import Moves
+from services.gateway.requests.preparation import prepare, tokenize_message
 from services.gateway.requests.progress_watch import ProgressWatch
-from services.gateway.requests.prompts import tokenize_message
 from services.gateway.requests.request_actor import RequestActor
 from services.gateway.requests.router import Router, model_of
 from services.gateway.requests.sequence_state import Address
@@ -105,18 +105,18 @@ class GatewayActor(Actor):
         self.recorder = recorder or Recorder(0)
         self.records = BusRecordDirectory(self.recorder, host, lambda: self._gateways.alive("gateway", self._now()))
         self._host = host
-        router, peers, watch, trust = Router(), ServiceClients(host, self.members), ProgressWatch(), Trust()
-        self.lockstep = Lockstep(host, self.members, router, peers, watch, trust, lockstep)
+        router, clients, watch, trust = Router(), ServiceClients(host, self.members), ProgressWatch(), Trust()
+        self.lockstep = Lockstep(host, self.members, router, clients, watch, trust, lockstep)
         self.lockstep.on_quarantine = self._stalled
         source = host.subjects.gateway_pictures(host.id, host.instance_id)
         self.pictures = PictureStore(remote_pictures or RemotePictures(""), source)
-        self._peers = peers
+        self._clients = clients
         self._parts = GatewayParts(
             host,
             self.members,
             router,
-            peers,
-            Dispatcher(host, self.members, router, peers, trust),
+            clients,
+            Dispatcher(host, self.members, router, clients, trust),
             watch,
             Moves(),
             self.pictures,
@@ -223,13 +223,13 @@ class GatewayActor(Actor):
         self._num_idle += num_idle
         actor = RequestActor(self._parts, request, card, self._num_requests, end, in_lockstep=in_lockstep)
         self.requests[request.request_id] = actor
-        actor.start()
+        actor.start(prepare(actor, self._parts))
         return actor
 
     async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:
         """See Backend."""
         message = tokenize_message(request, self.resolve_model(request.model), 0, return_tokens=return_tokens)
-        reply = await self._peers.tokenizer(message, request.num_characters, request.trace_headers)
+        reply = await self._clients.tokenizer(message, request.num_characters, request.trace_headers)
         assert isinstance(reply, TokenizeReply)
         return [(unpack_ids(prompt.token_ids), list(prompt.tokens)) for prompt in reply.prompts]
 
@@ -244,7 +244,7 @@ class GatewayActor(Actor):
     async def _detokenized(self, model: str, token_ids: tuple[int, ...], *, return_tokens: bool) -> DetokenizeReply:
         card = self.resolve_model(model)
         message = DetokenizeRequest("detokenize", card.served_by, pack_ids(token_ids), return_tokens)
-        reply = await self._peers.tokenizer(message, len(token_ids), None)
+        reply = await self._clients.tokenizer(message, len(token_ids), None)
         assert isinstance(reply, DetokenizeReply)
         return reply
 
@@ -480,7 +480,7 @@ class GatewayActor(Actor):
 
     async def _send_query(self, engine: Address, refs: tuple[SequenceRef, ...]) -> None:
         try:
-            await self._peers.ask_progress(engine, refs)
+            await self._clients.ask_progress(engine, refs)
         except ServiceError as error:
             log.warning("%s could not ask %s for progress: %s", self.name, engine.id, error)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from services.gateway.generation import Client, GenerationRequest, ModelCard
-from services.gateway.requests.prompts import sequence_params
+from services.gateway.requests.messages import sequence_params
 from shared.parameters.pooling import PoolingParams
 from shared.parameters.sampling import BeamParams, SamplingParams
 from tests.sim.model import HashModel, Reference, beam_references, pooled_reference, reference

@@ -11,7 +11,7 @@ from services.gateway.record.request_record import RequestFacts, RequestRecord
 from services.gateway.replay.comparison import replay
 from services.gateway.replay.rerun import forked, whole
 from services.gateway.requests.content import content_of
-from services.gateway.requests.prompts import Prompt
+from services.gateway.requests.messages import Prompt
 from services.gateway.requests.sequence_state import SequenceState
 from shared.codec import pack_ids
 from shared.config import SettingsError

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.requests.prompts import sequence_params
+from services.gateway.requests.messages import sequence_params
 from shared import limits
 from shared.messages import TokenEvents
 from shared.parameters.sampling import BeamParams, SamplingParams

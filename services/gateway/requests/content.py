@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.requests.prompts import Prompt
+from services.gateway.requests.messages import Prompt
 from services.gateway.requests.sequence_state import SequenceState
 from shared.codec import unpack_ids
 from shared.recorded_request import RecordedContent, RecordedPrompt, RecordedSequence, encode

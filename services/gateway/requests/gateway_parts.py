@@ -20,7 +20,7 @@ class GatewayParts:
     host: Host
     members: Members
     router: Router
-    peers: ServiceClients
+    clients: ServiceClients
     dispatcher: Dispatcher
     watch: ProgressWatch
     moves: Moves

@@ -1,19 +1,43 @@
 """Builds the messages that place a request's sequences on engines and detokenizers. Pure: does not send them."""
 
+from dataclasses import dataclass
+
 import msgspec
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.record import NOT_RECORDED
-from services.gateway.requests.prompts import Prompt, sequence_params
 from services.gateway.requests.sequence_state import SequenceState
 from shared import limits
 from shared.actors.host import Host
 from shared.codec import TOKEN_BYTES, pack_ids
-from shared.messages import OpenStream, Retarget, Submit
+from shared.messages import OpenStream, PromptPicture, Retarget, Submit
 from shared.parameters.pooling import PoolingParams
 from shared.parameters.sampling import SamplingParams
+from shared.request.rules import choice_params
 
 PROMPT_TAIL_BYTES = TOKEN_BYTES * limits.PROMPT_TAIL_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain over its full blocks.
+
+    `end_token_ids` end its outputs in addition to the end tokens of the request. `tail`: the last characters of a
+    rendered conversation; empty for other prompts.
+    """
+
+    packed: bytes
+    block_hashes: bytes
+    end_token_ids: tuple[int, ...] = ()
+    tail: str = ""
+    pictures: tuple[PromptPicture, ...] = ()
+    num_first_tokens: int = 0
+    """Of a pair of texts: see `PoolingParams`."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the prompt in tokens."""
+        return len(self.packed) // TOKEN_BYTES
 
 
 class RequestMessages:
@@ -189,6 +213,11 @@ class RequestMessages:
             return host.subjects.gateway_tokens(host.id, host.instance_id)
         assert sequence.detokenizer is not None
         return host.subjects.detokenizer_tokens(*sequence.detokenizer)
+
+
+def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:
+    """Returns the parameters of one choice: with its own seed, and with `max_tokens` filled in if that is 0."""
+    return choice_params(params, choice, card.max_model_len - num_prompt_tokens)
 
 
 def _pooling(params: PoolingParams | None, prompt: Prompt) -> PoolingParams | None:

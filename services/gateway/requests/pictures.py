@@ -31,13 +31,13 @@ class RequestPicture:
 
 
 async def encoded(
-    peers: ServiceClients, model: str, pictures: Sequence[PictureInput], files: Sequence[PictureFile]
+    clients: ServiceClients, model: str, pictures: Sequence[PictureInput], files: Sequence[PictureFile]
 ) -> tuple[RequestPicture, ...]:
     """Returns the pictures, encoded. Raises ServiceError that names a picture which cannot be used."""
 
     async def one(picture: PictureInput, file: PictureFile) -> RequestPicture:
         try:
-            return RequestPicture(file, await peers.picture(EncodePicture(model, file)))
+            return RequestPicture(file, await clients.picture(EncodePicture(model, file)))
         except ServiceError as error:
             if error.code not in _OF_THE_PICTURE:
                 raise

@@ -18,7 +18,7 @@ class Places:
 
     def __init__(self, parts: GatewayParts, model: str, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         self._members, self._router, self._watch = parts.members, parts.router, parts.watch
-        self._peers, self._clock = parts.peers, parts.host.clock
+        self._clients, self._clock = parts.clients, parts.host.clock
         self._model, self._spawn = model, spawn
 
     def forget(self, sequence: SequenceState, engine: Address | None, detokenizer: Address | None) -> None:
@@ -38,7 +38,7 @@ class Places:
         prefill, sequence.prefill = sequence.prefill, None
         if prefill is not None and prefill.leads:
             self._router.record_end(prefill.engine, sequence.sequence_id)
-            self._spawn(self._peers.done(prefill.engine, sequence.sequence_id, sequence.attempt))
+            self._spawn(self._clients.done(prefill.engine, sequence.sequence_id, sequence.attempt))
 
     def move_stream(self, sequence: SequenceState, detokenizer: Address) -> None:
         """Records that the stream of a sequence was rebuilt on a detokenizer."""
@@ -68,13 +68,13 @@ class Places:
     ) -> None:
         """Tells an engine and a detokenizer to drop the sequence `name`. None: that one is not told."""
         if engine is not None:
-            await self._peers.cancel(engine, name, attempt, reason)
+            await self._clients.cancel(engine, name, attempt, reason)
         if detokenizer is not None:
-            await self._peers.close_stream(detokenizer, name, attempt)
+            await self._clients.close_stream(detokenizer, name, attempt)
 
     async def tell_done(self, sequence: SequenceState) -> None:
         """Tells the engine and the detokenizer of a finished sequence that they may forget it."""
         if sequence.engine is not None:
-            await self._peers.done(sequence.engine, sequence.sequence_id, sequence.attempt)
+            await self._clients.done(sequence.engine, sequence.sequence_id, sequence.attempt)
         if sequence.detokenizer is not None:
-            await self._peers.close_stream(sequence.detokenizer, sequence.sequence_id, sequence.attempt)
+            await self._clients.close_stream(sequence.detokenizer, sequence.sequence_id, sequence.attempt)

@@ -1,9 +1,9 @@
 """The request actor: runs one generation request, which ends exactly once.
 
-The request actor has the prompts tokenized, queues the sequences for placement (`dispatcher`), applies text events,
-repairs lost streams and placements, and has engines and detokenizers release ended sequences (`places`). The state
-machine of a sequence is `SequenceState`; this module performs its effects. The gateway's actor passes events and ticks
-to the request actor; the HTTP edge reads its updates.
+`preparation` has the prompts tokenized and queues the sequences for placement (`dispatcher`). The request actor then
+applies text events, repairs lost streams and placements, and has engines and detokenizers release ended sequences
+(`places`). The state machine of a sequence is `SequenceState`; this module performs its effects. The gateway's actor
+passes events and ticks to the request actor; the HTTP edge reads its updates.
 """
 
 import asyncio
@@ -16,12 +16,9 @@ from services.gateway.generation import GenerationRequest, ModelCard, RequestTim
 from services.gateway.requests.content import content_of
 from services.gateway.requests.gateway_parts import GatewayParts
 from services.gateway.requests.lockstep.coordinator import LockstepRequest
-from services.gateway.requests.messages import RequestMessages
-from services.gateway.requests.pictures import RequestPicture, encoded
+from services.gateway.requests.messages import Prompt, RequestMessages
 from services.gateway.requests.placement.candidate import Candidate, Failure, candidates_of
 from services.gateway.requests.places import Places
-from services.gateway.requests.prompts import Prompt, prepare
-from services.gateway.requests.router import model_of
 from services.gateway.requests.sequence_state import Address, ApplyResult, Delta, Phase, SequenceState
 from services.gateway.requests.service_clients import PeerUnavailableError
 from shared import limits
@@ -52,7 +49,7 @@ class RequestActor:
         self.sequences: list[SequenceState] = []
         self.prompts: list[Prompt] = []
         self.error: ServiceError | None = None
-        self._parts, self._peers = parts, parts.peers
+        self._parts, self._clients = parts, parts.clients
         self._places = Places(parts, card.served_by, self._spawn)
         self._number, self._on_end = number, on_end
         self._record = request.record
@@ -65,7 +62,7 @@ class RequestActor:
         self._over = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._deadline: asyncio.TimerHandle | None = None
-        self._files: list[PictureFile] = []
+        self.picture_files: list[PictureFile] = []
         """The files of its pictures, which the gateway keeps until the request ends."""
         self._repairing: set[int] = set()
         self._behind: set[int] = set()
@@ -139,7 +136,7 @@ class RequestActor:
     @property
     def sent_params(self) -> SamplingParams:
         """The parameters as they were sent to engines. Valid when `num_prompt_tokens` is."""
-        return self._orders.request.params
+        return self._messages.request.params
 
     # --- the gateway's actor calls these ---
 
@@ -148,12 +145,12 @@ class RequestActor:
         """Whether the request has ended, with or without an error."""
         return self._over
 
-    def start(self) -> None:
-        """Starts the request in a task of its own."""
+    def start(self, preparation: Coroutine[Any, Any, None]) -> None:
+        """Starts the request: runs its preparation in a task of its own. A ServiceError of it ends the request."""
         if timeout_s := self.request.timeout_s:
             late = ServiceError("deadline_exceeded", f"The request did not end within its timeout of {timeout_s:g} s.")
             self._deadline = asyncio.get_running_loop().call_later(timeout_s, self.fail, late)
-        self._spawn(self._conduct())
+        self._spawn(preparation)
 
     def on_text(self, index: int, event: TextEvent, engine: Address) -> None:
         """Applies a text event to sequence `index`, in lockstep when a second engine has the same tokens.
@@ -294,44 +291,24 @@ class RequestActor:
             self._finish(error)
             self._spawn(self._places.tell_release_all(self._leave(), error.code))
 
-    # --- conducting ---
+    # --- placing ---
 
-    async def _conduct(self) -> None:
-        pictures = await self._encoded_pictures() if self.request.pictures else ()
-        if self._over:
-            return
-        prepared = await prepare(self._peers, self.request, self.card, self._block_size(), pictures)
-        self.prompts = prepared.prompts
+    def tokenized(self, messages: RequestMessages) -> list[Candidate]:
+        """Takes the prompts as token ids. Returns the sequences to be queued; none if the request has ended."""
+        self.prompts = messages.prompts
         self._tokenized_at = self._now()
         self._record.tokenized(self.num_prompt_tokens)
         if self._over:
-            return
-        request = replace(self.request, params=prepared.params)
-        self._orders = RequestMessages(self._parts.host, request, self.card, self.prompts)
-        self.sequences = self._orders.sequences
+            return []
+        self._messages = messages
+        self.sequences = messages.sequences
         self._left = len(self.sequences)
-        self._candidates = candidates_of(self, self._orders, self._number)
+        self._candidates = candidates_of(self, messages, self._number)
         if self._in_lockstep:
-            self._lockstep = self._parts.lockstep.begin(self, self._orders, self._spawn)
+            self._lockstep = self._parts.lockstep.begin(self, messages, self._spawn)
             for candidate in self._candidates:
                 candidate.needs_twin = True
-        self._parts.dispatcher.enqueue(self._candidates)
-
-    async def _encoded_pictures(self) -> tuple[RequestPicture, ...]:
-        store = self._parts.pictures
-        fetched = await store.fetched(self.request.pictures)
-        if self._over:
-            return ()
-        self._files = store.hold(fetched)
-        return await encoded(self._peers, self.card.served_by, fetched, self._files)
-
-    def _block_size(self) -> int:
-        alive = self._parts.members.alive("engine", self._now())
-        for engine in (member for member in alive if model_of(member) == self.card.served_by):
-            block_size = getattr(engine.status, "block_size", 0)
-            if block_size:
-                return block_size
-        return 0
+        return self._candidates
 
     def prefer(self, index: int, engine: Address) -> None:
         """See `lockstep.Owner`."""
@@ -413,12 +390,12 @@ class RequestActor:
                 self._streamless.setdefault(index, self._now())  # the next tick tries again
                 return
             try:
-                await self._peers.open_stream(detokenizer, self._orders.open_stream(index))
+                await self._clients.open_stream(detokenizer, self._messages.open_stream(index))
             except PeerUnavailableError:
                 refused.add(detokenizer)
                 continue
             if self._over or sequence.phase is not Phase.RUNNING:
-                await self._peers.close_stream(detokenizer, sequence.sequence_id, sequence.attempt)
+                await self._clients.close_stream(detokenizer, sequence.sequence_id, sequence.attempt)
                 return
             self._streamless.pop(index, None)
             former, attempt = sequence.detokenizer, sequence.attempt
@@ -427,14 +404,14 @@ class RequestActor:
             await self._retarget(index)
             if former is not None and former != detokenizer:
                 # A detokenizer that drains waits for the end of its streams.
-                await self._peers.close_stream(former, sequence.sequence_id, attempt)
+                await self._clients.close_stream(former, sequence.sequence_id, attempt)
             return
 
     async def _retarget(self, index: int) -> None:
         sequence = self.sequences[index]
         assert sequence.engine is not None
         try:
-            await self._peers.retarget(sequence.engine, self._orders.retarget(index))
+            await self._clients.retarget(sequence.engine, self._messages.retarget(index))
         except (PeerUnavailableError, ServiceError):
             self._repairing.discard(index)
             if sequence.phase is Phase.RUNNING and not self._over:
@@ -492,7 +469,7 @@ class RequestActor:
             self._record.content(content_of(request, self.card, self.prompts, self.sequences))
         if self._deadline is not None:
             self._deadline.cancel()
-        self._parts.pictures.release(self._files)
+        self._parts.pictures.release(self.picture_files)
         self._wake.set()
         self._on_end()
 

@@ -72,7 +72,7 @@ class System:
         self.visions: dict[str, VisionActor] = {}
         gateway = self._host("gw")
         self.holder = Holder(gateway)
-        self.peers = ServiceClients(gateway, Members())
+        self.clients = ServiceClients(gateway, Members())
         self.loader = PictureLoader(self._host("engine"), MODEL)
         self._running: dict[Actor, asyncio.Task[None]] = {}
 
@@ -116,7 +116,7 @@ def test_embeddings_reach_the_engine_and_another_service_takes_over() -> None:
         await system.vision("v1")
         pictures = [PictureInput("a", FILE), PictureInput("b", b"small"), PictureInput("c", FILE)]
         files = system.holder.store.hold(pictures)
-        found = await encoded(system.peers, MODEL, pictures, files)
+        found = await encoded(system.clients, MODEL, pictures, files)
         assert sorted(map(len, system.encoders["v1"].files)) == [5, len(FILE)]
         assert found[0].tokens == found[2].tokens != found[1].tokens
         assert (found[0].tokens.token_id, found[0].tokens.num_tokens) == (7, 6)
@@ -149,7 +149,7 @@ def test_a_picture_that_cannot_be_used_is_named() -> None:
         with pytest.raises(
             ServiceError, match=r"The picture of 'messages\[0\].content\[1\].image_url' is damaged"
         ) as got:
-            await encoded(system.peers, MODEL, pictures, files)
+            await encoded(system.clients, MODEL, pictures, files)
         assert got.value.param == "messages[0].content[1].image_url"
 
     run(test)
@@ -162,7 +162,7 @@ def test_without_an_image_service_a_request_waits_and_then_fails(monkeypatch: py
         pictures = [PictureInput("a", FILE)]
         files = system.holder.store.hold(pictures)
         with pytest.raises(ServiceError, match="No image service of the model 'org/eye' answers") as got:
-            await encoded(system.peers, MODEL, pictures, files)
+            await encoded(system.clients, MODEL, pictures, files)
         assert got.value.code == "no_vision"
 
     run(test)
@@ -176,7 +176,7 @@ def test_a_service_takes_a_bounded_number_of_pictures(monkeypatch: pytest.Monkey
         pictures = [PictureInput(str(number), b"x" * number) for number in (1, 2, 3)]
         files = system.holder.store.hold(pictures)
         with pytest.raises(ServiceError, match="too many pictures"):
-            await encoded(system.peers, MODEL, pictures, files)
+            await encoded(system.clients, MODEL, pictures, files)
 
     run(test)
 

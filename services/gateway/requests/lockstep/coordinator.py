@@ -64,17 +64,17 @@ class Lockstep:
         host: Host,
         members: Members,
         router: Router,
-        peers: ServiceClients,
+        clients: ServiceClients,
         watch: ProgressWatch,
         trust: Trust,
         share: float = 0.0,
     ) -> None:
         self._background = Background("a comparison of engines failed")
-        self.copies = Copies(host, router, peers, watch, self._background.spawn)
+        self.copies = Copies(host, router, clients, watch, self._background.spawn)
         self.counts = Counts()
         self.trust = trust
         self.on_quarantine: Callable[[Address], None] = lambda engine: None
-        self._host, self._members, self._router, self._peers = host, members, router, peers
+        self._host, self._members, self._router, self._clients = host, members, router, clients
         self._share = share
         self._requests: set[LockstepRequest] = set()
         self._tests: dict[str, asyncio.Future[str]] = {}
@@ -144,7 +144,7 @@ class Lockstep:
         reply_subject = self._host.subjects.gateway_control(self._host.id, self._host.instance_id)
         try:
             async with asyncio.timeout(limits.SELF_TEST_S):
-                await self._peers.self_test(engine, SelfTest(name, reply_subject, ends))
+                await self._clients.self_test(engine, SelfTest(name, reply_subject, ends))
                 return await answer
         except (TimeoutError, ServiceError):
             return None

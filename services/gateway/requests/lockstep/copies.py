@@ -69,7 +69,7 @@ class Copies:
 
     host: Host
     router: Router
-    peers: ServiceClients
+    clients: ServiceClients
     watch: ProgressWatch
     spawn: Callable[[Coroutine[Any, Any, None]], None]
     """Runs a coroutine that sends a message."""
@@ -99,7 +99,7 @@ class Copies:
     async def send(self, copy: Copy, submit: Submit) -> None:
         """Sends a copy to its engine. If the engine does not accept it, `on_lost` is called."""
         try:
-            reply = (await self.peers.submit_batch(copy.engine, encode(SubmitBatch((submit,))))).replies[0]
+            reply = (await self.clients.submit_batch(copy.engine, encode(SubmitBatch((submit,))))).replies[0]
         except PeerUnavailableError:
             self.router.record_silence(copy.engine, copy.name)
             self.lose(copy)
@@ -112,7 +112,7 @@ class Copies:
         accepted = reply.status in ("accepted", "duplicate")
         self.router.record_answer(copy.engine, copy.name, accepted=accepted)
         if copy.gone:
-            await self.peers.cancel(copy.engine, copy.name, ATTEMPT, "not needed")
+            await self.clients.cancel(copy.engine, copy.name, ATTEMPT, "not needed")
         elif not accepted:
             self.lose(copy)
         elif not copy.ended:
@@ -122,7 +122,7 @@ class Copies:
         """Ends a copy that is not needed any more, and tells its engine. Harmless when repeated."""
         if not copy.gone:
             self._forget(copy)
-            await self.peers.cancel(copy.engine, copy.name, ATTEMPT, "not needed")
+            await self.clients.cancel(copy.engine, copy.name, ATTEMPT, "not needed")
 
     def lose(self, copy: Copy) -> None:
         """Records that the engine does not run a copy, and tells its owner."""
@@ -142,7 +142,7 @@ class Copies:
         if copy.engine != engine or copy.ended:
             return True
         if event.position > copy.num_tokens:
-            self.spawn(self.peers.resend(engine, copy.name, ATTEMPT, copy.num_tokens))
+            self.spawn(self.clients.resend(engine, copy.name, ATTEMPT, copy.num_tokens))
         elif event.finish_reason == "error":
             log.warning("the copy %s failed on %s: %s", copy.name, engine.id, event.error_message)
             self.lose(copy)
@@ -154,7 +154,7 @@ class Copies:
         copy.num_tokens = max(copy.num_tokens, event.position + len(event.token_ids))
         if event.finish_reason is not None:
             self._end(copy)
-            self.spawn(self.peers.done(copy.engine, copy.name, ATTEMPT))
+            self.spawn(self.clients.done(copy.engine, copy.name, ATTEMPT))
         else:
             self.watch.touch(copy.engine, copy.name, self.host.clock.monotonic())
         copy.on_tokens(copy, event)
@@ -165,7 +165,7 @@ class Copies:
         if copy is None or copy.engine != engine or copy.ended:
             return
         if mark.high_water > copy.num_tokens or mark.finished:
-            self.spawn(self.peers.resend(engine, copy.name, ATTEMPT, copy.num_tokens))
+            self.spawn(self.clients.resend(engine, copy.name, ATTEMPT, copy.num_tokens))
 
     def on_missing(self, ref: SequenceRef, engine: Address) -> None:
         """Takes the engine's word that it does not hold a copy."""

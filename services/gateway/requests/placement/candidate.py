@@ -13,7 +13,7 @@ from services.gateway.requests.service_clients import PeerUnavailableError
 from shared import limits
 from shared.blocks import split_hashes
 from shared.errors import ServiceError
-from shared.messages import EngineStatus, Heartbeat, OpenStream, Submit
+from shared.messages import EngineStatus, Heartbeat
 
 Failure = ServiceError | PeerUnavailableError
 """Why a message had no effect. ServiceError: the request fails. PeerUnavailableError: another member may be tried."""
@@ -40,7 +40,7 @@ class Candidate:
     """One sequence of a request. `num_tokens` and `hashes` are those of its prompt."""
 
     client: PlacementClient
-    orders: RequestMessages
+    messages: RequestMessages
     index: int
     sequence: SequenceState
     num_tokens: int
@@ -59,11 +59,11 @@ class Candidate:
     @property
     def joins_siblings(self) -> bool:
         """Whether the sequence takes no more memory on an engine where other choices of its prompt run."""
-        return self.orders.request.params.beam is not None
+        return self.messages.request.params.beam is not None
 
     def near(self) -> set[Address]:
         """Returns the engines on which other choices of the same prompt run."""
-        choices = self.orders.choices(self.index)
+        choices = self.messages.choices(self.index)
         found = {one.engine for one in choices if one.engine is not None and one.phase is not Phase.DONE}
         return found if self.preferred is None else found | {self.preferred}
 
@@ -83,7 +83,7 @@ class Candidate:
                 raise ServiceError("engine_failure", f"{told} Send the request again.")
         if self.needs_twin:
             found = with_twins(found, model) or found
-        if wanted := self.orders.request.engine:
+        if wanted := self.messages.request.engine:
             found = [engine for engine in found if engine.id == wanted]
             if not ready_members(found, model):
                 told = f"No engine {wanted!r} of the model {model!r} takes requests."
@@ -98,7 +98,7 @@ class Candidate:
 
     def prefill_of_sibling(self, engine: Address) -> Prefill | None:
         """Returns the prefill that another choice of the same prompt waits for on the engine; None if there is none."""
-        for one in self.orders.choices(self.index):
+        for one in self.messages.choices(self.index):
             if one is not self.sequence and one.engine == engine and one.prefill is not None:
                 return one.prefill._replace(leads=False)
         return None
@@ -106,39 +106,26 @@ class Candidate:
     @property
     def takes_kv(self) -> bool:
         """Whether another engine may compute the prompt. Not if its log probabilities are wanted, nor for beams."""
-        beams = self.orders.request.params.beam is not None
+        beams = self.messages.request.params.beam is not None
         return self.has_text and not beams and not self.sequence.needs_prompt_logprobs
 
     @property
     def has_text(self) -> bool:
         """Whether the sequence needs a detokenizer."""
-        return self.orders.request.pooling is None
-
-    def submit(self) -> Submit:
-        """Returns the message to the sequence's engine, which must have been chosen."""
-        return self.orders.submit(self.index)
-
-    def submit_prefill(self) -> Submit:
-        """Returns the message to the engine that computes the prompt, which must have been chosen."""
-        return self.orders.submit_prefill(self.index)
-
-    def open_stream(self) -> OpenStream:
-        """Returns the message to the sequence's detokenizer, which must have been chosen."""
-        return self.orders.open_stream(self.index)
+        return self.messages.request.pooling is None
 
 
-def candidates_of(client: PlacementClient, orders: RequestMessages, number: int) -> list[Candidate]:
+def candidates_of(client: PlacementClient, messages: RequestMessages, number: int) -> list[Candidate]:
     """Returns a candidate for each sequence of a request. `number`: the request's number in the order of arrival."""
-    found: list[Candidate] = []
-    for index, sequence in enumerate(orders.sequences):
-        prompt = orders.prompt(index)
+    request, found = messages.request, list[Candidate]()
+    for index, sequence in enumerate(messages.sequences):
+        prompt = messages.prompt(index)
         hashes = split_hashes(prompt.block_hashes)
-        candidate = Candidate(client, orders, index, sequence, prompt.num_tokens, hashes)
-        max_tokens = orders.request.params.max_tokens or limits.OUTPUT_ESTIMATE_TOKENS
+        candidate = Candidate(client, messages, index, sequence, prompt.num_tokens, hashes)
+        max_tokens = request.params.max_tokens or limits.OUTPUT_ESTIMATE_TOKENS
         cost = prompt.num_tokens + min(max_tokens, limits.OUTPUT_ESTIMATE_TOKENS)
-        candidate.ticket = Ticket(
-            candidate, orders.card.served_by, orders.request.priority, (number, index), orders.request.client, cost
-        )
-        candidate.ticket.idle_until = orders.idle_until
+        model, arrival = messages.card.served_by, (number, index)
+        candidate.ticket = Ticket(candidate, model, request.priority, arrival, request.client, cost)
+        candidate.ticket.idle_until = messages.idle_until
         found.append(candidate)
     return found

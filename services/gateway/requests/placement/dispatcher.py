@@ -46,14 +46,14 @@ class Dispatcher:
     """Places the sequences of one gateway. `router` is shared with the request actors, which record ends there."""
 
     def __init__(
-        self, host: Host, members: Members, router: Router, peers: ServiceClients, trust: Trust | None = None
+        self, host: Host, members: Members, router: Router, clients: ServiceClients, trust: Trust | None = None
     ) -> None:
         """`trust`: the engines that get no work, which others may extend."""
         self._trust = trust or Trust()
         self.queue: PlacementQueue[Candidate] = PlacementQueue()
         self._rate = ServiceRate()
         self._waits: dict[str, QueueWait] = {}
-        self._host, self._members, self._router, self._peers = host, members, router, peers
+        self._host, self._members, self._router, self._clients = host, members, router, clients
         self._able_at: dict[str, float] = {}
         """By model: the last time at which its members could take a sequence, monotonic seconds."""
         self._background = Background("a dispatch failed")
@@ -222,7 +222,7 @@ class Dispatcher:
         sequence.start_placement(to_engine, to_detokenizer, now, prefill)
         stream_at = "" if to_detokenizer is None else to_detokenizer.id
         places = engine.status.max_num_seqs if isinstance(engine.status, EngineStatus) else 0
-        candidate.orders.request.record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, places)
+        candidate.messages.request.record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, places)
         num_tokens = candidate.num_tokens if prefill is None else 1
         idle = candidate.ticket.idle
         self._router.record_dispatch(engine, sequence.sequence_id, num_tokens, candidate.hashes, client, idle=idle)
@@ -282,12 +282,13 @@ class Dispatcher:
         to_prefills: dict[Address, list[tuple[Placement, Submit]]] = defaultdict(list)
         to_detokenizers: dict[Address, list[tuple[Placement, OpenStream]]] = defaultdict(list)
         for placement in placed:
-            to_engines[placement.engine].append((placement, placement.candidate.submit()))
-            prefill = placement.candidate.sequence.prefill
+            candidate = placement.candidate
+            messages, index, prefill = candidate.messages, candidate.index, candidate.sequence.prefill
+            to_engines[placement.engine].append((placement, messages.submit(index)))
             if prefill is not None and prefill.leads:
-                to_prefills[prefill.engine].append((placement, placement.candidate.submit_prefill()))
+                to_prefills[prefill.engine].append((placement, messages.submit_prefill(index)))
             if placement.detokenizer is not None:
-                to_detokenizers[placement.detokenizer].append((placement, placement.candidate.open_stream()))
+                to_detokenizers[placement.detokenizer].append((placement, messages.open_stream(index)))
         # Streams are sent first, so that a stream is usually open when the first tokens of its sequence arrive.
         for detokenizer, streams in to_detokenizers.items():
             for part, data in _batches(streams, limits.OPEN_BATCH_MAX, OpenBatch):
@@ -301,7 +302,7 @@ class Dispatcher:
 
     async def _open(self, detokenizer: Address, items: Sequence[tuple["Placement", OpenStream]], data: bytes) -> None:
         try:
-            replies = (await self._peers.open_batch(detokenizer, data)).replies
+            replies = (await self._clients.open_batch(detokenizer, data)).replies
         except (PeerUnavailableError, ServiceError) as error:
             if _can_be_halved(error, items):
                 for half, part in _batches(items, len(items) // 2, OpenBatch):
@@ -317,7 +318,7 @@ class Dispatcher:
     async def _submit_prefills(self, engine: Address, items: Sequence[tuple["Placement", Submit]], data: bytes) -> None:
         """Has prompts computed for other engines. If that fails, these notice it and compute the prompts themselves."""
         try:
-            replies = (await self._peers.submit_batch(engine, data)).replies
+            replies = (await self._clients.submit_batch(engine, data)).replies
         except (PeerUnavailableError, ServiceError) as error:
             if _can_be_halved(error, items):
                 for half, part in _batches(items, len(items) // 2, SubmitBatch):
@@ -333,7 +334,7 @@ class Dispatcher:
 
     async def _submit(self, engine: Address, items: Sequence[tuple["Placement", Submit]], data: bytes) -> None:
         try:
-            replies = (await self._peers.submit_batch(engine, data)).replies
+            replies = (await self._clients.submit_batch(engine, data)).replies
         except (PeerUnavailableError, ServiceError) as error:
             if _can_be_halved(error, items):
                 for half, part in _batches(items, len(items) // 2, SubmitBatch):

@@ -13,7 +13,7 @@ from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.openai.bodies import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.pooling import answers, requests, schemas
-from services.gateway.requests.prompts import prepare
+from services.gateway.requests.preparation import tokenize
 from shared import limits
 from shared.codec import pack_ids
 from shared.errors import ServiceError
@@ -177,12 +177,12 @@ async def test_many_texts_are_tokenized_in_several_messages_in_their_order(lengt
     texts = tuple("x" * (length * limits.TOKENIZE_CHARS_MAX // 4) for length in lengths)
     names = tuple(f"input[{index}]" for index in range(len(texts)))
     request = GenerationRequest("r", "toy", SamplingParams(), texts=texts, prompt_names=names, pooling=PoolingParams())
-    peers = Tokenizers()
-    prompts = (await prepare(peers, request, CARD, 16)).prompts  # type: ignore[arg-type]
+    clients = Tokenizers()
+    prompts = (await tokenize(clients, request, CARD, 16)).prompts  # type: ignore[arg-type]
     assert [prompt.num_tokens for prompt in prompts] == list(map(len, texts))
-    assert sum((message.prompts for message in peers.messages), ()) == texts
-    assert sum((message.prompt_names for message in peers.messages), ()) == names
-    for message in peers.messages:
+    assert sum((message.prompts for message in clients.messages), ()) == texts
+    assert sum((message.prompt_names for message in clients.messages), ()) == names
+    for message in clients.messages:
         assert 1 <= len(message.prompts) <= limits.PROMPTS_MAX
         assert len(message.prompts) == 1 or sum(map(len, message.prompts)) <= limits.TOKENIZE_CHARS_MAX
         assert not message.generates
@@ -191,5 +191,5 @@ async def test_many_texts_are_tokenized_in_several_messages_in_their_order(lengt
 async def test_a_text_without_tokens_is_named():
     request = GenerationRequest("r", "toy", SamplingParams(), texts=("a", ""), prompt_names=("input[0]", "input[1]"))
     with pytest.raises(ServiceError, match=r"'input\[1\]' has no tokens") as error:
-        await prepare(Tokenizers(), request, CARD, 16)  # type: ignore[arg-type]
+        await tokenize(Tokenizers(), request, CARD, 16)  # type: ignore[arg-type]
     assert error.value.param == "input[1]"

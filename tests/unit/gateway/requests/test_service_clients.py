@@ -22,7 +22,7 @@ def test_a_retry_goes_to_a_tokenizer_of_the_same_model_and_never_to_another_one_
         bus, subjects, clock = MemoryBus(0), Subjects(), SimClock()
         own, pool = bus.connect("gateway"), bus.connect("pool")
         members, heard = Members(), list[str]()
-        peers = ServiceClients(Host(own, subjects, clock, "gateway", "b0"), members)
+        clients = ServiceClients(Host(own, subjects, clock, "gateway", "b0"), members)
 
         async def answer(delivery: Delivery) -> None:
             heard.append(delivery.subject)
@@ -42,12 +42,12 @@ def test_a_retry_goes_to_a_tokenizer_of_the_same_model_and_never_to_another_one_
             subjects.tokenizer_direct("t-b", "b1"),
         ):
             await listen(subject)
-        await peers.tokenizer(TokenizeRequest("r", "org/a", ("text",)), 4, None)
-        await peers.tokenizer(TokenizeRequest("r", "b", ("text",)), 4, None)
+        await clients.tokenizer(TokenizeRequest("r", "org/a", ("text",)), 4, None)
+        await clients.tokenizer(TokenizeRequest("r", "b", ("text",)), 4, None)
         assert heard == [subjects.tokenizer_direct("t-a", "b1"), subjects.tokenize("b")]
         began = clock.monotonic()
         with pytest.raises(ServiceError, match="No tokenizer of the model 'c' answers"):
-            await peers.tokenizer(TokenizeRequest("r", "c", ("text",)), 4, None)
+            await clients.tokenizer(TokenizeRequest("r", "c", ("text",)), 4, None)
         assert clock.monotonic() - began >= limits.QUEUE_WAIT_S
         assert len(heard) == 2
 

@@ -5,8 +5,8 @@ from typing import Any, cast
 import pytest
 
 from services.gateway.generation import GenerationRequest
-from services.gateway.requests.messages import RequestMessages
-from services.gateway.requests.prompts import Prompt, prepare
+from services.gateway.requests.messages import Prompt, RequestMessages
+from services.gateway.requests.preparation import tokenize
 from services.gateway.requests.sequence_state import Address
 from services.gateway.requests.service_clients import ServiceClients
 from shared import limits
@@ -39,7 +39,7 @@ def request(**fields: Any) -> GenerationRequest:
 
 
 async def prepared(asked: GenerationRequest, tokenizers: Tokenizers | None = None) -> list[Prompt]:
-    return (await prepare(cast(ServiceClients, tokenizers or Tokenizers()), asked, CARD, 0)).prompts
+    return (await tokenize(cast(ServiceClients, tokenizers or Tokenizers()), asked, CARD, 0)).prompts
 
 
 async def test_each_conversation_is_rendered_by_itself_and_in_order():

@@ -1,4 +1,7 @@
-"""Prepares a request's prompts as token ids (tokenizers convert text) and the sampling parameters of its sequences."""
+"""Prepares an accepted request: its pictures are encoded, its prompts become token ids, its sequences are queued.
+
+Tokenizers convert texts and conversations; prompts that are token ids are checked here.
+"""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -7,56 +10,71 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.requests.pictures import RequestPicture
+from services.gateway.requests.gateway_parts import GatewayParts
+from services.gateway.requests.messages import Prompt, RequestMessages
+from services.gateway.requests.pictures import RequestPicture, encoded
+from services.gateway.requests.request_actor import RequestActor
+from services.gateway.requests.router import model_of
 from services.gateway.requests.service_clients import ServiceClients
 from shared import limits
 from shared.blocks import chain_hashes
-from shared.codec import TOKEN_BYTES, pack_ids, unpack_ids
+from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
-from shared.messages import PromptPicture, TokenizeReply, TokenizeRequest
+from shared.messages import TokenizeReply, TokenizeRequest
 from shared.parameters.context import check_context, truncated
 from shared.parameters.sampling import SamplingParams, check, check_vocabulary
 from shared.request.choices import param_of_number
-from shared.request.rules import choice_params
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
-    """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain over its full blocks.
-
-    `end_token_ids` end its outputs in addition to the end tokens of the request. `tail`: the last characters of a
-    rendered conversation; empty for other prompts.
-    """
-
-    packed: bytes
-    block_hashes: bytes
-    end_token_ids: tuple[int, ...] = ()
-    tail: str = ""
-    pictures: tuple[PromptPicture, ...] = ()
-    num_first_tokens: int = 0
-    """Of a pair of texts: see `PoolingParams`."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Length of the prompt in tokens."""
-        return len(self.packed) // TOKEN_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Tokenized:
     """What tokenizers make of a request: its prompts, and its parameters with `bad_words` as token ids."""
 
     prompts: list[Prompt]
     params: SamplingParams
 
 
-async def prepare(
-    peers: ServiceClients,
+async def prepare(actor: RequestActor, parts: GatewayParts) -> None:
+    """Has the prompts of a request tokenized and queues its sequences. Raises ServiceError, see `tokenize`.
+
+    Runs in the request's task. If the request has ended meanwhile, nothing is queued.
+    """
+    request, card = actor.request, actor.card
+    pictures = await _encoded_pictures(actor, parts) if request.pictures else ()
+    if actor.over:
+        return
+    tokenized = await tokenize(parts.clients, request, card, _block_size(parts, card), pictures)
+    request = replace(request, params=tokenized.params)
+    messages = RequestMessages(parts.host, request, card, tokenized.prompts)
+    if candidates := actor.tokenized(messages):
+        parts.dispatcher.enqueue(candidates)
+
+
+async def _encoded_pictures(actor: RequestActor, parts: GatewayParts) -> tuple[RequestPicture, ...]:
+    fetched = await parts.pictures.fetched(actor.request.pictures)
+    if actor.over:
+        return ()
+    actor.picture_files = parts.pictures.hold(fetched)
+    return await encoded(parts.clients, actor.card.served_by, fetched, actor.picture_files)
+
+
+def _block_size(parts: GatewayParts, card: ModelCard) -> int:
+    """Returns the block size of the model's engines, in tokens; 0 if none is alive."""
+    alive = parts.members.alive("engine", parts.host.clock.monotonic())
+    for engine in (member for member in alive if model_of(member) == card.served_by):
+        block_size = getattr(engine.status, "block_size", 0)
+        if block_size:
+            return block_size
+    return 0
+
+
+async def tokenize(
+    clients: ServiceClients,
     request: GenerationRequest,
     card: ModelCard,
     block_size: int,
     pictures: Sequence[RequestPicture] = (),
-) -> Prepared:
+) -> Tokenized:
     """Returns the prompts of a request as token ids, and its parameters. `pictures`: those of its conversation.
 
     Raises ServiceError if a prompt is too long for the context or for its log probabilities, has no tokens or ids
@@ -64,7 +82,7 @@ async def prepare(
     sequences together have too many tokens.
     """
     check_vocabulary(request.params, card.vocab_size)
-    prompts, bad_words = await _converted(peers, request, card, block_size, pictures)
+    prompts, bad_words = await _converted(clients, request, card, block_size, pictures)
     count = request.num_sequences * sum(prompt.num_tokens for prompt in prompts)
     if count > limits.REQUEST_TOKENS_MAX:
         told = f"All sequences of the request would have {count} prompt tokens, more than {limits.REQUEST_TOKENS_MAX}."
@@ -76,11 +94,11 @@ async def prepare(
             raise ServiceError("invalid_value", f"The text of '{name}' has no tokens.", param=name)
     if request.params.prompt_logprobs is not None:
         _check_prompt_logprobs(prompts, request.params.prompt_logprobs)
-    return Prepared(prompts, _with_bad_words(request.params, bad_words))
+    return Tokenized(prompts, _with_bad_words(request.params, bad_words))
 
 
 async def _converted(
-    peers: ServiceClients,
+    clients: ServiceClients,
     request: GenerationRequest,
     card: ModelCard,
     block_size: int,
@@ -96,12 +114,12 @@ async def _converted(
     parts, replies = list(_parts(request)), list[TokenizeReply]()
     for first in range(0, len(parts), limits.TOKENIZE_REQUESTS_MAX):
         some = parts[first : first + limits.TOKENIZE_REQUESTS_MAX]
-        replies += await asyncio.gather(*(_tokenized(peers, part, card, block_size, pictures) for part in some))
+        replies += await asyncio.gather(*(_tokenized(clients, part, card, block_size, pictures) for part in some))
     return given or [prompt for reply in replies for prompt in _prompts(reply, pictures)], replies[0].bad_words
 
 
 async def _tokenized(
-    peers: ServiceClients,
+    clients: ServiceClients,
     request: GenerationRequest,
     card: ModelCard,
     block_size: int,
@@ -110,7 +128,7 @@ async def _tokenized(
     message = tokenize_message(request, card, block_size)
     if pictures:
         message = msgspec.structs.replace(message, pictures=tuple(picture.tokens for picture in pictures))
-    reply = await peers.tokenizer(message, request.num_characters, request.trace_headers)
+    reply = await clients.tokenizer(message, request.num_characters, request.trace_headers)
     assert isinstance(reply, TokenizeReply)
     return reply
 
@@ -177,11 +195,6 @@ def tokenize_message(
         prompt_names=request.prompt_names,
         second_prompts=request.second_texts,
     )
-
-
-def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:
-    """Returns the parameters of one choice: with its own seed, and with `max_tokens` filled in if that is 0."""
-    return choice_params(params, choice, card.max_model_len - num_prompt_tokens)
 
 
 def _parts(request: GenerationRequest) -> Iterator[GenerationRequest]:
