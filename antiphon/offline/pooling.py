@@ -126,7 +126,7 @@ def pooling_spec(
     arrival: int,
     adapters: Adapters = (),
 ) -> SequenceSpec:
-    """Returns the sequence of one prompt for the engine."""
+    """Returns the sequence of one prompt for the engine. Its id is that of the request, which has no other sequence."""
     # A pooling sequence samples nothing, so the sampling parameters have no effect.
     sampling = SamplingParams(max_tokens=1, temperature=0.0)
     spec = SequenceSpec(request_id, token_ids, sampling, arrival=arrival, pooling=params)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from shared import limits
 from shared.security.api_keys import ANONYMOUS, ApiKey
 
-_REQUEST_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{limits.REQUEST_ID_HEADER_CHARS_MAX}}}")
+_CLIENT_REQUEST_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{limits.REQUEST_ID_HEADER_CHARS_MAX}}}")
 
 
 @dataclass(slots=True)
@@ -76,10 +76,10 @@ def serving(call: Call) -> Iterator[None]:
 
 def call_of(key: ApiKey, headers: Mapping[bytes, bytes]) -> Call:
     """Returns the call of a request with these headers."""
-    request_id = _text(headers.get(b"x-request-id", b""))
+    client_request_id = _text(headers.get(b"x-request-id", b""))
     return Call(
         key,
-        client_request_id=request_id if _REQUEST_ID.fullmatch(request_id) else "",
+        client_request_id=client_request_id if _CLIENT_REQUEST_ID.fullmatch(client_request_id) else "",
         timeout=_text(headers.get(b"x-request-timeout", b"")),
         lockstep=_text(headers.get(b"x-antiphon-lockstep", b"")),
         lane=_text(headers.get(b"x-antiphon-lane", b"")),

@@ -34,7 +34,7 @@ class ClientFacts:
     spent on preprocessing, None if it does not say.
     """
 
-    request_id: str
+    answer_id: str
     prompt: str | None
     received_at: float
     arrival_time: float
@@ -66,17 +66,17 @@ def engine_request(body: EngineBody, card: ModelCard, request_id: str, defaults:
     return completion_request(CompletionBody(prompt=body.prompt, **fields), card, request_id, defaults)
 
 
-def client_facts(body: EngineBody, request_id: str, received_at: float) -> ClientFacts:
-    """Returns what the answer needs besides the generation. `request_id` is the id to answer with."""
+def client_facts(body: EngineBody, answer_id: str, received_at: float) -> ClientFacts:
+    """Returns what the answer needs besides the generation. `answer_id` is the id that the answer repeats."""
     arrived = given(body.arrival_time, received_at)
     if arrived < 0:
         refuse("arrival_time", "must not be negative")
-    return ClientFacts(request_id, body.prompt, received_at, arrived, _preprocess_s(body))
+    return ClientFacts(answer_id, body.prompt, received_at, arrived, _preprocess_s(body))
 
 
-def check_request_id(request_id: str) -> None:
+def check_client_id(client_id: str) -> None:
     """Raises ServiceError if the id of an engine's request is empty or too long."""
-    if not 1 <= len(request_id) <= limits.CLIENT_REQUEST_ID_CHARS_MAX:
+    if not 1 <= len(client_id) <= limits.CLIENT_REQUEST_ID_CHARS_MAX:
         refuse("request_id", f"must have between 1 and {limits.CLIENT_REQUEST_ID_CHARS_MAX} characters")
 
 

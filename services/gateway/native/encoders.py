@@ -109,7 +109,7 @@ class RequestOutputEncoder:
 
     def failure(self, error: ServiceError) -> bytes:
         """See AnswerEncoder."""
-        return engine_error(error, self._facts.request_id, self._facts.prompt) + b"\n"
+        return engine_error(error, self._facts.answer_id, self._facts.prompt) + b"\n"
 
     def _output(self, state: GenerationState, index: int) -> RequestOutput:
         """Returns the result of one prompt so far. The prompt itself may be long, so only the last line repeats it."""
@@ -118,7 +118,7 @@ class RequestOutputEncoder:
         choices = state.accumulator.choices[index * n : (index + 1) * n]
         finished = all(choice.finish_reason is not None for choice in choices)
         return RequestOutput(
-            request_id=facts.request_id if request.num_prompts == 1 else f"{facts.request_id}-{index}",
+            request_id=facts.answer_id if request.num_prompts == 1 else f"{facts.answer_id}-{index}",
             prompt=facts.prompt if finished else None,
             prompt_token_ids=self._prompt_ids(state)[index] if finished else None,
             prompt_logprobs=self._prompt_logprobs(state.accumulator.prompts[index]),
@@ -150,10 +150,10 @@ class RequestOutputEncoder:
         )
 
 
-def engine_error(error: ServiceError, request_id: str, prompt: str | None = None) -> bytes:
+def engine_error(error: ServiceError, answer_id: str, prompt: str | None = None) -> bytes:
     """Returns the JSON of a failed engine's request: a `RequestOutput` with its error, and OpenAI's error object."""
     output = RequestOutput(
-        request_id=request_id,
+        request_id=answer_id,
         prompt=prompt,
         outputs=[],
         finished=True,

@@ -13,7 +13,7 @@ from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.http import request_body
 from services.gateway.http.errors import as_service_error, error_response
 from services.gateway.http.json_response import encoded_response
-from services.gateway.native.convert import check_request_id, client_facts, engine_request, text_request
+from services.gateway.native.convert import check_client_id, client_facts, engine_request, text_request
 from services.gateway.native.encoders import RequestOutputEncoder, TextEncoder, engine_error
 from services.gateway.native.schemas import (
     ENGINE_DECODER,
@@ -41,7 +41,10 @@ _RULES = unsupported_params.OPENAI._replace(
 
 
 class GenerateEndpoint:
-    """The endpoint. `request_id`s of engine's requests are unique among those that this object is running."""
+    """The endpoint. The answer ids of engine's requests are unique among those that it is running.
+
+    An answer id is the `request_id` that the client gave in the body, or the server's own request id if it gave none.
+    """
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -54,13 +57,13 @@ class GenerateEndpoint:
         fields = read_fields(data)
         if ENGINE_ONLY.isdisjoint(fields):
             return await self._text(request, data, fields, arrival)
-        request_id = request.state.request_id
+        answer_id = request.state.request_id
         try:
-            request_id = _given_id(fields) or request_id
-            return self._engine(request, data, fields, arrival, received_at, request_id)
+            answer_id = _client_id(fields) or answer_id
+            return self._engine(request, data, fields, arrival, received_at, answer_id)
         except ServiceError as error:
             self._serving.metrics.count_error(error.code)
-            return error_response(error, body=engine_error(error, request_id))
+            return error_response(error, body=engine_error(error, answer_id))
 
     async def _text(self, request: Request, data: bytes, fields: RawFields, arrival: Arrival) -> Response:
         unsupported_params.check(fields, GenerateBody, rules=_RULES)
@@ -73,54 +76,54 @@ class GenerateEndpoint:
         return await self._serving.answer(request, context, TextEncoder(context))
 
     def _engine(
-        self, request: Request, data: bytes, fields: RawFields, arrival: Arrival, received_at: float, request_id: str
+        self, request: Request, data: bytes, fields: RawFields, arrival: Arrival, received_at: float, answer_id: str
     ) -> Response:
         _check_names(fields)
         body = read_body(data, ENGINE_DECODER)
         card = self._card(body.model)
-        facts = client_facts(body, request_id, received_at)
+        facts = client_facts(body, answer_id, received_at)
         wanted = engine_request(body, card, request.state.request_id, self._serving.defaults)
         context = _context(arrival, card, wanted, stream=bool(body.stream), echoes=("",) * wanted.num_prompts)
         run = self._serving.runner(request, context, RequestOutputEncoder(context, facts))
-        return EngineAnswer(run, self._running, facts.request_id, stream=context.stream)
+        return EngineAnswer(run, self._running, facts.answer_id, stream=context.stream)
 
     def _card(self, name: str | None) -> ModelCard:
         return self._serving.backend.resolve_model(name if self._serving.settings.use_openai else None)
 
 
 class RunningIds:
-    """The ids of the engine's requests that are running."""
+    """The answer ids of the engine's requests that are running."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
 
     @contextmanager
-    def holding(self, request_id: str) -> Iterator[None]:
+    def holding(self, answer_id: str) -> Iterator[None]:
         """Keeps the id in use. Raises ServiceError('invalid_value') if it is in use already."""
-        if request_id in self._ids:
+        if answer_id in self._ids:
             refuse("request_id", "is the id of a request that is still running: use another id")
-        self._ids.add(request_id)
+        self._ids.add(answer_id)
         try:
             yield
         finally:
-            self._ids.discard(request_id)
+            self._ids.discard(answer_id)
 
 
 class EngineAnswer(Response):
     """An ASGI response that runs an engine's request. Its failures are `RequestOutput`s too."""
 
-    def __init__(self, run: ResponseRunner, running: RunningIds, request_id: str, *, stream: bool) -> None:
+    def __init__(self, run: ResponseRunner, running: RunningIds, answer_id: str, *, stream: bool) -> None:
         # The constructor of Response is not called, because it would render a body.
         self.background = None
         self._run = run
         self._running = running
-        self._request_id = request_id
+        self._answer_id = answer_id
         self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Runs the request and sends its answer. A failure after the first byte of a stream is part of the stream."""
         try:
-            with self._running.holding(self._request_id):
+            with self._running.holding(self._answer_id):
                 if self._stream:
                     await StreamedAnswer(self._run, keep_alive_s=0)(scope, receive, send)
                     return
@@ -128,7 +131,7 @@ class EngineAnswer(Response):
         except Exception as error:
             failure = as_service_error(error)
             self._run.metrics.count_error(failure.code)
-            answer = error_response(failure, body=engine_error(failure, self._request_id))
+            answer = error_response(failure, body=engine_error(failure, self._answer_id))
         await answer(scope, receive, send)
 
 
@@ -155,15 +158,15 @@ def _context(
     )
 
 
-def _given_id(fields: RawFields) -> str | None:
+def _client_id(fields: RawFields) -> str | None:
     """Returns the id that the client gave. Read before the rest of the body, so that every error can repeat it."""
     raw = fields.get("request_id")
     if raw is None:
         return None
-    request_id = read_body(b'{"request_id":%b}' % bytes(raw), _ID_DECODER).request_id
-    if request_id is not None:
-        check_request_id(request_id)
-    return request_id
+    client_id = read_body(b'{"request_id":%b}' % bytes(raw), _ID_DECODER).request_id
+    if client_id is not None:
+        check_client_id(client_id)
+    return client_id
 
 
 class _Id(msgspec.Struct):
