@@ -1,4 +1,13 @@
-"""An engine whose results are only counted. `bench.engine.engine_stream` runs it in a separate process."""
+"""The process of an engine whose results are only counted: `python -m bench.engine.engine_loop`.
+
+It reads one load per line (JSON) from standard input, runs the load, and writes one line with its seconds and tokens.
+Between loads it sleeps. `bench.engine.engine_stream` controls it.
+"""
+
+import argparse
+import json
+import sys
+import time
 
 from bench.engine.engine_stream import Work
 from services.engine.core.request import SequenceSpec
@@ -41,3 +50,21 @@ class LoopAlone:
             self._tokens += len(outcome.token_ids)
             if outcome.finish_reason is not None:
                 self._next()
+
+
+def main() -> None:
+    """Reads loads from standard input and writes results to standard output."""
+    parser = argparse.ArgumentParser(description="The engine alone: one load per line on standard input.")
+    parser.add_argument("--model", default="")
+    parser.add_argument("--threads", type=int, default=0)
+    options = parser.parse_args()
+    loop = LoopAlone(options.model, options.threads)
+    for line in sys.stdin:
+        load = json.loads(line)
+        started = time.perf_counter()
+        tokens = loop.run(load["work"], load["streams"])
+        print(json.dumps({"wall_s": time.perf_counter() - started, "tokens": tokens}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

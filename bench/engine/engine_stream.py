@@ -1,14 +1,12 @@
-"""The engine alone (core and worker, without bus and HTTP) in a process that runs loads. Used for the bus tax.
+"""Controls a process that runs loads on the engine alone (core and worker, without bus and HTTP).
 
-The process reads one load per line (JSON), runs the load, and writes one line with its seconds and tokens. Between
-loads it sleeps. `EngineAlone` controls such a process. Used by `bench.engine.bus_tax` and `bench.run`.
+`bench.engine.engine_loop` is the process. The two are apart so that the user of `EngineAlone` does not import torch.
+Used by `bench.engine.bus_tax` and `bench.run`.
 """
 
-import argparse
 import json
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -39,7 +37,7 @@ class EngineAlone:
     """
 
     def __init__(self, model: str, threads: int = 0) -> None:
-        command = [sys.executable, "-m", "bench.engine.engine_stream", f"--model={model}", f"--threads={threads}"]
+        command = [sys.executable, "-m", "bench.engine.engine_loop", f"--model={model}", f"--threads={threads}"]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self) -> Self:
@@ -67,24 +65,3 @@ class EngineAlone:
         if not line:
             raise SystemExit("the engine ended; its output above says why")
         return Turn(**json.loads(line))
-
-
-def main() -> None:
-    """Runs in the engine's process: reads loads from standard input and writes results to standard output."""
-    parser = argparse.ArgumentParser(description="The engine alone: a load a line on standard input.")
-    parser.add_argument("--model", default="")
-    parser.add_argument("--threads", type=int, default=0)
-    options = parser.parse_args()
-    # Imported here so that the process that uses `EngineAlone` does not import torch.
-    from bench.engine.engine_loop import LoopAlone
-
-    loop = LoopAlone(options.model, options.threads)
-    for line in sys.stdin:
-        load = json.loads(line)
-        started = time.perf_counter()
-        tokens = loop.run(load["work"], load["streams"])
-        print(json.dumps({"wall_s": time.perf_counter() - started, "tokens": tokens}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
