@@ -9,7 +9,8 @@ import. Groups of settings about one subject are in `shared.settings`.
 
 from dataclasses import dataclass
 
-from shared import limits, parallel
+from shared import limits
+from shared.distributed import world
 from shared.flags import (
     AT_LEAST_1,
     FRACTION,
@@ -380,8 +381,8 @@ def check_engine(settings: EngineSettings) -> None:
     """Raises SettingsError if settings of an engine contradict each other, independently of the model."""
     if settings.use_lookahead and not settings.use_v2_block_manager:
         raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
-    parallel.check(settings)
-    if settings.enable_mm and parallel.world_size(settings) > 1:
+    world.check(settings)
+    if settings.enable_mm and world.world_size(settings) > 1:
         raise SettingsError("--enable-mm: pictures are served by engines of one device each; leave out -tp and -pp")
     if settings.role == "decode" and settings.swap_space == 0:
         raise SettingsError("--swap-space: a decode engine receives KV in host memory and needs some; leave it out")

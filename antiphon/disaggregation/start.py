@@ -22,9 +22,9 @@ from antiphon.launch.run_directory import run_directory
 from antiphon.launch.served_models import models_of
 from antiphon.settings import InstanceSettings, check
 from antiphon.supervision.fleet import Failure
-from shared import parallel
-from shared.cluster_key import read_key
 from shared.config import SettingsError, parse
+from shared.distributed import world
+from shared.distributed.cluster_key import read_key
 
 TOOLS = ("pd_ranktable_tools.py", "start_servers.sh")
 
@@ -91,14 +91,14 @@ def _worker(deployment: Deployment, settings: InstanceSettings, environ: Mapping
         host=settings.host,
         port=settings.port,
         engines=settings.engines,
-        devices=parallel.world_size(settings),
+        devices=world.world_size(settings),
     )
     environ = {**environ, **_visible_devices(own.device_ids, settings.device, environ)}
     role = own.role
-    if not parallel.exchanges_kv(settings):
+    if not world.exchanges_kv(settings):
         # Engines without a role compute requests whole, so that the deployment works with the same tokens.
         role = "both"
-        launcher.print_line("antiphon", f"{own.name} computes requests whole, without its role: {parallel.NO_KV}")
+        launcher.print_line("antiphon", f"{own.name} computes requests whole, without its role: {world.NO_KV}")
     model = _prepared(replace(settings, role=role), environ)
     with contextlib.ExitStack() as stack:
         for each in own.device_ids:

@@ -34,10 +34,11 @@ from antiphon.settings import (
 )
 from antiphon.supervision.fleet import Failure, Fleet
 from antiphon.supervision.processes import ChildSpec
-from shared import limits, parallel
+from shared import limits
 from shared.config import SettingsError, to_argv
+from shared.deployment.model_versions import version_name
+from shared.distributed import world
 from shared.errors import ServiceError
-from shared.model_versions import version_name
 from shared.models.model_files import located, model_directory, model_name
 from shared.models.picture_models import check_picture_files
 from shared.security import bus_permissions, tls
@@ -124,7 +125,7 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
     visible = devices.visible(environ)
     models = [other_machine.divided(model, visible) for model in models]
     for model in models:
-        parallel.check_devices(model, model.engines, len(visible))
+        world.check_devices(model, model.engines, len(visible))
         check(model)
     machines = other_machine.machines_of(models)
     gpus = assign_gpus(models, visible)
@@ -150,7 +151,7 @@ def located_models(models: Sequence[ServeSettings], environ: Mapping[str, str]) 
     models = [located(model) for model in models]
     for model in models:
         _check_files(model, environ)
-    for notice in dict.fromkeys(notice for model in models for notice in parallel.notices(model)):
+    for notice in dict.fromkeys(notice for model in models for notice in world.notices(model)):
         print_line("antiphon", notice)
     return models
 
@@ -322,7 +323,7 @@ def service_spec(
 
 def assign_gpus(models: Sequence[ServeSettings], visible: Sequence[str]) -> devices.Assignment:
     """Assigns a GPU to each engine of all models that are not set to `--device=cpu`. Raises SettingsError."""
-    needed = [parallel.local_size(model) for model in models if model.device != "cpu" for _ in engine_roles(model)]
+    needed = [world.local_size(model) for model in models if model.device != "cpu" for _ in engine_roles(model)]
     return devices.for_engines(needed, "auto" if needed else "cpu", visible)
 
 

@@ -17,9 +17,9 @@ from antiphon.supervision.fleet import Failure, Fleet
 from antiphon.supervision.processes import ChildSpec, Sink
 from shared import limits
 from shared.config import EngineSettings, SettingsError, to_argv
-from shared.machines import Machines, find_machines
+from shared.distributed.machines import Machines, find_machines
+from shared.distributed.world import rank_key, world_size
 from shared.models.model_files import model_name
-from shared.parallel import rank_key, world_size
 from shared.subjects import model_token, safe_token
 
 GRACE_S = 5.0

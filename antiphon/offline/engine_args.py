@@ -12,8 +12,8 @@ from typing import Any
 
 from antiphon.offline.pictures import picture_limit
 from antiphon.settings import ServeSettings
-from shared import parallel
 from shared.config import BusSettings, EngineSettings, changed, flag, validated
+from shared.distributed import world
 from shared.models.picture_models import processor_kwargs
 from shared.settings.other_options import BY_NAME, Other
 
@@ -70,13 +70,13 @@ def engine_args(**values: Any) -> EngineArgs:
     }
     args = validated(EngineArgs, {name: value for name, value in values.items() if name in known})
     _check_pictures(args)
-    parallel.check(args, str)
+    world.check(args, str)
     if args.nnode > 1:
         raise ValueError(
             f"nnode {args.nnode}: a model in a Python program is on the devices of one machine, or of a Ray cluster "
             "(distributed_executor_backend='ray'); for several machines without Ray use `antiphon serve`"
         )
-    for notice in parallel.notices(args, str):
+    for notice in world.notices(args, str):
         warnings.warn(notice, stacklevel=3)
     return args
 

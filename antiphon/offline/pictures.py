@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from services.engine.core.plan import PlacedPicture
 from shared import limits
-from shared.byte_cache import ByteCache
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 from shared.messages import PictureTokens
 from shared.models.model_files import model_directory
 from shared.models.picture_models import processor_kwargs
 from shared.request.pictures import ImageUrl, PictureInput, TakePicture, read_image_url
+from shared.structures.byte_cache import ByteCache
 
 if TYPE_CHECKING:
     from PIL.Image import Image

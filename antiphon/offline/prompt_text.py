@@ -25,10 +25,10 @@ from shared.request.checks import check_token_ids
 from shared.request.pictures import with_pictures
 from shared.request.tools import checked_documents, checked_template_kwargs, checked_tools
 from shared.text.bad_words import bad_word_ids
-from shared.text.chat_template import ChatTemplate, TemplateFailedError
 from shared.text.codec import NoCodec, choose_codec, given_template
-from shared.text.conversation_templates import choose_template
-from shared.text.turns import plain_messages
+from shared.text.templates.chat_template import ChatTemplate, TemplateFailedError
+from shared.text.templates.conversation_templates import choose_template
+from shared.text.templates.turns import plain_messages
 from shared.text.vocabulary import choose_vocabulary
 
 Message = Mapping[str, Any]

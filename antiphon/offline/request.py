@@ -27,8 +27,8 @@ from shared.request.outputs import (
     prompt_logprobs_by_token,
 )
 from shared.request.rules import choice_params
+from shared.text.detokenization.stream import TextStream
 from shared.text.reasoning import CLOSING, OPENING, Parts, ReasoningSplitter
-from shared.text.stream import TextStream
 from shared.text.vocabulary import Vocabulary
 
 

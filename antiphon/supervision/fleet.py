@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from antiphon.supervision.backoff import Backoff
 from antiphon.supervision.processes import Child, ChildSpec, Sink
-from shared.parallel import AGAIN
+from shared.distributed.world import AGAIN
 
 CONFIGURATION_ERROR = 78
 """Exit code of a service whose settings are invalid. Such a service is not restarted."""

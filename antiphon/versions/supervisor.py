@@ -27,9 +27,7 @@ from shared.actors.key_value import StoreUnavailableError
 from shared.actors.nats import NatsTransport
 from shared.clock import SystemClock
 from shared.config import SettingsError
-from shared.errors import ServiceError
-from shared.messages import ChangeModel, ModelsChanged
-from shared.model_versions import (
+from shared.deployment.model_versions import (
     DECODER,
     ENCODER,
     VERSIONS_MAX,
@@ -39,6 +37,8 @@ from shared.model_versions import (
     VersionStore,
     version_name,
 )
+from shared.errors import ServiceError
+from shared.messages import ChangeModel, ModelsChanged
 from shared.models.model_files import model_name
 from shared.subjects import LAUNCHER_QUEUE, Subjects, new_instance_id
 

@@ -4,7 +4,7 @@
 FROM python:3.11-slim-bookworm AS compiled
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ >/dev/null && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
-COPY shared/__init__.py shared/limits.py shared/places.py shared/
+COPY shared/__init__.py shared/limits.py shared/cache_dirs.py shared/
 COPY services/__init__.py services/
 COPY services/engine/__init__.py services/engine/
 COPY services/engine/cpu services/engine/cpu

@@ -1,9 +1,9 @@
 """The detokenizer's actor: opens and closes streams, and turns each engine step into one message for each gateway.
 
-A stream is the conversion of one sequence's tokens to text; `shared.text.stream` implements it (pure). The actor passes
-token events to their streams, sends the resulting text events, asks the engine for missing tokens (`Resend`) and tells
-the engine when a stop string has ended a sequence (`Cancel`). Tokens that arrive before their stream is open are held
-(`early_events`); tokens of a closed stream are dropped and counted.
+A stream is the conversion of one sequence's tokens to text; `shared.text.detokenization.stream` implements it (pure).
+The actor passes token events to their streams, sends the resulting text events, asks the engine for missing tokens
+(`Resend`) and tells the engine when a stop string has ended a sequence (`Cancel`). Tokens that arrive before their
+stream is open are held (`early_events`); tokens of a closed stream are dropped and counted.
 
 If a detokenizer dies, no request fails: the text depends only on tokens that the owner of the stream (its gateway) has,
 so the owner opens the stream on another detokenizer and the text continues.
@@ -40,7 +40,7 @@ from shared.messages import (
     TokenEvents,
 )
 from shared.telemetry import Names
-from shared.text.stream import TextStream
+from shared.text.detokenization.stream import TextStream
 from shared.text.vocabulary import UnknownTokenError, Vocabulary
 
 log = logging.getLogger(__name__)

@@ -1,9 +1,9 @@
 """Keeps an engine's LoRA adapters equal to the desired state of its model, and finds the adapter of each sequence.
 
-The engine reads the desired state (`shared.adapter_state`) before it is ready, when a gateway announces a change, and
-now and then. Sequences name an adapter by its version. The version that a replaced or unloaded adapter had stays usable
-for `ADAPTERS_REPLACED_S`, for requests that were accepted before. The actor has a mailbox of its own, so that reading
-an adapter delays no sequence.
+The engine reads the desired state (`shared.deployment.adapter_state`) before it is ready, when a gateway announces a
+change, and now and then. Sequences name an adapter by its version. The version that a replaced or unloaded adapter had
+stays usable for `ADAPTERS_REPLACED_S`, for requests that were accepted before. The actor has a mailbox of its own, so
+that reading an adapter delays no sequence.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from services.engine.adapters.library import AdapterLibrary
 from shared import limits
 from shared.actors.actor import Actor, Envelope, handles
 from shared.actors.host import Host
-from shared.adapter_state import AdapterRecord, AdapterState, AdapterStore, now
+from shared.deployment.adapter_state import AdapterRecord, AdapterState, AdapterStore, now
 from shared.errors import ServiceError
 from shared.messages import AdapterLoaded, AdaptersChanged, LoadAdapter
 from shared.models.adapters import LoraModule

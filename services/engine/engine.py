@@ -33,9 +33,9 @@ from services.engine.warmup import warm_up
 from services.engine.worker.seam import ModelWorker
 from shared.clock import Clock, SystemClock
 from shared.config import EngineSettings, SettingsError, check_engine
+from shared.distributed.world import NO_KV, exchanges_kv, world_size
 from shared.errors import ServiceError
 from shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
-from shared.parallel import NO_KV, exchanges_kv, world_size
 
 logger = logging.getLogger(__name__)
 

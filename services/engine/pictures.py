@@ -14,11 +14,11 @@ from shared.actors.actor import ask
 from shared.actors.background import Background
 from shared.actors.host import Host
 from shared.actors.transport import NoRespondersError, RequestTimeoutError
-from shared.byte_cache import ByteCache
 from shared.codec import Decoder
 from shared.errors import ServiceError
 from shared.messages import EncodePicture, ErrorReply, PictureEncoded, PromptPicture, ReadEmbeddings
 from shared.picture_parts import read_parts
+from shared.structures.byte_cache import ByteCache
 
 _ENCODED = Decoder([PictureEncoded, ErrorReply])
 _GONE = ("not_found", "actor_stopped", "server_is_overloaded", "timeout")

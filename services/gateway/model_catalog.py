@@ -14,8 +14,8 @@ from services.gateway.model_versions import VersionDirectory
 from services.gateway.requests.router import model_of, served_configurations, served_models
 from shared import limits
 from shared.actors.presence import Members
-from shared.adapter_state import AdapterRecord
 from shared.clock import Clock
+from shared.deployment.adapter_state import AdapterRecord
 from shared.errors import ServiceError
 from shared.messages import EngineStatus, Heartbeat, PoolStatus
 

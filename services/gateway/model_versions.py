@@ -1,6 +1,7 @@
 """The versions of models as one gateway knows them: which one gets the requests for a name, and orders for launchers.
 
-See `shared.model_versions`. The state is read from the store at the start; afterwards launchers tell of changes.
+See `shared.deployment.model_versions`. The state is read from the store at the start; afterwards launchers announce
+changes.
 """
 
 import logging
@@ -11,9 +12,17 @@ from shared.actors.host import Host
 from shared.actors.key_value import StoreUnavailableError
 from shared.actors.transport import NoRespondersError, RequestTimeoutError
 from shared.codec import Decoder
+from shared.deployment.model_versions import (
+    DECODER,
+    ModelState,
+    ModelStates,
+    VersionStore,
+    hidden,
+    routed,
+    version_name,
+)
 from shared.errors import ServiceError
 from shared.messages import ChangeModel, ErrorReply, ModelsChanged
-from shared.model_versions import DECODER, ModelState, ModelStates, VersionStore, hidden, routed, version_name
 
 log = logging.getLogger(__name__)
 _CHANGED = Decoder([ModelsChanged, ErrorReply])

@@ -35,7 +35,7 @@ from shared.messages import DetokenizeReply, DetokenizeRequest, Message, Tokeniz
 from shared.subjects import TOKENIZER_QUEUE
 from shared.telemetry import Names
 from shared.text.codec import Codec, TextFacts
-from shared.text.turns import json_object, plain_messages
+from shared.text.templates.turns import json_object, plain_messages
 
 log = logging.getLogger(__name__)
 THREADS_MAX = 4

@@ -13,7 +13,7 @@ from services.tokenizer.worker_process import WorkerLostError, WorkerProcess
 from shared import limits
 from shared.errors import ServiceError
 from shared.parameters.grammar import Grammar
-from shared.text.constraint import SUBJECT
+from shared.text.grammars.constraint import SUBJECT
 
 WORKER = "services.tokenizer.grammar_worker"
 FRAME_BYTES_MAX = 64 * 1024

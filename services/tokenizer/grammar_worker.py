@@ -12,7 +12,7 @@ import msgspec
 from services.tokenizer.sandbox import allow_processor_time, limit_worker, read_frame, write_frame
 from shared.errors import ServiceError
 from shared.parameters.grammar import Grammar
-from shared.text.constraint import byte_tokenizer, check_grammar
+from shared.text.grammars.constraint import byte_tokenizer, check_grammar
 
 ADDRESS_SPACE_BYTES = 2 * 2**30
 """Interpreter and library map some 300 MB, most of it never touched; the limit is for what a grammar makes of them."""

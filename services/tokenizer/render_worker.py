@@ -13,7 +13,7 @@ import msgspec
 
 from services.tokenizer.render_frames import Rendered, RenderJob, RenderSetup
 from services.tokenizer.sandbox import allow_processor_time, limit_worker, read_frame, write_frame
-from shared.text.chat_template import ChatTemplate, TemplateFailedError
+from shared.text.templates.chat_template import ChatTemplate, TemplateFailedError
 
 ADDRESS_SPACE_BYTES = 768 * 2**20
 """The interpreter uses a tenth of it. The longest allowed conversation needs memory for several copies of its text."""

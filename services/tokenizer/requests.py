@@ -17,7 +17,7 @@ from shared.parameters.context import check_context, truncated
 from shared.request.pictures import with_pictures
 from shared.text.bad_words import bad_word_ids
 from shared.text.codec import Codec
-from shared.text.turns import known_ids
+from shared.text.templates.turns import known_ids
 
 
 def check_model(model: str, served: str) -> None:

@@ -11,8 +11,8 @@ from shared.config import TokenizerSettings
 from shared.messages import PoolStatus, ServiceName
 from shared.models.model_files import described, located, model_name, tokenizer_directory
 from shared.text.codec import NO_TOKENIZER, Codec, TextFacts, choose_codec
-from shared.text.conversation_templates import choose_template
-from shared.text.template_formats import reasoning_format, tool_format
+from shared.text.templates.conversation_templates import choose_template
+from shared.text.templates.template_formats import reasoning_format, tool_format
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Messages about LoRA adapters, between gateways and engines. See the package and `shared.adapter_state`."""
+"""Messages about LoRA adapters, between gateways and engines. See the package and `shared.deployment.adapter_state`."""
 
 from shared.messages.base import Message
 

@@ -82,7 +82,7 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     kv_loaded_tokens: int = 0
     kv_saved_tokens: int = 0
     adapters_revision: int = -1
-    """Revision of the desired state of the adapters that the engine follows (`shared.adapter_state`);
+    """Revision of the desired state of the adapters that the engine follows (`shared.deployment.adapter_state`);
     0: there is none, -1: the engine serves no adapters."""
     takes_pictures: bool = False
     """Whether prompts may have pictures."""
@@ -129,7 +129,8 @@ class PoolStatus(Part, frozen=True, array_like=True, tag=True):
     model: str = ""
     """Served name of the model for which the tokenizer works."""
     tool_format: str = ""
-    """How the model writes calls of tools, by its chat template (`shared.text.template_formats`); empty: unknown."""
+    """How the model writes calls of tools, by its chat template; empty: unknown.
+    See `shared.text.templates.template_formats`."""
     reasoning_format: str = ""
     """How the model marks its reasoning, in the same way."""
 

@@ -20,6 +20,9 @@ class ChangeModel(Message, frozen=True, array_like=True, tag=True):
 
 
 class ModelsChanged(Message, frozen=True, array_like=True, tag=True):
-    """The versions of models as they are now (`shared.model_versions.ModelStates`, encoded). To all gateways."""
+    """The versions of models as they are now. To all gateways.
+
+    Has `shared.deployment.model_versions.ModelStates`, encoded.
+    """
 
     states: bytes

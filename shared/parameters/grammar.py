@@ -1,7 +1,7 @@
 """The grammar that a sequence's output must follow, as it travels on the bus: its kind and its text.
 
-The request library (`shared.request.structured`) makes grammars from request fields. `shared.text.constraint` compiles
-them; tokenizers check them before a request is accepted, and engines apply them. This file knows neither.
+The request library (`shared.request.structured`) makes grammars from request fields. `shared.text.grammars.constraint`
+compiles them; tokenizers check them before a request is accepted, and engines apply them. This file knows neither.
 """
 
 from typing import Literal
@@ -30,7 +30,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     kind: GrammarKind
     text: str = ""
     whitespace: str = ""
-    """Regular expression of the whitespace between JSON tokens; empty: the default of `shared.text.constraint`."""
+    """Regular expression of the whitespace between JSON tokens; empty: the default of
+    `shared.text.grammars.constraint`."""
     compact: bool = False
     """JSON without whitespace between its tokens."""
 

@@ -2,7 +2,7 @@
 
 A part begins with a mark in the text, or it stands where text could begin. Between the parts the text is free. The
 gateway describes calls in this form (`services.gateway.parsers.call_grammars`), and a request's `structural_tag` is
-converted to it. `shared.text.tagged_lark` converts it to the notation of the library that compiles grammars.
+converted to it. `shared.text.grammars.tagged_lark` converts it to the notation of the library that compiles grammars.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Settings of a model that several devices or machines compute. What is possible: `shared.parallel`."""
+"""Settings of a model that several devices or machines compute. What is possible: `shared.distributed.world`."""
 
 from dataclasses import dataclass
 

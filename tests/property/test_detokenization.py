@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from shared.text.incremental import ByteDetokenizer, Detokenizer, WindowDetokenizer, start_detokenizer
-from shared.text.stop_strings import StopStrings
+from shared.text.detokenization.incremental import ByteDetokenizer, Detokenizer, WindowDetokenizer, start_detokenizer
+from shared.text.detokenization.stop_strings import StopStrings
 from shared.text.vocabulary import Vocabulary
 from tests.tokenizer_files import HARD_TEXTS, TOKENIZERS, decoder_of
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shared.limits import HELD_EVENTS_MAX
 from shared.messages import TokenEvent
-from shared.text.sequencer import Sequencer
+from shared.text.detokenization.sequencer import Sequencer
 
 TRUTH = tuple(range(100, 140))
 

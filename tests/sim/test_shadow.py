@@ -8,7 +8,7 @@ import pytest
 from services.gateway.generation import GenerationRequest, ResumedOutput
 from services.gateway.shadow import Comparison, ShadowTraffic
 from shared import limits
-from shared.model_versions import ModelState, ModelStates, ModelVersion
+from shared.deployment.model_versions import ModelState, ModelStates, ModelVersion
 from shared.parameters.sampling import SamplingParams
 from shared.request.pictures import PictureInput
 from tests.sim.society import Society

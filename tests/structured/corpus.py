@@ -20,7 +20,7 @@ from shared.config import EngineSettings
 from shared.errors import ServiceError
 from shared.models.model_files import DEMO_DIRECTORY
 from shared.parameters.grammar import Grammar
-from shared.text.constraint import check_grammar, compile_grammar, model_tokenizer
+from shared.text.grammars.constraint import check_grammar, compile_grammar, model_tokenizer
 
 SPELLINGS_MAX = 64
 _ORDERED_MEMBERS_MAX = 4

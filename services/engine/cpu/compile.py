@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.cache_dirs import alone_in, make_directory, remove_oldest
 from shared.limits import COMPILED_LIBRARIES_MAX
-from shared.places import alone_in, make_directory, remove_oldest
 
 SOURCE = Path(__file__).parent / "source"
 COMPILERS = ("g++", "clang++")

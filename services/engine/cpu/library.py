@@ -19,7 +19,7 @@ from services.engine.cpu.compile import (
     usable_variants,
 )
 from services.engine.cpu.native import Library
-from shared.places import is_private, is_usable, user_directory
+from shared.cache_dirs import is_private, is_usable, user_directory
 
 logger = logging.getLogger(__name__)
 

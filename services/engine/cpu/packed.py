@@ -30,8 +30,8 @@ import torch
 from services.engine.cpu.compile import SOURCE
 from services.engine.quantization.choice import WeightForm
 from services.engine.worker.loading.checkpoint import weight_files
+from shared.cache_dirs import alone_in, is_in_memory, is_private, is_usable, remove_oldest, user_directory
 from shared.limits import PACKED_BYTES_MIN, PACKED_FILES_MAX
-from shared.places import alone_in, is_in_memory, is_private, is_usable, remove_oldest, user_directory
 from shared.settings.quantization import SMOOTHQUANT_FILE
 
 logger = logging.getLogger(__name__)

@@ -34,9 +34,9 @@ from services.engine.parallel.meeting import Meeting
 from services.engine.worker.seam import ModelWorker
 from shared.actors.logs import configure_logging
 from shared.config import EngineSettings, SettingsError, add_flags, flag, normalise, parse
+from shared.distributed.machines import addresses
+from shared.distributed.world import AGAIN, rank_key
 from shared.errors import ServiceError
-from shared.machines import addresses
-from shared.parallel import AGAIN, rank_key
 
 if TYPE_CHECKING:
     from services.engine.parallel.communicator import TorchCommunicator

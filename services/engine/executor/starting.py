@@ -14,8 +14,8 @@ from services.engine.executor.meeting_point import Started, meeting_point
 from services.engine.executor.rank_processes import JoinedRank, LocalRank, Rank
 from services.engine.parallel.meeting import Meeting
 from shared.config import EngineSettings, SettingsError
-from shared.machines import find_machines
-from shared.parallel import rank_key, uses_ray, world_size
+from shared.distributed.machines import find_machines
+from shared.distributed.world import rank_key, uses_ray, world_size
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from services.engine.parallel.meeting import Meeting
 from services.engine.parallel.shard import ALONE, Shard
-from shared.machines import interface_of
+from shared.distributed.machines import interface_of
 
 _TIMEOUT = datetime.timedelta(minutes=5)
 """Longest wait for another rank: longer than loading the slowest part of a large model."""

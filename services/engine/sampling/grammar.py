@@ -17,7 +17,7 @@ from shared.config import EngineSettings
 from shared.errors import ServiceError
 from shared.models.model_files import model_directory, tokenizer_directory
 from shared.parameters.grammar import Grammar
-from shared.text import constraint
+from shared.text.grammars import constraint
 
 
 class GrammarCompiler:

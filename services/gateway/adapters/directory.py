@@ -17,8 +17,8 @@ from shared.actors.actor import ask
 from shared.actors.host import Host
 from shared.actors.presence import Members
 from shared.actors.transport import NoRespondersError, RequestTimeoutError
-from shared.adapter_state import AdapterRecord, AdapterState, AdapterStore, Records, now
 from shared.codec import Decoder, encode
+from shared.deployment.adapter_state import AdapterRecord, AdapterState, AdapterStore, Records, now
 from shared.errors import ServiceError
 from shared.messages import AdapterLoaded, AdaptersChanged, EngineStatus, ErrorReply, Heartbeat, LoadAdapter
 from shared.models.adapters import name_error

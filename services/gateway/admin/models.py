@@ -15,9 +15,9 @@ from services.gateway.openai.listing import check_query
 from services.gateway.openai.openapi import Body
 from services.gateway.shadow import Comparison
 from services.gateway.shadow import facts as comparison_facts
+from shared.deployment.model_versions import ModelState, ModelStates
 from shared.errors import ServiceError
 from shared.messages import ChangeModel
-from shared.model_versions import ModelState, ModelStates
 from shared.request.checks import given, refuse
 
 B = TypeVar("B", bound=msgspec.Struct)

@@ -1,6 +1,7 @@
 """The formats of tool calls and of reasoning, by the names of the settings `--tool-call-parser`, `--reasoning-parser`.
 
-Tokenizers announce the same names when they recognise a model's chat template (`shared.text.template_formats`).
+Tokenizers announce the same names when they recognise a model's chat template
+(`shared.text.templates.template_formats`).
 """
 
 from dataclasses import dataclass

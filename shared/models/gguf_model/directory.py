@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+from shared.cache_dirs import is_usable, remove_oldest_directories, user_directory
 from shared.flags import SettingsError
 from shared.models.gguf_model.config import generation_config, model_config
 from shared.models.gguf_model.reader import GgufError, GgufModel, part_paths
 from shared.models.gguf_model.tokenizer import tokenizer_documents
-from shared.places import is_usable, remove_oldest_directories, user_directory
 
 SUFFIX = ".gguf"
 _CACHE = "~/.cache/antiphon/gguf"

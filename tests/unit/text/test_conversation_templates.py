@@ -9,8 +9,8 @@ import pytest
 from shared.config import ModelSettings
 from shared.models.model_files import UNPUBLISHED_TEMPLATE, described
 from shared.settings.allowed_values import CONV_TEMPLATES
-from shared.text.chat_template import ChatTemplate, TemplateFailedError
-from shared.text.conversation_templates import DIRECTORY, choose_template, guess, template_text
+from shared.text.templates.chat_template import ChatTemplate, TemplateFailedError
+from shared.text.templates.conversation_templates import DIRECTORY, choose_template, guess, template_text
 from tests.tokenizer_files import byte_level, write_tokenizer_files
 
 SYSTEM, *TURNS = (
@@ -82,7 +82,9 @@ def test_the_page_of_the_documentation_has_every_name() -> None:
 
 
 def test_every_name_has_a_layout_but_the_one_that_is_not_public() -> None:
-    assert {path.stem for path in DIRECTORY.iterdir()} == set(GOLDEN) == set(CONV_TEMPLATES) - {UNPUBLISHED_TEMPLATE}
+    assert (
+        {path.stem for path in DIRECTORY.glob("*.jinja")} == set(GOLDEN) == set(CONV_TEMPLATES) - {UNPUBLISHED_TEMPLATE}
+    )
 
 
 @pytest.mark.parametrize(

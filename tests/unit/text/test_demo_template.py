@@ -8,8 +8,8 @@ import pytest
 from infra.demo_model.tokenizer import CHAT_TEMPLATE, render
 from services.gateway.parsers.formats import TOOL_FORMATS
 from shared.models.model_files import DEMO_DIRECTORY
-from shared.text.chat_template import ChatTemplate
-from shared.text.template_formats import reasoning_format, tool_format
+from shared.text.templates.chat_template import ChatTemplate
+from shared.text.templates.template_formats import reasoning_format, tool_format
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 CALLS: list[dict[str, Any]] = [

@@ -3,7 +3,7 @@
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from shared.text.incremental import start_detokenizer
+from shared.text.detokenization.incremental import start_detokenizer
 from shared.text.vocabulary import Vocabulary
 from tests.tokenizer_files import byte_level, decoder_of
 

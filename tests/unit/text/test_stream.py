@@ -7,7 +7,7 @@ import pytest
 from shared.codec import pack_ids
 from shared.limits import STREAM_EVENT_TOKENS_MAX
 from shared.messages import OpenStream, PromptLogprobs, TextEvent, TokenEvent, TokenLogprobs, TopLogprob
-from shared.text.stream import TextStream
+from shared.text.detokenization.stream import TextStream
 from shared.text.vocabulary import UnknownTokenError, Vocabulary
 from tests.tokenizer_files import byte_level, decoder_of
 

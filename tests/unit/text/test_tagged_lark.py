@@ -23,7 +23,7 @@ from shared.parameters.tagged_text import (
     decode,
     schemas,
 )
-from shared.text import constraint
+from shared.text.grammars import constraint
 
 NUMBER = {"type": "integer", "minimum": 1, "maximum": 5}
 CALL = Tag("<call>", Chain((Space(), Json(NUMBER, 0), Literal("</call>"))))

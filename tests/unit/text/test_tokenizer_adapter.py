@@ -29,7 +29,7 @@ from shared.messages import (
 )
 from shared.subjects import Subjects
 from shared.text.codec import Codec, TextCodec, choose_codec
-from shared.text.stream import TextStream
+from shared.text.detokenization.stream import TextStream
 from shared.text.vocabulary import Vocabulary, choose_vocabulary
 from tests.support.memory import MemoryBus
 from tests.tokenizer_files import byte_level, write_tokenizer_files

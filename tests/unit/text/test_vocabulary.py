@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from shared.config import SettingsError
-from shared.text.incremental import ByteDetokenizer, WindowDetokenizer, start_detokenizer
+from shared.text.detokenization.incremental import ByteDetokenizer, WindowDetokenizer, start_detokenizer
 from shared.text.pieces import piece_rule
 from shared.text.vocabulary import UnknownTokenError, Vocabulary, load_vocabulary
 from tests.tokenizer_files import TOKENIZERS, byte_fallback, byte_level, decoder_of, write_tokenizer_files

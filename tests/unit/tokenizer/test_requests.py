@@ -7,7 +7,7 @@ from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
 from shared.messages import ChatMessage, DetokenizeReply, DetokenizeRequest, PictureTokens, TokenizeRequest
 from shared.text.codec import TextCodec
-from shared.text.turns import plain_messages
+from shared.text.templates.turns import plain_messages
 from tests.tokenizer_files import byte_level
 
 CODEC = TextCodec(byte_level())

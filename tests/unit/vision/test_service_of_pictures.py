@@ -18,11 +18,11 @@ from shared import limits
 from shared.actors.actor import Actor, Envelope, handles
 from shared.actors.host import Host
 from shared.actors.presence import Members
-from shared.byte_cache import ByteCache
 from shared.clock import SystemClock
 from shared.errors import ServiceError
 from shared.messages import PicturePart, ReadPicture
 from shared.request.pictures import PictureInput
+from shared.structures.byte_cache import ByteCache
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus
 

@@ -1,5 +1,6 @@
-"""The queue of sequences without a row. Clients take turns by the tokens that they get (`shared.fair_order`).
+"""The queue of sequences without a row.
 
+Clients take turns by the tokens that they get (`shared.structures.fair_order`).
 The order of the sequences of one client is priority (lower first), preempted before new, then arrival. All sequences
 without a client count as those of one client.
 
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 
 from services.engine.core.sequence import Sequence, Status
 from shared import limits
-from shared.fair_order import FairOrder
+from shared.structures.fair_order import FairOrder
 
 _Entry = tuple[int, bool, int, int, Sequence]
 _DEAD_ENTRIES_MIN = 64

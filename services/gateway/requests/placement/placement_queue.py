@@ -3,9 +3,10 @@
 The second line is that of the idle lane. The dispatcher serves it only while the first one is empty; `promote` moves
 the tickets whose time in the idle lane is over.
 
-Clients (API keys) take turns by the tokens that they get (`shared.fair_order`), so a client with many requests does not
-delay the others. The order of the sequences of one client is priority (lower first), then arrival. A sequence whose
-engine was lost keeps its arrival number, so it goes before all sequences of the client that arrived later.
+Clients (API keys) take turns by the tokens that they get (`shared.structures.fair_order`), so a client with many
+requests does not delay the others. The order of the sequences of one client is priority (lower first), then arrival. A
+sequence whose engine was lost keeps its arrival number, so it goes before all sequences of the client that arrived
+later.
 """
 
 import heapq
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from services.gateway.generation import Client
-from shared.fair_order import FairOrder
+from shared.structures.fair_order import FairOrder
 
 C = TypeVar("C")
 STALE_ITEMS_MAX = 64

@@ -14,8 +14,8 @@ from services.engine.cpu import library as finding
 from services.engine.cpu.compile import CompileError, Variant, library_name, make_library, usable_variants
 from services.engine.cpu.library import cache_directory, describe, find_library, load_library
 from services.engine.cpu.native import _SIGNATURES  # pyright: ignore[reportPrivateUsage]
+from shared.cache_dirs import is_private
 from shared.limits import COMPILED_LIBRARIES_MAX
-from shared.places import is_private
 
 REAL = compiling.find_compiler()
 needs_compiler = pytest.mark.skipif(REAL is None, reason="needs a C++ compiler: g++ or clang++")

@@ -16,7 +16,7 @@ from services.engine.executor.joining import FRAME_BYTES_MAX, JoinRefused, Liste
 from services.engine.executor.rank_processes import JoinedRank, RankWatch
 from services.engine.parallel.meeting import Meeting
 from shared.config import EngineSettings, SettingsError
-from shared.parallel import AGAIN, rank_key
+from shared.distributed.world import AGAIN, rank_key
 
 KEY = b"the key of this test"
 SETTINGS = EngineSettings(nnode=2, pod_ips="127.0.0.1,127.0.0.2", tensor_parallel_size=2)

@@ -15,7 +15,7 @@ from services.gateway.openai.tools.tool_choice import ToolChoice
 from services.gateway.parsers.formats import TOOL_FORMATS, ReasoningFormat
 from services.gateway.parsers.output_parser import OutputParser
 from shared.errors import ServiceError
-from shared.text import constraint
+from shared.text.grammars import constraint
 from shared.text.reasoning import ReasoningSplitter
 from tests.unit.gateway.outputs import Output
 

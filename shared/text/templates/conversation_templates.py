@@ -3,7 +3,7 @@
 `choose_template` decides which template the conversations of a model have, in this order: the template of
 `--chat-template`; the named one of `--conv-template` (or CONV_TEMPLATE, or the model's `ti_model_config.json`, which
 `shared.models.model_files.described` fills in); the tokenizer's own; a named one that the model's name suggests. The
-layouts are Jinja files in `templates/`, rendered like every other chat template. A layout writes all special tokens
+layouts are Jinja files in this folder, rendered like every other chat template. A layout writes all special tokens
 itself, the first one of the prompt included.
 
 Called by the tokenizer service and the offline API at start-up.
@@ -16,7 +16,7 @@ from pathlib import Path
 from shared.config import ModelSettings
 from shared.text.codec import Codec, TextFacts, load_facts
 
-DIRECTORY = Path(__file__).parent / "templates"
+DIRECTORY = Path(__file__).parent
 _END_TOKENS: dict[str, dict[int, str]] = {
     "llama-3": {128001: "<|end_of_text|>", 128009: "<|eot_id|>"},
     "qwen-7b-chat": {151643: "<|endoftext|>", 151644: "<|im_start|>", 151645: "<|im_end|>"},

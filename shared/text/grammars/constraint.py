@@ -18,7 +18,7 @@ from shared.errors import ServiceError
 from shared.parameters import tagged_text
 from shared.parameters.grammar import Grammar, GrammarKind
 from shared.parameters.tagged_text import Chain, Json, Literal, Tag, TaggedText
-from shared.text.tagged_lark import SPACE, lark_grammar
+from shared.text.grammars.tagged_lark import SPACE, lark_grammar
 from shared.text.vocabulary import choose_vocabulary
 
 WHITESPACE = SPACE

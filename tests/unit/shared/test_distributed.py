@@ -15,9 +15,9 @@ from antiphon.launch.other_machine import divided, rank_specs
 from antiphon.offline.engine_args import engine_args
 from antiphon.settings import ServeSettings, check
 from services.engine.executor.rank import RankSettings
-from shared import parallel
 from shared.config import EngineSettings, SettingsError, add_flags, parse
-from shared.machines import Machines, find_machines, interface_of, is_own, own_addresses
+from shared.distributed import world
+from shared.distributed.machines import Machines, find_machines, interface_of, is_own, own_addresses
 
 STARTS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": lambda words: main(["serve", *words]),
@@ -177,20 +177,20 @@ def test_executors_are_ray_and_mp_and_ray_must_be_installed(
     assert ended.value.code == 2
     assert "'ray', 'mp'" in capsys.readouterr().err
     ray = "--distributed-executor-backend=ray"
-    monkeypatch.setattr(parallel, "has_ray", lambda: False)
+    monkeypatch.setattr(world, "has_ray", lambda: False)
     for words in ([ray], [ray, "-tp=2"]):
         assert STARTS[start](words) == 78
         assert (
             "ray is not installed here. Install it (pip install 'antiphon[ray]'), or use mp" in capsys.readouterr().err
         )
-    monkeypatch.setattr(parallel, "has_ray", lambda: True)
+    monkeypatch.setattr(world, "has_ray", lambda: True)
     assert STARTS[start]([ray, "-tp=2"]) == 0
     assert STARTS[start]([ray, "-tp=2", "--nnode=2", "--pod-ips=192.0.2.1,192.0.2.2"]) == 78
     assert "ray: Ray knows its machines; leave out --nnode and --pod-ips" in capsys.readouterr().err
     assert STARTS[start](["--distributed-executor-backend=mp", "-tp=2"]) == 0
-    assert parallel.notices(served[-1]) == []
+    assert world.notices(served[-1]) == []
     assert STARTS[start](["--distributed-executor-backend=mp", "-tp=1"]) == 0
-    assert parallel.notices(served[-1]) == [
+    assert world.notices(served[-1]) == [
         "--distributed-executor-backend mp has no effect here: an engine on one device is one process"
     ]
 
@@ -200,22 +200,22 @@ def test_ray_is_used_where_it_is_asked_for_or_a_cluster_is_named(monkeypatch: py
     one, two = EngineSettings(), EngineSettings(tensor_parallel_size=2)
     ray, mp = (replace(two, distributed_executor_backend=name) for name in ("ray", "mp"))
     for installed in (True, False):
-        monkeypatch.setattr(parallel, "has_ray", lambda installed=installed: installed)
+        monkeypatch.setattr(world, "has_ray", lambda installed=installed: installed)
         for environ in ({}, {"RAY_ADDRESS": ""}, {"RAY_ADDRESS": "192.0.2.1:6379"}):
             named = bool(environ.get("RAY_ADDRESS"))
-            assert parallel.uses_ray(two, environ) == (named and installed)
-            assert not parallel.uses_ray(one, environ)
-            assert not parallel.uses_ray(mp, environ)
-            assert not parallel.uses_ray(replace(two, nnode=2), environ)
-            assert parallel.uses_ray(ray, environ)
+            assert world.uses_ray(two, environ) == (named and installed)
+            assert not world.uses_ray(one, environ)
+            assert not world.uses_ray(mp, environ)
+            assert not world.uses_ray(replace(two, nnode=2), environ)
+            assert world.uses_ray(ray, environ)
 
 
 @pytest.mark.spec("S-SRV-075")
 def test_the_switch_for_the_all_reduce_is_accepted_and_said_to_have_no_effect(served: list[ServeSettings]) -> None:
     assert main(["serve"]) == main(["serve", "--disable-custom-all-reduce"]) == 0
     assert [each.disable_custom_all_reduce for each in served] == [False, True]
-    assert [len(parallel.notices(each)) for each in served] == [0, 1]
-    assert "has no effect here" in parallel.notices(served[1])[0]
+    assert [len(world.notices(each)) for each in served] == [0, 1]
+    assert "has no effect here" in world.notices(served[1])[0]
 
 
 @pytest.mark.spec("S-OFF-018")
@@ -246,6 +246,6 @@ def test_the_offline_api_refuses_the_same(values: dict[str, object], said: str) 
 def test_more_devices_than_there_are_is_said_before_the_rest() -> None:
     settings = ServeSettings(tensor_parallel_size=2, engines=2)
     with pytest.raises(ValueError, match=r"2 engines of 2 devices need 4, and 2 can be used here"):
-        parallel.check_devices(settings, 2, 2)
+        world.check_devices(settings, 2, 2)
     for found in (4, 0):
-        parallel.check_devices(settings, 2, found)
+        world.check_devices(settings, 2, found)

@@ -9,9 +9,9 @@ import ipaddress
 import os
 from collections.abc import Callable, Mapping
 
-from shared.cluster_key import read_key
+from shared.distributed.cluster_key import read_key
+from shared.distributed.machines import addresses
 from shared.flags import SettingsError
-from shared.machines import addresses
 from shared.settings.parallel import ParallelSettings
 
 AGAIN = 75

@@ -22,9 +22,9 @@ from shared.messages import (
     TokenLogprobs,
     TokenText,
 )
-from shared.text.incremental import Detokenizer, start_detokenizer
-from shared.text.sequencer import Sequencer
-from shared.text.stop_strings import StopStrings
+from shared.text.detokenization.incremental import Detokenizer, start_detokenizer
+from shared.text.detokenization.sequencer import Sequencer
+from shared.text.detokenization.stop_strings import StopStrings
 from shared.text.vocabulary import UnknownTokenError, Vocabulary
 
 

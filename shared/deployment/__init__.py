@@ -1,0 +1,7 @@
+"""The desired state of a deployment, in a store that the services share.
+
+| module           | what it does                                          |
+|------------------|-------------------------------------------------------|
+| `adapter_state`  | the adapters that every engine of a model should have |
+| `model_versions` | the versions of the models                            |
+"""

@@ -1,0 +1,1 @@
+"""Data structures that several services use: a cache bounded in bytes, and a fair order of clients. Pure."""
