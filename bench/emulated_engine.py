@@ -24,7 +24,7 @@ _NONE = (SampledLogprobs(0.0),)
 
 
 class EmulatedWorker:
-    """A worker (`services.engine.worker.seam.ModelWorker`) whose next token depends on the number of tokens only."""
+    """A `services.engine.worker.interface.ModelWorker` whose next token depends on the number of tokens only."""
 
     def __init__(self, settings: EngineSettings, step_s: float) -> None:
         vocabulary = Tokenizer.from_file(str(Path(settings.model) / "tokenizer.json")).get_vocab()

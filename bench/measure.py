@@ -17,7 +17,7 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 from antiphon.benchmark.client import Result, run
-from bench.limits_of_machine import books, probe, roofline
+from bench.limits_of_machine import cpu_accounting, probe, roofline
 from bench.limits_of_machine.moments import Moments
 from bench.loads import Load, Prompt, Prompts
 from bench.sample import Sample, latencies, rounded
@@ -43,11 +43,11 @@ class Turn:
     round: int
     load: Load
     decoder: DecoderDescription
-    patience: books.Patience
-    limits: tuple[tuple[probe.Probe, books.Cpu], ...]
+    retry_policy: cpu_accounting.RetryPolicy
+    limits: tuple[tuple[probe.Probe, cpu_accounting.Cpu], ...]
     """The limits, and the CPU use during their measurement: before the load and, if `ended` was called, after it."""
 
-    def ended(self, limits: tuple[probe.Probe, books.Cpu]) -> "Turn":
+    def ended(self, limits: tuple[probe.Probe, cpu_accounting.Cpu]) -> "Turn":
         """Returns the turn with the limits measured after the load added: a shared machine changes within a minute."""
         return replace(self, limits=(*self.limits, limits))
 
@@ -104,7 +104,7 @@ def describe(model: Path) -> DecoderDescription:
 def turns(
     loads: Iterable[tuple[int, Load]],
     decoder: DecoderDescription,
-    patience: books.Patience,
+    retry_policy: cpu_accounting.RetryPolicy,
     threads: int,
     act: Callable[[Turn], list[Sample]],
 ) -> Iterator[tuple[Turn, list[Sample]]]:
@@ -112,19 +112,23 @@ def turns(
 
     The machine's limits are measured once between two loads and count for both.
     """
-    found = limits(decoder, patience, threads)
+    found = limits(decoder, retry_policy, threads)
     for number, load in loads:
-        turn = Turn(number, load, decoder, patience, (found,))
+        turn = Turn(number, load, decoder, retry_policy, (found,))
         samples = act(turn)
-        found = limits(decoder, patience, threads)
+        found = limits(decoder, retry_policy, threads)
         turn = turn.ended(found)
         yield turn, turn.settled(samples)
 
 
-def limits(decoder: DecoderDescription, patience: books.Patience, threads: int) -> tuple[probe.Probe, books.Cpu]:
+def limits(
+    decoder: DecoderDescription, retry_policy: cpu_accounting.RetryPolicy, threads: int
+) -> tuple[probe.Probe, cpu_accounting.Cpu]:
     """Measures the machine's current limits for a model of this size. Returns them with the CPU use meanwhile."""
     size = roofline.weight_bytes(decoder)
-    found = books.quietly(patience, books.children, lambda: size, lambda wanted: probe.measure(wanted, threads))
+    found = cpu_accounting.run_when_idle(
+        retry_policy, cpu_accounting.children, lambda: size, lambda wanted: probe.measure(wanted, threads)
+    )
     time.sleep(SETTLE_S)
     return found
 
@@ -157,13 +161,15 @@ def beside(
     parts: Callable[[], Mapping[str, float]],
     prepare: Callable[[], P],
     act: Callable[[P], T],
-) -> tuple[T, books.Cpu]:
-    """Calls `books.quietly` for an action during which `moments` measures.
+) -> tuple[T, cpu_accounting.Cpu]:
+    """Calls `cpu_accounting.run_when_idle` for an action during which `moments` measures.
 
     The CPU time of the measuring program counts neither as foreign nor as a part of the server.
     """
     taken = "moments"
-    value, cpu = books.quietly(turn.patience, lambda: {**parts(), taken: moments.cpu_s()}, prepare, act, moments.clock)
+    value, cpu = cpu_accounting.run_when_idle(
+        turn.retry_policy, lambda: {**parts(), taken: moments.cpu_s()}, prepare, act, moments.clock
+    )
     return value, replace(cpu, parts={name: used for name, used in cpu.parts.items() if name != taken})
 
 
@@ -184,7 +190,7 @@ def check(result: Result, load: Load, requests: int) -> None:
 
 
 def _send(
-    server: Server, model: str, load: Load, prompts: list[Prompt], clock: books.Clock = time.perf_counter
+    server: Server, model: str, load: Load, prompts: list[Prompt], clock: cpu_accounting.Clock = time.perf_counter
 ) -> Result:
     sending = run(server.host, server.port, bodies(model, load, prompts), load.clients, clock=clock)
     result = asyncio.run(asyncio.wait_for(sending, LOAD_S_MAX))

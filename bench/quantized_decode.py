@@ -25,7 +25,7 @@ from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
 from services.engine.quantization.online import QUANTIZED_MATRICES
 from services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4
 from services.engine.quantization.weight import QuantizedWeight
-from services.engine.worker.seam import ModelWorker
+from services.engine.worker.interface import ModelWorker
 from shared.config import EngineSettings
 
 ROUND: dict[str, Callable[[Tensor], QuantizedWeight] | None] = {

@@ -22,7 +22,7 @@ from typing import Any
 from bench import cold_start, isolation, kv_transfer, loads, measure, recorder_cost, report
 from bench.engine import bus_tax
 from bench.engine.engine_stream import EngineAlone, Work
-from bench.limits_of_machine import books, machine, processes, roofline
+from bench.limits_of_machine import cpu_accounting, machine, processes, roofline
 from bench.limits_of_machine.moments import Moments
 from bench.sample import Sample, rounded
 from bench.serving import ROOT, Serving, end_in_order
@@ -111,7 +111,7 @@ def rounds(
     prompts, decoder = loads.Prompts(model), measure.describe(model)
     seeds = itertools.count(time.time_ns() // 10**9 * 1000)
     names = [load.name for load in loads.LOADS]
-    patience = books.HURRY if options.short else books.Patience()
+    retry_policy = cpu_accounting.HURRY if options.short else cpu_accounting.RetryPolicy()
     wanted = itertools.product(range(options.rounds), loads.chosen(names, options.short))
 
     def sides(turn: measure.Turn) -> list[Sample]:
@@ -121,7 +121,7 @@ def rounds(
         ]
         return [side() for side in (both if turn.round % 2 == 0 else reversed(both))]
 
-    for turn, samples in measure.turns(wanted, decoder, patience, machine.cores(), sides):
+    for turn, samples in measure.turns(wanted, decoder, retry_policy, machine.cores(), sides):
         yield turn, samples
         print(f"round {turn.round} {turn.load.name} done", file=sys.stderr, flush=True)
 

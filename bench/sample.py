@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from antiphon.benchmark.client import Result
-from bench.limits_of_machine.books import Cpu
+from bench.limits_of_machine.cpu_accounting import Cpu
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ from services.engine.engine import Engine  # noqa: E402
 from services.engine.models.description import DecoderDescription  # noqa: E402
 from services.engine.steps.loop import StepReport  # noqa: E402
 from services.engine.worker.dtypes import choose_dtype, choose_torch_dtype  # noqa: E402
+from services.engine.worker.interface import ModelWorker  # noqa: E402
 from services.engine.worker.load import load_worker  # noqa: E402
-from services.engine.worker.seam import ModelWorker  # noqa: E402
 from services.engine.worker.torch_worker import TorchWorker, describe_model  # noqa: E402
 from shared.config import EngineSettings  # noqa: E402
 from shared.parameters.sampling import SamplingParams  # noqa: E402

@@ -28,8 +28,8 @@ from services.engine.core.request import SequenceSpec
 from services.engine.cpu import worker as cpu_worker
 from services.engine.worker import torch_worker
 from services.engine.worker.batch.sampler import Sampled, SamplingBatch, sample
+from services.engine.worker.interface import ModelWorker
 from services.engine.worker.load import load_worker
-from services.engine.worker.seam import ModelWorker
 from shared.config import EngineSettings
 from shared.parameters.sampling import SamplingParams
 

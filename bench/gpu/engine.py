@@ -21,8 +21,8 @@ from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
 from services.engine.models.description import DecoderDescription
 from services.engine.steps.loop import StepReport
+from services.engine.worker.interface import ModelWorker
 from services.engine.worker.load import load_worker
-from services.engine.worker.seam import ModelWorker
 from services.engine.worker.torch_worker import describe_model
 from shared.config import EngineSettings
 from shared.parameters.sampling import SamplingParams

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import loads, measure, report
-from bench.limits_of_machine import books, machine, roofline
+from bench.limits_of_machine import cpu_accounting, machine, roofline
 from bench.limits_of_machine.moments import Moments
 from bench.peer_systems.peer_servers import LlamaServer, Vllm, llama_version, vllm_version
 from bench.sample import Sample, rounded
@@ -122,7 +122,7 @@ def rounds(options: argparse.Namespace, servers: list[Server], moments: Moments,
     """Runs the measurements. Yields after each load has run on all servers, so that the caller can save the results."""
     prompts, decoder = loads.Prompts(options.model), measure.describe(options.model)
     seeds = itertools.count(time.time_ns() // 10**9 * 1000)
-    patience = books.HURRY if options.short else books.Patience()
+    retry_policy = cpu_accounting.HURRY if options.short else cpu_accounting.RetryPolicy()
     wanted = itertools.product(range(options.rounds), loads.chosen(options.loads, options.short))
 
     def measured(turn: measure.Turn) -> list[Sample]:
@@ -143,7 +143,7 @@ def rounds(options: argparse.Namespace, servers: list[Server], moments: Moments,
         finally:
             server.pause()
 
-    for turn, samples in measure.turns(wanted, decoder, patience, machine.cores(), measured):
+    for turn, samples in measure.turns(wanted, decoder, retry_policy, machine.cores(), measured):
         results.turns.append(turn)
         results.samples += samples
         yield

@@ -30,7 +30,7 @@ from services.engine.kv.address import default_kv_host
 from services.engine.kv.connector import KvConnector
 from services.engine.steps.loop import StepLoop, StepReport
 from services.engine.warmup import warm_up
-from services.engine.worker.seam import ModelWorker
+from services.engine.worker.interface import ModelWorker
 from shared.clock import Clock, SystemClock
 from shared.config import EngineSettings, SettingsError, check_engine
 from shared.distributed.world import NO_KV, exchanges_kv, world_size

@@ -13,7 +13,7 @@ from services.engine.core.plan import CoreLimits, StepPlan, StepResult
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.executor import UniprocExecutor
 from services.engine.steps.loop import StepReport
-from services.engine.worker.seam import ModelWorker
+from services.engine.worker.interface import ModelWorker
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
 from shared.parameters.sampling import SamplingParams

@@ -7,7 +7,7 @@ from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
 from services.engine.steps.loop import StepReport
-from services.engine.worker.seam import ModelWorker
+from services.engine.worker.interface import ModelWorker
 from shared.messages import PromptLogprobs
 from shared.parameters.sampling import SamplingParams
 

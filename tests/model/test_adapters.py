@@ -7,7 +7,7 @@ import pytest
 from services.engine.adapters.delta import LoadedAdapter
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
-from services.engine.worker.seam import AdapterWorker
+from services.engine.worker.interface import AdapterWorker
 from shared.blocks import adapter_salt
 from shared.parameters.sampling import SamplingParams
 from tests.adapters import LLAMA_TARGETS, make_adapter, merge

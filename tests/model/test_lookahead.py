@@ -27,17 +27,17 @@ REPETITIVE = [3, 4, 5, 6, 7, 8, 9, 10] * 5
 
 @pytest.mark.spec("S-SRV-057", "S-SRV-058")
 @pytest.mark.parametrize(("backend", "variant"), on_both(FAMILY_VARIANTS))
-@pytest.mark.parametrize("num_guesses", [1, 8])
+@pytest.mark.parametrize("num_draft_tokens", [1, 8])
 def test_lookahead_gives_the_same_greedy_tokens(
-    backend: str, variant: str, num_guesses: int, models: Models, reference: Reference
+    backend: str, variant: str, num_draft_tokens: int, models: Models, reference: Reference
 ) -> None:
     """Also in a crowded pool, in chunks and after prefix hits."""
     prompts = [make_prompt(30), make_prompt(50), REPETITIVE, make_prompt(33)]
     expected = [reference(variant, prompt) for prompt in prompts]
-    limits = CoreLimits(4, 48, num_speculative_tokens=num_guesses)
+    limits = CoreLimits(4, 48, num_speculative_tokens=num_draft_tokens)
     engine = Engine(models(variant), limits, backend, num_gpu_blocks_override=12, max_model_len=160)
     for prompt, tokens in zip(prompts, expected, strict=True):
-        ask_an_oracle(engine, prompt + tokens, num_guesses)
+        ask_an_oracle(engine, prompt + tokens, num_draft_tokens)
     assert engine.generate(prompts) == expected
     assert engine.generate(prompts) == expected
     counters = engine.core.counters()

@@ -19,7 +19,7 @@ from services.engine.engine import Engine as ProductEngine
 from services.engine.parallel.communicator import Communicator
 from services.engine.parallel.shard import Shard, local_description
 from services.engine.steps.loop import StepReport
-from services.engine.worker.seam import ModelWorker
+from services.engine.worker.interface import ModelWorker
 from services.engine.worker.staged_worker import StagedWorker
 from services.engine.worker.torch_worker import TorchWorker, describe_model
 from shared.config import SettingsError

@@ -10,7 +10,7 @@ import pytest
 from services.engine.core.plan import CoreLimits, StepPlan
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
-from services.engine.worker.seam import ModelWorker, PipelinedWorker
+from services.engine.worker.interface import ModelWorker, PipelinedWorker
 from shared.parameters.sampling import SamplingParams
 from tests.model.harness import FAMILY_VARIANTS, FOREIGN_VARIANTS, Models, make_prompt, make_worker
 from tests.model.looped import Output, run

@@ -15,7 +15,7 @@ from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine as Product
 from services.engine.steps.loop import StepReport
 from services.engine.worker.gpu.triton_worker import TritonWorker
-from services.engine.worker.seam import ModelWorker
+from services.engine.worker.interface import ModelWorker
 from shared.errors import ServiceError
 from shared.parameters.pooling import PoolingKind, PoolingParams, unpack_vector
 from shared.parameters.sampling import SamplingParams

@@ -8,7 +8,7 @@ from services.engine.adapters.delta import LoadedAdapter
 from services.engine.core.invariants import check
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec, with_adapter
-from services.engine.worker.seam import AdapterWorker
+from services.engine.worker.interface import AdapterWorker
 from shared.blocks import adapter_salt
 from shared.errors import ServiceError
 from shared.parameters.sampling import SamplingParams

@@ -13,7 +13,7 @@ from services.engine.worker.capacity.profile import largest_step, make_probe
 from services.engine.worker.gpu.decode_graphs import DecodeGraphs
 from services.engine.worker.gpu.device_inputs import DeviceStep, GraphSize
 from services.engine.worker.gpu.triton_worker import TritonWorker
-from services.engine.worker.seam import ModelWorker, PipelinedWorker
+from services.engine.worker.interface import ModelWorker, PipelinedWorker
 from services.engine.worker.torch_worker import TorchWorker, describe_model
 from shared.parameters.sampling import BeamParams
 from tests.model.harness import Models, make_prompt, settings

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from services.engine.core.plan import CoreLimits
-from services.engine.worker.seam import ModelWorker
+from services.engine.worker.interface import ModelWorker
 from tests.model.harness import Engine, make_prompt, make_worker
 from tests.native.libraries import VARIANTS
 

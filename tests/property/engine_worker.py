@@ -45,7 +45,7 @@ class Row:
             self.tokens.append(token_id)
             self.prefixes.append(hash((self.prefixes[-1] if self.prefixes else self.salt, token_id)))
 
-    def with_guesses(self, token_ids: tuple[int, ...]) -> list[int]:
+    def with_draft_tokens(self, token_ids: tuple[int, ...]) -> list[int]:
         """The prefixes as they are if the guesses are right."""
         guessed = Row("", self.salt, 0, 0, list(self.tokens), list(self.prefixes))
         guessed.append(token_ids)
@@ -165,7 +165,7 @@ class ModelWorker:
         at_end = num_known == len(row.tokens)
         assert (share.samples, share.pools) == ((at_end, False) if row.kind is None else (False, at_end))
         assert share.samples or not share.draft_token_ids
-        prefixes = row.with_guesses(share.draft_token_ids)
+        prefixes = row.with_draft_tokens(share.draft_token_ids)
         others = {block for number in self.rows if number != share.row for block in self.written(number, readers)}
         for position in range(share.start, end):
             place = self.place(row, position)

@@ -52,7 +52,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         chunked=st.booleans(),
         depth=st.integers(1, 3),
-        num_guesses=st.sampled_from([0, 1, 4, 4]),
+        num_draft_tokens=st.sampled_from([0, 1, 4, 4]),
         num_host_blocks=st.sampled_from([0, 3, 20, 20]),
         ratio=st.sampled_from([None, None, 0.0, 0.5, 1.0]),
         delay=st.sampled_from([0.0, 0.0, 2.0]),
@@ -71,7 +71,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         caching: bool,
         chunked: bool,
         depth: int,
-        num_guesses: int,
+        num_draft_tokens: int,
         num_host_blocks: int,
         ratio: float | None,
         delay: float,
@@ -85,7 +85,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         `rank`: whether the later ones of them come first. `num_stages`: how many plans are computed at a time.
         """
         prompts = prompts if chunked else None
-        limits = (max_num_seqs, max(budget, max_num_seqs), caching, chunked, ratio, delay, num_guesses)
+        limits = (max_num_seqs, max(budget, max_num_seqs), caching, chunked, ratio, delay, num_draft_tokens)
         self.limits = CoreLimits(*limits, step_prompt_tokens=prompts)
         # With the larger vocabulary a step reports log probabilities of no more than two prompt tokens.
         vocab_size = 1000 if num_blocks % 2 else 2**22

@@ -27,7 +27,7 @@ def crowded(draw: random.Random) -> EngineCoreMachine:
         caching=draw.random() < 0.3,
         chunked=draw.random() < 0.8,
         depth=draw.choice([1, 1, 2, 3]),
-        num_guesses=draw.choice([0, 4]),
+        num_draft_tokens=draw.choice([0, 4]),
         num_host_blocks=draw.choice([0, 5, 20, 20]),
         ratio=None,
         delay=0.0,

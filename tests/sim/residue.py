@@ -48,6 +48,6 @@ def _of_engine(member: Member) -> list[str]:
         found.append(f"holds {engine.facts.num_blocks - counters.num_free_blocks} blocks")
     if core.swap.pool.num_free != core.swap.pool.num_blocks:
         found.append(f"holds {core.swap.pool.num_blocks - core.swap.pool.num_free} host blocks")
-    if engine.loop.flight:
+    if engine.loop.in_flight:
         found.append("has plans in flight")
     return found

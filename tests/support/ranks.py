@@ -20,7 +20,7 @@ from services.engine.executor.rank import serve
 from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.parallel.communicator import Communicator
 from services.engine.parallel.shard import Shard
-from services.engine.worker.seam import ModelWorker
+from services.engine.worker.interface import ModelWorker
 
 TIMEOUT_S = 60.0
 T = TypeVar("T")

@@ -200,7 +200,7 @@ class Core:
         assert plan.step == result.step == self._num_applied + 1, (plan.step, result.step, self._num_applied)
         self._num_applied = plan.step
         num_samples = sum(share.samples for share in plan.scheduled)
-        self.scheduler.landed(plan.step, now_s, sum(map(len, result.token_ids)) - num_samples)
+        self.scheduler.step_ended(plan.step, now_s, sum(map(len, result.token_ids)) - num_samples)
         assert len(result.token_ids) == len(result.logprobs) == num_samples, "the result is not that of the plan"
         samples = zip(result.token_ids, result.logprobs, strict=True)
         prompt_logprobs = iter(result.prompt_logprobs)
@@ -213,7 +213,7 @@ class Core:
             index += share.samples
             reported = next(prompt_logprobs) if share.num_prompt_logprobs else None
             vector = next(vectors) if share.pools else None
-            sequence = self.scheduler.land(share, len(sampled[0]) if sampled is not None else 0)
+            sequence = self.scheduler.apply_result(share, len(sampled[0]) if sampled is not None else 0)
             if sequence.status is Status.FINISHED:
                 continue
             self.prefix_cache.publish(sequence)

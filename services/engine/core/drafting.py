@@ -5,7 +5,7 @@ from services.engine.core.kv.block_pool import BlockPool
 from services.engine.core.sequence import Sequence
 
 
-def guess(sequence: Sequence, budget: int, pool: BlockPool, block_size: int, tally: Tally) -> tuple[int, ...]:
+def propose(sequence: Sequence, budget: int, pool: BlockPool, block_size: int, tally: Tally) -> tuple[int, ...]:
     """Returns draft tokens for a sequence with one token to compute, else none.
 
     Draft tokens use only `budget`, which the other running sequences do not need, and only free blocks.
@@ -15,21 +15,22 @@ def guess(sequence: Sequence, budget: int, pool: BlockPool, block_size: int, tal
     # The step samples one token in any case, and the sequence must not get more than `max_tokens`.
     most = min(budget, sequence.rules.max_tokens - sequence.num_output_tokens - 1)
     room = (len(sequence.block_table) + pool.num_free) * block_size - sequence.num_tokens
-    guesses = sequence.lookahead.draft(sequence.tokens, min(most, room))
-    tally.drafted_tokens += len(guesses)
-    tally.drafts += bool(guesses)
-    return guesses
+    draft_tokens = sequence.lookahead.draft(sequence.tokens, min(most, room))
+    tally.drafted_tokens += len(draft_tokens)
+    tally.drafts += bool(draft_tokens)
+    return draft_tokens
 
 
-def judge(sequence: Sequence, num_guesses: int, num_right: int, tally: Tally) -> int:
+def judge(sequence: Sequence, num_draft_tokens: int, num_accepted: int, tally: Tally) -> int:
     """Records how many draft tokens were accepted. Returns how many were rejected."""
-    assert 0 <= num_right <= num_guesses, f"{sequence.sequence_id}: {num_right} of {num_guesses} guesses right"
-    assert sequence.lookahead is not None, f"{sequence.sequence_id} does not guess"
-    sequence.lookahead.judge(num_guesses, num_right)
+    name = sequence.sequence_id
+    assert 0 <= num_accepted <= num_draft_tokens, f"{name}: {num_accepted} of {num_draft_tokens} draft tokens accepted"
+    assert sequence.lookahead is not None, f"{name} has no draft tokens"
+    sequence.lookahead.judge(num_draft_tokens, num_accepted)
     sequence.num_drafted_tokens = 0
-    tally.accepted_tokens += num_right
+    tally.accepted_tokens += num_accepted
     by_position = tally.accepted_by_position
-    by_position += [0] * (num_right - len(by_position))
-    for position in range(num_right):
+    by_position += [0] * (num_accepted - len(by_position))
+    for position in range(num_accepted):
         by_position[position] += 1
-    return num_guesses - num_right
+    return num_draft_tokens - num_accepted

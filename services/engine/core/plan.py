@@ -242,9 +242,9 @@ class CoreLimits:
     has_hidden_row: bool = False
     """Whether the worker has one row more than `max_num_seqs`, for the engine's hidden sequence."""
 
-    def step_tokens(self, num_running: int, num_guessers: int) -> int:
-        """Returns the token budget of a step with `num_running` sequences, of which `num_guessers` may get drafts."""
+    def step_tokens(self, num_running: int, num_proposers: int) -> int:
+        """Returns the token budget of a step with `num_running` sequences, of which `num_proposers` may get drafts."""
         if self.step_prompt_tokens is None:
             return self.max_num_batched_tokens
-        guesses = min(num_guessers, num_running) * self.num_speculative_tokens
-        return min(self.max_num_batched_tokens, num_running + guesses + self.step_prompt_tokens)
+        num_draft_tokens = min(num_proposers, num_running) * self.num_speculative_tokens
+        return min(self.max_num_batched_tokens, num_running + num_draft_tokens + self.step_prompt_tokens)

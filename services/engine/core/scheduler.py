@@ -35,7 +35,7 @@ from operator import attrgetter
 
 from services.engine.core.beams.beam_group import rearrange
 from services.engine.core.counters import Tally
-from services.engine.core.drafting import guess, judge
+from services.engine.core.drafting import judge, propose
 from services.engine.core.idle_lane import PROMPT_SHARE, IdleLane
 from services.engine.core.kv.block_pool import BlockPool
 from services.engine.core.kv.prefix_cache import PrefixCache
@@ -44,8 +44,8 @@ from services.engine.core.kv.swap import SwapSpace
 from services.engine.core.plan import CoreLimits, ScheduledSequence, StepPlan
 from services.engine.core.policy.batching import BatchGate
 from services.engine.core.policy.delay import AdmissionDelay
-from services.engine.core.policy.payoff import Payoff
 from services.engine.core.policy.prefill_shares import divide
+from services.engine.core.policy.speculation import SpeculationController
 from services.engine.core.policy.waiting import WaitingQueue
 from services.engine.core.rows import RowTable
 from services.engine.core.sequence import Sequence, Status
@@ -99,7 +99,7 @@ class Scheduler:
         rows = limits.max_num_seqs
         self._reserved_rows = 1 + rows // RESERVED_SHARE if rows >= RESERVING_ROWS_MIN else 0
         self._delay = AdmissionDelay(limits.scheduler_delay_factor)
-        self._payoff = Payoff()
+        self._speculation = SpeculationController()
         self.batches = BatchGate(limits.max_batch_size, limits.batch_wait_timeout)
         self._tally = tally
         self.preempted: list[str] = []
@@ -149,10 +149,10 @@ class Scheduler:
         """
         self.idle.promote(now_s, self.waiting)
         self.idle.withheld = False
-        guessers = self._payoff.num_guessers(len(self.running), now_s)
-        budget = self._limits.step_tokens(len(self.running), guessers)
+        proposers = self._speculation.num_proposers(len(self.running), now_s)
+        budget = self._limits.step_tokens(len(self.running), proposers)
         room = part_of(len(self.running), self._num_stages) if self._num_stages > 1 else budget
-        draft = StepDraft(self._tally.step + 1, budget, self._prompt_logprobs, now_s, room, guessers)
+        draft = StepDraft(self._tally.step + 1, budget, self._prompt_logprobs, now_s, room, proposers)
         may_join = self._may_join(now_s)
         if self.hidden is not None and self.urgent:
             self._schedule_hidden(draft)
@@ -168,15 +168,15 @@ class Scheduler:
             self._schedule_hidden(draft)
         return self._close(draft)
 
-    def landed(self, step: int, now_s: float, num_right: int) -> None:
-        """Records that a step has ended, with `num_right` accepted draft tokens in all.
+    def step_ended(self, step: int, now_s: float, num_accepted: int) -> None:
+        """Records that a step has ended, with `num_accepted` accepted draft tokens in all.
 
         The caller then calls `land` for each sequence of the step.
         """
-        self._delay.landed(step, now_s)
-        self._payoff.landed(step, now_s, num_right)
+        self._delay.step_ended(step, now_s)
+        self._speculation.step_ended(step, now_s, num_accepted)
 
-    def land(self, share: ScheduledSequence, num_given: int) -> Sequence:
+    def apply_result(self, share: ScheduledSequence, num_given: int) -> Sequence:
         """Applies one sequence's share of the oldest plan in flight, which gave `num_given` tokens.
 
         Returns the sequence. If it is finished and no other plan in flight contains it, its row and blocks are freed.
@@ -186,11 +186,11 @@ class Scheduler:
         sequence = self.rows[share.row]
         sequence.num_in_flight -= 1
         assert sequence.num_computed_tokens == share.start, f"plans were applied out of order: {share}"
-        num_guesses = len(share.draft_token_ids)
-        sequence.num_pending_tokens -= share.samples + num_guesses
+        num_draft_tokens = len(share.draft_token_ids)
+        sequence.num_pending_tokens -= share.samples + num_draft_tokens
         num_wrong = 0
-        if num_guesses:
-            num_wrong = judge(sequence, num_guesses, num_given - 1, self._tally)
+        if num_draft_tokens:
+            num_wrong = judge(sequence, num_draft_tokens, num_given - 1, self._tally)
         sequence.num_scheduled_tokens -= num_wrong
         sequence.num_computed_tokens = share.start + share.num_tokens - num_wrong
         if sequence.status is Status.FINISHED:
@@ -243,7 +243,7 @@ class Scheduler:
         """
         num_running = len(self.running)
         index = self.idle.num_ordinary if idle else 0
-        guesses_too = not idle or not index
+        drafts_too = not idle or not index
         # Preemption removes sequences from the end of the list, so the index stays valid.
         while index < len(self.running) and draft.budget > 0 and self.running[index].idle == idle:
             sequence = self.running[index]
@@ -258,19 +258,19 @@ class Scheduler:
                 draft.idle_prompt_tokens -= num_tokens
             if num_tokens > 0:
                 others = len(self.running) - index
-                may_guess = draft.num_guessers and guesses_too
-                guesses = (
-                    guess(sequence, draft.budget - others, self._pool, self._block_size, self._tally)
-                    if may_guess
+                may_draft = draft.num_proposers and drafts_too
+                draft_tokens = (
+                    propose(sequence, draft.budget - others, self._pool, self._block_size, self._tally)
+                    if may_draft
                     else ()
                 )
-                new_blocks = self._grow(sequence, num_tokens + len(guesses))
+                new_blocks = self._grow(sequence, num_tokens + len(draft_tokens))
                 if new_blocks is None:
                     return False
                 if self.rows.is_vacant(sequence.row):
                     self._refill(sequence, draft)
                     new_blocks = ()
-                draft.add(sequence, num_tokens, new_blocks, guesses)
+                draft.add(sequence, num_tokens, new_blocks, draft_tokens)
             index += 1
         return len(self.running) == num_running
 
@@ -565,8 +565,8 @@ class Scheduler:
         self._tally.step = draft.step
         if any(not sequence.idle for sequence in draft.joined):
             self._delay.joined(draft.step, draft.now_s)
-        if draft.num_tokens == len(draft.scheduled) + draft.num_guesses:
-            self._payoff.planned(draft.step, draft.now_s, len(draft.scheduled), draft.num_guesses)
+        if draft.num_tokens == len(draft.scheduled) + draft.num_draft_tokens:
+            self._speculation.planned(draft.step, draft.now_s, len(draft.scheduled), draft.num_draft_tokens)
         swap_out, swap_in = self._swap.announce()
         return StepPlan(
             step=draft.step,

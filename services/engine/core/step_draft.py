@@ -30,8 +30,8 @@ class StepDraft:
     now_s: float
     room: int
     """Number of sequences that decode, that is, compute one token, which may still be scheduled."""
-    num_guessers: int = 0
-    """Number of sequences that may still get draft tokens (guesses) in this step."""
+    num_proposers: int = 0
+    """Number of sequences that may still get draft tokens in this step."""
     scheduled: list[ScheduledSequence] = field(default_factory=list[ScheduledSequence])
     joined: list[Sequence] = field(default_factory=list[Sequence])
     hidden: list[Sequence] = field(default_factory=list[Sequence])
@@ -40,12 +40,12 @@ class StepDraft:
     """Scheduled beams whose rows the worker must fill anew."""
     copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     num_tokens: int = 0
-    num_guesses: int = 0
+    num_draft_tokens: int = 0
     idle_prompt_tokens: int = 0
     """Number of prompt tokens of idle sequences that may still be scheduled (`idle_lane`)."""
 
     def add(
-        self, sequence: Sequence, num_tokens: int, new_blocks: Iterable[int] = (), guesses: tuple[int, ...] = ()
+        self, sequence: Sequence, num_tokens: int, new_blocks: Iterable[int] = (), draft_tokens: tuple[int, ...] = ()
     ) -> None:
         """Schedules the sequence's next `num_tokens` and the draft tokens behind them.
 
@@ -57,18 +57,18 @@ class StepDraft:
         samples = at_end and not pools
         reports = min(num_tokens, sequence.num_prompt_logprobs_to_schedule)
         decodes = num_tokens == 1
-        num_tokens += len(guesses)
+        num_tokens += len(draft_tokens)
         self.scheduled.append(
-            ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks), guesses, reports, pools)
+            ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks), draft_tokens, reports, pools)
         )
         self.prompt_logprobs -= reports
         sequence.num_scheduled_tokens = start + num_tokens
-        sequence.num_pending_tokens += samples + len(guesses)
-        sequence.num_drafted_tokens = len(guesses)
+        sequence.num_pending_tokens += samples + len(draft_tokens)
+        sequence.num_drafted_tokens = len(draft_tokens)
         sequence.num_in_flight += 1
         self.num_tokens += num_tokens
-        self.num_guesses += len(guesses)
-        self.num_guessers -= bool(guesses)
+        self.num_draft_tokens += len(draft_tokens)
+        self.num_proposers -= bool(draft_tokens)
         self.room -= decodes
         self.budget = max(0, self.budget - num_tokens)
 

@@ -30,8 +30,8 @@ from services.engine.models.rope import inverse_frequencies
 from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
 from services.engine.quantization.weight import QuantizedWeight
 from services.engine.worker.capacity.memory import fetch
+from services.engine.worker.interface import WeightMemory
 from services.engine.worker.loading.parameters import Matrix, ParameterReader
-from services.engine.worker.seam import WeightMemory
 
 WIDTH_MULTIPLE = 32
 """In the KV cache, the dimensions of a head are padded to a multiple of this number."""

@@ -47,8 +47,8 @@ from services.engine.worker.capacity.kv_cache import KvPlan
 from services.engine.worker.capacity.profile import StepBounds
 from services.engine.worker.configuration import configuration_hash, content_hash
 from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
+from services.engine.worker.interface import UNDER_WAY_MAX, WeightMemory
 from services.engine.worker.loading.model_files import eos_token_ids, read_config
-from services.engine.worker.seam import UNDER_WAY_MAX, WeightMemory
 from services.engine.worker.step_worker import StateSpec, StepWorker
 from services.engine.worker.torch_worker import (
     check_extras,
@@ -223,7 +223,7 @@ class CpuWorker(StepWorker):
             self._under_way.append(StepResult(plan.step))
             return
         batch = None
-        if self._table.needs_choice(step.rows) or step.has_guesses:
+        if self._table.needs_choice(step.rows) or step.has_draft_tokens:
             batch = self._table.sampling(step.rows, step.offsets)
         answer = _Answer(batch, step, self._facts.vocab_size, self._facts.embedding_size, self._embeddings(step))
         self._decoder.model.launch(answer.native(step))
@@ -287,7 +287,7 @@ class CpuWorker(StepWorker):
         plan, step = earlier.plan, earlier.step
         sampled, reported = earlier.answer.sampled(earlier.batch), earlier.answer.reported(step)
         self._freed_tensors |= earlier.batch is not None or bool(reported)
-        if step.has_guesses:
+        if step.has_draft_tokens:
             return replace(accept(plan, sampled, self._table), prompt_logprobs=reported)
         if earlier.batch is None:
             self._table.fill(step.rows, earlier.places, sampled.token_ids)
@@ -322,10 +322,10 @@ class _Answer:
     ) -> None:
         self._embeddings = embeddings
         self.sums = np.empty((len(step.spans), embedding_size), dtype=np.float32)
-        needy = np.zeros(0, dtype=np.int64) if batch is None else rows_with_choice(batch)
-        self.needy = needy
+        needs_sampling = np.zeros(0, dtype=np.int64) if batch is None else rows_with_choice(batch)
+        self.needs_sampling = needs_sampling
         count, self._num_samples = len(step.logit_tokens), len(step.rows)
-        wanted = np.concatenate((needy, np.arange(self._num_samples, count)))
+        wanted = np.concatenate((needs_sampling, np.arange(self._num_samples, count)))
         self.logits = np.empty((len(wanted), vocab_size), dtype=np.float32)
         self._rows = np.full(count, -1, dtype=np.int64)
         self._rows[wanted] = np.arange(len(wanted))
@@ -353,11 +353,13 @@ class _Answer:
         """Returns the tokens and log probabilities of all sampled rows, in row order."""
         tokens, count = self._best[: self._num_samples], self._num_samples
         logprobs = [SampledLogprobs(x) for x in (self._best_logit[:count] - self._log_total[:count]).tolist()]
-        if batch is not None and len(self.needy):
+        if batch is not None and len(self.needs_sampling):
             with torch.inference_mode():
-                chosen = sample(torch.from_numpy(self.logits[: len(self.needy)]), batch.take(self.needy))
-            tokens[self.needy] = chosen.token_ids
-            for row, logprob in zip(self.needy.tolist(), chosen.logprobs, strict=True):
+                chosen = sample(
+                    torch.from_numpy(self.logits[: len(self.needs_sampling)]), batch.take(self.needs_sampling)
+                )
+            tokens[self.needs_sampling] = chosen.token_ids
+            for row, logprob in zip(self.needs_sampling.tolist(), chosen.logprobs, strict=True):
                 logprobs[row] = logprob
         return Sampled(tokens, tuple(logprobs), {} if batch is None else errors_of(batch))
 
@@ -367,7 +369,7 @@ class _Answer:
             return ()
         with torch.inference_mode():
             logits, token_ids = (
-                torch.from_numpy(self.logits[len(self.needy) :]),
+                torch.from_numpy(self.logits[len(self.needs_sampling) :]),
                 torch.from_numpy(step.report.token_ids),
             )
             return packed(step.report, report_logits(logits, token_ids, step.report.num_top))
@@ -387,10 +389,10 @@ def address(array: NDArray[np.generic]) -> int:
 
 def rows_with_choice(batch: SamplingBatch) -> NDArray[np.int64]:
     """Returns the rows that need more than the most likely token and its probability."""
-    needy = (batch.temperature >= GREEDY_BELOW) | (batch.num_logprobs > 0)
-    needy[batch.penalised] = True
-    needy[batch.adjusted] = True
-    return np.flatnonzero(needy)
+    needs_sampling = (batch.temperature >= GREEDY_BELOW) | (batch.num_logprobs > 0)
+    needs_sampling[batch.penalised] = True
+    needs_sampling[batch.adjusted] = True
+    return np.flatnonzero(needs_sampling)
 
 
 def padded_heads(description: DecoderDescription) -> DecoderDescription:

@@ -6,7 +6,7 @@ from typing import Protocol
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kv.layout import KvMemory
-from services.engine.worker.seam import WeightMemory
+from services.engine.worker.interface import WeightMemory
 from shared.parameters.grammar import Grammar
 
 

@@ -40,7 +40,7 @@ from services.engine.kv.layout import KvMemory
 from services.engine.models.description import DecoderDescription
 from services.engine.parallel.meeting import Meeting
 from services.engine.parallel.shard import Shard
-from services.engine.worker.seam import ModelWorker, WeightMemory
+from services.engine.worker.interface import ModelWorker, WeightMemory
 from shared.config import EngineSettings, SettingsError
 from shared.models.model_files import model_directory
 from shared.parameters.grammar import Grammar

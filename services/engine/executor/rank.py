@@ -31,7 +31,7 @@ from services.engine.executor.joining import JoinRefused, join
 from services.engine.executor.rank_memory import serve_blocks
 from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.parallel.meeting import Meeting
-from services.engine.worker.seam import ModelWorker
+from services.engine.worker.interface import ModelWorker
 from shared.actors.logs import configure_logging
 from shared.config import EngineSettings, SettingsError, add_flags, flag, normalise, parse
 from shared.distributed.machines import addresses

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kv.layout import KvMemory
-from services.engine.worker.seam import (
+from services.engine.worker.interface import (
     UNDER_WAY_MAX,
     AdapterWorker,
     GrammarWorker,

@@ -1,6 +1,6 @@
 """The step loop: receive commands, schedule, run, apply, report. Synchronous.
 
-The loop launches as many plans as the executor takes at a time (`flight`). It uses the core and an executor and does
+The loop launches as many plans as the executor takes at a time (`in_flight`). It uses the core and an executor and does
 not know the bus. Commands arrive in a thread-safe inbox. Results leave through one callback, which is called once for
 each step or once for several steps (`--num-scheduler-steps`). In production `ThreadedLoop` runs the loop on a thread of
 its own beside the event loop; the simulation calls `step` itself.
@@ -27,7 +27,7 @@ from services.engine.core.kv.kv_transfer import KvLoaded, KvMeta, KvReleased
 from services.engine.core.plan import StepPlan
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.executor.interface import Executor
-from services.engine.steps.flight import Flight
+from services.engine.steps.in_flight import InFlightSteps
 from shared.clock import Clock
 from shared.errors import ServiceError
 
@@ -104,7 +104,7 @@ class StepLoop:
         self.core = core
         self.connector: Connector | None = None
         """Exchanges KV with other engines. To be set before the first step."""
-        self.flight = Flight(executor, clock)
+        self.in_flight = InFlightSteps(executor, clock)
         self._check = executor.check
         self.records = False
         """Whether reports have the details of their steps. May be set from any thread."""
@@ -173,9 +173,9 @@ class StepLoop:
         whole = reports[0] if len(reports) == 1 else _put_together(reports)
         if whole.num_tokens or whole.refused:
             # The callback may block until earlier reports are published. The watchdog must not count that as step time.
-            paused = self.flight.pause()
+            paused = self.in_flight.pause()
             self._report(whole)
-            self.flight.resume(paused)
+            self.in_flight.resume(paused)
         return whole.num_tokens > 0
 
     def check_idle(self) -> None:
@@ -190,9 +190,9 @@ class StepLoop:
         started_ns, started_s = self._clock.time_ns(), self._clock.monotonic()
         refused: list[tuple[str, ServiceError]] = []
         plan = self._fill_flight(refused)
-        if not self.flight:
+        if not self.in_flight:
             return self._summary(plan, (), [], refused, started_ns)
-        plan, result = self.flight.land()
+        plan, result = self.in_flight.collect()
         # Aborts that arrived while the step ran take effect before the step's tokens are reported.
         refused += self._receive()
         joined = self.core.joined(plan)
@@ -225,7 +225,7 @@ class StepLoop:
     def _fill_flight(self, refused: list[tuple[str, ServiceError]]) -> StepPlan:
         """Launches plans until the flight is full or a plan is empty (nothing to compute). Returns the last plan."""
         while True:
-            if spare_s := self.flight.seconds_to_plan():
+            if spare_s := self.in_flight.seconds_to_plan():
                 time.sleep(spare_s)
             refused += self._receive()
             now_s = self._clock.monotonic()
@@ -233,8 +233,8 @@ class StepLoop:
             plan = self.core.schedule(now_s)
             self._exchange_kv()
             if not plan.empty:
-                self.flight.launch(plan)
-            if plan.empty or self.flight.full:
+                self.in_flight.launch(plan)
+            if plan.empty or self.in_flight.full:
                 return plan
 
     def _start_canary(self, now_s: float) -> None:

@@ -32,9 +32,9 @@ class ProgressMonitor:
 
     def check(self) -> bool:
         """Returns whether the running step hangs. Ends the process if a step has hung for `limits.STALL_EXIT_S`."""
-        flight = self._steps.flight
+        steps, now_s = self._steps.in_flight, self._clock.monotonic()
         stall = self._watchdog.judge(
-            self._clock.monotonic(), flight.running, flight.planning_from_s, lambda: observe(self._steps.thread_id)
+            now_s, steps.running, steps.planning_from_s, lambda: observe(self._steps.thread_id)
         )
         if stall is not None and not self._stalled:
             logger.error("computing stands still: %s", stall.reason)

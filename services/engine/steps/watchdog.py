@@ -1,7 +1,7 @@
 """Detects a step that hangs while the other threads of the process still run. No I/O and no clock.
 
 Called before each heartbeat, on the heartbeat thread (`progress`), with the running step that the step thread publishes
-(`flight`). A step counts as hanging for one of two reasons:
+(`in_flight`). A step counts as hanging for one of two reasons:
 
 - The step has run far longer than expected from earlier steps of its size. The limit grows with the attention work, as
   the context may be longer than theirs.
@@ -14,8 +14,8 @@ If two calls are further apart than a lease, the whole process was suspended, an
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.engine.steps.flight import RunningStep
-from services.engine.steps.pace import attention_work
+from services.engine.steps.in_flight import RunningStep
+from services.engine.steps.step_time import attention_work
 from shared import limits
 
 PAUSE_S = limits.LEASE_S

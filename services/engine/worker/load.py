@@ -9,8 +9,8 @@ import torch
 from services.engine.cpu.worker import load_cpu_worker
 from services.engine.models.registry import has_family
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
+from services.engine.worker.interface import ModelWorker
 from services.engine.worker.loading.model_files import read_config
-from services.engine.worker.seam import ModelWorker
 from services.engine.worker.staged_worker import StagedWorker
 from services.engine.worker.torch_worker import TorchWorker
 from services.engine.worker.whole_text import computes_whole

@@ -41,9 +41,9 @@ from services.engine.worker.capacity.profile import bytes_per_context_token
 from services.engine.worker.capacity.weight_memory import host_weights
 from services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
 from services.engine.worker.dtypes import choose_cache_dtype, choose_torch_dtype
+from services.engine.worker.interface import WeightMemory
 from services.engine.worker.loading.model_files import eos_token_ids, read_config, weight_file_bytes
 from services.engine.worker.loading.weights import load_weights
-from services.engine.worker.seam import WeightMemory
 from services.engine.worker.step_worker import StateSpec, StepWorker
 from shared.config import EngineSettings, SettingsError
 from shared.messages import PromptLogprobs
@@ -151,7 +151,7 @@ class TorchWorker(StepWorker):
             return NOTHING_SAMPLED.result(plan.step, reported)
         batch = self._table.sampling(step.rows, step.offsets)
         sampled = sample(logits[:num_samples], self._table.with_adjustments(batch, step.rows, step.offsets))
-        if step.has_guesses:
+        if step.has_draft_tokens:
             return replace(accept(plan, sampled, self._table), prompt_logprobs=reported)
         self._table.append(step.rows, sampled.token_ids)
         return sampled.result(plan.step, reported)

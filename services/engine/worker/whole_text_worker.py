@@ -17,8 +17,8 @@ from services.engine.worker.capacity.memory import HeapGuard
 from services.engine.worker.capacity.weight_memory import host_weights
 from services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
 from services.engine.worker.dtypes import choose_torch_dtype
+from services.engine.worker.interface import WeightMemory
 from services.engine.worker.loading.model_files import read_config
-from services.engine.worker.seam import WeightMemory
 from services.engine.worker.torch_worker import serves_adapters, useful_threads
 from services.engine.worker.whole_text import batches
 from services.engine.worker.whole_text_model import Text, WholeTextModel, load_whole_text_model

@@ -108,25 +108,26 @@ class Router:
 
     def choose_engine(
         self, engines: Sequence[Heartbeat], model: str, num_tokens: int, hashes: Sequence[bytes],
-        avoid: Collection[tuple[str, str]] = (), near: Collection[tuple[str, str]] = (), client: str = "", *,
+        avoid: Collection[tuple[str, str]] = (), affinity: Collection[tuple[str, str]] = (), client: str = "", *,
         joins: bool = False, pools: bool = False, idle: bool = False,
     ) -> Heartbeat | None:  # fmt: skip
         """Returns the cheapest ready engine of the model with credit; None if there is none.
 
-        Engines in `near`, which already compute the same prompt, are preferred while they have a free batch slot; if
-        the sequence `joins` what is computed there (a beam search), even without credit. Engines in `avoid`, on which a
-        placement of the sequence failed, are chosen only if there is no other. An engine that computes prompts for
-        others is chosen only if there is no other, or if the sequence `pools`; then engines with the other role are.
+        Engines in `affinity`, which already compute the same prompt, are preferred while they have a free batch slot;
+        if the sequence `joins` what is computed there (a beam search), even without credit. Engines in `avoid`, on
+        which a placement of the sequence failed, are chosen only if there is no other. An engine that computes prompts
+        for others is chosen only if there is no other, or if the sequence `pools`; then engines with the other role
+        are.
         """
         engines = _with_role(ready_members(engines, model), "decode" if pools else "prefill")
         if joins:
-            searching = [e for e in engines if (e.id, e.instance_id) in near]
+            searching = [e for e in engines if (e.id, e.instance_id) in affinity]
             found = next((e for e in searching if (e.id, e.instance_id) not in avoid), None)
             if found is not None:
                 return found
         ready = [e for e in engines if self.credit(e, client, idle=idle) > 0]
         ready = [e for e in ready if (e.id, e.instance_id) not in avoid] or ready
-        ready = [e for e in ready if (e.id, e.instance_id) in near and self._has_row(e)] or ready
+        ready = [e for e in ready if (e.id, e.instance_id) in affinity and self._has_row(e)] or ready
         return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes, idle), self._used(e), e.id), default=None)
 
     def prefill_engines(self, engines: Sequence[Heartbeat], model: str, decode: Heartbeat) -> list[Heartbeat]:

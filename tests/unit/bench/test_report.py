@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bench import report
-from bench.limits_of_machine.books import Cpu
+from bench.limits_of_machine.cpu_accounting import Cpu
 from bench.sample import Sample, percentile, spread
 
 

@@ -18,7 +18,7 @@ from services.engine.core.invariants import check
 from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.executor import UniprocExecutor
-from services.engine.worker.seam import WeightMemory
+from services.engine.worker.interface import WeightMemory
 from shared.errors import ServiceError
 from shared.flags import SettingsError
 from shared.parameters.sampling import SamplingParams

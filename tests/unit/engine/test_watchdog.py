@@ -11,9 +11,9 @@ from services.engine.engine import Engine
 from services.engine.executor import UniprocExecutor
 from services.engine.steps import progress
 from services.engine.steps.computing_threads import observe
-from services.engine.steps.flight import Flight, RunningStep
-from services.engine.steps.pace import Timing
+from services.engine.steps.in_flight import InFlightSteps, RunningStep
 from services.engine.steps.progress import ProgressMonitor
+from services.engine.steps.step_time import Timing
 from services.engine.steps.watchdog import Activity, ProgressWatchdog, Stall
 from shared import limits
 from shared.actors.service import EXIT_FAULT
@@ -225,7 +225,7 @@ class Worker:
     """Notes what its flight says while it computes, and can be made to hang."""
 
     def __init__(self) -> None:
-        self.flight: Flight | None = None
+        self.in_flight: InFlightSteps | None = None
         self.seen: list[RunningStep | None] = []
         self.entered, self.go = threading.Event(), threading.Event()
 
@@ -233,7 +233,7 @@ class Worker:
         return FACTS
 
     def run(self, plan: StepPlan) -> StepResult:
-        self.seen.append(self.flight.running if self.flight is not None else None)
+        self.seen.append(self.in_flight.running if self.in_flight is not None else None)
         self.entered.set()
         self.go.wait()
         return answer(plan)
@@ -249,12 +249,12 @@ def plan(number: int, num_tokens: int = 4) -> StepPlan:
 def test_a_flight_says_which_step_runs_since_when_and_what_is_expected_of_it() -> None:
     worker = Worker()
     worker.go.set()
-    flight = worker.flight = Flight(UniprocExecutor(worker), Ticking())
+    in_flight = worker.in_flight = InFlightSteps(UniprocExecutor(worker), Ticking())
     for number in (1, 2):
-        assert flight.running is None
-        flight.launch(plan(number))
-        flight.land()
-    assert flight.running is None
+        assert in_flight.running is None
+        in_flight.launch(plan(number))
+        in_flight.collect()
+    assert in_flight.running is None
     first, second = worker.seen
     assert first is not None
     assert second is not None
@@ -265,16 +265,16 @@ def test_a_flight_says_which_step_runs_since_when_and_what_is_expected_of_it() -
 
 def test_time_in_which_the_step_thread_does_something_else_does_not_count() -> None:
     clock = Ticking()
-    flight = Flight(UniprocExecutor(Worker()), clock)
-    assert flight.pause() is None
-    flight.resume(None)
-    assert flight.running is None
-    flight.running = step(0.5)
-    paused = flight.pause()
-    assert flight.running is None
+    in_flight = InFlightSteps(UniprocExecutor(Worker()), clock)
+    assert in_flight.pause() is None
+    in_flight.resume(None)
+    assert in_flight.running is None
+    in_flight.running = step(0.5)
+    paused = in_flight.pause()
+    assert in_flight.running is None
     clock.now_s = 100.0
-    flight.resume(paused)
-    assert flight.running == step(0.5)._replace(started_s=101.0)
+    in_flight.resume(paused)
+    assert in_flight.running == step(0.5)._replace(started_s=101.0)
 
 
 class Held:
@@ -296,7 +296,7 @@ def test_an_engine_that_stays_stalled_ends_with_13_and_says_where_its_threads_ar
     monkeypatch.setattr(progress.sys, "__stderr__", None)
     steps = Engine(UniprocExecutor(Worker()), CoreLimits(4, 64), lambda report: None, clock=clock).loop
     monitor = ProgressMonitor(steps, clock, on_host=True, end=codes.append)
-    steps.flight.running = step(0.02)
+    steps.in_flight.running = step(0.02)
     stalled_s = 0.0
     while not codes:
         clock.now_s += BEAT_S
@@ -315,10 +315,10 @@ def test_an_engine_that_goes_on_says_so(caplog: pytest.LogCaptureFixture) -> Non
     clock = Held()
     steps = Engine(UniprocExecutor(Worker()), CoreLimits(4, 64), lambda report: None, clock=clock).loop
     monitor = ProgressMonitor(steps, clock, on_host=True, end=pytest.fail)
-    steps.flight.running = step(0.02)
+    steps.in_flight.running = step(0.02)
     while not monitor.check():
         clock.now_s += BEAT_S
-    steps.flight.running = None
+    steps.in_flight.running = None
     assert not monitor.check()
     assert caplog.records[-1].message == "computing goes on"
 

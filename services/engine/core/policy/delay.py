@@ -27,7 +27,7 @@ class AdmissionDelay:
         self._started_s[step] = now_s
         self._waiting_since_s = None
 
-    def landed(self, step: int, now_s: float) -> None:
+    def step_ended(self, step: int, now_s: float) -> None:
         """Records that a step's result has arrived. Steps in which no sequence joined are ignored."""
         started_s = self._started_s.pop(step, None)
         if started_s is not None:

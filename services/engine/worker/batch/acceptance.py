@@ -1,4 +1,4 @@
-"""Accepts draft tokens (guesses): a draft token is accepted if it equals the token sampled at its position.
+"""Accepts draft tokens: a draft token is accepted if it equals the token sampled at its position.
 
 The draw for an output position is a function of seed, position and logits, so the accepted tokens are exactly those
 that steps without draft tokens would have sampled. Draft tokens change no distribution. Called by the workers.
@@ -24,7 +24,7 @@ def accept(plan: StepPlan, sampled: Sampled, table: StateTable) -> StepResult:
     for share in plan.scheduled:
         if not share.samples:
             continue
-        end = first + 1 + _num_right(share.draft_token_ids, drawn[first:])
+        end = first + 1 + _num_accepted(share.draft_token_ids, drawn[first:])
         if error := next((sampled.errors[place] for place in range(first, end) if place in sampled.errors), ""):
             failed.append((len(rows), error))
         rows.append(share.row)
@@ -35,12 +35,12 @@ def accept(plan: StepPlan, sampled: Sampled, table: StateTable) -> StepResult:
     return StepResult(plan.step, tuple(tokens), tuple(logprobs), tuple(failed))
 
 
-def _num_right(guesses: tuple[int, ...], drawn: list[int]) -> int:
-    """Returns how many leading draft tokens equal the sampled tokens. `drawn` must be at least as long as `guesses`."""
-    for index, guess in enumerate(guesses):
-        if guess != drawn[index]:
+def _num_accepted(draft_tokens: tuple[int, ...], drawn: list[int]) -> int:
+    """Returns how many leading draft tokens equal the sampled tokens. `drawn` must be at least as long."""
+    for index, draft_token in enumerate(draft_tokens):
+        if draft_token != drawn[index]:
             return index
-    return len(guesses)
+    return len(draft_tokens)
 
 
 def _append(table: StateTable, rows: list[int], tokens: list[tuple[int, ...]]) -> None:

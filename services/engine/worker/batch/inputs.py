@@ -4,7 +4,7 @@
     ids, positions [num_tokens]  the step's tokens and their positions in their sequences
     seq_lens [S]                 number of tokens of each sequence that have KV after the step
     logit_tokens [R + M]         indices of the tokens whose logits are needed. The first R are sampled: for each
-                                 sequence that samples, its last known token and its draft tokens ("guesses"), if it has
+                                 sequence that samples, its last known token and its draft tokens, if it has
                                  any. The other M are those of `report`: log probabilities of prompts
     rows, offsets [R]            for each of the first R, the sequence's row, and the number of draft tokens up to it (0
                                  for the last known token)
@@ -49,7 +49,7 @@ class FlatStep:
     logit_tokens: Integers
     rows: Integers
     offsets: Integers
-    has_guesses: bool = False
+    has_draft_tokens: bool = False
     """Whether any sequence computes draft tokens."""
     report: PromptReport | None = None
     """The log probabilities of prompts that the step reports."""
@@ -75,11 +75,11 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
         return _flatten_decode(plan, table, block_size)
     columns = [(s.row, s.start, s.num_tokens, s.samples + len(s.draft_token_ids)) for s in plan.scheduled]
     rows, starts, counts, samples = np.array(columns, dtype=np.int64).T
-    guesses = np.maximum(samples - 1, 0)
+    num_draft_tokens = np.maximum(samples - 1, 0)
     query_start_loc = np.concatenate(([0], counts.cumsum()))
     seq_lens = starts + counts
     assert (counts > 0).all(), "a scheduled sequence without tokens"
-    assert (seq_lens <= table.num_tokens[rows] + guesses).all(), "a plan runs past the known tokens"
+    assert (seq_lens <= table.num_tokens[rows] + num_draft_tokens).all(), "a plan runs past the known tokens"
     owner = np.repeat(np.arange(len(rows)), counts)
     positions = np.arange(len(owner)) + (starts - query_start_loc[:-1])[owner]
     block_tables = table.block_tables[rows, : -(-int(seq_lens.max()) // block_size)].astype(np.int64)
@@ -101,7 +101,7 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
         logit_tokens=logit_tokens if report is None else np.concatenate((logit_tokens, report.tokens)),
         rows=np.repeat(rows, samples),
         offsets=offsets,
-        has_guesses=bool(guesses.any()),
+        has_draft_tokens=bool(num_draft_tokens.any()),
         report=report,
         token_slots=None if slots is None else slots[owner],
         virtual=virtual,

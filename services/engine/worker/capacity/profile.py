@@ -63,8 +63,8 @@ def largest_step(settings: EngineSettings, description: DecoderDescription, on_c
     tokens = max(settings.max_num_batched_tokens or default_batched_tokens(on_cpu, rows), rows)
     if not settings.enable_chunked_prefill:
         tokens = max(tokens, context)
-    guesses = settings.num_speculative_tokens if settings.use_lookahead else 0
-    samples = max(rows, min(tokens, rows * (1 + guesses)))
+    num_draft_tokens = settings.num_speculative_tokens if settings.use_lookahead else 0
+    samples = max(rows, min(tokens, rows * (1 + num_draft_tokens)))
     return StepBounds(tokens, rows, samples, context, min(tokens, prompt_logprob_rows(description.vocab_size)))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from services.engine.adapters.torch_layers import AdapterStep
-from services.engine.worker.seam import WeightMemory
+from services.engine.worker.interface import WeightMemory
 
 
 def host_weights(root: object) -> list[WeightMemory]:

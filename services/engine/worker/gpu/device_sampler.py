@@ -87,16 +87,16 @@ class DeviceSampler:
         )
         return StagedSampling(batch, staged, self._bitmask(batch), put(rows, dtype=np.int64), batch.penalised)
 
-    def choose(self, logits: Tensor, staged: StagedSampling, guesses: "Guesses | None" = None) -> Chosen:
+    def choose(self, logits: Tensor, staged: StagedSampling, draft_tokens: "DraftTokens | None" = None) -> Chosen:
         """Samples tokens from logits [n, vocab].
 
-        Without draft tokens the sampled tokens are also recorded as output. With draft tokens (`guesses`) the caller
-        records the accepted ones afterwards, with `take`.
+        Without draft tokens the sampled tokens are also recorded as output. With `draft_tokens` the caller records
+        the accepted ones afterwards, with `take`.
         """
         batch = staged.batch
         columns, counts, in_prompt = staged.columns, self._counts, self._in_prompt
-        if guesses is not None and len(staged.penalised):
-            columns, counts, in_prompt = self._with_guesses(staged, guesses)
+        if draft_tokens is not None and len(staged.penalised):
+            columns, counts, in_prompt = self._with_draft_tokens(staged, draft_tokens)
         any_draws = bool((batch.temperature >= GREEDY_BELOW).any())
         adjustments = Adjustments(counts, in_prompt, staged.bitmask)
         biased = [row for row, adjustment in batch.adjustments.items() if adjustment.biases]
@@ -106,7 +106,7 @@ class DeviceSampler:
         tokens, logprobs = choose_tokens(adjusted, columns, adjustments, any_draws)
         if biased:
             logprobs = logprobs.index_copy(0, *_model_logprobs(logits, tokens, biased))
-        if guesses is None:
+        if draft_tokens is None:
             self.take(staged.rows, tokens, staged.penalised)
         return Chosen(tokens, logprobs, _top(logits, batch))
 
@@ -121,13 +121,13 @@ class DeviceSampler:
             ones = torch.ones(len(penalised), dtype=torch.int32, device=self._device)
             self._counts.index_put_((rows[places], tokens[places]), ones, accumulate=True)
 
-    def _with_guesses(self, staged: StagedSampling, guesses: "Guesses") -> tuple[Columns, Tensor, Tensor]:
+    def _with_draft_tokens(self, staged: StagedSampling, draft_tokens: "DraftTokens") -> tuple[Columns, Tensor, Tensor]:
         """Returns (columns, counts, in_prompt) in which the draft tokens before each penalised row count as output."""
         places = staged.penalised
         own = staged.rows[sent(torch.from_numpy(places), self._device)]
         counts = self._counts.index_select(0, own).cpu().numpy()
         for row, place in enumerate(places.tolist()):
-            np.add.at(counts[row], guesses.before(place), 1)
+            np.add.at(counts[row], draft_tokens.before(place), 1)
         rows = torch.full_like(staged.columns.penalty_rows, -1)
         rows[sent(torch.from_numpy(places), self._device)] = torch.arange(
             len(places), dtype=torch.int32, device=self._device
@@ -145,7 +145,7 @@ class DeviceSampler:
 
 
 @dataclass(frozen=True, slots=True)
-class Guesses:
+class DraftTokens:
     """The draft tokens that a step checks: for each sampled token, the draft tokens of its sequence before it."""
 
     token_ids: tuple[tuple[int, ...], ...]

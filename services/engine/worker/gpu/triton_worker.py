@@ -60,11 +60,11 @@ from services.engine.worker.gpu.device_inputs import (
     place,
     staging_bytes,
 )
-from services.engine.worker.gpu.device_sampler import Chosen, DeviceSampler, Guesses, StagedSampling, report
+from services.engine.worker.gpu.device_sampler import Chosen, DeviceSampler, DraftTokens, StagedSampling, report
 from services.engine.worker.gpu.staging import Staging, sent
+from services.engine.worker.interface import UNDER_WAY_MAX
 from services.engine.worker.loading.model_files import eos_token_ids, read_config
 from services.engine.worker.loading.weights import load_weights
-from services.engine.worker.seam import UNDER_WAY_MAX
 from services.engine.worker.torch_worker import check_extras, check_offload, make_library
 from shared.config import EngineSettings
 from shared.messages import PromptLogprobs
@@ -215,7 +215,7 @@ class TritonWorker:
             return
         self._sampler.join(plan.new, self._table)
         self._staging.begin()
-        step = flatten_for_device(plan, self._table, self._num_known_with_guesses(plan), self._facts.block_size)
+        step = flatten_for_device(plan, self._table, self._num_known_with_drafts(plan), self._facts.block_size)
         size = self._graph_for(step)
         placed = place(step, self._tables, self._windows, self._heads, self._staging, size)
         sampling = self._stage_sampling(step)
@@ -337,7 +337,7 @@ class TritonWorker:
             assert self._slots is not None
             self._slots.fill(slot, cast(Mapping[Place, HostDelta], found.prepared))
 
-    def _num_known_with_guesses(self, plan: StepPlan) -> Integers:
+    def _num_known_with_drafts(self, plan: StepPlan) -> Integers:
         """Returns for each row the number of token ids that the host has: known tokens and this plan's draft tokens."""
         known = self._num_known
         if any(share.draft_token_ids for share in plan.scheduled):
@@ -424,14 +424,14 @@ class TritonWorker:
         sampling: StagedSampling | None,
         reported: ReportedLogits | None,
     ) -> None:
-        guesses = _guesses(plan) if step.offsets.any() else None
+        draft_tokens = _draft_tokens(plan) if step.offsets.any() else None
         chosen = None
         if sampling is not None:
-            chosen = self._to_host(self._sampler.choose(logits[: len(step.rows)], sampling, guesses))
+            chosen = self._to_host(self._sampler.choose(logits[: len(step.rows)], sampling, draft_tokens))
         arrived = self._copies_end()
-        places = step.rows if guesses is not None else self._table.reserve(step.rows)
+        places = step.rows if draft_tokens is not None else self._table.reserve(step.rows)
         launched = _UnderWay(plan, step.rows, places, sampling, chosen, step.report, reported, arrived)
-        self._under_way.append(launched if guesses is None else self._accept(launched))
+        self._under_way.append(launched if draft_tokens is None else self._accept(launched))
 
     def _accept(self, step: _UnderWay) -> StepResult:
         """Waits for a step with draft tokens and accepts the right ones.
@@ -473,7 +473,7 @@ class TritonWorker:
         return host.copy_(values, non_blocking=True)
 
 
-def _guesses(plan: StepPlan) -> Guesses:
+def _draft_tokens(plan: StepPlan) -> DraftTokens:
     """Returns for each sampled token the draft tokens before it."""
     drafts = [share.draft_token_ids for share in plan.scheduled if share.samples]
-    return Guesses(tuple(draft[:end] for draft in drafts for end in range(len(draft) + 1)))
+    return DraftTokens(tuple(draft[:end] for draft in drafts for end in range(len(draft) + 1)))

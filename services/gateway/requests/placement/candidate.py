@@ -61,7 +61,7 @@ class Candidate:
         """Whether the sequence takes no more memory on an engine where other choices of its prompt run."""
         return self.messages.request.params.beam is not None
 
-    def near(self) -> set[Address]:
+    def affinity(self) -> set[Address]:
         """Returns the engines on which other choices of the same prompt run."""
         choices = self.messages.choices(self.index)
         found = {one.engine for one in choices if one.engine is not None and one.phase is not Phase.DONE}

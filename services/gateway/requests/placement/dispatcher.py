@@ -195,7 +195,7 @@ class Dispatcher:
             candidate.num_tokens,
             candidate.hashes,
             candidate.avoid,
-            candidate.near(),
+            candidate.affinity(),
             client,
             joins=candidate.joins_siblings,
             pools=not candidate.has_text,
@@ -244,7 +244,7 @@ class Dispatcher:
         model, address = candidate.ticket.model, Address(engine.id, engine.instance_id)
         if not isinstance(engine.status, EngineStatus) or engine.status.role != "decode" or not candidate.takes_kv:
             return None
-        if address in candidate.near():
+        if address in candidate.affinity():
             return candidate.prefill_of_sibling(address)
         num_tokens = candidate.num_tokens + len(candidate.sequence.token_ids)
         missing = self._router.num_missing_tokens(engine, num_tokens - 1, candidate.hashes)

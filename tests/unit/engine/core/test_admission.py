@@ -75,8 +75,8 @@ def test_nobody_waits_while_nothing_runs_or_without_a_factor() -> None:
 def test_only_steps_that_let_somebody_join_set_the_delay() -> None:
     delay = AdmissionDelay(2.0)
     delay.joined(1, 0.0)
-    delay.landed(1, 3.0)
-    delay.landed(2, 50.0)
+    delay.step_ended(1, 3.0)
+    delay.step_ended(2, 50.0)
     assert not delay.passed(100.0)
     assert not delay.passed(105.9)
     assert delay.passed(106.0)

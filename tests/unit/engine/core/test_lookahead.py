@@ -71,9 +71,9 @@ def test_good_guesses_reach_farther_up_to_the_flag_and_bad_ones_rest_longer_each
     assert max(rests) == REST_STEPS_MAX
 
 
-def repeating(num_guesses: int = 4, **core: int) -> Core:
+def repeating(num_draft_tokens: int = 4, **core: int) -> Core:
     """A sequence of 5, 6, 7 over and over, with its first token sampled."""
-    made = make_core(num_speculative_tokens=num_guesses, **core)  # type: ignore[arg-type]
+    made = make_core(num_speculative_tokens=num_draft_tokens, **core)  # type: ignore[arg-type]
     made.add(spec("a", (5, 6, 7) * 3, max_tokens=20))
     step(made, 5)
     return made
@@ -151,6 +151,6 @@ def test_an_abort_with_guesses_in_flight_gives_everything_back() -> None:
 
 
 def test_without_the_flag_nothing_is_guessed() -> None:
-    core = repeating(num_guesses=0)
+    core = repeating(num_draft_tokens=0)
     assert shares(step(core)[0]) == [(0, 9, 1, True)]
     assert core.counters().drafted_tokens == 0

@@ -55,9 +55,9 @@ def lines_a_step(core: Core) -> float:
     return lines_of(lambda: [take_step(core) for _ in range(STEPS)]) / STEPS
 
 
-@pytest.mark.parametrize("num_guesses", [0, 4])
-def test_a_step_costs_in_proportion_to_the_running_sequences(num_guesses: int) -> None:
-    few, many = (lines_a_step(decoding(n, 0, 64, num_speculative_tokens=num_guesses)) for n in (16, 128))
+@pytest.mark.parametrize("num_draft_tokens", [0, 4])
+def test_a_step_costs_in_proportion_to_the_running_sequences(num_draft_tokens: int) -> None:
+    few, many = (lines_a_step(decoding(n, 0, 64, num_speculative_tokens=num_draft_tokens)) for n in (16, 128))
     assert many <= 8 * few
 
 

@@ -20,7 +20,7 @@ from shared.parameters.sampling import SamplingParams
 
 def main(model: str, backend: str, *flags: str) -> None:
     """`flags`: max_num_seqs, max_num_batched_tokens, chunked prefill, guesses."""
-    num_seqs, num_tokens, chunked, num_guesses = map(int, flags)
+    num_seqs, num_tokens, chunked, num_draft_tokens = map(int, flags)
     settings = EngineSettings(
         model=model,
         device="cpu",
@@ -28,8 +28,8 @@ def main(model: str, backend: str, *flags: str) -> None:
         max_num_seqs=num_seqs,
         max_num_batched_tokens=num_tokens,
         enable_chunked_prefill=bool(chunked),
-        use_lookahead=num_guesses > 0,
-        num_speculative_tokens=max(1, num_guesses),
+        use_lookahead=num_draft_tokens > 0,
+        num_speculative_tokens=max(1, num_draft_tokens),
         kv_cache_memory_gb=0.2,
         swap_space=0.0,
         threads=1,

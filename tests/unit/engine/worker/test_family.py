@@ -6,8 +6,8 @@ from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
 from services.engine.steps.loop import StepReport
+from services.engine.worker.interface import ModelWorker
 from services.engine.worker.load import load_worker
-from services.engine.worker.seam import ModelWorker
 from shared.config import EngineSettings
 from shared.parameters.sampling import SamplingParams
 from tests.unit.engine.conftest import Checkpoint

@@ -154,18 +154,18 @@ def test_where_a_placement_failed_is_only_tried_again_if_there_is_nothing_else()
 
 def test_the_choices_of_a_prompt_go_where_it_is_computed_while_there_is_a_row():
     router, busy, idle = Router(), engine("a", num_running=7), engine("b")
-    assert router.choose_engine([busy, idle], "m", 10, [], near={ENGINE}) is busy
+    assert router.choose_engine([busy, idle], "m", 10, [], affinity={ENGINE}) is busy
     send(router, busy, "s0")
-    assert router.choose_engine([busy, idle], "m", 10, [], near={ENGINE}) is idle
+    assert router.choose_engine([busy, idle], "m", 10, [], affinity={ENGINE}) is idle
 
 
 def test_a_sequence_that_joins_a_search_goes_to_its_siblings_even_without_credit():
     full, idle = engine("a", credits=-3, num_running=8), engine("b")
     router = Router()
     router.record_dispatch(full, "s0", 10, [])
-    assert router.choose_engine([full, idle], "m", 10, [], near={ENGINE}) is idle
-    assert router.choose_engine([full, idle], "m", 10, [], near={ENGINE}, joins=True) is full
-    assert router.choose_engine([full, idle], "m", 10, [], avoid={ENGINE}, near={ENGINE}, joins=True) is idle
+    assert router.choose_engine([full, idle], "m", 10, [], affinity={ENGINE}) is idle
+    assert router.choose_engine([full, idle], "m", 10, [], affinity={ENGINE}, joins=True) is full
+    assert router.choose_engine([full, idle], "m", 10, [], avoid={ENGINE}, affinity={ENGINE}, joins=True) is idle
     assert router.choose_engine([full, idle], "m", 10, [], joins=True) is idle
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from services.engine.core.plan import EngineFacts, ScheduledSequence, StepPlan, StepResult
 from services.engine.executor import UniprocExecutor
-from services.engine.steps.flight import LEAD_S, LEAD_SHARE, Flight
-from services.engine.steps.pace import Pace
-from services.engine.worker.seam import UNDER_WAY_MAX
+from services.engine.steps.in_flight import LEAD_S, LEAD_SHARE, InFlightSteps
+from services.engine.steps.step_time import StepTimeEstimator
+from services.engine.worker.interface import UNDER_WAY_MAX
 
 FACTS = EngineFacts(num_blocks=8, block_size=4, max_model_len=100, vocab_size=1000)
 
@@ -16,25 +16,25 @@ def plan(num_tokens: int, step: int = 1) -> StepPlan:
 
 
 def test_of_a_size_that_nobody_has_seen_nothing_is_expected() -> None:
-    pace = Pace()
-    pace.took(plan(8), 0.5)
-    assert pace.expected(plan(1)) == pace.expected(plan(512)) == 0.0
+    estimator = StepTimeEstimator()
+    estimator.took(plan(8), 0.5)
+    assert estimator.expected(plan(1)) == estimator.expected(plan(512)) == 0.0
 
 
 @pytest.mark.parametrize(
     ("seen", "asked", "expected_s"), [(8, 9, 1.0), (8, 8, 1.0), (1024, 1536, 1.5), (1024, 1025, 1.0)]
 )
 def test_many_tokens_take_longer_with_each_and_few_do_not(seen: int, asked: int, expected_s: float) -> None:
-    pace = Pace()
-    pace.took(plan(seen), 1.0)
-    assert pace.expected(plan(asked)) == pytest.approx(expected_s, rel=0.01)
+    estimator = StepTimeEstimator()
+    estimator.took(plan(seen), 1.0)
+    assert estimator.expected(plan(asked)) == pytest.approx(expected_s, rel=0.01)
 
 
 def test_the_shorter_of_the_last_two_steps_of_a_size_is_what_counts() -> None:
-    pace, expected_s = Pace(), []
+    estimator, expected_s = StepTimeEstimator(), []
     for seconds in (1.0, 3.0, 2.0, 4.0, 4.0):
-        pace.took(plan(4), seconds)
-        expected_s.append(pace.expected(plan(5)))
+        estimator.took(plan(4), seconds)
+        expected_s.append(estimator.expected(plan(5)))
     assert expected_s == [1.0, 1.0, 2.0, 2.0, 4.0]
 
 
@@ -80,18 +80,18 @@ class Planner:
     def __init__(self, step_s: float, plan_s: float) -> None:
         self.device = Device(step_s)
         self.plan_s = plan_s
-        self.flight = Flight(UniprocExecutor(self.device), self.device)
+        self.in_flight = InFlightSteps(UniprocExecutor(self.device), self.device)
         self.waited_s: list[float] = []
 
     def steps(self, count: int) -> float:
         """Runs so many; the time that the device had nothing to do meanwhile."""
         idle_s = self.device.idle_s
         for _ in range(count):
-            while not self.flight.full:
-                self.waited_s.append(self.flight.seconds_to_plan())
+            while not self.in_flight.full:
+                self.waited_s.append(self.in_flight.seconds_to_plan())
                 self.device.now_s += self.waited_s[-1] + self.plan_s
-                self.flight.launch(plan(4))
-            self.flight.land()
+                self.in_flight.launch(plan(4))
+            self.in_flight.collect()
         return self.device.idle_s - idle_s
 
 

@@ -4,32 +4,38 @@ from collections.abc import Callable
 
 import pytest
 
-from services.engine.core.policy.payoff import COST_SHARE, PLAIN_TIMES_MIN, REFRESH_STEPS, SAVED_STEPS_MAX, Payoff
+from services.engine.core.policy.speculation import (
+    COST_SHARE,
+    PLAIN_TIMES_MIN,
+    REFRESH_STEPS,
+    SAVED_STEPS_MAX,
+    SpeculationController,
+)
 
 REACH = 4
 
 
 class Machine:
-    """Steps of a second, and `guess_s` more for each sequence that guesses; `num_right` of its guesses are right."""
+    """Steps of a second, and `guess_s` more for each sequence that guesses; `num_accepted` of its guesses are right."""
 
-    def __init__(self, batch: int, guess_s: float, num_right: Callable[[int], int]) -> None:
-        self.payoff = Payoff()
-        self.batch, self.guess_s, self.num_right = batch, guess_s, num_right
+    def __init__(self, batch: int, guess_s: float, num_accepted: Callable[[int], int]) -> None:
+        self.speculation = SpeculationController()
+        self.batch, self.guess_s, self.num_accepted = batch, guess_s, num_accepted
         self.now_s = 1.0
         self.step = 0
         self.tokens = 0
-        self.guessers: list[int] = []
+        self.proposers: list[int] = []
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.step += 1
-            guessers = min(self.batch, self.payoff.num_guessers(self.batch, self.now_s))
-            self.payoff.planned(self.step, self.now_s, self.batch, REACH * guessers)
-            right = guessers * self.num_right(self.step)
-            self.now_s += 1.0 + self.guess_s * guessers
+            proposers = min(self.batch, self.speculation.num_proposers(self.batch, self.now_s))
+            self.speculation.planned(self.step, self.now_s, self.batch, REACH * proposers)
+            right = proposers * self.num_accepted(self.step)
+            self.now_s += 1.0 + self.guess_s * proposers
             self.tokens += self.batch + right
-            self.payoff.landed(self.step, self.now_s, right)
-            self.guessers.append(guessers)
+            self.speculation.step_ended(self.step, self.now_s, right)
+            self.proposers.append(proposers)
 
     @property
     def plain_s(self) -> float:
@@ -43,7 +49,7 @@ class Machine:
 def test_wrong_guesses_cost_a_small_share_of_the_time_whatever_a_guess_costs(batch: int, guess_s: float) -> None:
     machine = Machine(batch, guess_s, lambda step: 0)
     machine.run(3000)
-    assert any(machine.guessers), "it never tries"
+    assert any(machine.proposers), "it never tries"
     assert machine.now_s <= (1 + COST_SHARE + 0.002) * machine.plain_s + guess_s
 
 
@@ -51,10 +57,10 @@ def test_wrong_guesses_cost_a_small_share_of_the_time_whatever_a_guess_costs(bat
 def test_right_guesses_are_noticed_and_then_everybody_guesses(batch: int) -> None:
     machine = Machine(batch, 0.5 / batch, lambda step: REACH)
     machine.run(PLAIN_TIMES_MIN)
-    assert not any(machine.guessers)
+    assert not any(machine.proposers)
     machine.run(200)
-    assert machine.guessers.index(batch) < 60
-    assert machine.guessers[60:].count(batch) >= 140 * (1 - 2 / REFRESH_STEPS)
+    assert machine.proposers.index(batch) < 60
+    assert machine.proposers[60:].count(batch) >= 140 * (1 - 2 / REFRESH_STEPS)
     assert machine.now_s < 0.6 * machine.plain_s
 
 
@@ -76,30 +82,30 @@ def test_what_luck_has_saved_up_is_soon_lost_when_the_text_changes() -> None:
 def test_a_step_that_something_else_held_up_is_not_held_against_its_guesses() -> None:
     machine = Machine(1, 0.1, lambda step: 1)
     machine.run(50)
-    assert machine.guessers[-1]
-    machine.payoff.planned(99, machine.now_s, 1, REACH)
-    machine.payoff.landed(99, machine.now_s + 1000.0, 0)
+    assert machine.proposers[-1]
+    machine.speculation.planned(99, machine.now_s, 1, REACH)
+    machine.speculation.step_ended(99, machine.now_s + 1000.0, 0)
     machine.run(400)
-    assert sum(map(bool, machine.guessers[-200:])) > 150
+    assert sum(map(bool, machine.proposers[-200:])) > 150
 
 
 def test_without_a_clock_everybody_may_guess() -> None:
-    payoff = Payoff()
+    speculation = SpeculationController()
     for step in range(5):
-        payoff.planned(step, 0.0, 16, 0)
-        payoff.landed(step, 0.0, 0)
-        assert payoff.num_guessers(16, 0.0) == 16
+        speculation.planned(step, 0.0, 16, 0)
+        speculation.step_ended(step, 0.0, 0)
+        assert speculation.num_proposers(16, 0.0) == 16
 
 
 def test_of_steps_planned_ahead_the_time_between_results_counts() -> None:
-    payoff = Payoff()
+    speculation = SpeculationController()
     for step in range(40):
-        guesses = REACH if payoff.num_guessers(1, step + 1.0) else 0
-        payoff.planned(step, step + 1.0, 1, guesses)
+        guesses = REACH if speculation.num_proposers(1, step + 1.0) else 0
+        speculation.planned(step, step + 1.0, 1, guesses)
         if step:
-            payoff.landed(step - 1, step + 1.5, 0)
-    assert payoff.num_guessers(1, 50.0) == 1
-    payoff.planned(40, 50.0, 1, REACH)
-    payoff.landed(39, 50.5, 0)
-    payoff.landed(40, 53.5, 0)
-    assert payoff.num_guessers(1, 54.0) == 0
+            speculation.step_ended(step - 1, step + 1.5, 0)
+    assert speculation.num_proposers(1, 50.0) == 1
+    speculation.planned(40, 50.0, 1, REACH)
+    speculation.step_ended(39, 50.5, 0)
+    speculation.step_ended(40, 53.5, 0)
+    assert speculation.num_proposers(1, 54.0) == 0

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.limits_of_machine import books, processes
+from bench.limits_of_machine import cpu_accounting, processes
 
 SPIN = "import time\nend = time.monotonic() + 60\nwhile time.monotonic() < end: pass"
 PARENT = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {SPIN!r}])"
 
 
-PATIENCE = books.Patience(tries=3, idle_wait_s=0.0)
+RETRY_POLICY = cpu_accounting.RetryPolicy(tries=3, idle_wait_s=0.0)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_the_use_of_a_child_is_booked_to_its_part_and_not_to_others(spinning: in
         wait(lambda: used(spinning) > before + 0.5)  # the system counts in hundredths of a second
         return "done"
 
-    value, cpu = books.booked(lambda: {"child": used(spinning)}, act)
+    value, cpu = cpu_accounting.accounted(lambda: {"child": used(spinning)}, act)
     assert value == "done"
     assert 0 < cpu.parts["child"] <= 1.1
     assert cpu.client < 0.9
@@ -70,7 +70,7 @@ def test_the_use_of_a_child_is_booked_to_its_part_and_not_to_others(spinning: in
 def test_what_is_neither_client_nor_part_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
     busy, parts = iter([100.0, 104.0]), iter([{"a": 1.0, "b": 5.0}, {"a": 2.0, "b": 5.5}])
     monkeypatch.setattr(processes, "machine_busy_s", lambda: next(busy))
-    _, cpu = books.booked(lambda: next(parts), lambda: time.sleep(0.01))
+    _, cpu = cpu_accounting.accounted(lambda: next(parts), lambda: time.sleep(0.01))
     assert cpu.parts["a"] == pytest.approx(2 * cpu.parts["b"])
     assert cpu.client + cpu.foreign == pytest.approx(2.5 * cpu.parts["a"])
 
@@ -90,7 +90,9 @@ def test_a_noisy_measurement_is_taken_again_with_a_new_preparation(monkeypatch: 
     monkeypatch.setattr(processes, "wait_idle", lambda limit_s: True)
     monkeypatch.setattr(processes, "machine_busy_s", lambda: next(busy))
     numbers = iter(range(9))
-    value, cpu = books.quietly(PATIENCE, dict, lambda: next(numbers), lambda number: (number, time.sleep(0.01))[0])
+    value, cpu = cpu_accounting.run_when_idle(
+        RETRY_POLICY, dict, lambda: next(numbers), lambda number: (number, time.sleep(0.01))[0]
+    )
     assert value == 1
     assert not cpu.noisy
 
@@ -100,6 +102,6 @@ def test_after_the_last_try_a_noisy_measurement_is_kept_and_says_so(monkeypatch:
     monkeypatch.setattr(processes, "wait_idle", lambda limit_s: False)
     monkeypatch.setattr(processes, "machine_busy_s", lambda: float(next(busy)))
     numbers = iter(range(9))
-    value, cpu = books.quietly(PATIENCE, dict, lambda: next(numbers), lambda number: number)
-    assert value == PATIENCE.tries - 1
+    value, cpu = cpu_accounting.run_when_idle(RETRY_POLICY, dict, lambda: next(numbers), lambda number: number)
+    assert value == RETRY_POLICY.tries - 1
     assert cpu.noisy

@@ -1,4 +1,4 @@
-"""Estimates how long a step will take from the steps that have ended. No I/O and no clock. Used by `flight`.
+"""Estimates how long a step will take from the steps that have ended. No I/O and no clock. Used by `in_flight`.
 
 The time of a step with few tokens is the time to read the weights; with many tokens it grows with their number. Steps
 are therefore put into size classes by number of tokens, each spanning a factor of two. Other influences, above all the
@@ -21,7 +21,7 @@ class Timing(NamedTuple):
     scheduled: tuple[ScheduledSequence, ...]
 
 
-class Pace:
+class StepTimeEstimator:
     """Durations of the last two steps of each size class."""
 
     def __init__(self) -> None:

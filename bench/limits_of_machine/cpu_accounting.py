@@ -19,7 +19,7 @@ FOREIGN_CORES_MAX = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class RetryPolicy:
     """How often an undisturbed measurement is tried, and how long each try waits for an idle machine."""
 
     tries: int = 3
@@ -27,7 +27,7 @@ class Patience:
     """Longest wait in seconds for an idle machine before each try."""
 
 
-HURRY = Patience(tries=1, idle_wait_s=0.0)
+HURRY = RetryPolicy(tries=1, idle_wait_s=0.0)
 """For a rehearsal: one try, without waiting."""
 
 
@@ -45,29 +45,29 @@ class Cpu:
         return self.foreign > FOREIGN_CORES_MAX
 
 
-def quietly(
-    patience: Patience,
+def run_when_idle(
+    retry_policy: RetryPolicy,
     parts: Callable[[], Mapping[str, float]],
     prepare: Callable[[], P],
     act: Callable[[P], T],
     clock: Clock = time.perf_counter,
 ) -> tuple[T, Cpu]:
-    """Runs `act` on an idle machine and repeats it while other programs disturb it, up to `patience.tries` times.
+    """Runs `act` on an idle machine and repeats it while other programs disturb it, up to `retry_policy.tries` times.
 
     Returns the value and CPU use of the last try, which may be disturbed. `prepare` runs before each try, outside the
-    account; its result is passed to `act`. `parts` and `clock`: see `booked`.
+    account; its result is passed to `act`. `parts` and `clock`: see `accounted`.
     """
     tries = 0
     while True:
-        processes.wait_idle(patience.idle_wait_s)
+        processes.wait_idle(retry_policy.idle_wait_s)
         prepared = prepare()
-        value, cpu = booked(parts, lambda given=prepared: act(given), clock)
+        value, cpu = accounted(parts, lambda given=prepared: act(given), clock)
         tries += 1
-        if not cpu.noisy or tries == patience.tries:
+        if not cpu.noisy or tries == retry_policy.tries:
             return value, cpu
 
 
-def booked(
+def accounted(
     parts: Callable[[], Mapping[str, float]], act: Callable[[], T], clock: Clock = time.perf_counter
 ) -> tuple[T, Cpu]:
     """Runs `act` once. Returns its value and the CPU use during the run.

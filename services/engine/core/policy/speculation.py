@@ -1,4 +1,4 @@
-"""Decides whether draft tokens (guesses) save time, by comparing the times of steps with and without drafts.
+"""Decides whether draft tokens save time, by comparing the times of steps with and without drafts.
 
 Draft tokens cost time whether they are accepted or not; how much depends on model, machine and batch. Steps that only
 decode are therefore timed, and a balance is kept in seconds:
@@ -37,22 +37,22 @@ class _Started:
 
     now_s: float
     num_sequences: int
-    num_guesses: int
+    num_draft_tokens: int
 
 
-class Payoff:
+class SpeculationController:
     """The balance of one engine."""
 
     def __init__(self) -> None:
         self._plain: dict[int, deque[float]] = {}
         """Recent times of steps without drafts, in seconds, by size class of the batch (see `_size`)."""
         self._balance_s = 0.0
-        self._landed_s = 0.0
+        self._ended_s = 0.0
         self._width = 1
         self._since_plain = 0
         self._started: dict[int, _Started] = {}
 
-    def num_guessers(self, num_sequences: int, now_s: float) -> int:
+    def num_proposers(self, num_sequences: int, now_s: float) -> int:
         """Returns how many of the running sequences may get draft tokens in the next step."""
         if not now_s:
             return num_sequences
@@ -61,28 +61,28 @@ class Payoff:
             return 0
         return self._width
 
-    def planned(self, step: int, now_s: float, num_sequences: int, num_guesses: int) -> None:
-        """Records a planned step in which every sequence decodes one token, with `num_guesses` draft tokens in all."""
-        self._started[step] = _Started(now_s, num_sequences, num_guesses)
+    def planned(self, step: int, now_s: float, num_sequences: int, num_draft_tokens: int) -> None:
+        """Records a planned step in which every sequence decodes one token; the step has `num_draft_tokens` in all."""
+        self._started[step] = _Started(now_s, num_sequences, num_draft_tokens)
 
-    def landed(self, step: int, now_s: float, num_right: int) -> None:
-        """Records the end of a step, with `num_right` accepted draft tokens.
+    def step_ended(self, step: int, now_s: float, num_accepted: int) -> None:
+        """Records the end of a step, with `num_accepted` accepted draft tokens.
 
         The time of a step that was planned ahead counts from the end of the step before it.
         """
-        started, before_s = self._started.pop(step, None), self._landed_s
-        self._landed_s = now_s
+        started, before_s = self._started.pop(step, None), self._ended_s
+        self._ended_s = now_s
         if started is None or not started.now_s:
             return
         spent_s = now_s - max(started.now_s, before_s)
         self._balance_s += COST_SHARE * spent_s
         times = self._plain.setdefault(_size(started.num_sequences), deque(maxlen=PLAIN_TIMES))
-        if not started.num_guesses:
+        if not started.num_draft_tokens:
             times.append(spent_s)
             self._since_plain = 0
             self._balance_s = min(self._balance_s, SAVED_STEPS_MAX * spent_s)
         elif len(times) >= PLAIN_TIMES_MIN:
-            self._judge(spent_s, median(times), num_right / started.num_sequences)
+            self._judge(spent_s, median(times), num_accepted / started.num_sequences)
 
     def _judge(self, spent_s: float, usual_s: float, steps_saved: float) -> None:
         gain_s = usual_s * (1.0 + steps_saved) - min(spent_s, OUTLIER * usual_s)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from services.engine.core.plan import ScheduledSequence, StepPlan, StepResult
 from services.engine.executor.interface import Executor
-from services.engine.steps.pace import Pace, Timing
+from services.engine.steps.step_time import StepTimeEstimator, Timing
 from shared.clock import Clock
 
 LEAD_S, LEAD_SHARE = 0.002, 0.1
@@ -36,7 +36,7 @@ class RunningStep(NamedTuple):
     """The earlier step of the same size class from which `expected_s` is derived; None if there is none."""
 
 
-class Flight:
+class InFlightSteps:
     """The queue of plans in flight. Its length is the number of plans in flight.
 
     Two attributes may be read from any thread: `running`, the step that runs now or None; and `planning_from_s`, the
@@ -51,7 +51,7 @@ class Flight:
         self._plans: deque[StepPlan] = deque()
         self._launched_s: deque[float] = deque()
         """When each of them was launched."""
-        self._pace = Pace()
+        self._step_times = StepTimeEstimator()
         self.running: RunningStep | None = None
         self.planning_from_s = 0.0
         self._began_s = self._planning_s = 0.0
@@ -73,7 +73,7 @@ class Flight:
         now_s = self._clock.monotonic()
         wait_s = 0.0
         if self._plans and self._ahead:
-            expected_s = self._pace.expected(self._plans[0]) * (1 - LEAD_SHARE) - LEAD_S - self._planning_s
+            expected_s = self._step_times.expected(self._plans[0]) * (1 - LEAD_SHARE) - LEAD_S - self._planning_s
             wait_s = max(0.0, self._began_s + expected_s - now_s)
         self.planning_from_s = now_s + wait_s
         return wait_s
@@ -90,7 +90,7 @@ class Flight:
         self._plans.append(plan)
         self._launched_s.append(launched_s)
 
-    def land(self) -> tuple[StepPlan, StepResult]:
+    def collect(self) -> tuple[StepPlan, StepResult]:
         """Waits for the oldest plan in flight. Returns the plan and its result."""
         plan = self._plans.popleft()
         self._launched_s.popleft()
@@ -100,7 +100,7 @@ class Flight:
         if self._ahead:
             self._learn(plan, asked_s, now_s)
         else:
-            self._pace.took(plan, now_s - self._began_s)
+            self._step_times.took(plan, now_s - self._began_s)
         if self._plans:
             self._begin(self._plans[0], now_s if self._ahead else self._launched_s[0])
         else:
@@ -122,11 +122,11 @@ class Flight:
 
     def _begin(self, plan: StepPlan, now_s: float) -> None:
         self._began_s = now_s
-        basis = self._pace.basis(plan)
-        self.running = RunningStep(plan.step, now_s, self._pace.expected(plan), plan.scheduled, basis)
+        basis = self._step_times.basis(plan)
+        self.running = RunningStep(plan.step, now_s, self._step_times.expected(plan), plan.scheduled, basis)
 
     def _learn(self, plan: StepPlan, asked_s: float, now_s: float) -> None:
         took_s = now_s - self._began_s
         if now_s - asked_s < READY_S:
-            took_s = min(took_s, self._pace.expected(plan) * TOO_LONG)
-        self._pace.took(plan, took_s)
+            took_s = min(took_s, self._step_times.expected(plan) * TOO_LONG)
+        self._step_times.took(plan, took_s)
