@@ -93,7 +93,7 @@ class LiveRequest:
         submitted = self.submitted
         params = submitted.params.engine_params(submitted.seed, self._room, submitted.bad_words)
         params = msgspec.structs.replace(params, end_token_ids=submitted.end_token_ids)
-        family = self.sequence_ids[0] if len(self.sequence_ids) > 1 else ""
+        sequence_group = self.sequence_ids[0] if len(self.sequence_ids) > 1 else ""
         specs = [
             SequenceSpec(
                 sequence_id,
@@ -101,7 +101,7 @@ class LiveRequest:
                 choice_params(params, choice, self._room),
                 priority=submitted.priority,
                 arrival=first_arrival + choice,
-                family=family,
+                sequence_group=sequence_group,
                 pictures=submitted.pictures,
             )
             for choice, sequence_id in enumerate(self.sequence_ids)

@@ -183,7 +183,7 @@ class EngineActor(Actor):
         entry = self.sequences.get(retarget.sequence_id, retarget.attempt)
         if entry is None:
             raise ServiceError("not_found", "The engine does not hold this sequence.")
-        entry.sink = retarget.sink
+        entry.reply_subject = retarget.reply_subject
         await self._replay(entry, retarget.position)
         return Ack(retarget.sequence_id)
 
@@ -248,14 +248,14 @@ class EngineActor(Actor):
         self._traces.step(report)
         self.times.step(report)
         steps_are_due = bool(report.details) and self._steps.add(report)
-        by_sink: dict[str, list[TokenEvent]] = defaultdict(list)
+        by_subject: dict[str, list[TokenEvent]] = defaultdict(list)
         for sequence_id, error in report.refused:
-            self._take(_refusal(sequence_id, error, self.sequences), by_sink)
+            self._take(_refusal(sequence_id, error, self.sequences), by_subject)
         for outcome in report.outcomes:
             for event in _token_events(outcome, self.sequences):
-                self._take(event, by_sink)
-        for sink, events in by_sink.items():
-            await self._publish_each(sink, report.step, events)
+                self._take(event, by_subject)
+        for subject, events in by_subject.items():
+            await self._publish_each(subject, report.step, events)
         if steps_are_due:
             await self._publish_steps()
 
@@ -372,7 +372,7 @@ class EngineActor(Actor):
             submit.cache_salt,
             submit.priority,
             self._arrivals,
-            submit.family,
+            submit.sequence_group,
             submit.client,
             submit.client_weight,
             submit.client_priority,
@@ -432,10 +432,10 @@ class EngineActor(Actor):
         return self.sequences.is_live(*_split(core_sequence_id))
 
     async def _refuse(self, core_sequence_id: str, error: ServiceError) -> None:
-        by_sink: dict[str, list[TokenEvent]] = defaultdict(list)
-        self._take(_refusal(core_sequence_id, error, self.sequences), by_sink)
-        for sink, events in by_sink.items():
-            await self._publish_each(sink, 0, events)
+        by_subject: dict[str, list[TokenEvent]] = defaultdict(list)
+        self._take(_refusal(core_sequence_id, error, self.sequences), by_subject)
+        for subject, events in by_subject.items():
+            await self._publish_each(subject, 0, events)
 
     def _adapter(self, submit: Submit) -> LoadedAdapter | LoadAdapter | None:
         if not submit.adapter:
@@ -450,12 +450,12 @@ class EngineActor(Actor):
             if self.sequences.release(entry.sequence_id, entry.attempt, self._now()):
                 self._end(entry.sequence_id, entry.attempt, "abort")
 
-    def _take(self, event: TokenEvent | None, by_sink: dict[str, list[TokenEvent]]) -> None:
+    def _take(self, event: TokenEvent | None, by_subject: dict[str, list[TokenEvent]]) -> None:
         entry = self.sequences.append(event) if event is not None else None
         if entry is None or event is None:
             return
-        if entry.sink:  # the output of a prompt that is computed for another engine is of no use
-            by_sink[entry.sink].append(event)
+        if entry.reply_subject:  # the output of a prompt that is computed for another engine is of no use
+            by_subject[entry.reply_subject].append(event)
         if event.finish_reason is not None:
             self._count_end(entry.sequence_id, entry.attempt, event.finish_reason)
 
@@ -475,19 +475,19 @@ class EngineActor(Actor):
             self._record(False)
 
     async def _replay(self, entry: Entry, position: int) -> None:
-        if entry.sink:
-            await self._publish_each(entry.sink, 0, self.sequences.replay(entry, position))
+        if entry.reply_subject:
+            await self._publish_each(entry.reply_subject, 0, self.sequences.replay(entry, position))
 
-    async def _publish_each(self, sink: str, step: int, events: Sequence[TokenEvent]) -> None:
+    async def _publish_each(self, subject: str, step: int, events: Sequence[TokenEvent]) -> None:
         """Publishes the parts of prompts' log probabilities in messages of their own, then all other events in one."""
         for event in events:
             if event.prompt_logprobs is not None:
-                await self._publish(sink, step, (event,))
+                await self._publish(subject, step, (event,))
         others = tuple(event for event in events if event.prompt_logprobs is None)
         if others:
-            await self._publish(sink, step, others)
+            await self._publish(subject, step, others)
 
-    async def _publish(self, sink: str, step: int, events: tuple[TokenEvent, ...]) -> None:
+    async def _publish(self, subject: str, step: int, events: tuple[TokenEvent, ...]) -> None:
         """Publishes events to a detokenizer's subject as one message, or as several if one would be too large.
 
         Events that cannot be sent are counted, logged and dropped. Their tokens are not lost: the sequence table keeps
@@ -495,15 +495,15 @@ class EngineActor(Actor):
         """
         message: Message = TokenEvents(self._host.id, self._host.instance_id, step, events)
         try:
-            await self.tell(sink, message)
+            await self.tell(subject, message)
         except ServiceError as error:
             halves = split(events) if error.code == "request_too_large" else None
             if halves is None:
                 self.unsent += 1
-                log.warning("%s could not send tokens to %s: %s", self.name, sink, error)
+                log.warning("%s could not send tokens to %s: %s", self.name, subject, error)
                 return
             for half in halves:
-                await self._publish(sink, step, half)
+                await self._publish(subject, step, half)
 
     async def _publish_steps(self) -> None:
         """Publishes the steps recorded since the last call. Steps that cannot be sent are dropped and counted."""

@@ -1,6 +1,6 @@
-"""The engine's table of sequences: attempt, gateway, sink and every generated token. No I/O and no clock.
+"""The engine's table of sequences: attempt, gateway, reply subject and every generated token. No I/O and no clock.
 
-The sink is the subject of the detokenizer that gets the tokens. The table serves three purposes:
+The reply subject is that of the detokenizer that gets the tokens. The table serves three purposes:
 
 - replay: it keeps the tokens for `Resend` and `Retarget`;
 - fencing: it refuses attempts below the highest one seen, and a released sequence leaves a tombstone, which refuses
@@ -33,7 +33,7 @@ class Entry:
     sequence_id: str
     attempt: int
     gateway: GatewayKey
-    sink: str
+    reply_subject: str
     first_position: int
     registered_at: float = 0.0
     token_ids: list[int] = field(default_factory=list)
@@ -113,7 +113,7 @@ class SequenceTable:
         """Creates the entry of a submit. The caller must have released an older attempt's entry before."""
         assert submit.sequence_id not in self._entries, submit.sequence_id
         gateway = submit.gateway_id, submit.gateway_instance_id
-        entry = Entry(submit.sequence_id, submit.attempt, gateway, submit.sink, first_position, now)
+        entry = Entry(submit.sequence_id, submit.attempt, gateway, submit.reply_subject, first_position, now)
         self._entries[entry.sequence_id] = entry
         if submit.idle_s > 0:
             self._idle[entry.sequence_id] = now + submit.idle_s

@@ -21,18 +21,18 @@ class KvSource(Part, frozen=True, array_like=True):
 
 
 class Submit(Message, frozen=True, array_like=True, tag=True):
-    """Runs one sequence. Answered by `SubmitReply`; the tokens are then sent to `sink` as `TokenEvents`.
+    """Runs one sequence. Answered by `SubmitReply`; the tokens are then sent to `reply_subject` as `TokenEvents`.
 
     `output_token_ids` are carried tokens: output that an earlier attempt generated. They count as output (penalties,
-    min_tokens, positions), and generation continues after them. `family` is the id of the first choice of the same
-    prompt (empty for a single choice): the engine computes the common beginning of the sequences of a family once.
+    min_tokens, positions), and generation continues after them. `sequence_group` is the id of the first choice of the
+    same prompt (empty for a single choice): the engine computes the common beginning of the sequences of a group once.
     """
 
     sequence_id: str
     attempt: int
     gateway_id: str
     gateway_instance_id: str
-    sink: str
+    reply_subject: str
     """Token subject of the detokenizer; of the gateway for a pooling sequence, which has no text."""
     prompt_token_ids: bytes
     params: SamplingParams
@@ -40,7 +40,7 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     block_hashes: bytes = b""
     cache_salt: bytes = b""
     priority: int = 0
-    family: str = ""
+    sequence_group: str = ""
     traceparent: str = ""
     """W3C trace context of the request; empty without tracing. A field, not a header: a batch has one per sequence."""
     tracestate: str = ""
@@ -57,7 +57,7 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     """The engine from which this one fetches the KV of prompt and output. If that fails, it computes them itself."""
     kv_transfer_id: str = ""
     """If set, the engine computes the prompt for another engine, which fetches the KV under this name. Of the output
-    only one token is generated, and no event is published: `sink` is empty."""
+    only one token is generated, and no event is published: `reply_subject` is empty."""
     adapter: str = ""
     """Name of the LoRA adapter that the sequence is computed with; empty: none."""
     adapter_version: str = ""
@@ -122,7 +122,7 @@ class Done(Message, frozen=True, array_like=True, tag=True):
 
 
 class Resend(Message, frozen=True, array_like=True, tag=True):
-    """Publishes the tokens from `position` on again, to the sequence's sink. Sent when tokens are missing."""
+    """Publishes the tokens from `position` on again, to the sequence's reply subject. Sent when tokens are missing."""
 
     sequence_id: str
     attempt: int
@@ -152,12 +152,12 @@ class SelfTestReply(Message, frozen=True, array_like=True, tag=True):
 class Retarget(Message, frozen=True, array_like=True, tag=True):
     """Sends a sequence's tokens to another detokenizer, from `position` on. Answered by `Ack`.
 
-    For a pooling sequence, whose sink stays the gateway, it repeats the vector if that exists.
+    For a pooling sequence, whose reply subject stays the gateway, it repeats the vector if that exists.
     """
 
     sequence_id: str
     attempt: int
-    sink: str
+    reply_subject: str
     position: int
 
 
@@ -189,11 +189,11 @@ class ProgressQuery(Message, frozen=True, array_like=True, tag=True):
 
 
 class SequenceMark(Part, frozen=True, array_like=True):
-    """Progress of a sequence. `high_water` is the number of its output tokens, carried tokens included."""
+    """Progress of a sequence. `num_output_tokens` is the number of its output tokens, carried tokens included."""
 
     sequence_id: str
     attempt: int
-    high_water: int
+    num_output_tokens: int
     finished: bool = False
     """The sequence has ended; the engine keeps its tokens until the owner sends `Done`."""
 

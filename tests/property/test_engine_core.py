@@ -118,7 +118,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
             prompt = tuple(range(100 * (kind + 1), 100 * (kind + 1) + min(length, self.room() - 1)))
             params = SamplingParams(max_tokens=12, ignore_eos=True)
             related = f"crowd {kind}" if kind else ""
-            self.enter(SequenceSpec(f"c{number}", prompt, params, priority=rank * number, family=related), None)
+            self.enter(SequenceSpec(f"c{number}", prompt, params, priority=rank * number, sequence_group=related), None)
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
@@ -446,7 +446,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
             self.end_transfer(0, 1.0)
         assert self.core.pool.num_free == self.facts.num_blocks
         assert self.core.swap.pool.num_free == self.facts.num_host_blocks
-        assert not self.core._families  # pyright: ignore[reportPrivateUsage]
+        assert not self.core._groups  # pyright: ignore[reportPrivateUsage]
         assert self.core.scheduler.rows.num_free == self.limits.max_num_seqs
 
 
@@ -454,7 +454,7 @@ def with_transfer(spec: SequenceSpec, transfer: str) -> SequenceSpec:
     """The choices of a prompt have one transfer."""
     if transfer == "save":
         return replace(spec, kv_transfer_id=spec.sequence_id)
-    source = KvSource(spec.family or spec.sequence_id, "somewhere")
+    source = KvSource(spec.sequence_group or spec.sequence_id, "somewhere")
     return replace(spec, kv_source=source) if transfer == "load" else spec
 
 

@@ -68,8 +68,8 @@ class Core:
             facts.num_stages,
         )
         self.transfers = KvTransfers(facts.block_size, self.pool, self.swap, self.prefix_cache, self.tally)
-        self._families: dict[tuple[str, bytes], list[Sequence]] = {}
-        """The live sequences of each family (sequences with a common prefix), by family name and cache salt."""
+        self._groups: dict[tuple[str, bytes], list[Sequence]] = {}
+        """The live members of each sequence group (sequences with a common prefix), by its name and cache salt."""
         self.beam_groups = BeamGroups(facts.block_size, facts.vocab_size)
         self.sequences: dict[str, Sequence] = {}
         """The live sequences (added and not ended), by sequence id. Those of beam searches are not scheduled themselves
@@ -93,9 +93,9 @@ class Core:
         return sequence_id in self.sequences
 
     @property
-    def num_families(self) -> int:
-        """Number of families with a live member."""
-        return len(self._families)
+    def num_groups(self) -> int:
+        """Number of sequence groups with a live member."""
+        return len(self._groups)
 
     def add(self, spec: SequenceSpec) -> None:
         """Queues a sequence, or adds it to the beam search of its siblings.
@@ -123,9 +123,9 @@ class Core:
         if spec.hidden:
             # Oldest of all: scheduled first once it runs, and preempted last.
             sequence.age = (HIDDEN_PRIORITY, 0, sequence.age[-1])
-        if spec.family:
-            sequence.relatives = self._families.setdefault((spec.family, spec.cache_salt), [])
-            sequence.relatives.append(sequence)
+        if spec.sequence_group:
+            sequence.siblings = self._groups.setdefault((spec.sequence_group, spec.cache_salt), [])
+            sequence.siblings.append(sequence)
         if spec.kv_transfer_id:
             self.transfers.open(sequence)
         if spec.kv_source is not None and self.transfers.begin(sequence, spec.kv_source):
@@ -139,15 +139,15 @@ class Core:
         If the source is running when the new sequence joins, the new one reuses the source's KV of the common prefix
         (see `reuse`): full blocks are shared, a partly filled last block is copied. Otherwise the new sequence is an
         ordinary one. Raises the same errors as `add`. The source must be live and have the same cache salt, and `spec`
-        must have no family. Neither may belong to a beam search.
+        must have no sequence group. Neither may belong to a beam search.
         """
         source = self.sequences[source_id]
         assert source.params.beam is None, "the source has no tokens of its own"
         assert spec.params.beam is None, "a fork into a beam search"
         assert source.cache_salt == spec.cache_salt, "a fork across cache salts"
-        assert not spec.family, "a fork has its source"
+        assert not spec.sequence_group, "a fork has its source"
         self.add(spec)
-        self.sequences[spec.sequence_id].relatives = [source]
+        self.sequences[spec.sequence_id].siblings = [source]
 
     def abort(self, sequence_id: str) -> bool:
         """Ends a sequence without an outcome. Returns False if no live sequence has this id.
@@ -385,7 +385,7 @@ class Core:
             for beam in list(group.beams) if group is not None else ():
                 self.scheduler.finish(beam)
             return
-        self._leave_family(sequence)
+        self._leave_group(sequence)
         if sequence.kv_transfer_id:
             self.transfers.end(sequence)
         if sequence.status is Status.WAITING_FOR_KV:
@@ -402,13 +402,13 @@ class Core:
             return
         self.failed.append((sequence.sequence_id, ServiceError("invalid_value", message)))
 
-    def _leave_family(self, sequence: Sequence) -> None:
-        if not sequence.family:
+    def _leave_group(self, sequence: Sequence) -> None:
+        if not sequence.sequence_group:
             return
-        members = self._families[sequence.family, sequence.cache_salt]
+        members = self._groups[sequence.sequence_group, sequence.cache_salt]
         members.remove(sequence)
         if not members:
-            del self._families[sequence.family, sequence.cache_salt]
+            del self._groups[sequence.sequence_group, sequence.cache_salt]
 
     def _join_beam_group(self, member: Sequence, spec: SequenceSpec) -> None:
         assert spec.params.beam is not None

@@ -17,7 +17,7 @@ class Tally:
     prefix_cache_queries: int = 0
     """Known tokens of sequences when they first joined, with prefix caching enabled."""
     prefix_cache_hits: int = 0
-    """Of these, the tokens that were not computed, as their KV came from the prefix cache or a relative."""
+    """Of these, the tokens that were not computed, as their KV came from the prefix cache or a sibling."""
     cached_tokens: int = 0
     """Sum of `Sequence.num_cached_tokens`: prompt tokens reused instead of computed when sequences first joined."""
     preemptions: int = 0

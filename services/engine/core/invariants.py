@@ -30,7 +30,7 @@ def check_idle(core: Core, now_s: float) -> None:
 
     Call it on the core's thread when `schedule` has returned an empty plan and no plan is in flight. Sequences may then
     wait only for a batch to gather, for KV or for blocks that are held for other engines. No sequence may run and no
-    other block or row may be held; without live sequences, no host block or family (sequence group) either.
+    other block or row may be held; without live sequences, no host block or sequence group either.
     """
     scheduler = core.scheduler
     assert not scheduler.running, f"{len(scheduler.running)} sequences run and have nothing to compute"
@@ -48,7 +48,7 @@ def check_idle(core: Core, now_s: float) -> None:
         assert not scheduler.num_waiting, f"{scheduler.num_waiting} waiting sequences counted, none live"
         num_host = core.swap.pool.num_blocks - core.swap.pool.num_free - len(list(transfers.host_blocks()))
         assert not num_host, f"{num_host} host blocks are held by no sequence"
-        assert not core.num_families, f"{core.num_families} sequence groups without a sequence"
+        assert not core.num_groups, f"{core.num_groups} sequence groups without a sequence"
 
 
 def _check_free_list(pool: BlockPool) -> None:

@@ -42,8 +42,8 @@ class SequenceSpec:
     cache_salt: bytes = b""
     priority: int = 0
     arrival: int = 0
-    family: str = ""
-    """Sequences of one family and cache salt share the KV of their common prefix while they run. Empty: no family."""
+    sequence_group: str = ""
+    """Sequences of one group and cache salt share the KV of their common prefix while they run. Empty: no group."""
     client: str = ""
     """Clients share the engine by their weights, see `waiting`; empty: no client. With clients `priority` is the order
     among the sequences of one client only."""

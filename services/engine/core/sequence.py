@@ -71,7 +71,7 @@ class Sequence:
     The priority is the client's, because clients choose the priorities of their own sequences.
     """
     cache_salt: bytes
-    family: str
+    sequence_group: str
     block_hashes: list[bytes]
     """Hashes of the leading full blocks, as many as have been needed so far."""
     priority: int = 0
@@ -96,10 +96,11 @@ class Sequence:
     """Name of the transfer by which the KV of the prompt is sent to another engine; empty if it is not sent."""
     num_saved_blocks: int = 0
     """Leading blocks that have been passed on to that transfer."""
-    relatives: list["Sequence"] = field(default_factory=list["Sequence"])
+    siblings: list["Sequence"] = field(default_factory=list["Sequence"])
     """Sequences that may have a prefix in common with this one.
 
-    Members of a family share one list of all live members, this sequence included. A fork's list has only its source.
+    Members of a sequence group share one list of all live members, this sequence included. A fork's list has only
+    its source.
     """
     num_published_blocks: int = 0
     """Number of leading blocks that have been published to the prefix cache or were shared by other sequences."""
@@ -114,7 +115,7 @@ class Sequence:
     num_in_flight: int = 0
     """Number of plans in flight that contain this sequence."""
     num_cached_tokens: int = 0
-    """Prompt tokens whose KV came from the prefix cache or a relative when the sequence first joined. Those that
+    """Prompt tokens whose KV came from the prefix cache or a sibling when the sequence first joined. Those that
     another engine has computed for this sequence do not count."""
     first_scheduled_step: int = 0
     cumulative_logprob: float = 0.0
@@ -242,7 +243,7 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         num_carried_tokens=len(spec.output_token_ids),
         age=(rank + (IDLE_AGE if spec.idle_until_s > 0 else 0), spec.arrival, number),
         cache_salt=spec.cache_salt,
-        family=spec.family,
+        sequence_group=spec.sequence_group,
         # The hashes that came with the prompt do not count its virtual tokens.
         block_hashes=[] if num_virtual else list(spec.block_hashes[: len(tokens) // block_size]),
         priority=spec.priority,

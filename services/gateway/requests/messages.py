@@ -118,7 +118,7 @@ class RequestMessages:
             sequence.attempt,
             host.id,
             host.instance_id,
-            self._sink(sequence),
+            self._reply_subject(sequence),
             prompt.packed,
             params,
             pack_ids(sequence.token_ids),
@@ -189,12 +189,12 @@ class RequestMessages:
             submit,
             sequence_id=name,
             attempt=attempt,
-            sink=host.subjects.gateway_tokens(host.id, host.instance_id),
+            reply_subject=host.subjects.gateway_tokens(host.id, host.instance_id),
             params=params,
             output_token_ids=output_token_ids,
             block_hashes=b"" if salt else submit.block_hashes,
             cache_salt=salt or submit.cache_salt,
-            family="",
+            sequence_group="",
             recorded=False,
             kv_source=None,
         )
@@ -205,9 +205,9 @@ class RequestMessages:
         For a pooling sequence, the message that sends its vector to this gateway again.
         """
         sequence = self.sequences[index]
-        return Retarget(sequence.sequence_id, sequence.attempt, self._sink(sequence), len(sequence.token_ids))
+        return Retarget(sequence.sequence_id, sequence.attempt, self._reply_subject(sequence), len(sequence.token_ids))
 
-    def _sink(self, sequence: SequenceState) -> str:
+    def _reply_subject(self, sequence: SequenceState) -> str:
         host = self._host
         if self.request.pooling is not None:
             return host.subjects.gateway_tokens(host.id, host.instance_id)

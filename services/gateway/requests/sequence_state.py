@@ -223,7 +223,7 @@ class SequenceState:
         """Takes in the engine's report of the sequence's progress. Returns whether output is missing in the gateway."""
         if mark.attempt != self.attempt or self.phase is not Phase.RUNNING:
             return False
-        if mark.high_water > len(self.token_ids) or mark.finished:
+        if mark.num_output_tokens > len(self.token_ids) or mark.finished:
             self.behind_since = now if self.behind_since is None else self.behind_since
         else:
             self.behind_since = None

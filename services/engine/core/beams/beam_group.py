@@ -5,7 +5,7 @@
     beams     the sequences that the scheduler computes. At first there is one, the leader, which computes the prompt;
               after its first step there are `width`, one for each running hypothesis
 
-Members of one sequence group (family) with the same prompt and parameters share one search, also a member that arrives
+Members of one sequence group with the same prompt and parameters share one search, also a member that arrives
 while the search runs. The result depends only on prompt and parameters, so a member whose siblings are on another
 engine, or come too late, gets the hypothesis of its rank from a search of its own.
 
@@ -160,7 +160,7 @@ class BeamGroups:
         of_beams = msgspec.structs.replace(spec.params, logprobs=candidates)
         # The number makes the id unique: a group that has ended may still be in flight when its siblings search again.
         name = f"{spec.sequence_id} beams {number}"
-        leader_spec = replace(spec, sequence_id=name, params=of_beams, output_token_ids=(), family="")
+        leader_spec = replace(spec, sequence_id=name, params=of_beams, output_token_ids=(), sequence_group="")
         leader = from_spec(leader_spec, member.rules, number, self._block_size, self._vocab_size)
         leader.beams, leader.num_rows = [leader], params.width
         return BeamGroup(_key(spec), params, member.rules, leader.beams)
@@ -180,7 +180,7 @@ def further_beams(group: BeamGroup) -> list[Sequence]:
             num_carried_tokens=0,
             age=(priority, arrival, number + offset),
             cache_salt=leader.cache_salt,
-            family="",
+            sequence_group="",
             block_hashes=[],
             beams=group.beams,
             priority=leader.priority,
@@ -224,7 +224,8 @@ def _key(spec: SequenceSpec) -> _Key:
     assert spec.params.beam is not None
     beam = msgspec.structs.replace(spec.params.beam, rank=0)
     params = msgspec.structs.replace(spec.params, beam=beam)
-    return spec.family or spec.sequence_id, spec.cache_salt, spec.prompt_token_ids, msgspec.msgpack.encode(params)
+    group = spec.sequence_group or spec.sequence_id
+    return group, spec.cache_salt, spec.prompt_token_ids, msgspec.msgpack.encode(params)
 
 
 def _beam_params(member: Sequence) -> BeamParams:

@@ -1,11 +1,11 @@
-"""Finds the KV that a joining sequence can reuse: from the prefix cache, from the host, or from a relative. No I/O.
+"""Finds the KV that a joining sequence can reuse: from the prefix cache, from the host, or from a sibling. No I/O.
 
-A relative is a running sequence of the same family or the source of a fork (`Sequence.relatives`). Reused KV is either
+A sibling is a running sequence of the same group or the source of a fork (`Sequence.siblings`). Reused KV is either
 
     shared      full blocks that other sequences hold or that are on the free list; they are never written to
-    copied      new blocks behind the shared ones, filled by copies: from the host, or one block from a relative
+    copied      new blocks behind the shared ones, filled by copies: from the host, or one block from a sibling
 
-The prefix cache is looked up first; host blocks or a relative are used only if they cover more tokens. A relative's
+The prefix cache is looked up first; host blocks or a sibling are used only if they cover more tokens. A sibling's
 full blocks can be shared as soon as the step that fills them is planned, even if it is the step being planned, because
 in each layer a step writes all its keys and values before it reads any. A block can be copied only if its tokens were
 computed by earlier steps, because a step's copies run before its computation, and no copy reads what another copy
@@ -31,7 +31,7 @@ class Reusable:
     shared: list[int]
     num_tokens: int
     copied: int | None = None
-    """The relative's block to copy, which holds the tokens behind the shared blocks; None if there is none."""
+    """The sibling's block to copy, which holds the tokens behind the shared blocks; None if there is none."""
     num_soon: int = 0
     """What `num_tokens` will be once all steps planned so far have been applied."""
     from_host: bool = False
@@ -58,7 +58,7 @@ class Shortage:
 
 
 def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:
-    """Returns the longest reusable prefix from the prefix cache, the host blocks or the first relative with a row.
+    """Returns the longest reusable prefix from the prefix cache, the host blocks or the first sibling with a row.
 
     Relatives are not considered if host blocks cover more tokens than the prefix cache. Adds no references: the caller
     must do that before it allocates blocks. Nothing is reusable for a sequence that needs results for all its tokens
@@ -70,25 +70,25 @@ def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int
     found = Reusable(hits, len(hits) * block_size)
     if sequence.num_host_tokens > found.num_tokens and len(hits) >= sequence.num_host_skipped:
         return Reusable(hits, sequence.num_host_tokens, from_host=True)
-    for relative in sequence.relatives:
-        if relative.row >= 0 and relative.status is not Status.FINISHED:
-            of_relative = _of_relative(sequence, relative, prefix_cache, block_size)
-            return replace(max(found, of_relative, key=_NUM_TOKENS), num_soon=of_relative.num_soon)
+    for sibling in sequence.siblings:
+        if sibling.row >= 0 and sibling.status is not Status.FINISHED:
+            of_sibling = _of_sibling(sequence, sibling, prefix_cache, block_size)
+            return replace(max(found, of_sibling, key=_NUM_TOKENS), num_soon=of_sibling.num_soon)
     return found
 
 
-def _of_relative(sequence: Sequence, relative: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:
+def _of_sibling(sequence: Sequence, sibling: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:
     # The last token must be computed for sampling.
-    most = min(_common_length(sequence.tokens, relative.tokens), sequence.num_tokens - 1)
-    joined_before = relative.status is Status.RUNNING
-    num_copied = min(relative.num_computed_tokens, most) if joined_before else 0
-    num_planned = min(relative.num_scheduled_tokens, most) // block_size * block_size
+    most = min(_common_length(sequence.tokens, sibling.tokens), sequence.num_tokens - 1)
+    joined_before = sibling.status is Status.RUNNING
+    num_copied = min(sibling.num_computed_tokens, most) if joined_before else 0
+    num_planned = min(sibling.num_scheduled_tokens, most) // block_size * block_size
     num_tokens = max(num_copied, num_planned)
     num_full, rest = divmod(num_tokens, block_size)
     prefix_cache.know(sequence, num_full)
-    copied = relative.block_table[num_full] if rest else None
-    num_soon = min(relative.num_scheduled_tokens, most)
-    return Reusable(relative.block_table[:num_full], num_tokens, copied, num_soon)
+    copied = sibling.block_table[num_full] if rest else None
+    num_soon = min(sibling.num_scheduled_tokens, most)
+    return Reusable(sibling.block_table[:num_full], num_tokens, copied, num_soon)
 
 
 def _common_length(first: "array[int]", second: "array[int]") -> int:

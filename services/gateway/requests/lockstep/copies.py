@@ -164,7 +164,7 @@ class Copies:
         copy = self.running.get(mark.sequence_id)
         if copy is None or copy.engine != engine or copy.ended:
             return
-        if mark.high_water > copy.num_tokens or mark.finished:
+        if mark.num_output_tokens > copy.num_tokens or mark.finished:
             self.spawn(self.clients.resend(engine, copy.name, ATTEMPT, copy.num_tokens))
 
     def on_missing(self, ref: SequenceRef, engine: Address) -> None:

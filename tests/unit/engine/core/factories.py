@@ -51,7 +51,7 @@ def spec(
     salt: bytes = b"",
     priority: int = 0,
     arrival: int = 0,
-    family: str = "",
+    sequence_group: str = "",
     **params: object,
 ) -> SequenceSpec:
     return SequenceSpec(
@@ -63,7 +63,7 @@ def spec(
         cache_salt=salt,
         priority=priority,
         arrival=arrival,
-        family=family,
+        sequence_group=sequence_group,
     )
 
 

@@ -16,7 +16,7 @@ PROMPT = prompt_of(10)
 
 
 def member(rank: int, *, width: int = 3, attempt: int = 1, max_tokens: int = 4, **others: object) -> SequenceSpec:
-    params = {"temperature": 0.0, "beam": BeamParams(width, rank), "family": "request", **others}
+    params = {"temperature": 0.0, "beam": BeamParams(width, rank), "sequence_group": "request", **others}
     return spec(f"m{rank}#{attempt}", PROMPT, max_tokens=max_tokens, **params)  # type: ignore[arg-type]
 
 
@@ -45,7 +45,7 @@ def finish(core: Core) -> dict[str, Outcome]:
 BEST = {"m0#1": (50, 50, 50, 50), "m1#1": (50, 50, 50, 51), "m2#1": (50, 50, 51, 50)}
 
 
-def test_the_members_of_a_family_get_the_results_of_one_search_by_rank_at_its_end() -> None:
+def test_the_members_of_a_group_get_the_results_of_one_search_by_rank_at_its_end() -> None:
     core = make_core()
     for rank in range(3):
         core.add(member(rank))

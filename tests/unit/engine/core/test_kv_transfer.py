@@ -136,8 +136,8 @@ def test_host_blocks_of_an_aborted_sequence_are_kept_until_the_load_has_ended() 
 
 def test_choices_of_one_prompt_share_a_load() -> None:
     core = make_core(num_host_blocks=16)
-    loading(core, "a", family="f")
-    loading(core, "b", family="f", arrival=1)
+    loading(core, "a", sequence_group="f")
+    loading(core, "b", sequence_group="f", arrival=1)
     assert len(core.transfers.plan_meta().loads) == 1
     core.transferred(KvLoaded("transfer", 6))
     for _ in range(2):
@@ -148,8 +148,8 @@ def test_choices_of_one_prompt_share_a_load() -> None:
 
 def test_the_load_goes_to_a_choice_that_is_left() -> None:
     core = make_core(num_host_blocks=16)
-    loading(core, "a", family="f")
-    loading(core, "b", family="f", arrival=1)
+    loading(core, "a", sequence_group="f")
+    loading(core, "b", sequence_group="f", arrival=1)
     core.abort("a")
     assert not core.transfers.plan_meta().cancelled
     core.transferred(KvLoaded("transfer", 6))

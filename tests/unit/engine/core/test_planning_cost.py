@@ -98,7 +98,7 @@ def test_choices_of_a_prompt_cost_in_proportion_to_their_number() -> None:
     def join(count: int) -> int:
         core = make_core(200, max_num_seqs=count, budget=10**6)
         for number in range(count):
-            core.add(spec(str(number), prompt_of(30), family="f"))
+            core.add(spec(str(number), prompt_of(30), sequence_group="f"))
         return lines_of(lambda: take_step(core))
 
     assert join(128) <= 8 * join(16)

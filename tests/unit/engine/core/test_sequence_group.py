@@ -10,7 +10,7 @@ from tests.unit.engine.core.factories import answer, make_core, prompt_of, share
 def with_choices(count: int, length: int, **core: object) -> Core:
     made = make_core(max_num_seqs=8, **core)  # type: ignore[arg-type]
     for number in range(count):
-        made.add(spec(f"c{number}", prompt_of(length), family="r-0", max_tokens=3))
+        made.add(spec(f"c{number}", prompt_of(length), sequence_group="r-0", max_tokens=3))
     return made
 
 
@@ -46,7 +46,7 @@ def test_a_prompt_longer_than_a_step_is_computed_once_too(caching: bool, chunked
 def test_a_choice_that_comes_later_computes_one_token(caching: bool) -> None:
     core = with_choices(1, 42, caching=caching)
     step(core)
-    core.add(spec("late", prompt_of(42), family="r-0"))
+    core.add(spec("late", prompt_of(42), sequence_group="r-0"))
     plan, _ = step(core)
     assert shares(plan)[1] == (1, 41, 1, True)
     assert len(plan.copies) == 1
@@ -54,8 +54,8 @@ def test_a_choice_that_comes_later_computes_one_token(caching: bool) -> None:
 
 def test_a_choice_that_has_output_already_shares_the_prompt() -> None:
     core = make_core(caching=False)
-    core.add(spec("c0", prompt_of(9), output=(50, 51), family="r-0"))
-    core.add(spec("c1", prompt_of(9), output=(60, 61), family="r-0"))
+    core.add(spec("c0", prompt_of(9), output=(50, 51), sequence_group="r-0"))
+    core.add(spec("c1", prompt_of(9), output=(60, 61), sequence_group="r-0"))
     plan, _ = step(core)
     assert shares(plan) == [(0, 0, 11, True), (1, 8, 3, True)]
 
@@ -73,11 +73,11 @@ def test_whoever_is_aborted_while_the_prompt_is_computed_the_others_have_it() ->
     assert core.pool.num_free == core.facts.num_blocks
 
 
-def test_another_family_or_another_salt_shares_nothing() -> None:
+def test_another_group_or_another_salt_shares_nothing() -> None:
     core = make_core(caching=False)
-    core.add(spec("a", prompt_of(9), family="r-0"))
-    core.add(spec("b", prompt_of(9), family="r-1"))
-    core.add(spec("c", prompt_of(9), family="r-0", salt=b"tenant"))
+    core.add(spec("a", prompt_of(9), sequence_group="r-0"))
+    core.add(spec("b", prompt_of(9), sequence_group="r-1"))
+    core.add(spec("c", prompt_of(9), sequence_group="r-0", salt=b"tenant"))
     assert [count for _, _, count, _ in shares(step(core)[0])] == [9, 9, 9]
 
 
@@ -91,7 +91,7 @@ def test_with_large_blocks_the_others_wait_a_step_and_compute_one_token(caching:
     assert [source for source, _ in plan.copies] == [plan.copies[0][0]] * 3
 
 
-def test_nobody_waits_for_a_relative_that_is_gone() -> None:
+def test_nobody_waits_for_a_sibling_that_is_gone() -> None:
     core = with_choices(2, 40, caching=False, block_size=64)
     plan = core.schedule()
     assert len(plan.new) == 1
@@ -105,11 +105,11 @@ def test_nobody_waits_for_a_relative_that_is_gone() -> None:
 
 def test_a_copy_is_not_taken_from_the_target_of_another_copy() -> None:
     core = make_core(caching=False, max_num_seqs=4, budget=64)
-    core.add(spec("c0", prompt_of(10), family="f", priority=2))
-    core.add(spec("c1", prompt_of(10), family="f", priority=1))
+    core.add(spec("c0", prompt_of(10), sequence_group="f", priority=2))
+    core.add(spec("c1", prompt_of(10), sequence_group="f", priority=1))
     for number in range(3):
         core.add(spec(f"other {number}", prompt_of(5, 500), max_tokens=1))
-    core.add(spec("c2", prompt_of(10), family="f", priority=-1))
+    core.add(spec("c2", prompt_of(10), sequence_group="f", priority=-1))
     step(core)
     plan, _ = step(core)
     assert [new.sequence_id for new in plan.new] == ["c1", "c0"]
