@@ -209,7 +209,8 @@ def _make_executor(settings: EngineSettings, make_worker: MakeWorker | None) -> 
 def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
     """Returns the scheduler's limits, with defaults filled in. Raises SettingsError if they contradict each other."""
     chunked = settings.enable_chunked_prefill and not facts.computes_whole
-    rows = min(settings.max_num_seqs, settings.limit_worker_concurrency or settings.max_num_seqs)
+    asked = min(settings.max_num_seqs, settings.limit_worker_concurrency or settings.max_num_seqs)
+    rows = min(asked, facts.max_rows or asked)
     # A text that is longer than the budget is computed alone.
     least = max(rows, 1 if chunked or facts.computes_whole else facts.max_model_len)
     budget, prompts = settings.max_num_batched_tokens, None
@@ -225,11 +226,11 @@ def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
     return CoreLimits(
         rows,
         budget,
-        settings.enable_prefix_caching and not facts.computes_whole,
+        settings.enable_prefix_caching and not facts.computes_whole and not facts.keeps_states,
         chunked,
         settings.kv_cache_ratio,
         settings.scheduler_delay_factor,
-        settings.num_speculative_tokens if settings.use_lookahead else 0,
+        settings.num_speculative_tokens if settings.use_lookahead and not facts.keeps_states else 0,
         (settings.max_batch_size or DEFAULT_BATCH_SIZE) if gathers else None,
         DEFAULT_BATCH_WAIT_S if wait_s is None else wait_s,
         prompts,

@@ -201,6 +201,11 @@ class EngineFacts:
     """Names of the labels of the model's classification head, in the order of its outputs; empty: it has none."""
     computes_whole: bool = False
     """Whether every sequence is computed in a single step, without KV: tokens of a text attend to later ones."""
+    keeps_states: bool = False
+    """Whether the worker keeps for each row a state that can be continued and not cut back. Prefixes cannot be reused
+    then, and there can be no draft tokens."""
+    max_rows: int | None = None
+    """Most sequences that the worker has memory for at a time; None: as many as `--max-num-seqs`."""
     takes_pictures: bool = False
     """Whether prompts may have pictures."""
     num_stages: int = 1

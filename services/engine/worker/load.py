@@ -11,6 +11,7 @@ from services.engine.models.registry import has_family
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.worker.interface import ModelWorker
 from services.engine.worker.loading.model_files import read_config
+from services.engine.worker.own_cache.kinds import keeps_own_cache
 from services.engine.worker.staged_worker import StagedWorker
 from services.engine.worker.torch_worker import TorchWorker
 from services.engine.worker.whole_text import computes_whole
@@ -52,6 +53,16 @@ def _load(settings: EngineSettings, model_dir: Path, device: torch.device, ranks
         from services.engine.worker.whole_text_worker import WholeTextWorker
 
         return WholeTextWorker(settings, model_dir, device)
+    if keeps_own_cache(read_config(model_dir)):
+        if ranks.shard.size > 1:
+            raise SettingsError(
+                "--tensor-parallel-size, --pipeline-parallel-size: this architecture runs through transformers with a "
+                "cache of its own, on one device; leave the option out"
+            )
+        # Imported here because importing transformers takes seconds, and most models do not need it.
+        from services.engine.worker.own_cache.worker import OwnCacheWorker
+
+        return OwnCacheWorker(settings, model_dir, device)
     if ranks.shard.size > 1:
         return _load_rank(settings, model_dir, device, ranks)
     for notice in cpu_notices(settings) if device.type == "cpu" else ():

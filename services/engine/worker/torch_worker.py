@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -32,11 +31,9 @@ from services.engine.models.registry import find_family, has_family
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.parallel.shard import ALONE, Shard, local_description
 from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm, weight_form
-from services.engine.worker.batch.acceptance import accept
 from services.engine.worker.batch.inputs import FlatStep
 from services.engine.worker.batch.pooling import NO_SUMS, pooling_kind, span_sums, with_vectors
-from services.engine.worker.batch.prompt_logprobs import ReportedLogits, packed, report_logits
-from services.engine.worker.batch.sampler import NOTHING_SAMPLED, sample
+from services.engine.worker.batch.results import step_result
 from services.engine.worker.capacity.profile import bytes_per_context_token
 from services.engine.worker.capacity.weight_memory import host_weights
 from services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
@@ -46,7 +43,6 @@ from services.engine.worker.loading.model_files import eos_token_ids, read_confi
 from services.engine.worker.loading.weights import load_weights
 from services.engine.worker.step_worker import StateSpec, StepWorker
 from shared.config import EngineSettings, SettingsError
-from shared.messages import PromptLogprobs
 from shared.models.picture_models import check_takes_pictures
 
 logger = logging.getLogger(__name__)
@@ -143,18 +139,7 @@ class TorchWorker(StepWorker):
 
     def _result(self, plan: StepPlan, step: FlatStep, logits: Tensor | None) -> StepResult:
         """Returns the sampled tokens and the log probabilities of prompts. `logits`: see `_computed`."""
-        if logits is None:
-            return StepResult(plan.step)
-        num_samples = len(step.rows)
-        reported = self._reported(step, logits[num_samples:])
-        if not num_samples:
-            return NOTHING_SAMPLED.result(plan.step, reported)
-        batch = self._table.sampling(step.rows, step.offsets)
-        sampled = sample(logits[:num_samples], self._table.with_adjustments(batch, step.rows, step.offsets))
-        if step.has_draft_tokens:
-            return replace(accept(plan, sampled, self._table), prompt_logprobs=reported)
-        self._table.append(step.rows, sampled.token_ids)
-        return sampled.result(plan.step, reported)
+        return step_result(plan, step, logits, self._table)
 
     def close(self) -> None:
         """See `ModelWorker`."""
@@ -198,13 +183,6 @@ class TorchWorker(StepWorker):
         self._adapter_step.give(*self._virtual_rows(step))
         positions = step.positions if step.spatial is None else step.spatial
         return self._tensor(step.ids), self._tensor(positions), self._step_inputs(step)
-
-    def _reported(self, step: FlatStep, logits: Tensor) -> tuple[PromptLogprobs, ...]:
-        """Returns the log probabilities of prompts that the step reports, from the logits of their tokens."""
-        if step.report is None:
-            return ()
-        found = report_logits(logits, self._tensor(step.report.token_ids), step.report.num_top)
-        return packed(step.report, ReportedLogits(*(values.cpu() for values in found)))
 
     def _step_inputs(self, step: FlatStep) -> StepInputs:
         attention = {

@@ -1,0 +1,73 @@
+"""Divides the memory between the caches that transformers keeps for sequences: how many sequences, and how many tokens.
+
+A sequence takes a fixed amount, its states, and an amount for each token. The scheduler counts tokens in blocks, as it
+does with paged KV; blocks are only counted here. Pure.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from services.engine.models.description import DecoderDescription
+from services.engine.worker.capacity.kv_cache import Budget, KvPlan, context_length
+from shared.config import EngineSettings
+from shared.errors import ServiceError
+from shared.settings.memory_advice import measures
+
+logger = logging.getLogger(__name__)
+
+_GIB = 2**30
+STATES_SHARE = 0.5
+"""Largest share of the cache's memory for the fixed part of all sequences."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBytes:
+    """Memory of one sequence's cache: `fixed` bytes whatever its length, and `per_token` for each token."""
+
+    fixed: int
+    per_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """The number of blocks and the longest context, and the most sequences that run at a time."""
+
+    kv: KvPlan
+    num_sequences: int
+
+
+def plan_caches(
+    settings: EngineSettings, description: DecoderDescription, size: CacheBytes, budget: Budget, *, on_cpu: bool
+) -> CachePlan:
+    """Returns the plan for the budget. A context that is not given is shortened, with a warning, to one that fits.
+
+    One sequence more than `num_sequences` fits, the engine's hidden one. Raises `ServiceError` if not even one
+    sequence, or a given context, has room.
+    """
+    block_size, own = settings.block_size, context_length(settings, description)
+    most = settings.max_num_seqs
+    if size.fixed:
+        most = min(most, int(budget.asked_bytes * STATES_SHARE) // size.fixed)
+    if most < 2 and settings.max_num_seqs > 1:
+        raise ServiceError(
+            "invalid_value",
+            f"The state of one sequence takes {size.fixed / _GIB:.2f} GiB, and there are "
+            f"{budget.asked_bytes / _GIB:.2f} GiB for two sequences. "
+            + measures(settings, on_cpu=on_cpu, prepared=True),
+            param="model",
+        )
+    useful, block_bytes = most * -(-own // block_size), block_size * size.per_token
+    left = budget.asked_bytes - most * size.fixed
+    fitting = useful if not block_bytes else max(0, left) // block_bytes
+    num_blocks = settings.num_gpu_blocks_override or min(fitting, useful)
+    room = num_blocks * block_size
+    if room < own and (settings.max_model_len is not None or num_blocks < 1):
+        raise ServiceError(
+            "invalid_value",
+            f"The cache has room for {room} tokens, less than the context of {own} tokens. "
+            f"{measures(settings, on_cpu=on_cpu, context=own, prepared=True)}",
+            param="max_model_len",
+        )
+    if room < own:
+        logger.warning("context shortened from %d to %d tokens: that is what there is memory for", own, room)
+    return CachePlan(KvPlan(num_blocks, min(own, room)), max(1, most - 1) if most < settings.max_num_seqs else most)
