@@ -31,6 +31,7 @@ from services.engine.models.families import (
     starcoder2,
 )
 from services.engine.models.layout import Parameter
+from services.engine.models.text_parts import TEXT_PARTS
 
 
 class Family(Protocol):
@@ -54,7 +55,7 @@ class Family(Protocol):
 
 FAMILIES: tuple[Family, ...] = (
     baichuan, chatglm, ernie, falcon, gemma, glm, gpt2, gpt_neox, internlm2, llama, llava, mistral, mixtral, opt, phi3,
-    qwen, qwen2, qwen2_vl, qwen3, qwen_moe, seed_oss, smollm3, starcoder2,
+    qwen, qwen2, qwen2_vl, qwen3, qwen_moe, seed_oss, smollm3, starcoder2, *TEXT_PARTS,
 )  # fmt: skip
 
 

@@ -44,8 +44,14 @@ _BY_CHUNK = frozenset(
 OWN_CACHE_TYPES = _BY_TOKEN | _BY_CHUNK
 
 
+_ATTENTION = frozenset({"attention", "full_attention"})
+
+
 def keeps_own_cache(config: Mapping[str, Any]) -> bool:
     """Whether the model of a config.json runs with the cache that transformers keeps for it."""
+    if config.get("model_type") == "granitemoehybrid" and _ATTENTION.issuperset(config.get("layer_types") or ["mamba"]):
+        # The dense Granite 4 models have this name, and attention only.
+        return False
     return config.get("model_type") in OWN_CACHE_TYPES and not has_family(config)
 
 

@@ -1,0 +1,152 @@
+"""The decoders of checkpoints with a vision encoder whose pictures are not served: their text is.
+
+A decoder is that of another family; its fields are in `text_config`, and its tensors have another prefix. The tensors
+of encoder and projection are skipped.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from services.engine.models.config_fields import Config, config_error, integer
+from services.engine.models.description import DecoderDescription
+from services.engine.models.families import gemma, glm, llama, mistral, qwen2, qwen3
+from services.engine.models.layout import Parameter
+
+
+class _Decoder(Protocol):
+    @staticmethod
+    def describe(config: Config) -> DecoderDescription: ...
+
+    @staticmethod
+    def layout(description: DecoderDescription, /) -> tuple[Parameter, ...]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A type of decoder: its family, its architecture, and fields that a `text_config` may leave out."""
+
+    family: _Decoder
+    architecture: str
+    defaults: Mapping[str, Any]
+
+
+_USUAL = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+_GEMMA3 = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+}
+_GLM4V = {
+    "vocab_size": 151_552,
+    "intermediate_size": 13_696,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-5,
+}
+_MISTRAL = {"intermediate_size": 14_336, "num_key_value_heads": 8, "max_position_embeddings": 131_072}
+_QWEN = {"vocab_size": 151_936, "intermediate_size": 22_016, "max_position_embeddings": 32_768}
+_KINDS = {
+    "gemma3_text": _Kind(gemma, "Gemma3ForCausalLM", _GEMMA3),
+    "glm4v_text": _Kind(glm, "Glm4ForCausalLM", _GLM4V),
+    "llama": _Kind(llama, "LlamaForCausalLM", {"vocab_size": 32_000, "intermediate_size": 11_008}),
+    "ministral3": _Kind(mistral, "MistralForCausalLM", {**_MISTRAL, "vocab_size": 131_072, "rms_norm_eps": 1e-5}),
+    "mistral": _Kind(mistral, "MistralForCausalLM", {**_MISTRAL, "vocab_size": 32_000, "sliding_window": 4096}),
+    "qwen2": _Kind(qwen2, "Qwen2ForCausalLM", _QWEN),
+    "qwen3": _Kind(qwen3, "Qwen3ForCausalLM", _QWEN),
+    "qwen3_vl_text": _Kind(qwen3, "Qwen3ForCausalLM", {**_QWEN, "max_position_embeddings": 128_000}),
+}
+"""By `model_type` of the `text_config`. The defaults are those of transformers, which such configs leave out."""
+_LAYOUTS: dict[str, _Decoder] = {
+    "gemma": gemma, "glm": glm, "llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3,
+}  # fmt: skip
+"""By name of the family in a description."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A `Family` of checkpoints whose decoder's tensors begin with `body` and `head` in place of `model` and `lm_head`.
+
+    `others`: beginnings of the names of the other tensors.
+    """
+
+    ARCHITECTURES: tuple[str, ...]
+    body: str
+    head: str
+    others: tuple[str, ...]
+    kinds: tuple[str, ...]
+    """Types of decoders that were compared with transformers."""
+
+    def describe(self, config: Config) -> DecoderDescription:
+        """See `Family`."""
+        text: dict[str, Any] = dict(config.get("text_config") or {})
+        kind = text.get("model_type")
+        if kind not in self.kinds:
+            raise config_error(f"a decoder of type {kind!r} is not served here; served: {', '.join(self.kinds)}.")
+        decoder = _KINDS[kind]
+        fields = {**_USUAL, **decoder.defaults, **text, "architectures": [decoder.architecture]}
+        for name in ("tie_word_embeddings", "dtype", "torch_dtype", "eos_token_id"):
+            if config.get(name) is not None:
+                fields[name] = config[name]
+        description = decoder.family.describe(fields)
+        tied = (f"{self.head}.weight",) if description.tied_embeddings else ()
+        context = min(description.max_positions, _unscaled_context(fields) or description.max_positions)
+        return replace(description, max_positions=context, other_parts=(*self.others, *tied))
+
+    def layout(self, description: DecoderDescription, /) -> tuple[Parameter, ...]:
+        """See `Family`."""
+        return tuple(map(self._renamed, _LAYOUTS[description.family].layout(description)))
+
+    def _renamed(self, parameter: Parameter) -> Parameter:
+        return replace(parameter, sources=tuple(replace(x, name=self._name(x.name)) for x in parameter.sources))
+
+    def _name(self, name: str) -> str:
+        first, _, rest = name.partition(".")
+        return f"{self.body if first == 'model' else self.head}.{rest}"
+
+
+def _unscaled_context(fields: Mapping[str, Any]) -> int | None:
+    """Returns the number of positions up to which Ministral 3 does not scale queries by position; None: all."""
+    scaling = {**(fields.get("rope_scaling") or {}), **(fields.get("rope_parameters") or {})}
+    if not scaling.get("llama_4_scaling_beta"):
+        return None
+    return integer(scaling, "original_max_position_embeddings")
+
+
+_LLAVA_LIKE = ("language_model.model", "language_model.lm_head")
+_IN_MODEL = ("model.language_model", "lm_head")
+TEXT_PARTS = (
+    TextPart(
+        ("Gemma3ForConditionalGeneration",), *_LLAVA_LIKE, ("vision_tower.", "multi_modal_projector."), ("gemma3_text",)
+    ),
+    TextPart(
+        ("Mistral3ForConditionalGeneration",),
+        *_LLAVA_LIKE,
+        ("vision_tower.", "multi_modal_projector."),
+        ("mistral", "ministral3"),
+    ),
+    TextPart(
+        ("InternVLForConditionalGeneration",),
+        *_LLAVA_LIKE,
+        ("vision_tower.", "multi_modal_projector."),
+        ("qwen2", "qwen3", "llama"),
+    ),
+    TextPart(
+        ("LlavaOnevisionForConditionalGeneration",),
+        *_LLAVA_LIKE,
+        ("vision_tower.", "multi_modal_projector.", "image_newline"),
+        ("qwen2",),
+    ),
+    TextPart(("Qwen3VLForConditionalGeneration",), *_IN_MODEL, ("model.visual.",), ("qwen3_vl_text",)),
+    TextPart(("Glm4vForConditionalGeneration",), *_IN_MODEL, ("model.visual.",), ("glm4v_text",)),
+    TextPart(
+        ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+        "model.text_model", "lm_head", ("model.vision_model.", "model.connector."), ("llama",),
+    ),
+)  # fmt: skip
