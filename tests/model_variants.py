@@ -74,14 +74,44 @@ MORE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chatglm": ("chatglm", {}),
     "chatglm for long contexts": ("chatglm", {"rope_ratio": 50, "add_bias_linear": True}),
 }
+MORE_VARIANTS.update(
+    {
+        "olmo2": ("olmo2", {}),
+        "olmo3": ("olmo3", {}),
+        "olmo3 with stretched positions": (
+            "olmo3",
+            {
+                "rope_parameters": {
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                    "full_attention": {
+                        "rope_type": "yarn",
+                        "rope_theta": 10_000.0,
+                        "factor": 4.0,
+                        "original_max_position_embeddings": 128,
+                    },
+                },
+            },
+        ),
+        "granite": ("granite", {}),
+        "exaone4": ("exaone4", {}),
+        "exaone4 without windows": (
+            "exaone4",
+            {"sliding_window": None, "layer_types": ["full_attention", "full_attention"]},
+        ),
+        "cohere2": ("cohere2", {}),
+    }
+)
 FOREIGN_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    name: (name, {})
-    for name in ("olmo2", "cohere", "granite", "exaone4", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe")
+    name: (name, {}) for name in ("cohere", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe")
 }
 """Architectures without a family here."""
 MORE_VARIANTS.update(FOREIGN_VARIANTS)
 MORE_FAMILY_VARIANTS = (
     *(name for name in FOREIGN_VARIANTS if name not in ("deepseek_v2", "glm4_moe")),
+    "olmo2",
+    "granite",
+    "exaone4",
+    "cohere2",
     "mixtral",
     "qwen2 with experts",
     "qwen3 with experts",

@@ -92,7 +92,14 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "opt": {"ffn_dim": 176, "word_embed_proj_dim": 64, "tie_word_embeddings": True},
     "olmo2": {},
     "cohere": {"tie_word_embeddings": True, "logit_scale": 0.5},
-    "granite": {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "attention_multiplier": 0.2},
+    "cohere2": {"logit_scale": 0.5, "sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
+    "olmo3": {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
+    "granite": {
+        "logits_scaling": 2.0,
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+    },
     "exaone4": {"sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]},
     "gpt_oss": {
         "num_local_experts": 4,

@@ -139,7 +139,8 @@ class NativeDecoder:
                 self._matrix(layer, name, 0, read, _bias(reader, f"{prefix}.{name}"))
         if d.qk_norm:
             heads = (("q_norm", d.num_heads), ("k_norm", d.num_kv_heads))
-            norms = torch.cat([reader.floats(f"{prefix}.{name}").expand(count, -1) for name, count in heads])
+            parts = [reader.floats(f"{prefix}.{name}").view(-1, d.head_dim).expand(n, -1) for name, n in heads]
+            norms = torch.cat(parts)
             self._vector(layer, "qk_norm", self._with_one(norms))
         if d.experts is not None and d.has_experts(layer):
             for part in ("up", "down"):
@@ -266,7 +267,7 @@ def make_spec(
         residual=get_args(ResidualKind).index(d.residual),
         gated_mlp=d.gated_mlp,
         shared_norm=d.shared_norm,
-        qk_norm=d.qk_norm,
+        qk_norm=d.qk_norm + d.whole_qk_norm,
         wide=dtype == torch.float32,
         learned_position_offset=d.learned_position_offset,
         num_experts=experts.num_experts if experts else 0,
@@ -281,5 +282,8 @@ def make_spec(
         query_scale=d.head_dim**-0.5 if d.query_scale is None else d.query_scale,
         attention_softcap=d.attention_softcap or 0.0,
         logits_softcap=d.logits_softcap or 0.0,
-        embedding_scale=torch.tensor(d.embedding_scale, dtype=dtype).item(),
+        logits_scale=d.logits_scale,
+        embedding_scale=torch.tensor(d.embedding_scale, dtype=dtype).item()
+        if d.rounded_embedding_scale
+        else d.embedding_scale,
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from services.engine.kernels.paged_attention import Scores, paged_attention, write_kv
@@ -82,7 +83,11 @@ class ReferenceAttention:
         d, norm, rope = self._description, self._qk_norms[layer], self._ropes[layer]
         heads = qkv.view(-1, d.num_heads + 2 * d.num_kv_heads, d.head_dim)
         queries_keys, values = heads.split((d.num_heads + d.num_kv_heads, d.num_kv_heads), dim=1)
-        if norm is not None:
+        if norm is not None and d.whole_qk_norm:
+            parts = queries_keys.split((d.num_heads, d.num_kv_heads), dim=1)
+            normed = [rms_norm(part.flatten(1), None, d.norm_eps).view_as(part) for part in parts]
+            queries_keys = torch.cat(normed, dim=1) * norm
+        elif norm is not None:
             queries_keys = rms_norm(queries_keys, None, d.norm_eps) * norm
         if rope is not None:
             queries_keys = rotate(queries_keys, prepared[rope])

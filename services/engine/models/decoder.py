@@ -28,11 +28,12 @@ from services.engine.models.operations import TORCH_OPERATIONS, Operations
 class LayerWeights:
     """The weights of one layer. `qk_norm` [heads + kv_heads, head_dim] has a row for each query and key head."""
 
-    input_norm: Norm
+    input_norm: Norm | None
+    """None: attention reads the residual stream."""
     qkv: Linear
     o: Linear
     mlp_norm: Norm | None
-    """None: the MLP reads the output of `input_norm`."""
+    """None: the MLP reads the output of `input_norm`, or the residual stream if there is none."""
     mlp: Mlp
     qk_norm: Tensor | None = None
     after_attention_norm: Norm | None = None
@@ -130,10 +131,11 @@ class Decoder:
         self._weights = weights
         embedding = weights.embedding
         self._attention = operations.attention(description, tuple(x.qk_norm for x in weights.layers), embedding)
-        # The scale is rounded to the weights' type, as it was when the checkpoints were trained.
-        scaled = description.embedding_scale != 1.0
-        self._embedding_scale = embedding.new_tensor(description.embedding_scale) if scaled else None
-        blocks = {"sequential": _Sequential, "parallel": _Parallel, "normed": _Normed}
+        self._embedding_scale: Tensor | float | None = None
+        if description.embedding_scale != 1.0:
+            scale = description.embedding_scale
+            self._embedding_scale = embedding.new_tensor(scale) if description.rounded_embedding_scale else scale
+        blocks = {"sequential": _Sequential, "parallel": _Parallel, "normed": _Normed, "post_normed": _PostNormed}
         block = blocks[description.residual]
         self._blocks = tuple(
             block(index, layer, self._attention, operations) for index, layer in enumerate(weights.layers)
@@ -189,6 +191,8 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden [n, hidden] → logits [n, vocab] float32. Only for rows that sample: the head is the widest matrix."""
         logits = self._weights.head(hidden).to(torch.float32)
+        if self.description.logits_scale != 1.0:
+            logits = logits * self.description.logits_scale
         cap = self.description.logits_softcap
         return logits if cap is None else (logits / cap).tanh_().mul_(cap)
 
@@ -217,6 +221,7 @@ class _Sequential:
     """A layer whose MLP reads the residual stream after attention was added to it."""
 
     def __init__(self, index: int, layer: LayerWeights, attention: Attention, operations: Operations) -> None:
+        assert layer.input_norm is not None
         assert layer.mlp_norm is not None
         self._index, self._layer, self._attention = index, layer, attention
         self._qkv = operations.normed_linear(layer.input_norm, layer.qkv)
@@ -232,11 +237,12 @@ class _Parallel:
     """A layer whose attention and MLP both read the layer's input, through one norm or two."""
 
     def __init__(self, index: int, layer: LayerWeights, attention: Attention, operations: Operations) -> None:
-        self._index, self._layer, self._attention = index, layer, attention
+        assert layer.input_norm is not None
+        self._index, self._layer, self._attention, self._norm = index, layer, attention, layer.input_norm
 
     def __call__(self, hidden: Tensor, prepared: Any, step: StepInputs) -> Tensor:
         layer = self._layer
-        normed = layer.input_norm(hidden)
+        normed = self._norm(hidden)
         attended = self._attention.attend(self._index, layer.qkv(normed), prepared, step)
         inner = normed if layer.mlp_norm is None else layer.mlp_norm(hidden)
         return layer.mlp.add_to(layer.o.add_to(hidden, attended), inner)
@@ -246,6 +252,7 @@ class _Normed:
     """A sequential layer that also normalises the outputs of attention and MLP."""
 
     def __init__(self, index: int, layer: LayerWeights, attention: Attention, operations: Operations) -> None:
+        assert layer.input_norm is not None
         assert layer.mlp_norm is not None
         assert layer.after_attention_norm is not None
         assert layer.after_mlp_norm is not None
@@ -258,3 +265,19 @@ class _Normed:
         attended = self._attention.attend(self._index, self._qkv(hidden), prepared, step)
         hidden = self._after_attention.add_to(hidden, self._layer.o(attended))
         return self._after_mlp.add_to(hidden, self._layer.mlp(self._mlp_norm(hidden)))
+
+
+class _PostNormed:
+    """A layer that normalises the outputs of attention and MLP, and not what they read."""
+
+    def __init__(self, index: int, layer: LayerWeights, attention: Attention, operations: Operations) -> None:
+        assert layer.after_attention_norm is not None
+        assert layer.after_mlp_norm is not None
+        self._index, self._layer, self._attention = index, layer, attention
+        self._after_attention, self._after_mlp = layer.after_attention_norm, layer.after_mlp_norm
+
+    def __call__(self, hidden: Tensor, prepared: Any, step: StepInputs) -> Tensor:
+        layer = self._layer
+        attended = self._attention.attend(self._index, layer.qkv(hidden), prepared, step)
+        hidden = self._after_attention.add_to(hidden, layer.o(attended))
+        return self._after_mlp.add_to(hidden, layer.mlp(hidden))

@@ -12,12 +12,13 @@ RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
 ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu"]
 NormKind = Literal["rms", "rms_plus_one", "layer"]
 """`rms_plus_one` multiplies by 1 + weight; `layer` subtracts the mean too and has a bias."""
-ResidualKind = Literal["sequential", "parallel", "normed"]
+ResidualKind = Literal["sequential", "parallel", "normed", "post_normed"]
 """How the outputs of attention and MLP are added to the residual stream h; n, m, n2, m2 are norms.
 
     sequential  h += attention(n(h));  h += mlp(m(h))
     parallel    h += attention(n(h)) + mlp(m(h))
     normed      h += n2(attention(n(h)));  h += m2(mlp(m(h)))
+    post_normed h += n2(attention(h));  h += m2(mlp(h))
 """
 DtypeName = Literal["float32", "float16", "bfloat16"]
 
@@ -86,6 +87,8 @@ class DecoderDescription:
     dtype: DtypeName
     """Type of the checkpoint's weights."""
     norm: NormKind = "rms"
+    norm_bias: bool = True
+    """Whether norms of the kind `layer` have a bias."""
     norm_eps: float = 1e-6
     activation: ActivationKind = "silu"
     gated_mlp: bool = True
@@ -98,11 +101,15 @@ class DecoderDescription:
     mlp_bias: bool = False
     qk_norm: bool = False
     """Whether queries and keys are normalised per head before rotation."""
+    whole_qk_norm: bool = False
+    """Whether `qk_norm` is one norm over all query heads, and one over all key heads, in place of one per head."""
     query_scale: float | None = None
     """Factor on the scores; None: 1 / sqrt(head_dim)."""
     attention_softcap: float | None = None
     """Scores s become cap * tanh(s / cap); None: no cap."""
     logits_softcap: float | None = None
+    logits_scale: float = 1.0
+    """Factor on the logits, before the cap."""
     attention_sinks: bool = False
     """Whether each head of each layer may have a sink, a score without a value (see `kernels/paged_attention`)."""
     alibi_scale: float | None = None
@@ -116,6 +123,8 @@ class DecoderDescription:
     learned_position_offset: int = 0
     """Row of position 0 in the position embedding table."""
     embedding_scale: float = 1.0
+    rounded_embedding_scale: bool = True
+    """Whether the scale is rounded to the type that is computed with, as it was when the checkpoints were trained."""
     sliding_windows: tuple[int | None, ...] = ()
     """For each layer, the number of tokens that a query sees, itself included; None: all tokens up to itself."""
     tied_embeddings: bool = False

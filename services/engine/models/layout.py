@@ -121,10 +121,11 @@ def ignored_names(description: DecoderDescription) -> frozenset[str]:
 
 def _layer(d: DecoderDescription, names: Names, layer: int) -> Iterator[Parameter]:
     ours, theirs = f"layers.{layer}", names.layer.format(layer)
-    yield from _norm(d, f"{ours}.input_norm", f"{theirs}.{names.input_norm}")
-    if not d.shared_norm:
+    if d.residual != "post_normed":
+        yield from _norm(d, f"{ours}.input_norm", f"{theirs}.{names.input_norm}")
+    if not d.shared_norm and d.residual != "post_normed":
         yield from _norm(d, f"{ours}.mlp_norm", f"{theirs}.{names.mlp_norm}")
-    if d.residual == "normed":
+    if d.residual in ("normed", "post_normed"):
         yield from _norm(d, f"{ours}.after_attention_norm", f"{theirs}.{names.after_attention_norm}")
         yield from _norm(d, f"{ours}.after_mlp_norm", f"{theirs}.{names.after_mlp_norm}")
     linear = _Linears(theirs, names.transposed)
@@ -133,8 +134,9 @@ def _layer(d: DecoderDescription, names: Names, layer: int) -> Iterator[Paramete
     yield from linear(f"{ours}.qkv", heads, d.hidden_size, d.qkv_bias, grouping)
     yield from linear(f"{ours}.o", {names.o: d.hidden_size}, d.q_size, d.o_bias)
     if d.qk_norm:
-        for which, name in zip(("q_norm", "k_norm"), names.qk_norm, strict=True):
-            yield Parameter(f"{ours}.{which}", (Source(f"{theirs}.{name}.weight", (d.head_dim,)),))
+        widths = (d.q_size, d.kv_size) if d.whole_qk_norm else (d.head_dim, d.head_dim)
+        for which, name, width in zip(("q_norm", "k_norm"), names.qk_norm, widths, strict=True):
+            yield Parameter(f"{ours}.{which}", (Source(f"{theirs}.{name}.weight", (width,)),))
     if d.has_experts(layer):
         yield from _experts(d, names, ours, linear)
     else:
@@ -160,7 +162,7 @@ def _experts(d: DecoderDescription, names: Names, ours: str, linear: "_Linears")
 
 def _norm(d: DecoderDescription, ours: str, theirs: str) -> Iterator[Parameter]:
     yield Parameter(f"{ours}.weight", (Source(f"{theirs}.weight", (d.hidden_size,)),))
-    if d.norm == "layer":
+    if d.norm == "layer" and d.norm_bias:
         yield Parameter(f"{ours}.bias", (Source(f"{theirs}.bias", (d.hidden_size,)),))
 
 

@@ -9,16 +9,20 @@ from services.engine.models.description import DecoderDescription
 from services.engine.models.families import (
     baichuan,
     chatglm,
+    cohere2,
     ernie,
+    exaone4,
     falcon,
     gemma,
     glm,
     gpt2,
     gpt_neox,
+    granite,
     internlm2,
     llama,
     mistral,
     mixtral,
+    olmo2,
     opt,
     phi3,
     qwen,
@@ -54,8 +58,9 @@ class Family(Protocol):
 
 
 FAMILIES: tuple[Family, ...] = (
-    baichuan, chatglm, ernie, falcon, gemma, glm, gpt2, gpt_neox, internlm2, llama, llava, mistral, mixtral, opt, phi3,
-    qwen, qwen2, qwen2_vl, qwen3, qwen_moe, seed_oss, smollm3, starcoder2, *TEXT_PARTS,
+    baichuan, chatglm, cohere2, ernie, exaone4, falcon, gemma, glm, gpt2, gpt_neox, granite, internlm2, llama, llava,
+    mistral, mixtral, olmo2, opt, phi3, qwen, qwen2, qwen2_vl, qwen3, qwen_moe, seed_oss, smollm3, starcoder2,
+    *TEXT_PARTS,
 )  # fmt: skip
 
 

@@ -181,6 +181,8 @@ def _qkv_rows(d: DecoderDescription, shard: Shard) -> Tensor:
 
 def _check(d: DecoderDescription, shard: Shard) -> None:
     n = shard.tp_size
+    if n > 1 and d.whole_qk_norm:
+        raise SettingsError(f"{_TP}: this model norms all heads together, which ranks that divide them cannot")
     numbers = {"attention heads": d.num_heads, "columns of the MLP": d.intermediate_size}
     if d.experts is not None:
         numbers["columns of an expert"] = d.experts.intermediate_size

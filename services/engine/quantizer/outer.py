@@ -55,5 +55,6 @@ class OuterParts:
         parts = (part.float() for part in self._head.split(_ROWS))
         normalised = self._description.normalised_head
         logits = torch.cat([F.linear(hidden, F.normalize(part) if normalised else part) for part in parts], dim=-1)
+        logits = logits * self._description.logits_scale
         cap = self._description.logits_softcap
         return logits if cap is None else (logits / cap).tanh() * cap

@@ -49,6 +49,8 @@ class Plan:
 
     def sites(self) -> tuple[Site, ...]:
         """Returns the sites of a layer without experts, in the order of the forward pass."""
+        if self.description.residual == "post_normed":
+            return Site(("qkv",)), Site(("o",)), Site(("up",)), Site(("down",))
         if self.description.shared_norm:
             return Site(("qkv", "up"), "input_norm"), Site(("o",)), Site(("down",))
         return Site(("qkv",), "input_norm"), Site(("o",)), Site(("up",), "mlp_norm"), Site(("down",))

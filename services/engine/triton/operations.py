@@ -225,9 +225,13 @@ class TritonAttention:
         """See `Attention`."""
         d, rope = self._description, self._ropes[layer]
         caches = step.key_caches[layer], step.value_caches[layer]
+        norms = self._qk_norms[layer]
+        if norms is not None and d.whole_qk_norm:
+            self._norm_whole(qkv, norms)
+            norms = None
         rotate_and_store(
             qkv, prepared, step.slot_mapping, *caches, d.num_heads, self._tables[rope],
-            rope is not None and rope.interleaved, self._qk_norms[layer], d.norm_eps,
+            rope is not None and rope.interleaved, norms, d.norm_eps,
         )  # fmt: skip
         queries = qkv.view(-1, d.num_heads + 2 * d.num_kv_heads, d.head_dim)[:, : d.num_heads]
         attended = qkv.new_empty((qkv.shape[0], d.num_heads, d.head_dim))
@@ -237,6 +241,13 @@ class TritonAttention:
         if work.many is not None:
             attend_many(queries, *caches, attended, work, self._geometry)
         return attended.view(-1, d.q_size)
+
+    def _norm_whole(self, qkv: Tensor, norms: Tensor) -> None:
+        """Norms all query heads together, and all key heads, in place."""
+        d = self._description
+        queries, keys = qkv[:, : d.q_size], qkv[:, d.q_size : d.q_size + d.kv_size]
+        queries.copy_(normed(queries, norms[: d.num_heads].flatten(), None, d.norm_eps))
+        keys.copy_(normed(keys, norms[d.num_heads :].flatten(), None, d.norm_eps))
 
 
 class TritonOperations:

@@ -20,7 +20,7 @@
 
 namespace antiphon {
 
-enum class Residual : int64_t { sequential, parallel, normed };
+enum class Residual : int64_t { sequential, parallel, normed, post_normed };
 
 template <class T>
 class Decoder {
@@ -90,7 +90,7 @@ class Decoder {
     list_asked_tokens(step);
     make_room(step.num_tokens, step.num_logits, (long)asked_tokens_.size());
     head_.reset(step.num_logits
-                    ? new Head<T>(weights.head.matrix, spec_.logits_softcap, step, head_buffers_, given_.data())
+                    ? new Head<T>(weights.head.matrix, spec_.logits_scale, spec_.logits_softcap, step, head_buffers_, given_.data())
                     : nullptr);
     list_lora_rows(step);
     rows_apart_ = can_go_by_rows() && !has_lora_ ? rows_apart() : 0;
@@ -315,6 +315,7 @@ class Decoder {
     norm(layer.input_norm, all_, all_.normed);
     if (residual() == Residual::parallel && layer.mlp_norm) norm(layer.mlp_norm, all_, all_.other);
     adaptable(layer, LoraTarget::qkv, layer.qkv.matrix, all_.normed, all_, Target{qkv_, false});
+    if (spec_.qk_norm == 2) each(tokens_, [&](long t) { norm_heads_together(layer, t); });
     if (all_alone_) return;
     each(tokens_, [&](long t) {
       const Span& span = spans_[span_of_[t]];
@@ -324,7 +325,8 @@ class Decoder {
   }
 
   void after_attention(const Layer<T>& layer, const Batch<T>& b) {
-    const Target target = residual() == Residual::normed ? Target{b.branch, false} : Target{b.hidden, true};
+    const bool adds = residual() == Residual::sequential || residual() == Residual::parallel;
+    const Target target = adds ? Target{b.hidden, true} : Target{b.branch, false};
     adaptable(layer, LoraTarget::o, layer.o.matrix, b.attended, b, target);
     switch (residual()) {
       case Residual::sequential:
@@ -333,6 +335,7 @@ class Decoder {
       case Residual::parallel:
         return mlp(layer, b, layer.mlp_norm ? b.other : b.normed, target);
       case Residual::normed:
+      case Residual::post_normed:
         add_normed(layer.after_attention_norm, b);
         norm(layer.mlp_norm, b, b.normed);
         mlp(layer, b, b.normed, target);
@@ -358,9 +361,24 @@ class Decoder {
     }
   }
 
+  // Without a norm the hidden states are copied, in the type that matrices are multiplied with.
   void norm(const Norm& norm, const Batch<T>& b, Inputs<T> to) {
-    each(b.count,
-         [&](long i) { apply_norm(norm, norm_kind(), spec_.norm_eps, b.hidden.row(i), to.row(i), spec_.hidden_size); });
+    each(b.count, [&](long i) {
+      if (norm)
+        apply_norm(norm, norm_kind(), spec_.norm_eps, b.hidden.row(i), to.row(i), spec_.hidden_size);
+      else
+        copy_floats(b.hidden.row(i), to.row(i), spec_.hidden_size);
+    });
+  }
+
+  void norm_heads_together(const Layer<T>& layer, long t) {
+    float* sums = qkv_.row(t);
+    const float* weight = layer.qk_norm.data();
+    for (const long count : {q_size(), kv_size()}) {
+      const float scale = 1.0f / std::sqrt(mean_square(sums, count) + spec_.norm_eps);
+      for (long d = 0; d < count; d++) sums[d] *= scale * weight[d];
+      sums += count, weight += count;
+    }
   }
 
   void add_normed(const Norm& norm, const Batch<T>& b) {

@@ -52,6 +52,14 @@ void apply_norm(const Norm& norm, NormKind kind, float eps, const float* x, T* y
   }
 }
 
+template <class T>
+void copy_floats(const float* from, T* to, long count) {
+  for (long i = 0; i < count; i += kLanes) {
+    const long some = std::min(kLanes, count - i);
+    store_some(to + i, load_some(from + i, some), some);
+  }
+}
+
 // `T` is the type that the result is rounded to.
 template <class T>
 inline Vec activate(Activation kind, Vec x) {

@@ -20,8 +20,8 @@ struct HeadBuffers {
 template <class T>
 class Head {
  public:
-  Head(const Linear<T>& weight, float softcap, const antiphon_Step& step, HeadBuffers& b, int64_t* given)
-      : weight_(weight), softcap_(softcap), step_(step), given_(given),
+  Head(const Linear<T>& weight, float scale, float softcap, const antiphon_Step& step, HeadBuffers& b, int64_t* given)
+      : weight_(weight), scale_(scale), softcap_(softcap), step_(step), given_(given),
         highest_(b.highest.rows(step.num_logits, weight.panels)), total_(b.total.rows(step.num_logits, weight.panels)),
         best_(b.best.rows(step.num_logits, weight.panels)) {}
 
@@ -37,6 +37,7 @@ class Head {
   Vec logits(long panel, long half, const float* sums) const {
     const long column = panel * kPanel + half * kLanes;
     Vec v = with_bias(weight_.bias, column, load(sums + half * kLanes));
+    if (scale_ != 1) v *= scale_;
     if (softcap_ != 0) v = tanh(v / softcap_) * softcap_;
     const long left = weight_.out - column;
     return left >= kLanes ? v : select(lane_numbers() < (int32_t)std::max(left, 0L), v, splat(-1e30f));
@@ -86,7 +87,7 @@ class Head {
   }
 
   const Linear<T>& weight_;
-  const float softcap_;
+  const float scale_, softcap_;
   const antiphon_Step& step_;
   int64_t* const given_;  // [num_logits] a copy of `best` for the next step
   const Rows<float> highest_, total_;

@@ -109,7 +109,10 @@ class _Loader:
 
     def norm(self, name: str) -> Norm:
         d = self._description
-        return self.operations.norm(d.norm, self.reader.owned(f"{name}.weight"), self.reader.bias(name), d.norm_eps)
+        weight, bias = self.reader.owned(f"{name}.weight"), self.reader.bias(name)
+        if d.norm == "layer" and bias is None:
+            bias = torch.zeros_like(weight)
+        return self.operations.norm(d.norm, weight, bias, d.norm_eps)
 
     def optional_norm(self, name: str) -> Norm | None:
         return self.norm(name) if self.reader.has(f"{name}.weight") else None
@@ -118,7 +121,7 @@ class _Loader:
 def _layer(loader: _Loader, description: DecoderDescription, index: int) -> LayerWeights:
     name = f"layers.{index}"
     return LayerWeights(
-        input_norm=loader.norm(f"{name}.input_norm"),
+        input_norm=loader.optional_norm(f"{name}.input_norm"),
         qkv=loader.linear(f"{name}.qkv"),
         o=loader.linear(f"{name}.o"),
         mlp_norm=loader.optional_norm(f"{name}.mlp_norm"),
@@ -131,7 +134,8 @@ def _layer(loader: _Loader, description: DecoderDescription, index: int) -> Laye
 
 def _qk_norm(loader: _Loader, description: DecoderDescription, name: str) -> Tensor:
     heads = ((f"{name}.q_norm", description.num_heads), (f"{name}.k_norm", description.num_kv_heads))
-    norms = torch.cat([loader.reader.tensor(norm).expand(count, -1) for norm, count in heads])
+    rows = [loader.reader.tensor(norm).view(-1, description.head_dim).expand(count, -1) for norm, count in heads]
+    norms = torch.cat(rows)
     return norms + 1.0 if description.norm == "rms_plus_one" else norms
 
 
