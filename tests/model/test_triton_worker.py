@@ -61,7 +61,16 @@ def test_a_mixed_batch_gets_the_tokens_and_log_probabilities_of_the_torch_worker
 
 @pytest.mark.parametrize(
     "variant",
-    ["gemma2 with low caps", "qwen2 with experts", "glm", "smollm3", "gpt2", "falcon with biases for positions"],
+    [
+        "gemma2 with low caps",
+        "qwen2 with experts",
+        "glm",
+        "smollm3",
+        "gpt2",
+        "falcon with biases for positions",
+        "olmo2",
+        "cohere2",
+    ],
 )
 def test_families_of_every_kind_get_the_tokens_of_the_torch_worker(both: Both, variant: str) -> None:
     ours, theirs = both(variant, [(9, GREEDY), (2, GREEDY)], 2)
