@@ -16,6 +16,7 @@ from services.engine.engine import Engine as ProductEngine
 from services.engine.worker.capacity.kv_cache import Budget
 from services.engine.worker.load import load_worker
 from services.engine.worker.loading.model_files import read_config
+from services.engine.worker.own_cache.kinds import keeps_own_cache
 from services.engine.worker.own_cache.memory import CacheBytes, plan_caches
 from services.engine.worker.own_cache.model import load_own_cache_model
 from services.engine.worker.own_cache.worker import OwnCacheWorker
@@ -183,3 +184,10 @@ def test_a_checkpoint_with_missing_tensors_is_refused(directory: Callable[[str],
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "lfm2"
     with pytest.raises(ServiceError, match=r"lacks model\.layers\.0\.conv\.conv\.weight"):
         load_worker(settings(tmp_path))
+
+
+def test_models_of_attention_only_keep_paged_keys_and_values() -> None:
+    granite = {"model_type": "granitemoehybrid", "architectures": ["GraniteMoeHybridForCausalLM"]}
+    assert keeps_own_cache(granite)
+    assert keeps_own_cache({**granite, "layer_types": ["mamba", "attention"]})
+    assert not keeps_own_cache({**granite, "layer_types": ["attention", "attention"]})

@@ -36,6 +36,8 @@ pytestmark = pytest.mark.model
 LIMITS = CoreLimits(8, 24, enable_prefix_caching=False)
 CPU = torch.device("cpu")
 SHAPES = ((2, 1), (1, 2), (2, 2))
+STAGES_ONLY = ("olmo2", "olmo3", "olmo3 with stretched positions")
+"""Variants whose heads are normed together."""
 TOLERANCE = 1e-4
 """Of log probabilities: sums in another order."""
 
@@ -57,7 +59,7 @@ def engine(directory: Path, tp_size: int, pp_size: int, **overrides: Any) -> Eng
 
 @pytest.mark.spec("S-SRV-070", "S-SRV-071")
 @pytest.mark.parametrize(("tp_size", "pp_size"), SHAPES)
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in FOREIGN_VARIANTS])
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in (*FOREIGN_VARIANTS, *STAGES_ONLY)])
 def test_ranks_compute_what_one_process_computes(variant: str, tp_size: int, pp_size: int, models: Models) -> None:
     directory = models(variant)
     prompts = [make_prompt(length) for length in (5, 40)]
@@ -65,6 +67,15 @@ def test_ranks_compute_what_one_process_computes(variant: str, tp_size: int, pp_
     together = engine(directory, tp_size, pp_size)
     for ours, theirs in zip(together.log_probabilities(prompts, 4), alone.log_probabilities(prompts, 4), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+
+
+def test_a_norm_over_all_heads_runs_in_stages_and_is_not_divided(models: Models) -> None:
+    directory, prompts = models("olmo3"), [make_prompt(length) for length in (5, 40)]
+    alone, stages = Engine(directory, LIMITS, "torch"), engine(directory, 1, 2)
+    for ours, theirs in zip(stages.log_probabilities(prompts, 4), alone.log_probabilities(prompts, 4), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)
+    with pytest.raises(SettingsError, match="--tensor-parallel-size: this model norms all heads together"):
+        local_description(describe_model(directory), Shard(0, 2))
 
 
 @pytest.mark.parametrize(("tp_size", "pp_size"), SHAPES)

@@ -24,7 +24,7 @@ from tests.models import greedy_reference
 
 KINDS: tuple[PoolingKind, ...] = ("last", "mean", "cls")
 LENGTHS = (5, 33, 1, 70)
-VARIANTS = ("llama", "qwen3", "gemma2", "gpt2", "opt", "qwen2 with experts", "olmo2", "granite")
+VARIANTS = ("llama", "qwen3", "gemma2", "gpt2", "opt", "qwen2 with experts", "olmo2", "granite", "cohere")
 LIMITS = CoreLimits(max_num_seqs=4, max_num_batched_tokens=24)
 """The longest prompt takes four steps, beside others."""
 CPU = torch.device("cpu")
@@ -153,7 +153,7 @@ def without_head(source: Path, directory: Path, modes: dict[str, bool] | None = 
     return directory
 
 
-@pytest.mark.parametrize(("backend", "variant"), [*on_both(["qwen3"]), ("torch", "olmo2")])
+@pytest.mark.parametrize(("backend", "variant"), [*on_both(["qwen3"]), ("torch", "gpt_oss")])
 def test_a_checkpoint_without_a_head_gives_vectors_and_refuses_to_generate(
     models: Models, tmp_path: Path, backend: str, variant: str
 ) -> None:
