@@ -173,16 +173,20 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: bool = True,
         lora_request: LoRARequests = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Returns a vector for each prompt, in the order of the prompts.
 
         `pooling_params` applies to all prompts, or is a list with one item for each prompt; None means
-        `PoolingParams()`: vectors of length one, pooled as the model's own files say. Raises ValueError or TypeError
+        `PoolingParams()`: vectors of length one, pooled as the model's own files say. `truncate_prompt_tokens` keeps
+        that many first tokens of each prompt, special tokens included, or with -1 as many as fit into the context; a
+        longer prompt than the context is refused without it. Raises ValueError or TypeError
         for invalid arguments, and RuntimeError if the engine fails.
         """
-        return list(
-            map(embedding_output, self._pool(prompts_of(prompts, None), pooling_params, use_tqdm, lora_request))
-        )
+        prompts = prompts_of(prompts, None)
+        found = self._pool(prompts, pooling_params, use_tqdm, lora_request, truncate_prompt_tokens)
+        return list(map(embedding_output, found))
 
     def encode(
         self,
@@ -190,6 +194,8 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         use_tqdm: bool = True,
         lora_request: LoRARequests = None,
+        *,
+        truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput]:
         """Returns what the model gives for each prompt: a vector, or a number for each label of a classification head.
 
@@ -197,25 +203,38 @@ class LLM:
         """
         if pooling_params is None:
             pooling_params = PoolingParams(classify=bool(self._runner.engine.facts.labels))
-        return self._pool(prompts_of(prompts, None), pooling_params, use_tqdm, lora_request)
+        prompts = prompts_of(prompts, None)
+        return self._pool(prompts, pooling_params, use_tqdm, lora_request, truncate_prompt_tokens)
 
     def classify(
-        self, prompts: PromptInput | Sequence[PromptInput], use_tqdm: bool = True
+        self,
+        prompts: PromptInput | Sequence[PromptInput],
+        use_tqdm: bool = True,
+        *,
+        truncate_prompt_tokens: int | None = None,
     ) -> list[ClassificationRequestOutput]:
         """Returns the label of each prompt, and the number that the model's classification head gives for each label.
 
-        Raises the same errors as `embed`; ValueError for a model without such a head.
+        `truncate_prompt_tokens` is as in `embed`. Raises the same errors as `embed`; ValueError for a model without
+        such a head.
         """
-        found = self._pool(prompts_of(prompts, None), PoolingParams(classify=True), use_tqdm)
+        params = PoolingParams(classify=True)
+        found = self._pool(prompts_of(prompts, None), params, use_tqdm, None, truncate_prompt_tokens)
         return [classification_output(output, self._runner.engine.facts.labels) for output in found]
 
     def score(
-        self, text_1: str | Sequence[str], text_2: str | Sequence[str], use_tqdm: bool = True
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        use_tqdm: bool = True,
+        *,
+        truncate_prompt_tokens: int | None = None,
     ) -> list[ScoringRequestOutput]:
         """Returns the similarity of each pair of texts: the cosine of their vectors, or the number of a cross-encoder.
 
         A model with a classification head must have one label. A single `text_1` is paired with each `text_2`; lists of
-        the same length are paired item by item. Raises the same errors as `embed`.
+        the same length are paired item by item. `truncate_prompt_tokens` is as in `embed`; of a pair that is computed
+        as one prompt the longer text is shortened first. Raises the same errors as `embed`.
         """
         first, second = pairs(text_1, text_2)
         labels = self._runner.engine.facts.labels
@@ -226,8 +245,9 @@ class LLM:
                 )
             both = zip(first * (len(second) // len(first)), second, strict=True)
             prompts = [Prompt(one, second_text=other) for one, other in both]
-            return list(map(scoring_output, self._pool(prompts, PoolingParams(classify=True), use_tqdm)))
-        found = self.embed([*first, *second], use_tqdm=use_tqdm)
+            params = PoolingParams(classify=True)
+            return list(map(scoring_output, self._pool(prompts, params, use_tqdm, None, truncate_prompt_tokens)))
+        found = self.embed([*first, *second], use_tqdm=use_tqdm, truncate_prompt_tokens=truncate_prompt_tokens)
         return list(scored(found[: len(first)], found[len(first) :]))
 
     def get_tokenizer(self) -> Any:
@@ -244,13 +264,14 @@ class LLM:
         pooling_params: PoolingParams | Sequence[PoolingParams] | None,
         use_tqdm: bool,
         lora_request: LoRARequests = None,
+        truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput]:
         params = paired(pooling_params, PoolingParams, len(prompts), "pooling_params")
         adapters = self._runner.adapters(lora_request, None, len(prompts))
         ids = [str(next(self._ids)) for _ in prompts]
         ended: dict[str, PoolingRequestOutput] = {}
         with progress_bar(len(prompts), shown=use_tqdm) as bar:
-            for output in self._runner.pooled(ids, prompts, params, adapters):
+            for output in self._runner.pooled(ids, prompts, params, adapters, truncate_prompt_tokens):
                 ended[output.request_id] = output
                 bar.pooled(output)
         return [ended[request_id] for request_id in ids]

@@ -75,37 +75,49 @@ class PromptText:
         generates: bool = True,
         pictures: Sequence[PictureTokens] = (),
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns a prompt's token ids, truncated as `truncated` says, and where the tokens of its pictures begin.
+        """Returns a prompt's token ids, truncated, and where the tokens of its pictures begin.
+
+        `truncate_prompt_tokens` is as for `truncated`; for a prompt that is pooled it is the number of first tokens to
+        keep (0: all).
 
         Raises ValueError if the prompt is invalid or too long, or has not one place for each of its `pictures`. The
         prompt and `max_tokens` output tokens must fit into the context; with `max_tokens` 0, the prompt and one
         token. Unless the prompt `generates` output, it may fill the context.
         """
+        keep_first = 0 if generates else truncate_prompt_tokens
         if prompt.token_ids is not None:
             ids = prompt.token_ids
             _as_value_error(check_token_ids, ids, self._vocab_size, "prompt_token_ids")
+            ids = ids[: keep_first or None]
         else:
             if not self._has_tokenizer:
                 raise ValueError(_NO_TOKENIZER)
             assert prompt.text is not None
-            ids = tuple(self._codec.encode([prompt.text], add_special_tokens=add_special_tokens)[0])
+            encode: Any = self._codec.encode
+            ids = tuple(
+                _as_value_error(encode, [prompt.text], add_special_tokens=add_special_tokens, keep=keep_first)[0]
+            )
             if not ids:
                 raise ValueError("The prompt has no tokens.")
         if pictures and truncate_prompt_tokens:
             raise ValueError("'truncate_prompt_tokens' cannot be given with pictures, which could be cut.")
-        ids = truncated(ids, truncate_prompt_tokens, max_tokens, self._max_model_len)
+        if generates:
+            ids = truncated(ids, truncate_prompt_tokens, max_tokens, self._max_model_len)
         starts: tuple[int, ...] = ()
         if pictures:
             ids, starts = self._with_pictures(ids, pictures)
         _as_value_error(check_context, len(ids), max_tokens, self._max_model_len, "prompt", generates=generates)
         return ids, starts
 
-    def pair_ids(self, prompt: Prompt) -> tuple[tuple[int, ...], int]:
-        """Returns the token ids of a pair of texts, and `PoolingParams.num_first_tokens`. Raises ValueError."""
+    def pair_ids(self, prompt: Prompt, keep: int = 0) -> tuple[tuple[int, ...], int]:
+        """Returns the token ids of a pair of texts, and `PoolingParams.num_first_tokens`.
+
+        `keep`: most tokens of the pair, see `Codec.encode`. Raises ValueError.
+        """
         assert prompt.text is not None
         assert prompt.second_text is not None
         encode: Any = self._codec.encode_pairs
-        [pair] = _as_value_error(encode, [(prompt.text, prompt.second_text)], add_special_tokens=True)
+        [pair] = _as_value_error(encode, [(prompt.text, prompt.second_text)], add_special_tokens=True, keep=keep)
         _as_value_error(check_context, len(pair.token_ids), 0, self._max_model_len, "prompt", generates=False)
         return tuple(pair.token_ids), pair.num_first
 

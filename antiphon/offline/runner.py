@@ -193,15 +193,22 @@ class Runner:
         prompts: Sequence[Prompt],
         params: Sequence[PoolingParams | None],
         adapters: Sequence[Adapters],
+        truncate_prompt_tokens: int | None = None,
     ) -> Iterator[PoolingRequestOutput]:
         """Tokenizes the prompts and yields their results as they are computed, in any order.
+
+        `truncate_prompt_tokens`: number of first tokens of each that are kept; -1: as many as fit; None: all.
 
         No other request may run meanwhile. Raises ValueError before anything runs if a prompt or a parameter is
         invalid, and RuntimeError if the engine fails. If the caller stops early, the rest of the sequences is ended.
         """
         facts = self.engine.facts
         params = checked(params, facts.embedding_size, len(facts.labels))
-        specs = self._pooling_specs(request_ids, prompts, params, adapters)
+        try:
+            keep = rules.pooling_truncation(truncate_prompt_tokens, self.engine.max_model_len)
+        except ServiceError as error:
+            raise ValueError(error.message) from None
+        specs = self._pooling_specs(request_ids, prompts, params, adapters, keep)
         if self.failure is not None:
             raise RuntimeError("The engine has failed; make a new one.") from self.failure
         waiting = {spec.sequence_id: spec for spec in specs}
@@ -261,6 +268,7 @@ class Runner:
         prompts: Sequence[Prompt],
         params: Sequence[PoolingParams],
         adapters: Sequence[Adapters],
+        keep: int,
     ) -> list[SequenceSpec]:
         specs: list[SequenceSpec] = []
         for index, prompt in enumerate(prompts):
@@ -269,9 +277,9 @@ class Runner:
                 if prompt.pictures:
                     raise ValueError("Pictures have no embeddings here: give text.")
                 if prompt.second_text is None:
-                    token_ids, _ = self.text.token_ids(prompt, 0, generates=False)
+                    token_ids, _ = self.text.token_ids(prompt, 0, generates=False, truncate_prompt_tokens=keep)
                 else:
-                    token_ids, num_first = self.text.pair_ids(prompt)
+                    token_ids, num_first = self.text.pair_ids(prompt, keep)
                     one = msgspec.structs.replace(one, num_first_tokens=num_first)
             except ValueError as error:
                 raise ValueError(f"prompts[{index}]: {error}" if len(prompts) > 1 else str(error)) from None

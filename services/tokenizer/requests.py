@@ -60,15 +60,17 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
 
     Raises ServiceError('context_length_exceeded').
     """
-    keep = request.truncate_prompt_tokens, request.max_tokens, request.max_model_len
     special = request.add_special_tokens
     if request.second_prompts:
         return _pairs(codec, request)
     if request.suffix:
         encoded = codec.encode_infill(texts, request.suffix, add_special_tokens=special)
     else:
-        encoded = codec.encode(texts, add_special_tokens=special)
-    token_lists = [truncated(one, *keep) for one in encoded]
+        # Of a text that is pooled the first tokens are kept, of a prompt that is continued the last.
+        first = 0 if request.generates else request.truncate_prompt_tokens
+        encoded = codec.encode(texts, add_special_tokens=special, keep=first)
+    last = request.truncate_prompt_tokens if request.generates else 0
+    token_lists = [truncated(one, last, request.max_tokens, request.max_model_len) for one in encoded]
     starts: tuple[int, ...] = ()
     if request.pictures:
         token_lists[0], starts = with_pictures(token_lists[0], request.pictures)
@@ -88,7 +90,8 @@ def _pairs(codec: Codec, request: TokenizeRequest) -> TokenizeReply:
     """
     pairs = tuple(zip(request.prompts, request.second_prompts, strict=True))
     prompts: list[TokenizedPrompt] = []
-    for index, pair in enumerate(codec.encode_pairs(pairs, add_special_tokens=request.add_special_tokens)):
+    special, keep = request.add_special_tokens, request.truncate_prompt_tokens
+    for index, pair in enumerate(codec.encode_pairs(pairs, add_special_tokens=special, keep=keep)):
         name = request.prompt_names[index] if request.prompt_names else field(request)
         check_context(len(pair.token_ids), 0, request.max_model_len, name, generates=False)
         prompt = _tokenized(codec, request, pair.token_ids, "", ())

@@ -39,6 +39,18 @@ def prompt_truncation(keep: int | None, max_model_len: int | None = None) -> int
     return keep if max_model_len is None else min(keep, max_model_len)
 
 
+def pooling_truncation(keep: int | None, max_model_len: int) -> int:
+    """Returns how many first tokens of a text that is pooled are kept; 0: all of them.
+
+    Raises ServiceError for a number out of range.
+    """
+    keep = prompt_truncation(keep)
+    if keep > max_model_len:
+        told = f"must be at most {max_model_len}, the model's context length: select a smaller truncation size, or -1"
+        refuse("truncate_prompt_tokens", told)
+    return max_model_len if keep == AS_MANY_AS_FIT else keep
+
+
 def prompt_logprobs(asked: int | bool | None, most: int) -> int | None:
     """Returns the number of candidates to report for each token of the prompt; None: no log probabilities of it.
 

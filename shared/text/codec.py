@@ -16,6 +16,7 @@ from shared.config import ModelSettings, SettingsError
 from shared.errors import ServiceError
 from shared.text.infill import find_infill_tokens, infill_ids
 from shared.text.tokenizer_adapter import AnyTokenizer, load_adapter
+from shared.text.truncation import cut_inside, encode_first, encode_first_of_pairs
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 NO_TOKENIZER = "This server has no tokenizer (--skip-tokenizer-init). Give the 'prompt' as token ids, and no text."
@@ -55,12 +56,17 @@ class EncodedPair(NamedTuple):
 class Codec(Protocol):
     """Converts text to token ids and back. All methods raise ServiceError on a server without a tokenizer."""
 
-    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Returns the token ids of each text."""
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: int = 0) -> list[list[int]]:
+        """Returns the token ids of each text. `keep`: the most ids of a text, of which the first stay; 0: all.
+
+        Raises ServiceError for a `keep` that the special tokens fill.
+        """
         ...
 
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool) -> list[EncodedPair]:
-        """Returns each pair of texts as the tokenizer puts them together.
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool, keep: int = 0
+    ) -> list[EncodedPair]:
+        """Returns each pair of texts as the tokenizer puts them together. `keep`: see `encode`.
 
         Raises ServiceError('unsupported_parameter') for a tokenizer that has no pairs.
         """
@@ -98,11 +104,13 @@ class Codec(Protocol):
 class NoCodec:
     """The codec of a server without a tokenizer (`--skip-tokenizer-init`): every method raises ServiceError."""
 
-    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: int = 0) -> list[list[int]]:
         """See Codec."""
         raise _no_tokenizer()
 
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool) -> list[EncodedPair]:
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool, keep: int = 0
+    ) -> list[EncodedPair]:
         """See Codec."""
         raise _no_tokenizer()
 
@@ -142,17 +150,27 @@ class TextCodec:
         self._anchor = self.encode(["a"], add_special_tokens=False)[0][-1:]
         self._anchor_chars = len(self.decode(self._anchor))
 
-    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: int = 0) -> list[list[int]]:
         """See Codec. The `tokenizers` library releases the interpreter lock meanwhile."""
+        if keep and isinstance(self._tokenizer, Tokenizer):
+            return encode_first(self._tokenizer, texts, keep, add_special_tokens=add_special_tokens)
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        if keep:
+            plain = self.encode(texts, add_special_tokens=False)
+            return [cut_inside(one.ids, inner, keep) for one, inner in zip(encodings, plain, strict=True)]
         return [encoding.ids for encoding in encodings]
 
-    def encode_pairs(self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool) -> list[EncodedPair]:
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool, keep: int = 0
+    ) -> list[EncodedPair]:
         """See Codec."""
         if not isinstance(self._tokenizer, Tokenizer):
             told = "Pairs of texts need a tokenizer with a tokenizer.json; this model's tokenizer takes single texts."
             raise ServiceError("unsupported_parameter", told, param="model")
-        encodings = self._tokenizer.encode_batch(list(pairs), add_special_tokens=add_special_tokens)
+        if keep:
+            encodings = encode_first_of_pairs(self._tokenizer, pairs, keep, add_special_tokens=add_special_tokens)
+        else:
+            encodings = self._tokenizer.encode_batch(list(pairs), add_special_tokens=add_special_tokens)
         return [EncodedPair(one.ids, one.type_ids.index(1) if 1 in one.type_ids else 0) for one in encodings]
 
     def encode_infill(self, prefixes: Sequence[str], suffix: str, *, add_special_tokens: bool) -> list[list[int]]:

@@ -45,17 +45,17 @@ def served(encoder: Path, ranker: Path) -> Iterator[Served]:
         yield started
 
 
-def tokenized(directory: Path, *texts: Any) -> Any:
+def tokenized(directory: Path, *texts: Any, **options: Any) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(directory)(*texts, padding=True, return_tensors="pt")
+    return AutoTokenizer.from_pretrained(directory)(*texts, padding=True, return_tensors="pt", **options)
 
 
-def sentence_vectors(directory: Path, texts: list[str]) -> NDArray[np.float64]:
+def sentence_vectors(directory: Path, texts: list[str], **options: Any) -> NDArray[np.float64]:
     """What sentence-transformers makes of them: the means of their hidden states, scaled to length one."""
     from transformers import AutoModel
 
-    inputs = tokenized(directory, texts)
+    inputs = tokenized(directory, texts, **options)
     with torch.inference_mode():
         hidden = AutoModel.from_pretrained(directory).eval()(**inputs).last_hidden_state.double()
     mask = inputs["attention_mask"].unsqueeze(-1)
@@ -63,12 +63,12 @@ def sentence_vectors(directory: Path, texts: list[str]) -> NDArray[np.float64]:
     return means / np.linalg.norm(means, axis=1, keepdims=True)
 
 
-def pair_logits(directory: Path, first: list[str], second: list[str]) -> NDArray[np.float64]:
+def pair_logits(directory: Path, first: list[str], second: list[str], **options: Any) -> NDArray[np.float64]:
     from transformers import AutoModelForSequenceClassification
 
     with torch.inference_mode():
         model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
-        return model(**tokenized(directory, first, second)).logits[:, 0].double().numpy()
+        return model(**tokenized(directory, first, second, **options)).logits[:, 0].double().numpy()
 
 
 def sigmoid(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -117,6 +117,33 @@ def test_texts_get_their_labels(served: Served, ranker: Path, path: str) -> None
     np.testing.assert_allclose([one.outputs.score for one in pairs], sigmoid(logits), **EXACT)
 
 
+def test_long_texts_keep_their_first_tokens_if_the_request_says_so(
+    served: Served, client: openai.OpenAI, encoder: Path, ranker: Path
+) -> None:
+    texts = [*TEXTS, "cat " * 300]
+    for keep, length in ((5, 5), (-1, 130)):
+        cut: dict[str, Any] = {"truncation": True, "max_length": length}
+        expected = sentence_vectors(encoder, texts, **cut)
+        answer = client.embeddings.create(model="tiny", input=texts, extra_body={"truncate_prompt_tokens": keep})
+        np.testing.assert_allclose([one.embedding for one in answer.data], expected, **EXACT)
+        logits = pair_logits(ranker, [QUERY] * len(texts), texts, **cut)
+        body = {"model": "ranker", "truncate_prompt_tokens": keep}
+        pairs = fetch(served, "POST", "/v1/score", {**body, "text_1": QUERY, "text_2": texts}).json["data"]
+        np.testing.assert_allclose([one["score"] for one in pairs], sigmoid(logits), **EXACT)
+        ranked = fetch(served, "POST", "/v1/rerank", {**body, "query": QUERY, "documents": texts}).json["results"]
+        np.testing.assert_allclose([one["relevance_score"] for one in ranked], -np.sort(-sigmoid(logits)), **EXACT)
+        labels = fetch(served, "POST", "/classify", {**body, "input": texts}).json["data"]
+        with LLM(str(ranker), **FLAGS) as llm:
+            alone = llm.classify(texts, use_tqdm=False, truncate_prompt_tokens=keep)
+            scores = llm.score(QUERY, texts, use_tqdm=False, truncate_prompt_tokens=keep)
+        np.testing.assert_allclose([one["probs"] for one in labels], [one.outputs.probs for one in alone], **EXACT)
+        np.testing.assert_allclose([one.outputs.score for one in scores], sigmoid(logits), **EXACT)
+    for keep in (0, -2, 2, 131):
+        answer = fetch(served, "POST", "/v1/embeddings", {"input": "cat", "truncate_prompt_tokens": keep})
+        assert answer.status == 400, answer.body
+        assert answer.json["error"]["param"] == "truncate_prompt_tokens"
+
+
 def test_the_offline_api_gives_the_same_vectors(encoder: Path) -> None:
     expected = sentence_vectors(encoder, TEXTS)
     with LLM(str(encoder), **FLAGS) as llm:
@@ -124,6 +151,14 @@ def test_the_offline_api_gives_the_same_vectors(encoder: Path) -> None:
         np.testing.assert_allclose([one.outputs.embedding for one in found], expected, **EXACT)
         raw = llm.encode(TEXTS, PoolingParams(dimensions=4), use_tqdm=False)
         assert [len(one.outputs.data) for one in raw] == [4] * len(TEXTS)
+        cut = llm.embed(["cat " * 300, TEXTS[3]], use_tqdm=False, truncate_prompt_tokens=6)
+        expected = sentence_vectors(encoder, ["cat " * 300, TEXTS[3]], truncation=True, max_length=6)
+        np.testing.assert_allclose([one.outputs.embedding for one in cut], expected, **EXACT)
+        (ids,) = llm.encode({"prompt_token_ids": [7, 8, 9, 10]}, use_tqdm=False, truncate_prompt_tokens=3)
+        assert ids.prompt_token_ids == [7, 8, 9]
+        for keep, told in ((0, "at least 1"), (2, "adds 2 special tokens"), (131, "smaller truncation size")):
+            with pytest.raises(ValueError, match=told):
+                llm.embed(TEXTS, use_tqdm=False, truncate_prompt_tokens=keep)
         for call, told in ((llm.generate, "generates no text"), (llm.classify, "no classification head")):
             with pytest.raises(ValueError, match=told):
                 call(TEXTS, use_tqdm=False)

@@ -240,8 +240,11 @@ def _given(ids: tuple[int, ...], name: str, request: GenerationRequest, card: Mo
     bad = next((i for i in ids if not 0 <= i < card.vocab_size), None)
     if bad is not None:
         raise ServiceError("invalid_value", f"'{name}' holds the token id {bad}, outside the vocabulary.", param=name)
-    ids = truncated(ids, request.truncate_prompt_tokens, request.params.max_tokens, card.max_model_len)
     generates = request.pooling is None
+    if generates:
+        ids = truncated(ids, request.truncate_prompt_tokens, request.params.max_tokens, card.max_model_len)
+    elif request.truncate_prompt_tokens:
+        ids = ids[: request.truncate_prompt_tokens]
     check_context(len(ids), request.params.max_tokens, card.max_model_len, name, generates=generates)
     packed = pack_ids(ids)
     return Prompt(packed, chain_hashes(packed, block_size, request.cache_salt) if block_size else b"")

@@ -31,6 +31,12 @@ def test_block_hashes_chain_over_full_blocks_under_the_salt() -> None:
     assert len(prompt.block_hashes) // 16 == len(prompt.token_ids) // 16
 
 
+def test_a_text_that_is_pooled_keeps_its_first_tokens() -> None:
+    request = TokenizeRequest("r", "m", ("hello you",), max_model_len=4, truncate_prompt_tokens=4, generates=False)
+    (prompt,) = tokenize(CODEC, request, request.prompts).prompts
+    assert unpack_ids(prompt.token_ids) == ids_of("hello you")[:4]
+
+
 def test_each_tokens_text_is_returned_when_asked_for() -> None:
     (prompt,) = tokenize(CODEC, TokenizeRequest("r", "m", return_tokens=True), ("one voice",)).prompts
     assert "".join(prompt.tokens) == "one voice"

@@ -17,6 +17,7 @@ from shared.errors import ServiceError
 from shared.parameters import pooling
 from shared.parameters.pooling import POOLING_KINDS, PoolingKind, PoolingParams
 from shared.parameters.sampling import SamplingParams
+from shared.request import rules
 from shared.request.checks import given, missing, refuse
 
 ENCODINGS = ("float", "base64")
@@ -139,6 +140,7 @@ def _request(
         pooling=params,
         prompt_names=names,
         second_texts=second_texts,
+        truncate_prompt_tokens=rules.pooling_truncation(body.truncate_prompt_tokens, card.max_model_len),
     )
 
 

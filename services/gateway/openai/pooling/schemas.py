@@ -14,6 +14,9 @@ class TextFields(msgspec.Struct, kw_only=True):
     priority: int | None = None
     service_tier: str | None = None
     """As at /v1/chat/completions."""
+    truncate_prompt_tokens: int | None = None
+    """Number of first tokens of each text, or pair of texts, that are kept, special tokens included; -1: as many as
+    fit into the context. None: longer texts than the context are refused."""
 
 
 class PoolingFields(TextFields, kw_only=True):

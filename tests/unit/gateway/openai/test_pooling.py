@@ -93,12 +93,20 @@ def test_fields_of_embeddings_arrive():
         ("invalid_value", "dimensions", {"dimensions": 2.5}),
         ("invalid_value", "pooling", {"pooling": "max"}),
         ("invalid_value", "priority", {"priority": 2**31}),
-        ("unsupported_parameter", "truncate_prompt_tokens", {"truncate_prompt_tokens": 4}),
+        ("invalid_value", "truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
+        ("invalid_value", "truncate_prompt_tokens", {"truncate_prompt_tokens": -2}),
+        ("invalid_value", "truncate_prompt_tokens", {"truncate_prompt_tokens": 513}),
         ("unsupported_parameter", "temperature", {"temperature": 1}),
     ],
 )
 def test_wrong_fields_of_embeddings_are_named(code: str, param: str, fields: Any):
     refusal(embeddings, code, param, **fields)
+
+
+@pytest.mark.parametrize(("given_number", "kept"), [(None, 0), (3, 3), (512, 512), (-1, 512)])
+def test_the_number_of_tokens_to_keep_arrives(given_number: int | None, kept: int):
+    for make in (embeddings, score, rerank):
+        assert make(truncate_prompt_tokens=given_number).truncate_prompt_tokens == kept
 
 
 def test_a_model_whose_engine_gives_no_vectors_refuses_by_name():
