@@ -68,6 +68,25 @@ def write_encoder(directory: Path, model_type: str, num_labels: int = 0, **confi
     return directory
 
 
+def write_token_classifier(directory: Path, model_type: str, fields: dict[str, Any], **config: Any) -> Path:
+    """A language model whose config.json has `fields` beside its own, such as those of Qwen3-Reranker."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    made: Any = CONFIG_MAPPING[model_type](**{**_SHAPE, **DECODERS[model_type], **config})
+    model: Any = AutoModelForCausalLM.from_config(made)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(directory)
+    path = directory / "config.json"
+    own = json.loads(path.read_text())
+    head = {"architectures": [own["architectures"][0].replace("ForCausalLM", "ForSequenceClassification")]}
+    path.write_text(json.dumps(own | head | fields))
+    write_wordpiece(directory)
+    return directory
+
+
 def write_sentence_files(directory: Path, pooling: dict[str, Any], max_seq_length: int | None = None) -> None:
     """Adds the files of sentence-transformers: its modules, how it pools, and the longest text."""
     names = ("Transformer", "Pooling", "Normalize")

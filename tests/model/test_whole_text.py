@@ -20,7 +20,15 @@ from shared.errors import ServiceError
 from shared.parameters.pooling import PoolingKind, PoolingParams, unpack_vector
 from shared.parameters.sampling import SamplingParams
 from tests.models import make_model
-from tests.whole_text_models import DECODERS, ENCODERS, VOCAB_SIZE, write_encoder, write_sentence_files
+from tests.whole_text_models import (
+    DECODERS,
+    ENCODERS,
+    VOCAB,
+    VOCAB_SIZE,
+    write_encoder,
+    write_sentence_files,
+    write_token_classifier,
+)
 
 KINDS: tuple[PoolingKind, ...] = ("last", "mean", "cls")
 LENGTHS = (5, 33, 1, 70, 34, 32, 128, 5, 6)
@@ -120,6 +128,53 @@ def test_labels_are_those_of_transformers_whatever_is_computed_beside(tmp_path: 
     for prompt, active, vector in zip(prompts(), activate, found, strict=True):
         logits = expected_logits(tmp_path, prompt)
         np.testing.assert_allclose(vector, softmax(logits) if active else logits, **EXACT)
+
+
+RERANKER = {"classifier_from_token": ["cat", "dog"], "is_original_qwen3_reranker": True}
+
+
+@pytest.mark.parametrize("model_type", DECODERS)
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_answer_of_a_decoder_is_the_probability_of_a_token_against_another(
+    tmp_path: Path, model_type: str, tied: bool
+) -> None:
+    running = Running(write_token_classifier(tmp_path, model_type, RERANKER, tie_word_embeddings=tied))
+    assert running.engine.facts.labels == ("LABEL_0",)
+    texts = [*prompts(), [5, 6, 0]]
+    activate = [index % 2 == 0 for index in range(len(texts))]
+    found = running.run(texts, classify=True, activate=activate)
+    ids = [VOCAB["cat"], VOCAB["dog"]]
+    for prompt, active, vector in zip(texts, activate, found, strict=True):
+        with torch.inference_mode():
+            logits = reference(tmp_path, "AutoModelForCausalLM")(torch.tensor([prompt])).logits[0, -1, ids].double()
+        no, yes = logits.numpy()
+        np.testing.assert_allclose(vector, [softmax(logits.numpy())[1] if active else yes - no], **EXACT)
+
+
+def test_the_answer_of_a_decoder_may_be_the_logits_of_tokens(tmp_path: Path) -> None:
+    fields = {"classifier_from_token": ["cat", "dog", "fog"], "method": "no_post_processing"}
+    running = Running(write_token_classifier(tmp_path, "qwen3", fields))
+    [prompt] = prompts((9,))
+    [vector] = running.run([prompt], classify=True, activate=False)
+    with torch.inference_mode():
+        logits = reference(tmp_path, "AutoModelForCausalLM")(torch.tensor([prompt])).logits[0, -1]
+    np.testing.assert_allclose(vector, logits[[VOCAB[token] for token in ("cat", "dog", "fog")]].numpy(), **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"classifier_from_token": ["cat", "xyz"]}, "'xyz', which is no token"),
+        ({"classifier_from_token": ["cat"]}, "must have two tokens"),
+        ({"classifier_from_token": None}, "must be a list of tokens"),
+        ({"method": "largest"}, "supported are from_2_way_softmax and no_post_processing"),
+    ],
+)
+def test_a_wrong_head_of_tokens_is_refused_when_the_model_is_loaded(
+    tmp_path: Path, fields: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ServiceError, match=told):
+        load_worker(settings(write_token_classifier(tmp_path, "llama", RERANKER | fields)))
 
 
 def test_of_a_pair_the_second_text_has_the_second_type(tmp_path: Path) -> None:

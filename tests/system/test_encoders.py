@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from antiphon import LLM, PoolingParams
 from tests.system.served import Served, fetch, serve_tiny, until_the_end, wait_until
-from tests.whole_text_models import write_encoder, write_sentence_files
+from tests.whole_text_models import VOCAB, write_encoder, write_sentence_files, write_token_classifier
 
 pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
 TEXTS = ["The cat sat on the mat.", "a dog in the fog", "pets", "the kitten sat on a stone, 12 dogs"]
@@ -162,6 +162,21 @@ def test_the_offline_api_gives_the_same_vectors(encoder: Path) -> None:
         for call, told in ((llm.generate, "generates no text"), (llm.classify, "no classification head")):
             with pytest.raises(ValueError, match=told):
                 call(TEXTS, use_tqdm=False)
+
+
+def test_a_decoder_that_answers_yes_or_no_scores_pairs(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    fields = {"classifier_from_token": ["cat", "dog"], "is_original_qwen3_reranker": True}
+    judge = write_token_classifier(tmp_path, "qwen3", fields)
+    with LLM(str(judge), **FLAGS) as llm:
+        found = [one.outputs.score for one in llm.score(QUERY, TEXTS, use_tqdm=False)]
+    model = AutoModelForCausalLM.from_pretrained(judge, dtype=torch.float32).eval()
+    for text, score in zip(TEXTS, found, strict=True):
+        with torch.inference_mode():
+            logits = model(tokenized(judge, QUERY, text)["input_ids"]).logits[0, -1].double()
+        yes_or_no = logits[[VOCAB["cat"], VOCAB["dog"]]].softmax(-1)
+        np.testing.assert_allclose(score, float(yes_or_no[1]), **EXACT)
 
 
 def test_what_a_model_cannot_do_is_a_400_that_names_what_it_can(served: Served) -> None:

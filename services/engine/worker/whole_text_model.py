@@ -20,6 +20,7 @@ from transformers.modeling_layers import GenericForSequenceClassification
 
 from services.engine.models.config_fields import config_error
 from services.engine.worker.loading.model_files import read_json
+from services.engine.worker.token_classifier import load_token_classifier, token_head
 from services.engine.worker.whole_text import ENCODERS, classifies
 from shared.errors import ServiceError
 
@@ -122,6 +123,10 @@ def _load(
     config: Any = AutoConfig.from_pretrained(model_dir, trust_remote_code=trusted)
     if getattr(config, "is_decoder", False) and config.model_type in ENCODERS:
         raise config_error("an encoder that is used as a decoder ('is_decoder') is not supported.")
+    head = token_head(fields) if classifies(fields) else None
+    if head is not None:
+        model = load_token_classifier(model_dir, config, head, dtype, trusted)
+        return WholeTextModel(model.to(device).eval(), config, device, max_positions(model_dir, config))
     loader: Any = AutoModelForSequenceClassification if classifies(fields) else AutoModel
     loaded: Any = loader.from_pretrained(
         model_dir, config=config, dtype=dtype, trust_remote_code=trusted, output_loading_info=True
