@@ -157,7 +157,7 @@ def make_checkpoints(model: Path, name: str, target: Path) -> tuple[Path, Path]:
     stored: Stored = {}
     for key, tensor in load_file(model / "model.safetensors").items():
         plain[key] = stored[key] = tensor
-        if "_proj" in key and key.endswith("weight"):
+        if ("_proj" in key or ".experts." in key) and key.endswith("weight"):
             parts, plain[key] = layout(tensor, generator)
             del stored[key]
             stored |= {f"{key.removesuffix('weight')}{part}": value for part, value in parts.items()}

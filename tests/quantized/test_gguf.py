@@ -142,6 +142,15 @@ def test_matrices_of_several_types_are_joined(wide: Path, tmp_path: Path) -> Non
         check(tmp_path / "m.gguf", plain, backend)
 
 
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_all_experts_of_a_layer_are_read_from_one_tensor(family: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
+    model = make_model(tmp_path / "source", family, seed=7, **sizes)
+    plain = write_gguf(model, tmp_path / "m.gguf", lambda name: Kind.Q6_K if "ffn_down" in name else Kind.Q4_K)
+    for backend in ("torch", "native"):
+        check(tmp_path / "m.gguf", plain, backend)
+
+
 @pytest.mark.parametrize("kind", [*FOUR_BITS, *EIGHT_BITS], ids=lambda kind: kind.name)
 def test_types_in_groups_of_32_stay_quantized_and_are_exact(kind: Kind) -> None:
     array = np.random.default_rng(3).normal(size=(6, 512)).astype(np.float32)

@@ -5,6 +5,7 @@ the size of the model. Called by the CPU worker at start-up.
 """
 
 import ctypes
+import logging
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,7 +32,9 @@ from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
 from services.engine.quantization.weight import QuantizedWeight
 from services.engine.worker.capacity.memory import fetch
 from services.engine.worker.interface import WeightMemory
-from services.engine.worker.loading.parameters import Matrix, ParameterReader
+from services.engine.worker.loading.parameters import Matrix, ParameterReader, made_plain
+
+logger = logging.getLogger(__name__)
 
 WIDTH_MULTIPLE = 32
 """In the KV cache, the dimensions of a head are padded to a multiple of this number."""
@@ -70,6 +73,7 @@ class NativeDecoder:
         self._cache = cache
         self._mapped = self._cache.find() if self._cache else None
         self._packed: list[Piece] = []
+        self._made_plain: list[str] = []
         self.quantized_bytes, self.quantized_from_bytes = 0, 0
         """Bytes of the packed quantized matrices, and what they would take if they were not quantized."""
         self.description = description
@@ -81,6 +85,8 @@ class NativeDecoder:
         with ParameterReader(model_dir, description, layout, dtype, _CPU, form) as reader:
             self._load(reader)
             self.weights_bytes = self.mapped_bytes + reader.read_bytes
+        if self._made_plain:
+            logger.warning("%s", made_plain(self._made_plain, dtype))
         for layer in range(description.num_layers):
             self._set_attention(layer)
         if description.alibi_scale is not None:
@@ -192,6 +198,7 @@ class NativeDecoder:
         """Has the library pack a matrix with the bias at this address, and returns the packed form."""
         quantized = isinstance(weight, QuantizedWeight) and weight.kind in NATIVE_KINDS
         if isinstance(weight, QuantizedWeight) and not quantized:
+            self._made_plain.append(name if layer < 0 else f"layers.{layer}.{name}")
             weight = weight.dequantized().to(self._dtype)
         shape = (weight.shape[0], weight.shape[1])
         if isinstance(weight, QuantizedWeight):

@@ -1,17 +1,21 @@
 """A mixture of experts: y = Σ_e w_e · expert_e(x) over the experts that a router picked for each token.
 
     expert(x) = W_down (silu(gate) · up),  [gate | up] = W_gate_up x
-    x [n, hidden], gate_up [experts, 2m, hidden], down [experts, hidden, m]; y like x
+    x [n, hidden], W_gate_up [2m, hidden], W_down [hidden, m]; y like x
     logits [n, experts]; weights: the k largest of softmax(logits) in float32, divided by their sum if `normalise`
 
 The plain reference: tokens are grouped by expert, and each expert multiplies its group once. Called by the expert MLP.
 """
 
+from collections.abc import Callable, Sequence
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from services.engine.kernels.activation import Activation, gated
+
+Product = Callable[[Tensor], Tensor]
+"""x [n, in] → x Wᵀ [n, out] with the matrix W of one expert, in whatever form it is stored."""
 
 
 def route(logits: Tensor, num_per_token: int, normalise: bool) -> tuple[Tensor, Tensor]:
@@ -23,12 +27,17 @@ def route(logits: Tensor, num_per_token: int, normalise: bool) -> tuple[Tensor, 
 
 
 def mixed_experts(
-    x: Tensor, weights: Tensor, experts: Tensor, gate_up: Tensor, down: Tensor, activation: Activation
+    x: Tensor,
+    weights: Tensor,
+    experts: Tensor,
+    gate_up: Sequence[Product],
+    down: Sequence[Product],
+    activation: Activation,
 ) -> Tensor:
     """Returns y [n, hidden], see the module. `weights`, `experts` [n, k] as returned by `route`."""
     order = experts.flatten().argsort(stable=True)
     tokens = order // experts.shape[1]
-    counts = experts.flatten().bincount(minlength=gate_up.shape[0]).tolist()
+    counts = experts.flatten().bincount(minlength=len(gate_up)).tolist()
     shares = weights.flatten().index_select(0, order).unsqueeze(1)
     mixed = torch.zeros_like(x)
     first = 0
@@ -36,7 +45,7 @@ def mixed_experts(
         if not count:
             continue
         group = slice(first, first + count)
-        inner = gated(activation, F.linear(x.index_select(0, tokens[group]), gate_up[expert]))
-        mixed.index_add_(0, tokens[group], F.linear(inner, down[expert]) * shares[group])
+        inner = gated(activation, gate_up[expert](x.index_select(0, tokens[group])))
+        mixed.index_add_(0, tokens[group], down[expert](inner) * shares[group])
         first += count
     return mixed

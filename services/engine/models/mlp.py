@@ -7,6 +7,7 @@ ExpertMlp  the weighted sum of the selected experts, plus the shared expert time
 Called by the decoder.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +18,8 @@ from services.engine.kernels.activation import ACTIVATIONS, Activation, gated
 from services.engine.kernels.experts import mixed_experts, route
 from services.engine.kernels.silu_mul import silu_mul
 from services.engine.models.description import ActivationKind, Experts
-from services.engine.models.linear import Linear
+from services.engine.models.linear import DenseLinear, Linear, QuantizedLinear
+from services.engine.quantization.weight import QuantizedWeight
 
 
 class Mlp(Protocol):
@@ -77,30 +79,41 @@ class SharedExpert:
     gate: Linear
 
 
+ExpertMatrices = Tensor | tuple[QuantizedWeight, ...]
+"""The same matrix of all experts: plain [experts, out, in], or quantized, one [out, in] for each expert."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertParts:
-    """The parts of a mixture of experts: `gate_up` [experts, 2m, hidden], `down` [experts, hidden, m]."""
+    """The parts of a mixture of experts. An expert's matrices: `gate_up` [2m, hidden], `down` [hidden, m]."""
 
     experts: Experts
     router: Linear
-    gate_up: Tensor
-    down: Tensor
+    gate_up: ExpertMatrices
+    down: ExpertMatrices
     activation: ActivationKind
     shared: SharedExpert | None
+
+
+MakeLinear = Callable[["Tensor | QuantizedWeight"], Linear]
 
 
 class ExpertMlp:
     """A mixture of experts; see the module's docstring."""
 
-    def __init__(self, parts: ExpertParts) -> None:
-        self._parts = parts
+    def __init__(self, parts: ExpertParts, make: MakeLinear | None = None) -> None:
+        """`make` makes the linear layer of an expert's matrix; by default it keeps the matrix in its form."""
+        self.parts = parts
+        self.gate_up, self.down = (
+            tuple((make or _linear)(weight) for weight in matrices) for matrices in (parts.gate_up, parts.down)
+        )
         self._activation: Activation = ACTIVATIONS[parts.activation]
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Mlp`."""
-        p = self._parts
+        p = self.parts
         weights, experts = route(p.router(x), p.experts.num_per_token, p.experts.normalise)
-        mixed = mixed_experts(x, weights, experts, p.gate_up, p.down, self._activation)
+        mixed = mixed_experts(x, weights, experts, self.gate_up, self.down, self._activation)
         if p.shared is None:
             return mixed
         return torch.addcmul(mixed, p.shared.gate(x).sigmoid(), p.shared.mlp(x))
@@ -108,3 +121,7 @@ class ExpertMlp:
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """See `Mlp`."""
         return residual + self(x)
+
+
+def _linear(weight: "Tensor | QuantizedWeight") -> Linear:
+    return QuantizedLinear(weight) if isinstance(weight, QuantizedWeight) else DenseLinear(weight)

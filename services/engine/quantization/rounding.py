@@ -9,10 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from services.engine.quantization.weight import INT4_MAX, INT4_MIDDLE, QuantizedWeight, pack_nibbles
+from services.engine.quantization.weight import GROUP_MULTIPLE, INT4_MAX, INT4_MIDDLE, QuantizedWeight, pack_nibbles
 
-GROUP_MULTIPLE = 32
-"""Inputs that share a scale: a multiple of this number."""
 _INT8_MAX = 127
 _FP8_MAX = 448.0
 NF4_LEVELS = (

@@ -4,6 +4,7 @@ No file format is handled here: `rounding` makes such weights of plain ones, and
 of checkpoints. The C++ library's `quantized.h` documents the products with these kinds and the bounds of their errors.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,6 +15,8 @@ from torch import Tensor
 WeightKind = Literal["int8", "int8_dynamic", "int4", "fp8"]
 """int8: 8 bits per weight, optionally in groups; int8_dynamic: activations are rounded to 8 bits too; int4: 4 bits per
 weight, in groups; fp8: float8_e4m3, optionally in groups, which the C++ library does not multiply."""
+GROUP_MULTIPLE = 32
+"""Inputs that share a scale: a multiple of this number."""
 INT4_MAX = 15
 INT4_MIDDLE = 8
 _INT8_MAX = 127
@@ -85,12 +88,19 @@ class QuantizedWeight:
         return self._mapped(lambda part: part[index].contiguous(), lambda levels: levels)
 
     def columns(self, first: int, last: int) -> "QuantizedWeight | Tensor":
-        """Returns the columns (inputs) from `first` up to `last`; plain float32 if they are no whole groups."""
+        """Returns the columns (inputs) from `first` up to `last`.
+
+        Groups that the bounds cut become several smaller groups with the same scale. The result is plain float32 if
+        those would not have a multiple of `GROUP_MULTIPLE` inputs.
+        """
         if not self.group_size:
             return replace(self, values=self.values[:, first:last].contiguous(), shape=(self.shape[0], last - first))
         size = self.group_size
         one_group = size >= self.shape[1]
         if (first % 2 or last % 2) if one_group else (first % size or (last % size and last != self.shape[1])):
+            smaller = math.gcd(size, first, 0 if last == self.shape[1] else last)
+            if not one_group and smaller % GROUP_MULTIPLE == 0:
+                return self._regrouped(smaller).columns(first, last)
             return self.dequantized()[:, first:last].contiguous()
         places = slice(first // 2, -(-last // 2)) if self.two_a_byte else slice(first, last)
         groups = slice(0, 1) if one_group else slice(first // size, -(-last // size))
@@ -126,6 +136,12 @@ class QuantizedWeight:
         if self.zeros is not None:
             numbers = numbers - self.zeros[:, groups]
         return numbers * self.scales[:, groups]
+
+    def _regrouped(self, size: int) -> "QuantizedWeight":
+        """Returns the same weight in groups of `size`, a divisor of the group size: scales are repeated."""
+        places = torch.arange(-(-self.shape[1] // size), device=self.values.device) // (self.group_size // size)
+        zeros = None if self.zeros is None else self.zeros[:, places].contiguous()
+        return replace(self, scales=self.scales[:, places].contiguous(), group_size=size, zeros=zeros)
 
     def _mapped(
         self, change: Callable[[Tensor], Tensor], change_levels: Callable[[Tensor], Tensor]
@@ -166,7 +182,12 @@ def pack_nibbles(values: Tensor) -> Tensor:
 
 
 def stack(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
-    """Returns the weights on top of each other, [sum of out, in]; None if they are not quantized alike."""
+    """Returns the weights on top of each other, [sum of out, in]; None if they are not quantized alike.
+
+    Weights with zero points and weights without, which means the middle of the range, are alike.
+    """
+    if any(part.zeros is not None for part in parts):
+        parts = [_with_zeros(part) for part in parts]
     first = parts[0]
     form = (first.kind, first.shape[1], first.group_size, first.zeros is None, first.has_sign, first.two_a_byte)
     for part in parts[1:]:
@@ -180,6 +201,13 @@ def stack(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
         scales=torch.cat([part.scales for part in parts]),
         zeros=None if first.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None]),
     )
+
+
+def _with_zeros(weight: QuantizedWeight) -> QuantizedWeight:
+    """Returns the same weight with zero points; unchanged if it has them, no groups, or levels of its own."""
+    if weight.zeros is not None or not weight.group_size or weight.levels is not None or weight.kind == "fp8":
+        return weight
+    return replace(weight, zeros=torch.full_like(weight.scales, INT4_MIDDLE if weight.kind == "int4" else 0))
 
 
 def _equal(levels: Tensor | None, others: Tensor | None) -> bool:

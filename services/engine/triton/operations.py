@@ -7,6 +7,7 @@ decoder layer then takes seven launches: norm + query-key-value, rotation + cach
 norm + gate·up, down + residual. For many rows it takes nine.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,7 @@ from services.engine.kernels.experts import route
 from services.engine.models.attention import Attention, StepInputs
 from services.engine.models.description import ActivationKind, DecoderDescription, NormKind, RopeParameters
 from services.engine.models.linear import Linear
-from services.engine.models.mlp import ExpertParts, Mlp
+from services.engine.models.mlp import ExpertMatrices, ExpertParts, Mlp
 from services.engine.models.norm import Norm
 from services.engine.models.operations import NormThenMlp, ResidualMlp
 from services.engine.models.rope import inverse_frequencies
@@ -36,6 +37,8 @@ from services.engine.triton.prefill_attention import attend_many
 from services.engine.triton.quantized import kernel_weight, quantized_linear
 from services.engine.triton.rope_kv import make_table, rotate_and_store
 from services.engine.triton.skinny import skinny_linear
+
+logger = logging.getLogger(__name__)
 
 FEW_ROWS = 8
 """Most rows for `skinny_linear`: up to here a product takes no longer than reading its weight, with any tiles."""
@@ -172,9 +175,11 @@ class NormedMlp:
 
 @dataclass(frozen=True, slots=True)
 class TritonExpertMlp:
-    """An `Mlp` that is a mixture of experts."""
+    """An `Mlp` that is a mixture of experts, whose matrices are plain."""
 
     parts: ExpertParts
+    gate_up: Tensor
+    down: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Mlp`."""
@@ -187,7 +192,7 @@ class TritonExpertMlp:
     def _mixed(self, residual: Tensor | None, x: Tensor) -> Tensor:
         x, p = x.contiguous(), self.parts
         shares, chosen = route(p.router(x), p.experts.num_per_token, p.experts.normalise)
-        mixed = mixed_experts(x, shares, chosen, p.gate_up, p.down, p.activation, residual)
+        mixed = mixed_experts(x, shares, chosen, self.gate_up, self.down, p.activation, residual)
         if p.shared is None:
             return mixed
         return torch.addcmul(mixed, p.shared.gate(x).sigmoid(), p.shared.mlp(x))
@@ -258,6 +263,7 @@ class TritonOperations:
 
     def __init__(self, num_positions: int, dtype: torch.dtype, shard: Shard = ALONE) -> None:
         self._num_positions, self._dtype, self._shard = num_positions, dtype, shard
+        self._told = False
 
     def norm(self, kind: NormKind, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
         """See `Operations`."""
@@ -281,7 +287,20 @@ class TritonOperations:
 
     def expert_mlp(self, parts: ExpertParts) -> Mlp:
         """See `Operations`."""
-        return TritonExpertMlp(parts)
+        return TritonExpertMlp(parts, self._plain_experts(parts.gate_up), self._plain_experts(parts.down))
+
+    def _plain_experts(self, matrices: ExpertMatrices) -> Tensor:
+        """Returns matrices [experts, out, in] in the type of activations. The grouped products read no others."""
+        if isinstance(matrices, Tensor):
+            return matrices
+        if not self._told:
+            logger.warning(
+                "quantization: the Triton kernels multiply plain experts: quantized ones become %s weights while "
+                "loading, which take the memory of an unquantized model",
+                str(self._dtype).removeprefix("torch."),
+            )
+            self._told = True
+        return torch.stack([matrix.dequantized().to(self._dtype) for matrix in matrices])
 
     def attention(
         self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor

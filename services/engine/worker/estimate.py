@@ -196,8 +196,8 @@ def _weights(
         shapes = tuple(source.shape for source in parameter.sources)
         key = within_layer(name), shapes
         if key not in known:
-            # Backends other than the library have plain experts.
-            plain = backend != "cpp" and "experts." in name
+            # The Triton kernels multiply plain experts.
+            plain = backend == "gpu" and "experts." in name
             known[key] = _parameter_bytes(parameter, d, dtype, None if plain else quantize, shard)
         total += known[key]
     return total

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from services.engine.quantization.formats.packing import expect
-from services.engine.quantization.rounding import GROUP_MULTIPLE
-from services.engine.quantization.weight import QuantizedWeight
+from services.engine.quantization.weight import GROUP_MULTIPLE, QuantizedWeight
 
 _SCALES = ("weight_scale", "weight_scale_inv")
 

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from services.engine.quantization.rounding import GROUP_MULTIPLE
-from services.engine.quantization.weight import QuantizedWeight, pack_nibbles
+from services.engine.quantization.weight import GROUP_MULTIPLE, QuantizedWeight, pack_nibbles
 
 _INT4_BITS, _INT8_BITS = 4, 8
 

@@ -161,6 +161,10 @@ class Checkpoint:
         joined = _joined(plain, dtype, device)
         return joined if parameter.grouping is None else _sorted_heads(joined, parameter.grouping)
 
+    def is_quantized(self, parameter: Parameter) -> bool:
+        """Whether any of the parameter's tensors is stored quantized."""
+        return any(self._parts(source) for source in parameter.sources)
+
     def is_mapped(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> bool:
         """Whether `read` returns the mapped pages of the file instead of a copy."""
         plain = len(parameter.sources) == 1 and not parameter.transposed and parameter.grouping is None

@@ -5,7 +5,9 @@ if there is one, rounds plain matrices on the way. The backends decide what beco
 `weights.py` (PyTorch and Triton) and `cpu/decoder.py` (C++).
 """
 
+import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +19,8 @@ from services.engine.parallel.shard import ALONE, Shard, sharded, sharded_bias
 from services.engine.quantization.choice import WeightForm
 from services.engine.quantization.weight import QuantizedWeight
 from services.engine.worker.loading.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
 
 Matrix = Tensor | QuantizedWeight
 _LAYER = re.compile(r"layers\.\d+\.")
@@ -71,6 +75,8 @@ class ParameterReader:
         self._description, self.shard = description, shard
         self._first_layer = shard.layers(description.num_layers).start
         self._parameters = {parameter.name: parameter for parameter in layout}
+        self._made_plain: list[str] = []
+        """Matrices that were quantized and were returned as plain tensors."""
         self.read_bytes = 0
         """Bytes of all parameters that were read, in the form in which they were returned."""
 
@@ -79,6 +85,8 @@ class ParameterReader:
 
     def __exit__(self, *exc_info: object) -> None:
         self._checkpoint.close()
+        if self._made_plain:
+            logger.warning("%s", made_plain(self._made_plain, self._dtype))
 
     def has(self, name: str) -> bool:
         """Whether the model has a parameter."""
@@ -101,11 +109,15 @@ class ParameterReader:
 
         Of a matrix that is divided among ranks, the rank's part.
         """
-        weight = self._checkpoint.matrix(self._parameters[self._global(f"{name}.weight")], self._dtype, self._device)
+        parameter = self._parameters[self._global(f"{name}.weight")]
+        weight = self._checkpoint.matrix(parameter, self._dtype, self._device)
+        was_quantized = isinstance(weight, QuantizedWeight) or self._checkpoint.is_quantized(parameter)
         weight = self.rounded(name, weight) if isinstance(weight, Tensor) else weight
         part = sharded(within_layer(name), weight, self._description, self.shard)
         # Columns that are no whole groups are not quantized any more.
         if isinstance(part, Tensor):
+            if was_quantized or isinstance(weight, QuantizedWeight):
+                self._made_plain.append(name)
             return self._counted(part.to(self._dtype))
         self.read_bytes += part.nbytes
         return part
@@ -142,6 +154,15 @@ class ParameterReader:
             return name
         _, layer, rest = name.split(".", 2)
         return f"layers.{int(layer) + self._first_layer}.{rest}"
+
+
+def made_plain(names: Sequence[str], dtype: torch.dtype) -> str:
+    """Returns the log line about quantized matrices that became plain weights while they were loaded."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"quantization: {names[0]}{more} became {str(dtype).removeprefix('torch.')} weights while loading, which take "
+        "the memory of unquantized ones: this backend multiplies no weights that are quantized in their way"
+    )
 
 
 def within_layer(name: str) -> str:

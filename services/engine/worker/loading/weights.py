@@ -16,7 +16,7 @@ from services.engine.models.decoder import DecoderWeights, LayerWeights
 from services.engine.models.description import DecoderDescription, Experts
 from services.engine.models.layout import Parameter
 from services.engine.models.linear import Linear, can_pack
-from services.engine.models.mlp import ExpertParts, Mlp, SharedExpert
+from services.engine.models.mlp import ExpertMatrices, ExpertParts, Mlp, SharedExpert
 from services.engine.models.norm import Norm
 from services.engine.models.operations import TORCH_OPERATIONS, Operations
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
@@ -78,7 +78,7 @@ class _Loader:
         ranks: Communicator,
     ) -> None:
         self.reader, self._description, self.operations, self._ranks = reader, description, operations, ranks
-        self._dtype, self._packs = dtype, can_pack(dtype, device)
+        self._packs = can_pack(dtype, device)
 
     def linear(self, name: str) -> Linear:
         """Returns a linear layer; one that is divided by columns among ranks sums its results."""
@@ -98,12 +98,12 @@ class _Loader:
         mlp = self.operations.expert_mlp(parts)
         return mlp if self.reader.shard.tp_size == 1 else Summed(mlp, self._ranks.all_sum)
 
-    def experts(self, name: str, count: int) -> Tensor:
-        """Returns the matrices of a layer's experts [experts, out, in], which are always plain."""
+    def experts(self, name: str, count: int) -> ExpertMatrices:
+        """Returns the matrices of a layer's experts."""
         weight = self.reader.matrix(name)
         if not isinstance(weight, Tensor):
-            weight = weight.dequantized().to(self._dtype)
-        elif self.reader.is_mapped(f"{name}.weight"):
+            return weight.chunk(count)
+        if self.reader.is_mapped(f"{name}.weight"):
             weight = weight.clone()
         return weight.unflatten(0, (count, -1))
 

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,7 +27,8 @@ def test_a_mixture_is_the_sum_over_each_tokens_experts(tokens: int, dtype: torch
         for weight, expert in zip(weights[token].double(), experts[token].tolist(), strict=True):
             gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
             expected[token] += weight * (down[expert].double() @ (F.silu(gate) * up))
-    given = mixed_experts(x, weights, experts, gate_up, down, ACTIVATIONS["silu"])
+    products = [[partial(F.linear, weight=matrix) for matrix in matrices] for matrices in (gate_up, down)]
+    given = mixed_experts(x, weights, experts, *products, ACTIVATIONS["silu"])
     torch.testing.assert_close(given.double(), expected, rtol=tolerance, atol=tolerance)
 
 

@@ -1,0 +1,143 @@
+"""Models with experts whose matrices are quantized, in all backends, against transformers with what they stand for."""
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from services.engine.core.plan import CoreLimits
+from services.engine.cpu.worker import CpuWorker
+from services.engine.models.linear import DenseLinear, QuantizedLinear
+from services.engine.models.mlp import ExpertMlp
+from services.engine.parallel.linear import Summed
+from services.engine.quantization.online import online_quantizer
+from services.engine.quantization.weight import QuantizedWeight
+from services.engine.worker.torch_worker import TorchWorker
+from shared.parameters.sampling import SamplingParams
+from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings
+from tests.models import greedy_reference, make_model
+from tests.quantized.checkpoints import LAYOUTS, make_checkpoints
+from tests.support.ranks import RankThreads
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
+PLAIN = {"gptq, inputs in another order"}
+"""Layouts that become plain weights."""
+SIZES = {
+    "mixtral": {"intermediate_size": 96},
+    "qwen2_moe": {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 64},
+    "qwen3_moe": {"moe_intermediate_size": 96, "mlp_only_layers": [1], "intermediate_size": 192},
+}
+"""Widths are multiples of every layout's groups."""
+LIMITS = CoreLimits(8, 24, enable_prefix_caching=False)
+PROMPTS = [make_prompt(length) for length in (5, 40)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("models")
+    return {
+        family: make_model(root / family, family, seed=3, dtype="float32", **sizes) for family, sizes in SIZES.items()
+    }
+
+
+def expected(plain: Path) -> list[list[int]]:
+    return [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in PROMPTS]
+
+
+def is_packed(engine: Engine) -> bool:
+    """Whether the matrices of the first layer's experts are in memory as they are quantized."""
+    worker = engine.worker
+    if isinstance(worker, CpuWorker):
+        weights = {entry.name: entry.num_bytes for entry in worker._decoder.weights}
+        d = worker._decoder.description
+        assert d.experts is not None
+        plain = 2 * d.experts.intermediate_size * d.hidden_size * torch.float32.itemsize
+        return weights["layer 0, experts.up 1"] < 0.5 * plain
+    assert isinstance(worker, TorchWorker)
+    mlp = worker._model._weights.layers[0].mlp
+    assert isinstance(mlp, ExpertMlp)
+    kinds = {type(linear) for linear in (*mlp.gate_up, *mlp.down)}
+    assert kinds in ({QuantizedLinear}, {DenseLinear})
+    return kinds == {QuantizedLinear}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_prepared_experts_give_the_tokens_of_the_weights_that_they_stand_for(
+    name: str, models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    quantized, plain = make_checkpoints(models["qwen2_moe"], name, tmp_path)
+    tokens = expected(plain)
+    for backend in ("torch", "native"):
+        caplog.clear()
+        engine = Engine(quantized, LIMITS, backend)
+        assert engine.generate(PROMPTS) == tokens
+        packs = name not in PLAIN and not (backend == "native" and name.startswith("fp8"))
+        assert is_packed(engine) == packs
+        assert ("became float32 weights while loading" in caplog.text) == (not packs)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("name", ["gptq", "awq", "w8a16", "fp8, blocks"])
+def test_families_name_their_experts_in_their_own_way(
+    name: str, family: str, models: dict[str, Path], tmp_path: Path
+) -> None:
+    quantized, plain = make_checkpoints(models[family], name, tmp_path)
+    tokens = expected(plain)
+    for backend in ("torch", "native"):
+        assert Engine(quantized, LIMITS, backend).generate(PROMPTS) == tokens
+
+
+@pytest.mark.spec("S-QNT-015", "S-QNT-016")
+@pytest.mark.parametrize("mode", ["ifq", "ifq_nf4", "weight_only_int8", "auto"])
+def test_experts_are_rounded_while_they_are_loaded(mode: str, models: dict[str, Path], tmp_path: Path) -> None:
+    quantize = online_quantizer("ifq_nf4" if mode == "ifq_nf4" else "ifq")
+    plain = tmp_path / "plain"
+    shutil.copytree(models["qwen2_moe"], plain)
+    tensors = load_file(plain / "model.safetensors")
+    for key, tensor in tensors.items():
+        if "_proj" in key:
+            rounded = quantize("o", tensor) if key.endswith("weight") else tensor
+            tensors[key] = rounded.dequantized() if isinstance(rounded, QuantizedWeight) else rounded
+    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+    tokens = expected(plain)
+    # PyTorch's operations do not multiply quantized weights, so `auto` means plain weights there.
+    for backend in ("native",) if mode == "auto" else ("torch", "native"):
+        engine = Engine(models["qwen2_moe"], LIMITS, backend, quantization=mode)
+        assert engine.generate(PROMPTS) == tokens
+        assert is_packed(engine)
+
+
+@pytest.mark.parametrize("name", ["gptq", "w8a16", "fp8, blocks", "ifq_nf4"])
+def test_experts_are_divided_among_ranks(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Down has 192 inputs, and groups of 64 (NF4) or 32 are cut to 96: groups of 64 become groups of 32."""
+    sizes = {"moe_intermediate_size": 192, "shared_expert_intermediate_size": 128}
+    model = make_model(tmp_path / "model", "qwen2_moe", seed=3, dtype="float32", **sizes)
+    overrides = {"quantization": name} if name == "ifq_nf4" else {}
+    quantized = model if overrides else make_checkpoints(model, name, tmp_path)[0]
+    chosen = settings(quantized, max_num_seqs=LIMITS.max_num_seqs, **overrides)
+    ranks = RankThreads(lambda rank: TorchWorker(chosen, quantized, torch.device("cpu"), rank), 2, 1)
+    tokens = Engine(quantized, LIMITS, "torch", **overrides).generate(PROMPTS)
+    assert Engine.around(ranks, LIMITS).generate(PROMPTS) == tokens
+    for worker in ranks.workers:
+        assert isinstance(worker, TorchWorker)
+        mlp = worker._model._weights.layers[0].mlp
+        assert isinstance(mlp, Summed)
+        assert isinstance(mlp.part, ExpertMlp)
+        assert {type(linear) for linear in (*mlp.part.gate_up, *mlp.part.down)} == {QuantizedLinear}
+    assert "became float32 weights" not in caplog.text
+
+
+def test_the_kernels_for_gpus_say_that_they_make_experts_plain(
+    models: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Under Triton's interpreter."""
+    quantized, plain = make_checkpoints(models["mixtral"], "awq", tmp_path)
+    prompt = make_prompt(20)
+    with caplog.at_level(logging.WARNING):
+        engine = Engine(quantized, LIMITS, "triton")
+    assert caplog.text.count("the Triton kernels multiply plain experts") == 1
+    params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+    assert engine.generate([prompt], params) == [greedy_reference(plain, prompt, 2)]
