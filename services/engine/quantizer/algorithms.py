@@ -17,9 +17,11 @@ from torch import Tensor
 from services.engine.quantizer.gptq import gptq_rounded
 from services.engine.quantizer.grid import Ranges, Rounded, extremes, int8, with_zeros
 from services.engine.quantizer.layer import Statistics
-from services.engine.quantizer.plan import Site, is_quantized
-from services.engine.quantizer.scaling import LayerTensors, rescaled, site_of
+from services.engine.quantizer.plan import Plan, Site, is_quantized
+from services.engine.quantizer.scaling import LayerTensors, rescaled, sites_of
 
+ENOUGH_TOKENS = 256
+"""Calibration tokens that an expert must read so that GPTQ uses statistics of it alone."""
 _FACTOR_STEPS = 20
 _CLIP_STEPS, _LEAST_CLIP = 10, 0.5
 _UNCLIPPED = ("qkv",)
@@ -54,14 +56,15 @@ def awq_layer(layer: LayerTensors, sites: Sites, dtype: torch.dtype) -> Iterator
     """Yields each matrix in 4 bits with zero points after factors and ranges were searched."""
     size = layer.plan.group_size
     statistics = dict(sites)
-    for site in layer.plan.sites():
-        if layer.can_divide(site):
+    for site in layer.plan.sites(layer.index):
+        # An expert that no token chose has no statistics.
+        if site in statistics and layer.can_divide(site):
             factors = layer.divide_inputs(site, _best_factors(layer, site, statistics[site], dtype))
             assert factors is not None
             statistics[site] = rescaled(statistics[site], factors)
     for name, weight, site in _quantized(layer):
         ranges = _ranges(weight, size, dtype)
-        if site.matrices[0] not in _UNCLIPPED:
+        if site in statistics and site.matrices[0] not in _UNCLIPPED:
             ranges = _clipped(weight, size, statistics[site].products, dtype)
         values = ranges.values(weight.unflatten(1, (-1, size))).flatten(1)
         zeros = ranges.zeros.squeeze(-1).to(torch.uint8)
@@ -71,19 +74,42 @@ def awq_layer(layer: LayerTensors, sites: Sites, dtype: torch.dtype) -> Iterator
 def gptq_layer(layer: LayerTensors, sites: Sites, dtype: torch.dtype) -> Iterator[tuple[str, Rounded]]:
     """Yields each matrix in 4 bits, symmetric."""
     for name, weight, site in _quantized(layer):
-        yield name, gptq_rounded(weight, sites[site].products, layer.plan.group_size, dtype)
+        yield name, gptq_rounded(weight, _products(site, sites, weight.shape[1]), layer.plan.group_size, dtype)
+
+
+def seldom_chosen(sites: Sites, plan: Plan, layer: int) -> int:
+    """Returns the number of a layer's experts that read too few tokens for statistics of their own."""
+    own = [site for site in plan.watched(layer) if site.matrices == ("experts.down",)]
+    return sum(not _is_enough(sites.get(site)) for site in own)
+
+
+def _products(site: Site, sites: Sites, width: int) -> Tensor:
+    """Returns the products of what a matrix reads.
+
+    An expert that read few tokens has too few of its own: the products of its input are those of all tokens, and those
+    inside it say nothing, so its errors are not compensated.
+    """
+    own = sites.get(site)
+    if site.expert is None or _is_enough(own):
+        assert own is not None
+        return own.products
+    everybody = next((s for other, s in sites.items() if other.norm and site.matrices[0] in other.matrices), None)
+    return torch.eye(width) if everybody is None else everybody.products
+
+
+def _is_enough(statistics: Statistics | None) -> bool:
+    return statistics is not None and statistics.count >= ENOUGH_TOKENS
 
 
 def _quantized(layer: LayerTensors) -> Iterator[tuple[str, Tensor, Site]]:
     """Yields name in the checkpoint, weight [out, in] and site of each matrix."""
     for parameter in layer.parameters.values():
         if is_quantized(parameter):
-            has_site = not parameter.name.split(".", 2)[-1].startswith(("experts.", "shared."))
-            site = site_of(layer.plan, parameter) if has_site else Site(())
-            for source in parameter.sources:
-                name = layer.name(source.name)
-                tensor = layer.tensors[name]
-                yield name, tensor.t().contiguous() if parameter.transposed else tensor, site
+            for site, sources in sites_of(layer.plan, layer.index, parameter):
+                for source in sources:
+                    name = layer.name(source.name)
+                    tensor = layer.tensors[name]
+                    yield name, tensor.t().contiguous() if parameter.transposed else tensor, site
 
 
 def _ranges(weight: Tensor, size: int, dtype: torch.dtype) -> Ranges:

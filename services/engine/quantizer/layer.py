@@ -16,7 +16,7 @@ from services.engine.models.attention import StepInputs
 from services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights
 from services.engine.models.description import DecoderDescription
 from services.engine.models.linear import DenseLinear, Linear
-from services.engine.models.mlp import GatedMlp, PlainMlp
+from services.engine.models.mlp import ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
 from services.engine.models.norm import RmsNorm
 from services.engine.models.operations import TorchOperations
 from services.engine.quantization.method import PreparedMethod
@@ -58,6 +58,10 @@ class _WatchedOperations(TorchOperations):
         """See `Operations`."""
         return _WatchedLinear(weight, bias)
 
+    def expert_mlp(self, parts: ExpertParts) -> Mlp:
+        """See `Operations`."""
+        return ExpertMlp(parts, lambda weight: _WatchedLinear(weight, None))
+
 
 _OPERATIONS = _WatchedOperations()
 
@@ -96,7 +100,7 @@ class Layer:
         checkpoint, parameters = Checkpoint.in_memory(tensors, method), plan.layer(index)
         checkpoint.check(parameters, frozenset())
         reader = ParameterReader.over(checkpoint, plan.description, parameters, torch.float32)
-        self._plan, d = plan, plan.description
+        self._plan, self._index, d = plan, index, plan.description
         self._weights = load_layer(reader, d, index, torch.float32, _OPERATIONS)
         has_experts = d.experts is not None and d.has_experts(index)
         experts = replace(d.experts, layers=frozenset({0})) if d.experts is not None and has_experts else None
@@ -114,7 +118,7 @@ class Layer:
     def watched(self, batches: Sequence[Tensor]) -> tuple[list[Tensor], dict[Site, Statistics]]:
         """Runs the layer, and returns what its sites read as well."""
         found: dict[Site, Statistics] = {}
-        linears = {site: _linear(self._weights, site.matrices[0]) for site in self._plan.sites()}
+        linears = {site: _linear(self._weights, site) for site in self._plan.watched(self._index)}
 
         def seeing(site: Site) -> See:
             def see(x: Tensor) -> None:
@@ -143,13 +147,35 @@ class Layer:
         return self._decoder.layers(hidden.flatten(0, 1), positions, step).view_as(hidden)
 
 
-def _linear(layer: LayerWeights, name: str) -> _WatchedLinear:
-    mlp = layer.mlp
-    assert isinstance(mlp, GatedMlp | PlainMlp)
-    up = mlp.gate_up if isinstance(mlp, GatedMlp) else mlp.up
-    linear = {"qkv": layer.qkv, "o": layer.o, "up": up, "down": mlp.down}[name]
+def _linear(layer: LayerWeights, site: Site) -> _WatchedLinear:
+    """Returns a linear layer that reads what the matrices of a site read."""
+    name = site.matrices[0]
+    if name in ("qkv", "o"):
+        linear = layer.qkv if name == "qkv" else layer.o
+    elif isinstance(layer.mlp, ExpertMlp):
+        linear = _linear_of_experts(layer.mlp, name, site.expert)
+    else:
+        assert isinstance(layer.mlp, GatedMlp | PlainMlp)
+        linear = _up_or_down(layer.mlp, name)
     assert isinstance(linear, _WatchedLinear)
     return linear
+
+
+def _linear_of_experts(mlp: ExpertMlp, name: str, expert: int | None) -> Linear:
+    if expert is not None:
+        return (mlp.gate_up if name == "experts.up" else mlp.down)[expert]
+    if name == "experts.up":
+        # The router reads every token, as all experts together do.
+        return mlp.parts.router
+    assert mlp.parts.shared is not None
+    assert isinstance(mlp.parts.shared.mlp, GatedMlp)
+    return _up_or_down(mlp.parts.shared.mlp, name.removeprefix("shared."))
+
+
+def _up_or_down(mlp: GatedMlp | PlainMlp, name: str) -> Linear:
+    if name == "down":
+        return mlp.down
+    return mlp.gate_up if isinstance(mlp, GatedMlp) else mlp.up
 
 
 def _step_inputs(d: DecoderDescription, count: int, length: int) -> StepInputs:

@@ -4,6 +4,7 @@ The layouts are those of compressed-tensors (8 bits), AutoAWQ and GPTQ; `service
 and reads them. Called by the algorithms and the loop.
 """
 
+import re
 from typing import Any
 
 import torch
@@ -38,7 +39,11 @@ def quantization_config(algorithm: Algorithm, plan: Plan) -> dict[str, Any]:
             "modules_to_not_convert": plan.plain_linears(),
         }
     if algorithm == "gptq":
+        # Loaders take every linear layer of a block for quantized unless `dynamic` names it.
+        plain = [re.escape(name) for name in plan.plain_linears()] if plan.description.experts is not None else []
+        excluded: dict[str, Any] = {"dynamic": {f"-:^{name}$": {} for name in plain}} if plain else {}
         return {
+            **excluded,
             "quant_method": "gptq",
             "bits": 4,
             "group_size": plan.group_size,

@@ -27,6 +27,10 @@ class Site:
 
     matrices: tuple[str, ...]
     norm: str = ""
+    plain: tuple[str, ...] = ()
+    """Matrices that read the input too and are not quantized: the router and the gate of the shared expert."""
+    expert: int | None = None
+    """The expert whose matrices are meant; None: those of all experts, or the layer has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class Plan:
     parameters: dict[str, Parameter]
     group_size: int
     """Inputs that share a scale; 0: all."""
+    algorithm: Algorithm
 
     def layer(self, index: int) -> tuple[Parameter, ...]:
         """Returns the parameters of a layer."""
@@ -47,13 +52,34 @@ class Plan:
         """Returns the parameters outside of layers."""
         return tuple(self.parameters[name] for name in self.parameters if not name.startswith("layers."))
 
-    def sites(self) -> tuple[Site, ...]:
-        """Returns the sites of a layer without experts, in the order of the forward pass."""
+    def sites(self, layer: int) -> tuple[Site, ...]:
+        """Returns the sites of a layer in the order of the forward pass. All experts read one input."""
         if self.description.residual == "post_normed":
             return Site(("qkv",)), Site(("o",)), Site(("up",)), Site(("down",))
+        experts = self.description.experts
+        if experts is not None and self.description.has_experts(layer):
+            shared = bool(experts.shared_intermediate_size)
+            ups, plain = (
+                (("experts.up", "shared.up"), ("router", "shared.gate")) if shared else (("experts.up",), ("router",))
+            )
+            downs = tuple(Site(("experts.down",), expert=expert) for expert in range(experts.num_experts))
+            after = (Site(("shared.down",)), *downs) if shared else downs
+            return Site(("qkv",), "input_norm"), Site(("o",)), Site(ups, "mlp_norm", plain), *after
         if self.description.shared_norm:
             return Site(("qkv", "up"), "input_norm"), Site(("o",)), Site(("down",))
         return Site(("qkv",), "input_norm"), Site(("o",)), Site(("up",), "mlp_norm"), Site(("down",))
+
+    def watched(self, layer: int) -> tuple[Site, ...]:
+        """Returns the sites of which the algorithm needs statistics.
+
+        SmoothQuant needs none of single experts. GPTQ needs the tokens that each expert reads, of both its matrices.
+        """
+        sites = self.sites(layer)
+        if self.algorithm == "smooth_quant":
+            return tuple(site for site in sites if site.expert is None)
+        if self.algorithm != "gptq":
+            return sites
+        return *sites, *(Site(("experts.up",), expert=site.expert) for site in sites if site.expert is not None)
 
     def plain_linears(self) -> list[str]:
         """Returns the modules of linear layers that stay plain: the head, routers and gates of shared experts."""
@@ -76,10 +102,6 @@ def is_quantized(parameter: Parameter) -> bool:
 def make_plan(description: DecoderDescription, layout: tuple[Parameter, ...], job: Job) -> Plan:
     """Returns the plan. Raises SettingsError naming the tensor that does not divide, or the option that contradicts."""
     d = description
-    if d.experts is not None and job.algorithm != "weight_only_int8":
-        raise SettingsError(
-            f"-quant_type: {job.algorithm} does not support models with experts ({d.family}); use weight_only_int8"
-        )
     if job.multi_query and job.algorithm == "smooth_quant" and d.num_kv_heads == d.num_heads:
         raise SettingsError(
             f"--multi-query-mode: the model has {d.num_kv_heads} key heads for {d.num_heads} query heads, one for "
@@ -91,7 +113,7 @@ def make_plan(description: DecoderDescription, layout: tuple[Parameter, ...], jo
     size = 0
     if job.algorithm in IN_GROUPS:
         size = _group_size(quantized, job)
-    return Plan(d, {parameter.name: parameter for parameter in layout}, size)
+    return Plan(d, {parameter.name: parameter for parameter in layout}, size, job.algorithm)
 
 
 def shape_of(parameter: Parameter, source: Source) -> tuple[int, int]:

@@ -18,7 +18,14 @@ from services.engine.models.layout import Parameter, ignored_names
 from services.engine.models.registry import find_family
 from services.engine.quantization.formats import prepared
 from services.engine.quantization.method import PreparedMethod
-from services.engine.quantizer.algorithms import awq_layer, gptq_layer, round_layer, smooth_layer
+from services.engine.quantizer.algorithms import (
+    ENOUGH_TOKENS,
+    awq_layer,
+    gptq_layer,
+    round_layer,
+    seldom_chosen,
+    smooth_layer,
+)
 from services.engine.quantizer.job import DTYPES, Job, default_strength
 from services.engine.quantizer.layer import Layer, Statistics
 from services.engine.quantizer.layouts import quantization_config, stored
@@ -85,6 +92,7 @@ class _Run:
             d = plan.description
             self._calibration = calibration_batches(job.model, d) if given is None else batches_of_file(given, d)
         self._held_out = self._held_out_ids(tell)
+        self._tell, self._seldom_chosen = tell, 0
 
     def run(self) -> Report:
         job, plan = self._job, self._plan
@@ -94,6 +102,11 @@ class _Run:
             output = Output(job, files, plan.description.num_layers + 1)
             report = Report(bytes_before=sum(path.stat().st_size for path in files))
             self._layers(checkpoint, output, report)
+        if self._seldom_chosen:
+            self._tell(
+                f"{self._seldom_chosen} experts of all layers read fewer than {ENOUGH_TOKENS} calibration tokens and "
+                "were rounded without statistics of their own; -token names a file with more text"
+            )
         record = self._record(report)
         report.bytes_after = output.finish(
             job.model, self._new_config(), record, one_file=job.algorithm == "smooth_quant"
@@ -172,6 +185,7 @@ class _Run:
         elif job.algorithm == "smooth_quant":
             matrices = smooth_layer(layer, sites, self._dtype, self._strength)
         else:
+            self._seldom_chosen += seldom_chosen(sites, self._plan, index)
             matrices = (awq_layer if job.algorithm == "awq" else gptq_layer)(layer, sites, self._dtype)
         result: dict[str, Tensor] = {}
         for name, matrix in matrices:

@@ -2,13 +2,15 @@
 
 The inputs of a site are divided by a factor for each channel, and the columns of its matrices multiplied by the same
 factor. The division is absorbed by the norm before the site, by the value projection (before `o`), or by the up
-projection of a gated MLP (before `down`). Called by smooth_quant and awq.
+projection of a gated MLP or of an expert (before `down`). Called by smooth_quant and awq.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from services.engine.models.layout import Parameter
+from services.engine.models.layout import Parameter, Source
 from services.engine.quantizer.layer import Statistics
 from services.engine.quantizer.plan import Plan, Site, matrix_name
 
@@ -21,7 +23,7 @@ class LayerTensors:
 
     def __init__(self, plan: Plan, index: int, tensors: dict[str, Tensor], names: dict[str, str], dtype: torch.dtype):
         """`names`: a source's name in the layout → its name in the checkpoint; `dtype`: that of stored tensors."""
-        self.plan, self.tensors = plan, tensors
+        self.plan, self.index, self.tensors = plan, index, tensors
         self._names, self._dtype = names, dtype
         prefix = f"layers.{index}."
         self.parameters = {p.name.removeprefix(prefix): p for p in plan.layer(index)}
@@ -32,11 +34,9 @@ class LayerTensors:
 
     def matrices(self, site: Site) -> dict[str, Tensor]:
         """Returns the matrices [out, in] that read a site, by their names in the checkpoint."""
-        found = [self.parameters[f"{name}.weight"] for name in site.matrices]
         return {
             self.name(source.name): self._read(parameter, self.name(source.name))
-            for parameter in found
-            for source in parameter.sources
+            for parameter, source in self._sources(site)
         }
 
     def divide_inputs(self, site: Site, factors: Tensor) -> Tensor | None:
@@ -44,28 +44,21 @@ class LayerTensors:
 
         Returns the factors as they are after what absorbs them was rounded to the stored type; None if nothing can.
         """
+        before = self._rows_before(site)
         if site.norm:
             factors = self._divide_norm(site.norm, factors)
-        elif site.matrices == ("o",) and self._is_separate("qkv", _SEPARATE):
-            self._divide_rows("qkv", 2, self.for_values(factors)[0])
-        elif site.matrices == ("down",) and self.plan.description.gated_mlp and self._is_separate("up", 2):
-            self._divide_rows("up", 1, factors)
+        elif before is not None:
+            self._divide_rows(*before, self.for_values(factors)[0] if site.matrices == ("o",) else factors)
         else:
             return None
-        for name in site.matrices:
-            parameter = self.parameters[f"{name}.weight"]
-            for source in parameter.sources:
-                tensor = self.tensors[self.name(source.name)]
-                tensor *= factors[:, None] if parameter.transposed else factors
+        for parameter, source in (*self._sources(site), *self._sources(Site(site.plain))):
+            tensor = self.tensors[self.name(source.name)]
+            tensor *= factors[:, None] if parameter.transposed else factors
         return factors
 
     def can_divide(self, site: Site) -> bool:
         """Whether something before a site can absorb factors."""
-        if site.norm:
-            return True
-        if site.matrices == ("o",):
-            return self._is_separate("qkv", _SEPARATE)
-        return self.plan.description.gated_mlp and self._is_separate("up", 2)
+        return bool(site.norm) or self._rows_before(site) is not None
 
     def for_values(self, factors: Tensor) -> tuple[Tensor, Tensor]:
         """Returns factors [kv_size] of value rows and the same for each query head [q_size].
@@ -76,6 +69,25 @@ class LayerTensors:
         heads = factors.view(d.num_kv_heads, -1, d.head_dim)
         mean = heads.mean(dim=1)
         return mean.flatten(), mean.unsqueeze(1).expand_as(heads).flatten()
+
+    def _sources(self, site: Site) -> Iterator[tuple[Parameter, Source]]:
+        """Yields the tensors of a site's matrices, each with its parameter."""
+        for name in site.matrices:
+            parameter = self.parameters[f"{name}.weight"]
+            for source in sources_of(self.plan, parameter, site.expert):
+                yield parameter, source
+
+    def _rows_before(self, site: Site) -> tuple[str, int] | None:
+        """Returns the matrix, and which of its tensors, whose rows scale with a site's inputs; None: there is none."""
+        if site.norm:
+            return None
+        if site.matrices == ("o",):
+            return ("qkv", 2) if self._is_separate("qkv", _SEPARATE) else None
+        if site.matrices == ("shared.down",):
+            return "shared.up", 1
+        if site.expert is not None:
+            return "experts.up", 2 * site.expert + 1
+        return ("up", 1) if self.plan.description.gated_mlp and self._is_separate("up", 2) else None
 
     def _is_separate(self, name: str, count: int) -> bool:
         parameter = self.parameters[f"{name}.weight"]
@@ -116,7 +128,22 @@ def rescaled(statistics: Statistics, factors: Tensor) -> Statistics:
     )
 
 
-def site_of(plan: Plan, parameter: Parameter) -> Site:
-    """Returns the site that a matrix reads."""
+def sources_of(plan: Plan, parameter: Parameter, expert: int | None) -> tuple[Source, ...]:
+    """Returns the tensors of a parameter, or those of one expert."""
+    if expert is None:
+        return parameter.sources
+    assert plan.description.experts is not None
+    each = len(parameter.sources) // plan.description.experts.num_experts
+    return parameter.sources[expert * each : (expert + 1) * each]
+
+
+def sites_of(plan: Plan, layer: int, parameter: Parameter) -> Iterator[tuple[Site, tuple[Source, ...]]]:
+    """Yields the sites that a matrix reads, each with those of its tensors that read it.
+
+    The matrices of experts have a site each if the algorithm watches these.
+    """
     name = matrix_name(parameter)
-    return next(site for site in plan.sites() if name in site.matrices)
+    every = [site for site in dict.fromkeys((*plan.sites(layer), *plan.watched(layer))) if name in site.matrices]
+    own = [site for site in every if site.expert is not None]
+    for site in own or every:
+        yield site, sources_of(plan, parameter, site.expert)
