@@ -24,9 +24,11 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 FOUR_BITS = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K, Kind.IQ4_NL)
 EIGHT_BITS = (Kind.Q5_0, Kind.Q5_1, Kind.Q5_K, Kind.Q8_0)
 """Kept in 8 bits."""
-EXACT = (Kind.Q4_0, Kind.IQ4_NL, Kind.Q5_0, Kind.Q8_0)
+SHORT_GROUPS = (Kind.Q2_K, Kind.Q3_K, Kind.Q6_K)
+"""Kept in 8 bits in groups of 16."""
+EXACT = (Kind.Q4_0, Kind.IQ4_NL, Kind.Q5_0, Kind.Q8_0, Kind.Q3_K, Kind.Q6_K)
 """Types without a smallest number."""
-OTHERS = (Kind.Q2_K, Kind.Q3_K, Kind.Q6_K)
+OTHERS = (Kind.TQ2_0,)
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 """Rows are whole blocks of 256."""
 
@@ -64,7 +66,7 @@ def check(file: Path, plain: Path, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "native"])
 @pytest.mark.parametrize(
-    "kind", [*FOUR_BITS, *EIGHT_BITS, *OTHERS, Kind.F32, Kind.F16, Kind.BF16], ids=lambda kind: kind.name
+    "kind", [*FOUR_BITS, *EIGHT_BITS, *SHORT_GROUPS, *OTHERS, Kind.F32, Kind.F16, Kind.BF16], ids=lambda kind: kind.name
 )
 def test_a_type_gives_the_tokens_of_the_weights_that_it_stands_for(
     kind: Kind, backend: str, wide: Path, tmp_path: Path
@@ -132,7 +134,7 @@ def test_a_family_gives_the_tokens_of_the_model_that_was_converted(family: str, 
     check(tmp_path / "model.gguf", plain, backend)
 
 
-def test_matrices_of_several_types_are_joined(wide: Path, tmp_path: Path) -> None:
+def test_matrices_of_several_types_are_joined(wide: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """As in a file of the mixture Q4_K_M: values have another type than queries and keys."""
     kinds = {"attn_v": Kind.Q6_K, "ffn_down": Kind.Q6_K, "token_embd": Kind.Q6_K, "output": Kind.Q6_K}
     plain = write_gguf(
@@ -140,6 +142,7 @@ def test_matrices_of_several_types_are_joined(wide: Path, tmp_path: Path) -> Non
     )
     for backend in ("torch", "native"):
         check(tmp_path / "m.gguf", plain, backend)
+    assert "became" not in caplog.text  # queries, keys and values are one matrix, then in 8 bits
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
@@ -151,14 +154,15 @@ def test_all_experts_of_a_layer_are_read_from_one_tensor(family: str, tmp_path: 
         check(tmp_path / "m.gguf", plain, backend)
 
 
-@pytest.mark.parametrize("kind", [*FOUR_BITS, *EIGHT_BITS], ids=lambda kind: kind.name)
-def test_types_in_groups_of_32_stay_quantized_and_are_exact(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", [*FOUR_BITS, *EIGHT_BITS, *SHORT_GROUPS], ids=lambda kind: kind.name)
+def test_types_in_groups_stay_quantized_and_are_exact(kind: Kind) -> None:
     array = np.random.default_rng(3).normal(size=(6, 512)).astype(np.float32)
     array[2, :32] = 0.75  # a group of one number has no scale
     stored, _, meaning = encoded(array, kind)
     weight = Gguf().weight({kind.name: torch.from_numpy(stored)}, (6, 512))
     assert isinstance(weight, QuantizedWeight)
-    assert (weight.kind, weight.group_size) == ("int4" if kind in FOUR_BITS else "int8", 32)
+    assert weight.kind == ("int4" if kind in FOUR_BITS else "int8")
+    assert weight.group_size == (16 if kind in SHORT_GROUPS else 32)
     tolerance = 0 if kind in EXACT else 2e-6
     torch.testing.assert_close(weight.dequantized(), torch.from_numpy(meaning), rtol=tolerance, atol=tolerance)
 

@@ -115,6 +115,18 @@ def test_rows_of_a_weight_in_groups_keep_their_scales() -> None:
     assert stack((top, quantize_int8(random_weight(3, 96)))) is None
 
 
+def test_weights_of_4_and_8_bits_are_joined_in_8_bits() -> None:
+    four, zeros = (quantize_int4(random_weight(4, 96), 32, zero_points) for zero_points in (False, True))
+    eight = quantize_int8(random_weight(3, 96), group_size=16)
+    for parts in ((four, eight), (eight, zeros, four), (quantize_int8(random_weight(3, 96), group_size=32), zeros)):
+        together = stack(parts)
+        assert together is not None
+        assert (together.kind, together.group_size) == ("int8", 16 if eight in parts else 32)
+        assert torch.equal(together.dequantized(), torch.cat([part.dequantized() for part in parts]))
+    levels = quantize_nf4(random_weight(4, 128))
+    assert stack((levels, quantize_int8(random_weight(4, 128), group_size=64))) is None
+
+
 def test_columns_of_a_weight_in_groups_of_8_bits_keep_their_scales() -> None:
     weight = quantize_int8(random_weight(6, 144), group_size=32)
     for first, last in ((0, 64), (32, 96), (96, 144)):
@@ -122,8 +134,12 @@ def test_columns_of_a_weight_in_groups_of_8_bits_keep_their_scales() -> None:
         assert isinstance(part, QuantizedWeight)
         assert torch.equal(part.dequantized(), weight.dequantized()[:, first:last])
     part = weight.columns(16, 80)
+    assert isinstance(part, QuantizedWeight)
+    assert part.group_size == 16
+    assert torch.equal(part.dequantized(), weight.dequantized()[:, 16:80])
+    part = weight.columns(8, 72)
     assert isinstance(part, torch.Tensor)
-    assert torch.equal(part, weight.dequantized()[:, 16:80])
+    assert torch.equal(part, weight.dequantized()[:, 8:72])
 
 
 @pytest.mark.parametrize("group_size", [32, 128, 256])

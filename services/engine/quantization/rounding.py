@@ -9,7 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from services.engine.quantization.weight import GROUP_MULTIPLE, INT4_MAX, INT4_MIDDLE, QuantizedWeight, pack_nibbles
+from services.engine.quantization.weight import (
+    GROUP_MULTIPLE,
+    INT4_MAX,
+    INT4_MIDDLE,
+    INT8_GROUP_MULTIPLE,
+    QuantizedWeight,
+    pack_nibbles,
+)
 
 _INT8_MAX = 127
 _FP8_MAX = 448.0
@@ -41,7 +48,7 @@ def quantize_int8(
 
     With a group size (kind int8 only), each group of so many inputs has a scale of its own.
     """
-    groups = _grouped(weight, group_size) if group_size else weight.to(torch.float32)[:, None]
+    groups = _grouped(weight, group_size, INT8_GROUP_MULTIPLE) if group_size else weight.to(torch.float32)[:, None]
     scales = _scale(groups.abs().amax(dim=2) / _INT8_MAX)
     rounded = (groups / scales[:, :, None]).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8)
     values = rounded.flatten(1)[:, : weight.shape[1]].contiguous()
@@ -86,10 +93,10 @@ def quantize_fp8(weight: Tensor) -> QuantizedWeight:
     return QuantizedWeight("fp8", values, _shape(weight), scales)
 
 
-def _grouped(weight: Tensor, group_size: int) -> Tensor:
+def _grouped(weight: Tensor, group_size: int, multiple: int = GROUP_MULTIPLE) -> Tensor:
     """Returns [out, groups, group_size] float32, the last group padded with zeros. Raises ValueError for a bad size."""
-    if group_size <= 0 or group_size % GROUP_MULTIPLE:
-        raise ValueError(f"groups of {group_size} inputs: must be a multiple of {GROUP_MULTIPLE}")
+    if group_size <= 0 or group_size % multiple:
+        raise ValueError(f"groups of {group_size} inputs: must be a multiple of {multiple}")
     padding = -weight.shape[1] % group_size
     return torch.nn.functional.pad(weight.to(torch.float32), (0, padding)).unflatten(1, (-1, group_size))
 

@@ -17,6 +17,8 @@ WeightKind = Literal["int8", "int8_dynamic", "int4", "fp8"]
 weight, in groups; fp8: float8_e4m3, optionally in groups, which the C++ library does not multiply."""
 GROUP_MULTIPLE = 32
 """Inputs that share a scale: a multiple of this number."""
+INT8_GROUP_MULTIPLE = 16
+"""The same for weights of kind int8."""
 INT4_MAX = 15
 INT4_MIDDLE = 8
 _INT8_MAX = 127
@@ -35,7 +37,8 @@ class QuantizedWeight:
     scales: Tensor
     """[out]; with groups [out, groups]."""
     group_size: int = 0
-    """Number of inputs that share a scale, a multiple of 32 or at least `in`. int8, fp8: 0 for one group."""
+    """Number of inputs that share a scale, a multiple of 32 (int8: of 16) or at least `in`. int8, fp8: 0 for one
+    group."""
     zeros: Tensor | None = None
     """Zero points [out, groups]. int8 with groups; int4: on the scale 0 … 15, or on that of `levels` if given."""
     levels: Tensor | None = None
@@ -91,7 +94,7 @@ class QuantizedWeight:
         """Returns the columns (inputs) from `first` up to `last`.
 
         Groups that the bounds cut become several smaller groups with the same scale. The result is plain float32 if
-        those would not have a multiple of `GROUP_MULTIPLE` inputs.
+        those would be too short.
         """
         if not self.group_size:
             return replace(self, values=self.values[:, first:last].contiguous(), shape=(self.shape[0], last - first))
@@ -99,7 +102,7 @@ class QuantizedWeight:
         one_group = size >= self.shape[1]
         if (first % 2 or last % 2) if one_group else (first % size or (last % size and last != self.shape[1])):
             smaller = math.gcd(size, first, 0 if last == self.shape[1] else last)
-            if not one_group and smaller % GROUP_MULTIPLE == 0:
+            if not one_group and smaller % _multiple(self.kind) == 0:
                 return self._regrouped(smaller).columns(first, last)
             return self.dequantized()[:, first:last].contiguous()
         places = slice(first // 2, -(-last // 2)) if self.two_a_byte else slice(first, last)
@@ -136,6 +139,14 @@ class QuantizedWeight:
         if self.zeros is not None:
             numbers = numbers - self.zeros[:, groups]
         return numbers * self.scales[:, groups]
+
+    def in_8_bits(self, size: int) -> "QuantizedWeight":
+        """Returns the same weight of kind int8 in groups of `size`, a divisor of the group size. It has no levels."""
+        finer = self._regrouped(size)
+        if self.kind == "int8":
+            return finer
+        values = self._places() - (0 if self.zeros is not None else INT4_MIDDLE)
+        return replace(finer, kind="int8", values=values.to(torch.int8), has_sign=False)
 
     def _regrouped(self, size: int) -> "QuantizedWeight":
         """Returns the same weight in groups of `size`, a divisor of the group size: scales are repeated."""
@@ -174,6 +185,10 @@ Quantize = Callable[[str, Tensor], "Tensor | QuantizedWeight"]
 """Takes a matrix's name within its layer and its weight; returns the quantized weight, or the given one unchanged."""
 
 
+def _multiple(kind: WeightKind) -> int:
+    return INT8_GROUP_MULTIPLE if kind == "int8" else GROUP_MULTIPLE
+
+
 def pack_nibbles(values: Tensor) -> Tensor:
     """Packs values 0 … 15 [out, in] uint8 into [out, ceil(in / 2)], two per byte, the first in the lower half."""
     if values.shape[1] % 2:
@@ -184,8 +199,11 @@ def pack_nibbles(values: Tensor) -> Tensor:
 def stack(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
     """Returns the weights on top of each other, [sum of out, in]; None if they are not quantized alike.
 
-    Weights with zero points and weights without, which means the middle of the range, are alike.
+    Weights with zero points and weights without, which means the middle of the range, are alike. Weights of 4 and of 8
+    bits, or in groups of different sizes, become weights of 8 bits in groups of a common size.
     """
+    if len({(part.kind, part.group_size) for part in parts}) > 1:
+        parts = _in_8_bits(parts)
     if any(part.zeros is not None for part in parts):
         parts = [_with_zeros(part) for part in parts]
     first = parts[0]
@@ -201,6 +219,15 @@ def stack(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
         scales=torch.cat([part.scales for part in parts]),
         zeros=None if first.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None]),
     )
+
+
+def _in_8_bits(parts: Sequence[QuantizedWeight]) -> Sequence[QuantizedWeight]:
+    """Returns the same weights in 8 bits in groups of a common size; unchanged if they have no such form."""
+    size = math.gcd(*(part.group_size for part in parts))
+    fit = all(part.kind in ("int4", "int8") and part.group_size and part.levels is None for part in parts)
+    if not fit or size % INT8_GROUP_MULTIPLE:
+        return parts
+    return [part.in_8_bits(size) for part in parts]
 
 
 def _with_zeros(weight: QuantizedWeight) -> QuantizedWeight:

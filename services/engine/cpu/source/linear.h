@@ -6,7 +6,7 @@
 #pragma once
 
 #include "quantized_rows.h"
-#include "quantized_weights.h"
+#include "quantized_scaled.h"
 
 namespace antiphon {
 
@@ -22,6 +22,7 @@ template <class T, class Work>
 void with_kernel(const Quantized& w, Inputs<T> x, float* prepared, Work&& work) {
   switch (w.kind) {
     case Kind::int8:
+      if (w.group < kTermsMultiple) return work(ScaledKernel<T>(w, x, prepared));
       if (w.groups > 1 || w.offsets) return work(GroupedKernel<T, ByteNumbers>(w, x, prepared));
       return work(Int8Kernel<T>(w, x, prepared));
     case Kind::int8_dynamic:

@@ -5,7 +5,8 @@
 //     int8_dynamic  the same with x in 8 bits too: x[k] = row_scale * i[k], where the largest |i[k]| of a row is 127
 //     int4          y[n] = sum over groups g of scale[n][g] * sum over k in g of x[k] * (level[q[n][k]] - zero[n][g])
 //
-// Products of whole numbers are exact: int8 and whole levels are bfloat16 numbers, scales are applied after the sums,
+// int8 in groups of 16 terms is multiplied as the numbers that it stands for, rounded to the model's type; see
+// quantized_scaled.h. Else products of whole numbers are exact: int8 and whole levels are bfloat16 numbers, scales are applied after the sums,
 // in float32, and int8_dynamic adds up in int32. So a row's result does not depend on the rows beside it, on threads or
 // on how terms are divided. The error of a sum of n float32 terms is at most (n + 8) 2^-23 times the sum of the terms'
 // absolute values; a row in 8 bits has an error of at most half a row_scale times the absolute value of each weight.
@@ -31,6 +32,8 @@ constexpr long kByteTermsMultiple = 64;
 constexpr long kLevels = 16;
 // The longest group. It is a multiple of all group sizes, so that parts of matrices are whole groups.
 constexpr long kGroupMax = 128;
+// The shortest group, of weights of 8 bits; others have at least kTermsMultiple terms.
+constexpr long kGroupMin = 16;
 
 struct Quantized {
   Kind kind = Kind::int8;

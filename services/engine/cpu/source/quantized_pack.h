@@ -124,8 +124,9 @@ class PackedQuantized::Packer {
   // scale.
   void shape_groups() {
     Quantized& q = quantized_;
-    if (from_.group < in_ && (from_.group <= 0 || from_.group % kTermsMultiple))
-      throw std::invalid_argument("groups must have a multiple of 32 terms");
+    const long multiple = q.kind == Kind::int8 ? kGroupMin : kTermsMultiple;
+    if (from_.group < in_ && (from_.group <= 0 || from_.group % multiple))
+      throw std::invalid_argument("groups must have a multiple of 32 terms, of 16 in 8 bits");
     q.group = kGroupMax;
     while (from_.group < in_ && from_.group % q.group) q.group /= 2;
     q.groups = (q.terms + q.group - 1) / q.group;
@@ -174,7 +175,8 @@ class PackedQuantized::Packer {
   }
 
   void pack_scales(long p, long j, long row) {
-    for (long g = 0; g < quantized_.groups; g++) {
+    // The terms of the last group may all be padding.
+    for (long g = 0; g < quantized_.groups && g * quantized_.group < in_; g++) {
       const long given = has_groups() ? g * quantized_.group / from_.group : 0;
       const long at = (p * quantized_.groups + g) * kPanel + j;
       const float scale = from_.scales[row * given_groups() + given];

@@ -2,7 +2,7 @@
 
 The reader of the files (`worker/loading/gguf_file.py`) gives a matrix that is not plain under its name and type, as the
 bytes of its blocks [out, bytes of a row]. Types in groups of 32 numbers stay quantized, those of 4 bits in 4 bits and
-those of 5 and 8 bits in 8 bits:
+those of 5 and 8 bits in 8 bits. So do those in groups of 16 numbers, in 8 bits:
 
     Q4_0   32 numbers   d * (q - 8)
     Q4_1   32 numbers   d * q + m                                       as d * (q - zero), zero = -m / d
@@ -12,8 +12,11 @@ those of 5 and 8 bits in 8 bits:
     Q5_1   32 numbers   as Q4_1
     Q5_K   8 x 32       as Q4_K
     Q8_0   32 numbers   d * q
+    Q2_K   16 x 16      (d * scale) * q - (dmin * minimum), as Q4_1
+    Q3_K   16 x 16      (d * scale) * q
+    Q6_K   16 x 16      (d * scale) * q
 
-All other types, most of which have groups of 16 numbers, become plain weights. The package `gguf` has the layouts of
+All other types become plain weights. The package `gguf` has the layouts of
 all types. Called by `formats.prepared` and the checkpoint reader.
 """
 
@@ -31,7 +34,9 @@ from torch import Tensor
 from services.engine.quantization.formats.packing import expect
 from services.engine.quantization.weight import QuantizedWeight
 
-_GROUP = 32
+_GROUP, _SHORT_GROUP = 32, 16
+_K_BLOCK = 256
+"""Numbers of a block of the types whose names end with K."""
 _HALF = 2
 _ROWS_AT_ONCE = 2048
 """Rows that are dequantized at a time: the package needs several times the memory of its result."""
@@ -140,6 +145,38 @@ def _q5_k(blocks: NDArray[np.uint8], shape: tuple[int, int]) -> QuantizedWeight:
     return _bytes(lower.reshape(highest.shape) | (highest << 4), scales, least, shape)
 
 
+def _q2_k(blocks: NDArray[np.uint8], shape: tuple[int, int]) -> QuantizedWeight:
+    packed, values, scale, least = np.split(blocks, np.cumsum([_K_BLOCK // 16, _K_BLOCK // 4, _HALF]), axis=1)
+    scales = _floats(scale) * torch.from_numpy((packed & 0x0F).astype(np.float32))
+    least = -_floats(least) * torch.from_numpy((packed >> 4).astype(np.float32))
+    return _bytes(_crumbs(values), scales, least, shape, _SHORT_GROUP)
+
+
+def _q3_k(blocks: NDArray[np.uint8], shape: tuple[int, int]) -> QuantizedWeight:
+    highest, values, packed, scale = np.split(blocks, np.cumsum([_K_BLOCK // 8, _K_BLOCK // 4, 12]), axis=1)
+    lower = np.concatenate([packed[:, :8] & 0x0F, packed[:, :8] >> 4], axis=1)
+    upper = (packed[:, None, 8:] >> np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]) & 3
+    of_scale = (lower | (upper.reshape(lower.shape) << 4)).view(np.int8) - np.int8(32)
+    scales = _floats(scale) * torch.from_numpy(of_scale.astype(np.float32))
+    # Bit g of each of the 32 bytes belongs to a number of the g-th 32; 0 means that 4 is subtracted.
+    high = (highest[:, None] >> np.arange(8, dtype=np.uint8)[None, :, None]) & 1
+    return _bytes((_crumbs(values) | (high << 2)).view(np.int8) - np.int8(4), scales, None, shape, _SHORT_GROUP)
+
+
+def _q6_k(blocks: NDArray[np.uint8], shape: tuple[int, int]) -> QuantizedWeight:
+    low, high, packed, scale = np.split(blocks, np.cumsum([_K_BLOCK // 2, _K_BLOCK // 4, _K_BLOCK // 16]), axis=1)
+    scales = _floats(scale) * torch.from_numpy(np.ascontiguousarray(packed).view(np.int8).astype(np.float32))
+    lower = (low.reshape(len(blocks), -1, 1, 64) >> np.array([0, 4], dtype=np.uint8)[:, None]) & 0x0F
+    values = (lower.reshape(len(blocks), 8, 32) | (_crumbs(high) << 4)).view(np.int8) - np.int8(32)
+    return _bytes(values, scales, None, shape, _SHORT_GROUP)
+
+
+def _crumbs(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Returns values of 2 bits [n, 8, 32]: each 32 bytes of `packed` [n, 64] hold four times 32 values."""
+    parts = packed.reshape(len(packed), -1, 1, 32) >> np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
+    return (parts & np.uint8(3)).reshape(len(packed), 8, 32)
+
+
 _KEPT: dict[str, Callable[[NDArray[np.uint8], tuple[int, int]], QuantizedWeight]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -149,6 +186,9 @@ _KEPT: dict[str, Callable[[NDArray[np.uint8], tuple[int, int]], QuantizedWeight]
     "Q5_1": _q5_1,
     "Q5_K": _q5_k,
     "Q8_0": _q8_0,
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q6_K": _q6_k,
 }
 
 
@@ -195,18 +235,22 @@ def _weight(packed: Tensor, scales: Tensor, least: Tensor | None, shape: tuple[i
 
 
 def _bytes(
-    values: NDArray[np.uint8] | NDArray[np.int8], scales: Tensor, least: Tensor | None, shape: tuple[int, int]
+    values: NDArray[np.uint8] | NDArray[np.int8],
+    scales: Tensor,
+    least: Tensor | None,
+    shape: tuple[int, int],
+    group: int = _GROUP,
 ) -> QuantizedWeight:
-    """Returns the weight scale * q + least of 8 bits in groups of 32."""
+    """Returns the weight scale * q + least of 8 bits in groups."""
     out, width = shape
     whole = torch.from_numpy(np.ascontiguousarray(values).view(np.int8)).view(out, width)
     scales = scales.reshape(out, -1).contiguous()
     if least is None:
-        return QuantizedWeight("int8", whole, shape, scales, _GROUP)
+        return QuantizedWeight("int8", whole, shape, scales, group)
     # As in `_weight`.
     constant = scales == 0
     if bool(constant.any()):
         scales = torch.where(constant, 1.0, scales)
-        whole.unflatten(1, (-1, _GROUP))[constant] = 0
+        whole.unflatten(1, (-1, group))[constant] = 0
     zeros = -least.reshape(out, -1) / scales
-    return QuantizedWeight("int8", whole, shape, scales, _GROUP, zeros.contiguous())
+    return QuantizedWeight("int8", whole, shape, scales, group, zeros.contiguous())

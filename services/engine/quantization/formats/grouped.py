@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from services.engine.quantization.weight import GROUP_MULTIPLE, QuantizedWeight, pack_nibbles
+from services.engine.quantization.weight import GROUP_MULTIPLE, INT8_GROUP_MULTIPLE, QuantizedWeight, pack_nibbles
 
 _INT4_BITS, _INT8_BITS = 4, 8
 
@@ -34,7 +34,8 @@ def grouped_weight(
         group_index = None
     # A symmetric weight is stored without zero points: its product is faster.
     middle = zeros is None or bool((zeros == 1 << (bits - 1)).all())
-    whole = group_index is None and (groups == 1 or size % GROUP_MULTIPLE == 0)
+    multiple = INT8_GROUP_MULTIPLE if bits == _INT8_BITS else GROUP_MULTIPLE
+    whole = group_index is None and (groups == 1 or size % multiple == 0)
     if bits == _INT8_BITS and whole and (middle or groups > 1):
         signed = (values ^ 128).view(torch.int8)
         if groups == 1:

@@ -45,6 +45,7 @@ def fp8_blocks(weight: Tensor) -> QuantizedWeight:
 
 KINDS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "int8": lambda weight: quantize_int8(weight),
+    "int8, groups of 16": lambda weight: quantize_int8(weight, group_size=16),
     "int8, groups of 64 with zero points": lambda weight: with_zeros(quantize_int8(weight, group_size=64)),
     "int8_dynamic": lambda weight: quantize_int8(weight, "int8_dynamic"),
     "int4, groups of 32": lambda weight: quantize_int4(weight, 32),
