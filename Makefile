@@ -18,7 +18,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim chaos soak power-cut overload structured check kernels gpu-check pictures bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down
+.PHONY: help install serve test sim chaos soak power-cut overload structured check kernels gpu-check pictures bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down vllm-test
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ bench-open: install  ## more requests than they can serve, beside vLLM (ARGS="--
 
 bench-peers: install  ## beside other systems (ARGS="--model DIR --vllm …/bin/vllm --llama-server PATH")
 	$(BIN)/python -m bench.peer_systems.peers $(ARGS)
+
+vllm-test: install  ## quantized checkpoints in vLLM's CPU build (ARGS="--vllm ENVIRONMENT/bin/python")
+	$(BIN)/python -m bench.peer_systems.vllm_loads $(ARGS)
 
 docs: install  ## write the generated pages: settings, protocol, coverage of the specification
 	$(BIN)/python -m infra.checks.settings_page
