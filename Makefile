@@ -7,7 +7,7 @@ GPU_PYTHON ?= $(shell test -x .venv/bin/python && echo .venv/bin/python || comma
 INSTALLED := .venv/.installed
 COMPOSE ?= $(shell command -v docker-compose || echo docker compose)
 SCALE ?= --scale gateway=1 --scale tokenizer=1 --scale engine=1 --scale detokenizer=1
-COMPOSE_FILES := -f docker-compose.yml $(if $(TRACING),-f infra/docker/tracing.yml) $(if $(MONITORING),-f infra/docker/monitoring.yml)
+COMPOSE_FILES := -f docker-compose.yml $(if $(CLUSTER),-f infra/docker/cluster.yml) $(if $(TRACING),-f infra/docker/tracing.yml) $(if $(MONITORING),-f infra/docker/monitoring.yml)
 # What became of the tests that prove rows of the specification.
 SPEC_REPORT := build/spec-report.json
 CONTAINER_SPEC_REPORT := build/spec-report-container.json
@@ -153,7 +153,7 @@ container-test: install  ## build the images, run two of each service, break som
 cluster-test: install  ## a NATS cluster and the services on three hosts, which are killed and cut off (needs root: network namespaces)
 	$(BIN)/python -m pytest -q --timeout 1200 tests/cluster $(ARGS)
 
-up:  ## start everything in containers (SCALE="--scale engine=2 …", TRACING=1, MONITORING=1)
+up:  ## start everything in containers (SCALE="--scale engine=2 …", CLUSTER=1, TRACING=1, MONITORING=1)
 	$(COMPOSE) $(COMPOSE_FILES) up --build -d $(SCALE)
 	@echo "Antiphon starts at http://127.0.0.1:8000 (make down stops it)"
 

@@ -3,6 +3,8 @@
 #
 #   server/passwords.conf    all passwords, for nats-server (users.conf names them)
 #   ROLE/credentials         user:password of one kind of service, and of `observer`, which may only read
+#   server/routes.conf       if NATS_SERVERS="HOST HOST HOST" names the servers of a cluster in containers: their routes
+#                            and the password among them
 #
 # A service gets its own folder only. The files are readable by their owner only: user 10001, as which the services run
 # (OWNER; empty: whoever runs this).
@@ -11,12 +13,22 @@ umask 077
 directory=${1:-/secrets}
 owner=${OWNER-10001}
 roles="gateway tokenizer engine detokenizer vision observer"
+draw() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }
+routes() {
+  password=$(draw)
+  printf 'authorization { user: "route", password: "%s", timeout: 5 }\nroutes: [\n' "$password"
+  for server in $NATS_SERVERS; do printf '  "nats://route:%s@%s:6222"\n' "$password" "$server"; done
+  printf ']\n'
+}
+mkdir -p "$directory/server"
+if [ -n "${NATS_SERVERS-}" ] && [ ! -s "$directory/server/routes.conf" ]; then
+  routes >"$directory/server/routes.conf"
+fi
 complete() { for role in $roles; do [ -s "$directory/$role/credentials" ] || return 1; done; }
 complete && exit 0
-mkdir -p "$directory/server"
 : >"$directory/server/passwords.conf"
 for role in $roles; do
-  password=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
+  password=$(draw)
   mkdir -p "$directory/$role"
   printf '%s_password: "%s"\n' "$role" "$password" >>"$directory/server/passwords.conf"
   printf '%s:%s' "$role" "$password" >"$directory/$role/credentials"

@@ -5,39 +5,18 @@ Needs Docker and docker-compose; run by `make container-test`, never by `make te
 
 import asyncio
 import json
-import os
-import shutil
-import socket
-import subprocess
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import openai
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-MODEL = ROOT / "antiphon" / "demo"
-SERVICES = ("gateway", "tokenizer", "engine", "detokenizer")
-PROJECT = f"antiphon-test-{os.getpid()}"
-HEALTHY_S, RESTART_S = 240.0, 90.0
-NAME = "antiphon-demo"
+from tests.container.stack import NAME, RESTART_S, SERVICES, Stack, demo_model, load, run, started, wait_until
+
 LONG = 2000
 """Tokens; nearly the demo model's context: a second or more."""
 pytestmark = [pytest.mark.container, pytest.mark.timeout(1200)]
 
-STATUSES = """
-import json, time
-from healthcheck import heartbeats
-found, end = {}, time.monotonic() + 1.5
-for beat in heartbeats("*"):
-    work = {n: getattr(beat.status, n, 0) for n in ("num_requests", "generation_tokens", "text_events")}
-    found.setdefault(beat.service, {})[beat.id] = sum(work.values())
-    if time.monotonic() > end:
-        break
-print(json.dumps(found))
-"""
 CONTENT = """
 import importlib.util, json, os, pathlib
 names = ("torch", "transformers", "fastapi", "uvicorn", "tokenizers", "jinja2", "nats", "pytest", "antiphon")
@@ -47,115 +26,10 @@ print(json.dumps({"present": present, "services": services, "uid": os.getuid()})
 """
 
 
-def run(*argv: str, environ: dict[str, str] | None = None, check: bool = True) -> str:
-    done = subprocess.run(
-        argv, cwd=ROOT, env={**os.environ, **(environ or {})}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0 or not check, f"{' '.join(argv)}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    return done.stdout.strip()
-
-
-class Stack:
-    """One `docker-compose up` under a project name of its own."""
-
-    def __init__(self, model: Path) -> None:
-        self._port = free_port()
-        self._environ = {
-            "MODEL_DIR": str(model),
-            "ENGINE_THREADS": "1",
-            "OPENAI_API_KEYS": "",
-            "PORT": str(self._port),
-        }
-        self._compose = ("docker-compose",) if shutil.which("docker-compose") else ("docker", "compose")
-
-    def compose(self, *words: str, check: bool = True) -> str:
-        return run(*self._compose, "-p", PROJECT, *words, environ=self._environ, check=check)
-
-    def up(self) -> None:
-        scale = [word for service in SERVICES for word in ("--scale", f"{service}=2")]
-        self.compose("up", "-d", "--build", *scale)
-
-    def down(self) -> None:
-        """Nothing that runs or holds data may stay.
-
-        Docker 20.10 sometimes miscounts the endpoints of a network and then keeps it, empty, until it is restarted
-        itself ("has active endpoints"; its log at that start: "Fixing inconsistent endpoint_cnt"). That alone is let
-        pass; docker-compose then did not come to the volumes.
-        """
-        self.compose("down", "-v", "--remove-orphans", "-t", "30", check=False)
-        if volumes := self._of_project("volume", "ls"):
-            run("docker", "volume", "rm", *volumes)
-        assert not self._of_project("ps", "-a")
-        for network in self._of_project("network", "ls"):
-            assert run("docker", "network", "inspect", "-f", "{{len .Containers}}", network) == "0"
-
-    def _of_project(self, *words: str) -> list[str]:
-        return run("docker", *words, "-q", "--filter", f"label=com.docker.compose.project={PROJECT}").split()
-
-    def containers(self, service: str) -> list[str]:
-        return self.compose("ps", "-q", service).split()
-
-    def healthy(self, service: str) -> int:
-        states = [run("docker", "inspect", "-f", "{{.State.Health.Status}}", c) for c in self.containers(service)]
-        return states.count("healthy")
-
-    def wait_until_healthy(self, timeout_s: float) -> None:
-        wait_until(lambda: all(self.healthy(s) == 2 for s in SERVICES), timeout_s, self.describe)
-
-    def gateways(self) -> list[str]:
-        """Base URLs, one for each gateway, past the common port."""
-        form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
-        return [f"http://{run('docker', 'inspect', '-f', form, c)}:8000/v1" for c in self.containers("gateway")]
-
-    def balanced(self) -> str:
-        """Base URL of the port that all gateways share."""
-        return f"http://127.0.0.1:{self._port}/v1"
-
-    def statuses(self) -> dict[str, dict[str, int]]:
-        """Work done by each member of each service, from their heartbeats."""
-        return json.loads(run("docker", "exec", self.containers("gateway")[0], "python", "-c", STATUSES))
-
-    def kill(self, container: str) -> None:
-        """From outside, so that Docker sees a crash and not a command to stop."""
-        pid = run("docker", "inspect", "-f", "{{.State.Pid}}", container)
-        code = f"import os; os.kill({pid}, 9)"
-        run("docker", "run", "--rm", "--pid=host", "--user=0", "--entrypoint=python", "antiphon-tokenizer", "-c", code)
-
-    def starts(self, container: str) -> int:
-        return int(run("docker", "inspect", "-f", "{{.RestartCount}}", container))
-
-    def describe(self) -> str:
-        return self.compose("ps", check=False) + self.compose("logs", "--tail=30", check=False)[-8000:]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float, why: Callable[[], str]) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.5)
-
-
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    # A copy, because the containers' user must be able to read it whatever the checkout's file modes are.
-    model = tmp_path_factory.mktemp("model")
-    for file in MODEL.iterdir():
-        (model / file.name).write_bytes(file.read_bytes())
-        (model / file.name).chmod(0o644)
-    model.chmod(0o755)
-    made = Stack(model)
-    try:
-        made.up()
-        made.wait_until_healthy(HEALTHY_S)
+    with started(demo_model(tmp_path_factory.mktemp("model"))) as made:
         yield made
-    finally:
-        made.down()
 
 
 def served(url: str) -> float:
@@ -171,36 +45,6 @@ def running(url: str) -> float:
     with urllib.request.urlopen(url.replace("/v1", "/metrics"), timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("vllm:num_requests_running"))
-
-
-async def load(urls: list[str], count: int, *, during: Callable[[], None] | None = None) -> list[str]:
-    """Texts of `count` streamed requests, spread over the gateways; none may fail. `during` runs in their midst."""
-    clients = [openai.AsyncOpenAI(base_url=url, api_key="EMPTY", max_retries=0, timeout=120) for url in urls]
-    try:
-        tasks = [asyncio.create_task(stream(clients[n % len(clients)], n)) for n in range(count)]
-        if during:
-            await asyncio.sleep(0.3)
-            await asyncio.to_thread(during)
-            later = range(count, count + count // 2)
-            tasks += [asyncio.create_task(stream(clients[n % len(clients)], n)) for n in later]
-        return await asyncio.gather(*tasks)
-    finally:
-        for client in clients:
-            await client.close()
-
-
-async def stream(client: openai.AsyncOpenAI, n: int) -> str:
-    messages = [{"role": "user", "content": f"Count from {n % 8} on."}]
-    chunks = await client.chat.completions.create(
-        model=NAME, messages=messages, stream=True, temperature=0, max_tokens=48, extra_body={"ignore_eos": True}
-    )
-    text, ended = "", ""
-    async for chunk in chunks:
-        if chunk.choices:
-            text += chunk.choices[0].delta.content or ""
-            ended = chunk.choices[0].finish_reason or ended
-    assert ended == "length"
-    return text
 
 
 @pytest.mark.parametrize(

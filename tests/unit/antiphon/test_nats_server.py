@@ -71,7 +71,7 @@ def test_two_buses_have_different_ports_and_passwords(tmp_path: Path) -> None:
     assert Path(one.join("engine", "e")).read_text() != Path(two.join("engine", "e")).read_text()
 
 
-@pytest.mark.parametrize("name", ["nats.conf", "cluster.conf"])
+@pytest.mark.parametrize("name", ["nats.conf", "cluster.conf", "container_cluster.conf"])
 def test_containers_have_the_same_limits(name: str) -> None:
     text = (ROOT / "infra/nats" / name).read_text()
     settings = dict(re.findall(r"^(\w+): (.+)$", text, re.MULTILINE))
