@@ -54,7 +54,7 @@ soak: install  ## an hour of streams and faults, and what grows meanwhile (ARGS=
 structured: install  ## structured output: 1,000 outputs of a random model, a corpus of schemas (ARGS="SUITE …")
 	$(BIN)/python -m tests.structured.run $(ARGS)
 
-power-cut: install  ## kill everything in the middle of a batch, start it again, compare (ARGS="--items 1000 --cuts 2")
+power-cut: install  ## kill everything under a batch and background responses, start it again, compare (ARGS="--items 1000 --cuts 2")
 	$(BIN)/python -m bench.power_cut $(ARGS)
 
 overload: install  ## load a server with 1, 2 and 10 times what it can do (ARGS="--seconds 20 --max-queue-wait 3")

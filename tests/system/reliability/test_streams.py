@@ -402,6 +402,12 @@ def response_of(served: Served, response_id: str) -> Any:
     return fetch(served, "GET", f"{RESPONSES}/{response_id}").json
 
 
+def ended_response(served: Served, response_id: str) -> Any:
+    """A response of `NUM_TOKENS` tokens when it has ended."""
+    wait_until(lambda: response_of(served, response_id)["status"] == "incomplete", 60)
+    return response_of(served, response_id)
+
+
 def output_of(response: Any) -> Any:
     assert response["status"] == "incomplete", response
     return [part["text"] for item in response["output"] for part in item["content"]], response["usage"]["output_tokens"]
@@ -483,16 +489,15 @@ def test_streams_responses_and_batches_survive_a_restart_of_everything(model: Pa
     with until_the_end(serve_tiny(model, *flags)) as first:
         right = undisturbed(first, path, body)
         response = fetch(first, "POST", "/v1/responses", {"input": "hi", "max_output_tokens": 4}).json
-        unattended = in_background(41, stream=False)
-        whole = fetch(first, "POST", RESPONSES, unattended).json["id"]
-        wait_until(lambda: response_of(first, whole)["status"] == "incomplete", 60)
-        finished = output_of(response_of(first, whole))
+        unattended = [in_background(41 + number, stream=False, temperature=number % 2) for number in range(4)]
+        whole = [fetch(first, "POST", RESPONSES, one).json["id"] for one in unattended]
+        finished = [output_of(ended_response(first, one)) for one in whole]
         batch, pids = begin_batch(first), first.pids()
         wait_until(lambda: batch_of(first, batch)["request_counts"]["completed"] > 0, 30)
         stream = Events(first, "POST", path, body)
         stream.read(5)
         with frozen(pids["engine-1"]):
-            begun_id = fetch(first, "POST", RESPONSES, unattended).json["id"]
+            begun = [fetch(first, "POST", RESPONSES, one).json["id"] for one in unattended]
             time.sleep(0.3)
             for pid in (*first.descendants(), first.process.pid):
                 os.kill(pid, signal.SIGKILL)
@@ -502,8 +507,11 @@ def test_streams_responses_and_batches_survive_a_restart_of_everything(model: Pa
         rest = Events(second, "POST", path, body, **{"Last-Event-ID": stream.last_id})
         rest.read()
         assert fetch(second, "GET", f"/v1/responses/{response['id']}").json == response
-        wait_until(lambda: response_of(second, begun_id)["status"] == "incomplete", 60)
-        assert output_of(response_of(second, begun_id)) == finished
+        assert [output_of(ended_response(second, one)) for one in begun] == finished
+        for one in begun:
+            again = Events(second, "GET", f"{RESPONSES}/{one}?stream=true")
+            again.read()
+            assert sum(is_complete([event]) for event in again.events) == 1
         wait_until(lambda: batch_of(second, batch)["status"] == "completed", 60, lambda: str(batch_of(second, batch)))
         ended = batch_of(second, batch)
         answers = fetch(second, "GET", f"/v1/files/{ended['output_file_id']}/content").body.splitlines()

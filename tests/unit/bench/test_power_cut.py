@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bench.power_cut import OUTPUT_TOKENS, compare, make_lines
+from bench.power_cut import OUTPUT_TOKENS, Told, compare, make_lines
 
 
 def answer(name: str, token_ids: list[int] | None) -> dict[str, Any]:
@@ -10,7 +10,7 @@ def answer(name: str, token_ids: list[int] | None) -> dict[str, Any]:
     return {"custom_id": name, "response": {"status_code": 200 if token_ids else 500, "body": body}}
 
 
-REST = {"cuts": (1,), "seconds": 2.0, "status": "completed"}
+REST: dict[str, Any] = {"cuts": (1,), "open_at_cuts": (2,), "seconds": 2.0, "status": "completed"}
 LINES = make_lines(4)
 RIGHT: dict[str, list[int] | None] = {f"item-{number}": [number, 7] for number in range(4)}
 FOUND = [answer(f"item-{number}", [number, 7]) for number in range(4)]
@@ -26,6 +26,16 @@ def test_what_is_missing_repeated_failed_or_different_is_named() -> None:
     report = compare(LINES, found, RIGHT, **REST)
     assert (report.missing, report.repeated) == (("item-3",), ("item-2",))
     assert (report.failed, report.different) == (("item-0",), ("item-1",))
+    assert not report.good
+
+
+def test_a_response_that_ends_twice_never_or_with_other_tokens_is_named() -> None:
+    right = [Told([[1]], 1), Told([[2]], 1), Told([[3]], 1), Told([[4]], 1), Told([[5]], 1)]
+    told = [Told([[1]], 1), Told([[2]], 2), Told([[3]], 0), Told([[9]], 1), Told(None, 1)]
+    assert compare(LINES, FOUND, RIGHT, right, right, **REST).good
+    report = compare(LINES, FOUND, RIGHT, told, right, **REST)
+    assert (report.repeated, report.missing) == (("response-1",), ("response-2",))
+    assert (report.different, report.failed) == (("response-3",), ("response-4",))
     assert not report.good
 
 
