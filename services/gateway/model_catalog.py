@@ -34,6 +34,7 @@ class ModelCatalog:
     `default_model`: served name of the model of requests that name none; if empty, the first usable model by name.
     `judging_time` returns the time at which leases are judged, in monotonic seconds (default: now).
     `required_engines`: ids of engines that must each have been ready once before the gateway counts as ready.
+    `trusted` returns those of some engines that may get work; by default all.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class ModelCatalog:
         required_engines: Sequence[str] = (),
         adapters: AdapterDirectory | None = None,
         versions: VersionDirectory | None = None,
+        trusted: Callable[[Sequence[Heartbeat]], list[Heartbeat]] = list,
     ) -> None:
         self._members = members
+        self._trusted = trusted
         self._versions = versions
         self._clock = clock
         self._now = judging_time or clock.monotonic
@@ -117,7 +120,8 @@ class ModelCatalog:
     def waiting_for(self) -> str:
         """Returns '' if at least one model has a ready member of each service now; else what is missing.
 
-        The sentence does not contain the names of models. Required engines that have not been ready yet come first.
+        An engine that gets no work because it computes wrong results does not count; the sentence tells how many these
+        are. It does not contain the names of models. Required engines that have not been ready yet come first.
         """
         if self._required:
             return f"Waiting for the instances: {', '.join(self._required)}."
@@ -125,7 +129,16 @@ class ModelCatalog:
         lacks = [_missing(model, ready) + self._unseeing(model) for model in self._known()] or [list(SERVICES)]
         if not all(lacks):
             return ""
-        return f"Waiting for: {'; or '.join(dict.fromkeys(map(', '.join, lacks)))}."
+        return f"Waiting for: {'; or '.join(dict.fromkeys(map(', '.join, lacks)))}.{self._distrusted()}"
+
+    def _distrusted(self) -> str:
+        """Returns a sentence on the ready engines that get no work, preceded by a space; '' if there is none."""
+        alive = self._members.alive("engine", self._now())
+        trusted = {beat.id for beat in self._trusted(alive)}
+        count = sum(beat.state == "ready" and beat.id not in trusted for beat in alive)
+        if not count:
+            return ""
+        return f" {count} ready {'engine gets' if count == 1 else 'engines get'} no work: found to compute wrong results."
 
     def is_complete(self) -> bool:
         """Whether at least one model is known and each known model has a ready member of each service."""
@@ -141,13 +154,14 @@ class ModelCatalog:
     def _ready(self, *, recent: bool) -> dict[str, set[str]]:
         """Returns, by service, the models that have a ready member.
 
-        `recent`: also models that had a ready member in the last QUEUE_WAIT_S.
+        `recent`: also models that had a ready member in the last QUEUE_WAIT_S. Engines that get no work do not count.
         """
         now = self._now()
         self._forget(now)
+        alive = {service: self._members.alive(service, now) for service in SERVICES}
+        alive["engine"] = self._trusted(alive["engine"])
         ready = {
-            service: {model_of(beat) for beat in self._members.alive(service, now) if beat.state == "ready"}
-            for service in SERVICES
+            service: {model_of(beat) for beat in members if beat.state == "ready"} for service, members in alive.items()
         }
         for service, model in self._ready_at if recent else ():
             ready[service].add(model)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from services.gateway.requests.lockstep.coordinator import Lockstep
+from services.gateway.requests.sequence_state import Address
 from shared import limits
 from tests.sim.model import HashModel
 from tests.sim.society import SimulatedEngine, Society
@@ -217,3 +218,32 @@ def test_a_deterministic_output_continues_only_with_the_same_numerics(model_dir,
         check(await society.ask(greedy(2)), 2)
 
     run_simulation(main, 1)
+
+
+@pytest.mark.matrix("G-10")
+def test_a_gateway_whose_engines_are_all_distrusted_or_lost_says_so(model_dir):
+    async def scenario(society: Society) -> None:
+        lockstep = await known(society)
+        gateway = society.members["gateway0"].service.actor
+        first, second = (Address(f"engine{i}", society.members[f"engine{i}"].host.instance_id) for i in range(2))
+        lockstep.quarantine(first, "a test")
+        assert gateway.ready() == ""
+        lockstep.quarantine(second, "a test")
+        assert gateway.ready() == (
+            "Waiting for: engine. 2 ready engines get no work: found to compute wrong results."
+        )
+        await society.start("engine", "engine2")
+        while gateway.ready():
+            await asyncio.sleep(0.01)
+        check(await society.ask(greedy(1)), 1)
+        for number in range(3):
+            society.kill(f"engine{number}")
+        while not gateway.ready():
+            await asyncio.sleep(0.01)
+        assert gateway.ready() == "Waiting for: engine."
+        await society.start("engine", "engine3")
+        while gateway.ready():
+            await asyncio.sleep(0.01)
+        check(await society.ask(greedy(2)), 2)
+
+    simulate(model_dir, scenario, 0, engine=2)

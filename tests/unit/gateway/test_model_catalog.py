@@ -23,7 +23,15 @@ class World:
     def __init__(self, default_model: str = "", required_engines: Sequence[str] = ()) -> None:
         self.now = 100.0
         self.members = Members()
-        self.catalog = ModelCatalog(self.members, self, default_model, required_engines=required_engines)
+        self.wrong: set[str] = set()
+        """Ids of engines that get no work."""
+        self.catalog = ModelCatalog(
+            self.members,
+            self,
+            default_model,
+            required_engines=required_engines,
+            trusted=lambda engines: [beat for beat in engines if beat.id not in self.wrong],
+        )
         self._sequence = 0
 
     def monotonic(self) -> float:
@@ -186,3 +194,18 @@ def test_required_engines_are_named_until_each_has_been_ready_once() -> None:
     world.now += limits.LEASE_S * 100
     world.hear("a")
     assert world.catalog.waiting_for() == ""
+
+
+def test_engines_that_get_no_work_do_not_make_a_gateway_ready_and_are_counted() -> None:
+    world = World()
+    world.hear("a")
+    assert world.catalog.waiting_for() == ""
+    world.wrong = {"a-engine"}
+    assert world.catalog.waiting_for() == (
+        "Waiting for: engine. 1 ready engine gets no work: found to compute wrong results."
+    )
+    assert not world.catalog.is_complete()
+    world.hear("b")
+    assert world.catalog.waiting_for() == ""  # another model can be served
+    world.wrong = {"a-engine", "b-engine"}
+    assert world.catalog.waiting_for().endswith(" 2 ready engines get no work: found to compute wrong results.")
