@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from services.gateway.generation import GenerationRequest
+from services.gateway.requests.queue_wait import UNKNOWN_ROUNDS
 from shared.parameters.sampling import SamplingParams
 from tests.sim.doubles import STEP_S
 from tests.sim.society import Society, make_tokenizer
@@ -76,5 +77,27 @@ def test_with_more_than_it_can_do_a_server_answers_as_much_as_ever_and_refuses_t
             near = [each.took_s for each in answered if abs(each.sent_s - one.sent_s) < MOST_S / 4]
             if near and one.sent_s > seconds / 2 and one.retry_after_s is not None:
                 assert one.retry_after_s <= max(1.0, 2 * max(near)), (one, near)
+
+    run_simulation(main)
+
+
+def test_of_a_crowd_that_comes_at_one_moment_a_server_takes_what_it_would_with_their_prompts_prepared(model_dir):
+    """Requests whose prompts are at the tokenizer count as waiting ones."""
+
+    async def main() -> None:
+        society = Society(model_dir, 0, max_num_seqs=ROWS, max_num_batched_tokens=512)
+        for kind in ("gateway", "tokenizer", "detokenizer"):
+            await society.start(kind)
+        await society.start("engine", num_blocks=4096, block_size=4, max_model_len=512)
+        await society.ready()
+        actor = society.members["gateway0"].service.actor
+        actor._max_queue_wait_s = MOST_S
+        params = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+        requests = [GenerationRequest(f"r{number}", "", params, (f"{number}",)) for number in range(200)]
+        answers = await asyncio.gather(*(society.ask(request) for request in requests))
+        accepted = [answer for answer in answers if answer.error is None]
+        assert len(accepted) == UNKNOWN_ROUNDS * ROWS
+        assert not actor._parts.dispatcher._expected.total()
+        assert {answer.error.code for answer in answers if answer.error is not None} == {"server_is_overloaded"}
 
     run_simulation(main)

@@ -51,6 +51,8 @@ class RequestActor:
         self.error: ServiceError | None = None
         self._parts, self._clients = parts, parts.clients
         self._places = Places(parts, card.served_by, self._spawn)
+        self._num_expected = 0
+        """Its sequences that the dispatcher expects, because their prompts are being prepared."""
         self._number, self._on_end = number, on_end
         self._record = request.record
         self._started_at = self._now()
@@ -150,7 +152,13 @@ class RequestActor:
         if timeout_s := self.request.timeout_s:
             late = ServiceError("deadline_exceeded", f"The request did not end within its timeout of {timeout_s:g} s.")
             self._deadline = asyncio.get_running_loop().call_later(timeout_s, self.fail, late)
+        if not self.request.idle_s:
+            self._expect(self.request.num_prompts * self.request.num_sequences)
         self._spawn(preparation)
+
+    def _expect(self, count: int) -> None:
+        self._parts.dispatcher.expect(self.card.served_by, count - self._num_expected)
+        self._num_expected = count
 
     def on_text(self, index: int, event: TextEvent, engine: Address) -> None:
         """Applies a text event to sequence `index`, in lockstep when a second engine has the same tokens.
@@ -295,6 +303,7 @@ class RequestActor:
 
     def tokenized(self, messages: RequestMessages) -> list[Candidate]:
         """Takes the prompts as token ids. Returns the sequences to be queued; none if the request has ended."""
+        self._expect(0)
         self.prompts = messages.prompts
         self._tokenized_at = self._now()
         self._record.tokenized(self.num_prompt_tokens)
@@ -462,6 +471,7 @@ class RequestActor:
     def _finish(self, error: ServiceError | None) -> None:
         assert not self._over
         self._over, self.error = True, error
+        self._expect(0)
         if self._lockstep is not None:
             self._lockstep.end()
         if self._record.keeps_content and self.prompts and self.sequences and self.request.pooling is None:

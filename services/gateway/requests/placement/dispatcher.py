@@ -6,7 +6,7 @@ sequence is queued or ends, when a heartbeat arrives, and when a member is lost.
 """
 
 import secrets
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -53,6 +53,8 @@ class Dispatcher:
         self.queue: PlacementQueue[Candidate] = PlacementQueue()
         self._rate = ServiceRate()
         self._waits: dict[str, QueueWait] = {}
+        self._expected: Counter[str] = Counter()
+        """By model: ordinary sequences of accepted requests whose prompts are being prepared."""
         self._host, self._members, self._router, self._clients = host, members, router, clients
         self._able_at: dict[str, float] = {}
         """By model: the last time at which its members could take a sequence, monotonic seconds."""
@@ -60,6 +62,10 @@ class Dispatcher:
         self._pumping = False
 
     # --- called by requests and by the gateway's actor ---
+
+    def expect(self, model: str, change: int) -> None:
+        """Adds `change` sequences to those that will be queued when their prompts are prepared; negative: removes."""
+        self._expected[model] += change
 
     def enqueue(self, candidates: Sequence[Candidate]) -> None:
         """Queues sequences and places those for which there is credit."""
@@ -81,19 +87,18 @@ class Dispatcher:
     def retry_after_s(self) -> float:
         """Returns the time until the queues of now will have been served, as fast as sequences end at present.
 
-        These are the queue here and that of this gateway's sequences at the engines.
+        These are the queue here, what will join it after its preparation, and this gateway's queue at the engines.
         """
         now = self._now()
-        return self._rate.wait_s(self.queue.num_ordinary + self._router.num_queued(self._engines(now)), now)
+        here = self.queue.num_ordinary + self._expected.total()
+        return self._rate.wait_s(here + self._router.num_queued(self._engines(now)), now)
 
     def waits_longer(self, model: str, most_s: float) -> bool:
         """Whether a new sequence of a model would wait longer for an engine than `most_s` seconds."""
-        now, wait = self._now(), self._waits.get(model)
-        if wait is None:
-            return False
+        now, wait = self._now(), self._waits.get(model) or QueueWait()
         engines = _of_model(self._engines(now), model)
         slots = sum(beat.status.max_num_seqs for beat in engines if isinstance(beat.status, EngineStatus))
-        num_waiting = self.queue.num_waiting(model) + self._router.num_queued(engines)
+        num_waiting = self.queue.num_waiting(model) + self._expected[model] + self._router.num_queued(engines)
         return slots > 0 and wait.is_too_long(num_waiting, slots, most_s, now)
 
     def num_waiting(self, model: str) -> int:
