@@ -68,7 +68,8 @@ class _Run:
         looking = asyncio.create_task(self._look())
         try:
             known = await self._learn()
-            schedule = make_schedule(options.seed, 60 * options.minutes, await self._processes(), options.every_s)
+            processes = await self._processes()
+            schedule = make_schedule(options.seed, 60 * options.minutes, processes, options.every_s, options.only)
             say(f"{len(known)} answers known; {len(schedule)} faults in {options.minutes:g} min, seed {options.seed}")
             load = Load(self._server, known, self._gateway_failed, hang_s=options.hang_s, seed=options.seed)
             streaming = asyncio.create_task(load.run(options.streams))

@@ -5,10 +5,13 @@ import os
 import sys
 from dataclasses import dataclass
 
-from antiphon.chaos.schedule import EVERY_S
+from antiphon.chaos.schedule import ALL_GATEWAYS, EVERY_S
 from shared.config import SettingsError
 
 MAX_TOKENS = 400
+KINDS = ("kill", "freeze", "stop")
+GROUPS = ("gateway", "tokenizer", "engine", "detokenizer", "nats", ALL_GATEWAYS)
+"""What `--faults` may name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,8 @@ class ChaosOptions:
     hang_s: float
     max_tokens: int
     json_path: str
+    only: tuple[tuple[str, str], ...] = ()
+    """Pairs of kind and group; empty: all."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +49,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token", default="", help="API key for that server (default: none is sent)")
     parser.add_argument("--max-tokens", type=int, default=MAX_TOKENS, help="longest answer (default: %(default)s)")
     parser.add_argument("--hang", type=float, default=60.0, help="seconds of silence that count as hung (default: 60)")
+    parser.add_argument(
+        "--faults",
+        default="",
+        metavar="KIND:GROUP,…",
+        help="only these faults, as kill:gateway,freeze:nats (default: all kinds on all services)",
+    )
     parser.add_argument("--json", default="", metavar="FILE", help="write the report as JSON, '-': to standard output")
 
 
@@ -61,9 +72,23 @@ def read_options(options: argparse.Namespace) -> ChaosOptions:
         hang_s=options.hang,
         max_tokens=options.max_tokens,
         json_path=options.json,
+        only=_faults(options.faults),
     )
     _check(wanted)
     return wanted
+
+
+def _faults(text: str) -> tuple[tuple[str, str], ...]:
+    found: list[tuple[str, str]] = []
+    for each in filter(None, text.split(",")):
+        kind, _, group = each.partition(":")
+        if kind not in KINDS or group not in GROUPS:
+            raise SettingsError(
+                f"--faults: {each!r} is no fault: give KIND:GROUP with one of {', '.join(KINDS)} "
+                f"and one of {', '.join(GROUPS)}"
+            )
+        found.append((kind, group))
+    return tuple(found)
 
 
 def _check(options: ChaosOptions) -> None:

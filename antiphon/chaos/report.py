@@ -16,7 +16,10 @@ PROBLEMS_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class FaultRow:
-    """The faults of one kind on one group. Stalls are the longest silence of each stream that met such a fault, s."""
+    """The faults of one kind on one group. Stalls are the longest silence of each stream that met such a fault, s.
+
+    `alone`: faults during which no other fault was active; the `alone_` stalls are those of streams that met these.
+    """
 
     kind: str
     group: str
@@ -25,6 +28,9 @@ class FaultRow:
     stall_p50_s: float
     stall_p99_s: float
     stall_max_s: float
+    alone: int = 0
+    alone_p50_s: float = 0.0
+    alone_p99_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +87,12 @@ def make_report(
 
 def lines(report: Report) -> Iterator[str]:
     """Yields the lines of the table."""
-    yield f"{'FAULT':<7} {'TARGET':<13} {'COUNT':>5} {'VERIFIED':>8} {'STALL P50':>10} {'P99':>8} {'LONGEST':>8}"
+    yield f"{'FAULT':<7} {'TARGET':<13} {'COUNT':>5} {'VERIFIED':>8} {'STALL P50':>10} {'P99':>8} {'LONGEST':>8} " + (
+        f"{'ALONE':>6} {'P50':>8} {'P99':>8}"
+    )
     for row in report.faults:
         stalls = f"{row.stall_p50_s:>8.2f} s {row.stall_p99_s:>6.2f} s {row.stall_max_s:>6.2f} s"
+        stalls += f" {row.alone:>6} {row.alone_p50_s:>6.2f} s {row.alone_p99_s:>6.2f} s" if row.alone else f" {0:>6}"
         yield f"{row.kind:<7} {row.group:<13} {row.count:>5} {row.verified:>8} {stalls}"
     yield ""
     yield f"{'STREAMS':>8} {'TOKENS':>9} {'LOST':>6} {'REPEATED':>8} {'DIFFERING':>9} {'HUNG':>5} " + (
@@ -108,11 +117,36 @@ def _kinds(injections: Sequence[Injection]) -> list[tuple[str, str]]:
 
 def _row(kind: str, group: str, injections: Sequence[Injection], outcomes: Sequence[Outcome]) -> FaultRow:
     own = [one for one in injections if (one.fault.kind, one.fault.group) == (kind, group)]
-    stalls = sorted(stall for one in own for outcome in outcomes for stall in _stall(one, outcome))
-    verified = sum(one.verified for one in own)
+    stalls, alone = _stalls(own, outcomes), [one for one in own if _is_alone(one, injections)]
+    own_stalls = _stalls(alone, outcomes)
     return FaultRow(
-        kind, group, len(own), verified, percentile(stalls, 0.5), percentile(stalls, 0.99), max(stalls, default=0.0)
+        kind,
+        group,
+        len(own),
+        sum(one.verified for one in own),
+        percentile(stalls, 0.5),
+        percentile(stalls, 0.99),
+        max(stalls, default=0.0),
+        len(alone),
+        percentile(own_stalls, 0.5),
+        percentile(own_stalls, 0.99),
     )
+
+
+def _stalls(injections: Sequence[Injection], outcomes: Sequence[Outcome]) -> list[float]:
+    return sorted(stall for one in injections for outcome in outcomes for stall in _stall(one, outcome))
+
+
+def _is_alone(injection: Injection, injections: Sequence[Injection]) -> bool:
+    """Whether no other fault was active from a little before this one until a little after it."""
+    first_s, last_s = injection.began_s - STALL_BEFORE_S, _end_s(injection) + STALL_AFTER_S
+    return not any(
+        one.began_s <= last_s and _end_s(one) + STALL_AFTER_S >= first_s for one in injections if one is not injection
+    )
+
+
+def _end_s(injection: Injection) -> float:
+    return max(injection.ended_s, injection.began_s + injection.fault.duration_s)
 
 
 def _stall(injection: Injection, outcome: Outcome) -> Iterator[float]:

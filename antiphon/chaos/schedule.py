@@ -1,9 +1,12 @@
-"""Which faults happen when: a list that follows from the seed, the duration and the names of the processes. Pure."""
+"""Which faults happen when: a list that follows from the seed, the duration and the names of the processes. Pure.
+
+`make_schedule` draws all faults by default; with `only`, some kinds on some groups, for the effect of these alone.
+"""
 
 import math
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,19 +41,24 @@ class Fault:
 
 
 def make_schedule(
-    seed: int, duration_s: float, processes: Mapping[str, Sequence[str]], every_s: float = EVERY_S
+    seed: int,
+    duration_s: float,
+    processes: Mapping[str, Sequence[str]],
+    every_s: float = EVERY_S,
+    only: Collection[tuple[str, str]] = (),
 ) -> list[Fault]:
     """Returns the faults of a run, in the order of their times.
 
     `processes` has the names of the processes of each service; `every_s` is the mean time between two faults. Every
     combination of kind and group occurs once before any occurs again, in random order. A kill or stop that would come
-    too early after another one of its target becomes a freeze.
+    too early after another one of its target becomes a freeze. `only`: the only pairs of kind and group, if not empty;
+    then such a kill or stop is left out instead.
     """
     chance = random.Random(seed)
     kills: dict[str, deque[float]] = {name: deque() for names in processes.values() for name in names}
     faults: list[Fault] = []
     now = every_s * chance.uniform(*SPREAD)
-    for kind, group in _combinations(chance, processes):
+    for kind, group in _combinations(chance, processes, only):
         if now >= duration_s:
             return faults
         targets = tuple(processes["gateway"]) if group == ALL_GATEWAYS else (chance.choice(processes[group]),)
@@ -59,18 +67,21 @@ def make_schedule(
             for name in targets:
                 kills[name].append(now)
             faults.append(Fault(now, kind, group, targets))
-        else:
+        elif kind == "freeze" or not only:
             faults.append(Fault(now, "freeze", group, targets, length_s))
         now += every_s * chance.uniform(*SPREAD)
     return faults
 
 
-def _combinations(chance: random.Random, processes: Mapping[str, Sequence[str]]) -> Iterator[tuple[FaultKind, str]]:
+def _combinations(
+    chance: random.Random, processes: Mapping[str, Sequence[str]], only: Collection[tuple[str, str]]
+) -> Iterator[tuple[FaultKind, str]]:
     kinds: tuple[FaultKind, ...] = ("kill", "freeze", "stop")
     groups = sorted(processes)
     if len(processes.get("gateway", ())) > 1:
         groups.append(ALL_GATEWAYS)
     every: list[tuple[FaultKind, str]] = [(kind, group) for group in groups for kind in kinds]
+    every = [pair for pair in every if not only or pair in only]
     while every:
         chance.shuffle(every)
         yield from every

@@ -75,6 +75,8 @@ class Answer:
     is_forgotten: bool = False
     """The server does not know the stream that should be resumed."""
     gaps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    last_s: float | None = None
+    """When the last event came, also on an earlier connection; None before the first one."""
 
 
 @dataclass(slots=True)
@@ -170,14 +172,14 @@ class Load:
                 outcome.refused += 1
                 wait_s = min(RETRY_S[1], max(RETRY_S[0], answer.refused_s))
             elif answer.is_forgotten:
-                outcome.answer = Answer()
+                outcome.answer = Answer(last_s=answer.last_s)
                 outcome.retried += 1
             elif not (answer.interrupted and self._is_excused(outcome)):
                 break
             elif answer.last_id:
                 outcome.resumed += 1
             else:
-                outcome.answer = Answer()
+                outcome.answer = Answer(last_s=answer.last_s)
                 outcome.retried += 1
             if time.monotonic() - outcome.began_s > 10 * self._hang_s:
                 outcome.hung, outcome.problem = True, "no answer in spite of many attempts"
@@ -216,8 +218,11 @@ def _judge(known: Known, answer: Answer) -> Difference:
 
 
 async def ask(server: ServerAddress, body: dict[str, Any], answer: Answer) -> Answer:
-    """Sends one request and fills `answer` while it arrives. Connection errors are recorded, not raised."""
-    last_s = time.monotonic()
+    """Sends one request and fills `answer` while it arrives. Connection errors are recorded, not raised.
+
+    A silence that began on an earlier connection of the same stream lasts until the first event of this one.
+    """
+    last_s = time.monotonic() if answer.last_s is None else answer.last_s
     try:
         async for chunk in _chunks(server, body, answer):
             if chunk.error is not None:
@@ -226,7 +231,7 @@ async def ask(server: ServerAddress, body: dict[str, Any], answer: Answer) -> An
             now = time.monotonic()
             if now - last_s >= GAP_S:
                 answer.gaps.append((last_s, now))
-            last_s = now
+            last_s = answer.last_s = now
             for choice in chunk.choices:
                 answer.token_ids += choice.token_ids
                 answer.text += choice.text

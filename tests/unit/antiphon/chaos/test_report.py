@@ -55,3 +55,16 @@ def test_percentiles_are_values_that_occurred():
     assert percentile([], 0.5) == 0
     assert percentile([1, 2, 3, 4], 0.5) == 2
     assert percentile([1, 2, 3, 4], 0.99) == 4
+
+
+def test_faults_without_another_one_beside_them_have_stalls_of_their_own():
+    second = Injection(Fault(50.0, "kill", "engine", ("engine-2",)), 140.0, 141.0)
+    beside = Injection(Fault(50.5, "freeze", "nats", ("nats",), 2.0), 140.5, 142.5)
+    late = Outcome(KNOWN, 130.0, 150.0, Answer([1, 2, 3], "abc", "length"), gaps=[(140.1, 148.1)])
+    report = make_report(1, 60, [KILL, second, beside], [GOOD, late], [])
+    row = next(row for row in report.faults if row.group == "engine")
+    assert (row.count, round(row.stall_p99_s, 6)) == (2, 8.0)
+    assert (row.alone, round(row.alone_p99_s, 6)) == (1, 1.0)
+    frozen = next(row for row in report.faults if row.group == "nats")
+    assert (frozen.alone, frozen.alone_p99_s) == (0, 0.0)
+    assert any(line.endswith("1   1.00 s   1.00 s") for line in lines(report))

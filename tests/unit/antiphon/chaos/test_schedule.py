@@ -50,3 +50,11 @@ def test_no_process_is_killed_as_often_as_its_launcher_gives_it_up():
             assert kills
             assert all(later - early >= QUIET_KILL_S for early, later in pairwise(kills))
             assert all(sum(at <= one < at + KILL_WINDOW_S for one in kills) <= KILLS_MAX for at in kills)
+
+
+def test_a_run_may_have_some_faults_only_and_leaves_out_kills_that_come_too_early():
+    faults = make_schedule(1, 300, PROCESSES, only=[("kill", "gateway")])
+    assert {(one.kind, one.group) for one in faults} == {("kill", "gateway")}
+    assert {one.targets for one in faults} == {("gateway-1",), ("gateway-2",)}
+    both = make_schedule(1, 300, PROCESSES, only=[("kill", "gateway"), ("freeze", "nats")])
+    assert {(one.kind, one.group) for one in both} == {("kill", "gateway"), ("freeze", "nats")}
