@@ -138,7 +138,9 @@ class ModelCatalog:
         count = sum(beat.state == "ready" and beat.id not in trusted for beat in alive)
         if not count:
             return ""
-        return f" {count} ready {'engine gets' if count == 1 else 'engines get'} no work: found to compute wrong results."
+        return (
+            f" {count} ready {'engine gets' if count == 1 else 'engines get'} no work: found to compute wrong results."
+        )
 
     def is_complete(self) -> bool:
         """Whether at least one model is known and each known model has a ready member of each service."""

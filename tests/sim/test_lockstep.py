@@ -229,9 +229,7 @@ def test_a_gateway_whose_engines_are_all_distrusted_or_lost_says_so(model_dir):
         lockstep.quarantine(first, "a test")
         assert gateway.ready() == ""
         lockstep.quarantine(second, "a test")
-        assert gateway.ready() == (
-            "Waiting for: engine. 2 ready engines get no work: found to compute wrong results."
-        )
+        assert gateway.ready() == ("Waiting for: engine. 2 ready engines get no work: found to compute wrong results.")
         await society.start("engine", "engine2")
         while gateway.ready():
             await asyncio.sleep(0.01)

@@ -27,13 +27,13 @@ from services.engine.worker.capacity.weight_memory import host_weights
 from services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
 from services.engine.worker.dtypes import choose_torch_dtype
 from services.engine.worker.estimate import predict_step
+from services.engine.worker.interface import WeightMemory
 from services.engine.worker.loading.model_files import eos_token_ids, read_config
 from services.engine.worker.own_cache.memory import CachePlan, plan_caches
 from services.engine.worker.own_cache.model import SequenceCache, load_own_cache_model
-from services.engine.worker.interface import WeightMemory
 from services.engine.worker.torch_worker import check_offload, serves_adapters, useful_threads
 from shared.config import EngineSettings, SettingsError
-from shared.parallel import exchanges_kv
+from shared.distributed.world import exchanges_kv
 from shared.parameters.grammar import Grammar
 
 logger = logging.getLogger(__name__)
