@@ -184,8 +184,8 @@ class LLM:
         longer prompt than the context is refused without it. Raises ValueError or TypeError
         for invalid arguments, and RuntimeError if the engine fails.
         """
-        prompts = prompts_of(prompts, None)
-        found = self._pool(prompts, pooling_params, use_tqdm, lora_request, truncate_prompt_tokens)
+        listed = prompts_of(prompts, None)
+        found = self._pool(listed, pooling_params, use_tqdm, lora_request, truncate_prompt_tokens)
         return list(map(embedding_output, found))
 
     def encode(
@@ -203,8 +203,8 @@ class LLM:
         """
         if pooling_params is None:
             pooling_params = PoolingParams(classify=bool(self._runner.engine.facts.labels))
-        prompts = prompts_of(prompts, None)
-        return self._pool(prompts, pooling_params, use_tqdm, lora_request, truncate_prompt_tokens)
+        listed = prompts_of(prompts, None)
+        return self._pool(listed, pooling_params, use_tqdm, lora_request, truncate_prompt_tokens)
 
     def classify(
         self,
