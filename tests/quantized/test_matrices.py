@@ -103,7 +103,20 @@ def test_a_row_does_not_depend_on_its_neighbours_or_on_threads(variant: str, kin
     with one_matrix(variant, weight, dtype, threads=3) as multiply:
         together = multiply(x)
     with one_matrix(variant, weight, dtype, threads=1) as multiply:
-        for first, rows in ((0, 1), (5, 2), (40, 3), (80, 4), (60, 5), (17, 16), (100, 31), (300, 45), (599, 1)):
+        for first, rows in (
+            (0, 1),
+            (5, 2),
+            (40, 3),
+            (80, 4),
+            (60, 5),
+            (17, 16),
+            (200, 8),
+            (220, 12),
+            (240, 13),
+            (100, 31),
+            (300, 45),
+            (599, 1),
+        ):
             assert torch.equal(multiply(x[first : first + rows]), together[first : first + rows])
 
 

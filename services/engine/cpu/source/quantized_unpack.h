@@ -2,12 +2,25 @@
 // pair.h), which stay in a core's cache.
 #pragma once
 
+#include <utility>
+
 #include "quantized.h"
 
 namespace antiphon {
 
-// Unpacks four terms of 16 columns from the bytes in `v`. The results are kTimes too large. `each` calls
-// `use(term, numbers)` with one step of the product at a time: kTerms terms of 16 columns, from `term` of the four on.
+// Calls `use(term, step)` for each step of a word: kTerms terms of the product, from `term` of the word on. `step` is a
+// constant, an integral_constant.
+template <class Numbers, int... kStep, class Use>
+inline void each_step(std::integer_sequence<int, kStep...>, Use&& use) {
+  (use(kStep * Numbers::kStepTerms, std::integral_constant<int, kStep>()), ...);
+}
+template <class Numbers, class Use>
+inline void each_step(Use&& use) {
+  each_step<Numbers>(std::make_integer_sequence<int, Numbers::kTerms / Numbers::kStepTerms>(), use);
+}
+
+// Unpacks four terms of 16 columns from the bytes in `v`. The results are kTimes too large. `step` returns the numbers
+// of one step of the product.
 template <class Term>
 struct FourTerms;
 
@@ -15,11 +28,9 @@ template <>
 struct FourTerms<float> {
   static constexpr float kTimes = 1;
 
-  static Vec term(WordVec v, int index) { return convert<Vec>((IntVec)(v << (24 - 8 * index)) >> 24); }
-
-  template <class Use>
-  static inline void each(WordVec v, Use&& use) {
-    for (int i = 0; i < 4; i++) use(i, term(v, i));
+  template <int kStep>
+  static Vec step(WordVec v) {
+    return convert<Vec>((IntVec)(v << (24 - 8 * kStep)) >> 24);
   }
 };
 
@@ -39,10 +50,9 @@ struct FourTerms<Bf16> {
     const __m512i upper = _mm512_set4_epi32(0x0f0e, 0x0b0a, 0x0706, 0x0302);
     return _mm512_mask_shuffle_epi8(second, 0x3333333333333333, first, upper);
   }
-  template <class Use>
-  static inline void each(WordVec v, Use&& use) {
-    use(0, (__m512bh)pair(top(v, 0), top(v, 1)));
-    use(2, (__m512bh)pair(top(v, 2), top(v, 3)));
+  template <int kStep>
+  static __m512bh step(WordVec v) {
+    return (__m512bh)pair(top(v, 2 * kStep), top(v, 2 * kStep + 1));
   }
 };
 #endif
@@ -68,11 +78,10 @@ struct Levels<float> {
 #endif
   }
 
-  // Unpacks eight terms of 16 columns from the words in `v`; see FourTerms.
-  template <class Use>
-  inline void each(WordVec v, Use&& use) const {
-    for (int j = 0; j < 4; j++)
-      for (int i = 0; i < 2; i++) use(2 * j + i, at((v >> (16 * i + 4 * j)) & 15));
+  // Unpacks a step of the eight terms of 16 columns in the words in `v`; see FourTerms.
+  template <int kStep>
+  inline Vec step(WordVec v) const {
+    return at((v >> (16 * (kStep % 2) + 4 * (kStep / 2))) & 15);
   }
 
 #if defined(__AVX2__) && !defined(__AVX512F__)
@@ -94,36 +103,41 @@ struct Levels<Bf16> {
 
   // The instruction uses five bits of an index: the table is stored twice, so that the bit above the four has no
   // effect.
-  template <class Use>
-  inline void each(WordVec v, Use&& use) const {
-    use(0, (__m512bh)_mm512_permutexvar_epi16((__m512i)v, table));
-    use(2, (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)v, 4), table));
-    use(4, (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)v, 8), table));
-    use(6, (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16((__m512i)v, 12), table));
+  template <int kStep>
+  inline __m512bh step(WordVec v) const {
+    const __m512i places = kStep ? _mm512_srli_epi16((__m512i)v, 4 * kStep) : (__m512i)v;
+    return (__m512bh)_mm512_permutexvar_epi16(places, table);
   }
 
   const __m512i table;
 };
 #endif
 
-// How the weights of a kind are unpacked: kTerms terms of a column are in a word; the numbers are kTimes too large.
+// How the weights of a kind are unpacked: kTerms terms of a column are in a word, kStepTerms of them are in a step; the
+// numbers are kTimes too large.
 template <class Term>
 struct ByteNumbers {
-  static constexpr long kTerms = 4;
+  static constexpr long kTerms = 4, kStepTerms = Pair<Term>::kTerms;
   static constexpr float kTimes = FourTerms<Term>::kTimes;
   explicit ByteNumbers(const Quantized&) {}
-  template <class Use>
-  inline void each(WordVec v, Use&& use) const {
-    FourTerms<Term>::each(v, use);
+  template <int kStep>
+  inline auto step(WordVec v) const {
+    return FourTerms<Term>::template step<kStep>(v);
   }
 };
 
 template <class Term>
 struct LevelNumbers : Levels<Term> {
-  static constexpr long kTerms = 8;
+  static constexpr long kTerms = 8, kStepTerms = Pair<Term>::kTerms;
   static constexpr float kTimes = 1;
   explicit LevelNumbers(const Quantized& w) : Levels<Term>(w) {}
 };
+
+// Calls `use(term, numbers)` for each step of the words in `v`.
+template <class Numbers, class Use>
+inline void each_number(const Numbers& numbers, WordVec v, Use&& use) {
+  each_step<Numbers>([&](long term, auto step) { use(term, numbers.template step<step()>(v)); });
+}
 
 // The bytes of a row of words: a word of each of a panel's 32 columns.
 constexpr long kWordsBytes = kPanel * (long)sizeof(uint32_t);
@@ -136,9 +150,10 @@ void unpack(const Numbers& numbers, const uint8_t* from, long terms, Term* to, A
     ahead.ask();
     for (long k = step; k < step + kTermsMultiple; k += Numbers::kTerms, from += kWordsBytes) {
       Term* const place = to + k * kPanel;
-      numbers.each(load_any<WordVec>(from), [&](long term, auto some) { put_any(place + term * kPanel, some); });
-      numbers.each(load_any<WordVec>(from + kWordsBytes / 2),
-                   [&](long term, auto some) { put_any(place + term * kPanel + kHalf, some); });
+      each_number(numbers, load_any<WordVec>(from),
+                  [&](long term, auto some) { put_any(place + term * kPanel, some); });
+      each_number(numbers, load_any<WordVec>(from + kWordsBytes / 2),
+                  [&](long term, auto some) { put_any(place + term * kPanel + kHalf, some); });
     }
   }
 }
