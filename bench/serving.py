@@ -132,10 +132,10 @@ class Server:
 class Serving(Server):
     """`antiphon serve` with the given flags: NATS and all four services."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, name: str = "antiphon") -> None:
         port = free_port()
         command = [sys.executable, "-m", "antiphon", "serve", "--host", HOST, "--port", str(port), *flags]
-        super().__init__("antiphon", command, port, "/readyz")
+        super().__init__(name, command, port, "/readyz")
 
     def part_of(self, command: str) -> str:
         """Returns the name of the service that a process runs."""

@@ -33,11 +33,11 @@ class Vllm(Server):
 class LlamaServer(Server):
     """llama.cpp's own server, with as many slots as the largest load has clients."""
 
-    def __init__(self, executable: Path, gguf: Path) -> None:
+    def __init__(self, executable: Path, gguf: Path, name: str = "llama.cpp") -> None:
         port, cores = free_port(), str(len(os.sched_getaffinity(0)))
         command = [str(executable), "-m", str(gguf), "--host", HOST, "--port", str(port), "-t", cores, "-tb", cores]
         command += ["-np", str(SLOTS), "-c", str(SLOTS * SLOT_TOKENS), "--no-webui"]
-        super().__init__("llama.cpp", command, port, "/health")
+        super().__init__(name, command, port, "/health")
 
 
 def vllm_environment(executable: Path) -> dict[str, str]:

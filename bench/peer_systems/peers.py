@@ -4,6 +4,9 @@ Every server is started once with the same model, and is stopped (SIGSTOP) while
 runs each load on each server; the order of the servers rotates from round to round. The machine's limits are measured
 before and after each load and in short pauses of it (`bench.limits_of_machine.moments`). Servers are compared by ratios
 within a round. A server that is not named on the command line is left out, and the results say so.
+
+With `--quantized` the servers are this system with weights of 16, 8 and 4 bits and llama.cpp with Q8_0 and Q4_0, which
+`llama-quantize` makes from the GGUF file.
 """
 
 import argparse
@@ -20,6 +23,7 @@ from typing import Any
 from bench import loads, measure, report
 from bench.limits_of_machine import cpu_accounting, machine, roofline
 from bench.limits_of_machine.moments import Moments
+from bench.peer_systems import quantized
 from bench.peer_systems.peer_servers import LlamaServer, Vllm, llama_version, vllm_version
 from bench.sample import Sample, rounded
 from bench.serving import ROOT, Server, Serving, end_in_order
@@ -48,6 +52,8 @@ class Results:
 
     def text(self) -> str:
         """Returns the results as text: tables and failures."""
+        if self.head["quantized"]:
+            return "\n\n".join([quantized.table(self.samples), *(f"failed: {failure}" for failure in self.failures)])
         tables = [report.loads_table(report.summary(self.samples, OURS))]
         tables.append(report.limits_table([turn.record() for turn in self.turns]))
         return "\n\n".join([*tables, *(f"failed: {failure}" for failure in self.failures)])
@@ -77,6 +83,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--vllm-dtype", default="bfloat16", help="float32 is vLLM's better one without AVX512-BF16")
     parser.add_argument("--llama-server", type=Path, help="llama.cpp's server")
     parser.add_argument("--gguf", type=Path, help="the same model for llama.cpp (default: MODEL-bf16.gguf beside it)")
+    parser.add_argument("--quantized", action="store_true", help="weights of 8 and 4 bits beside llama.cpp's")
     parser.add_argument("--rounds", type=int, default=3)
     names = [load.name for load in loads.LOADS]
     parser.add_argument("--loads", nargs="*", default=names, choices=names)
@@ -84,15 +91,21 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=0, help="of our engine (default: as it decides)")
     parser.add_argument("--results", type=Path, help="default: bench/results/peers-MODEL.json")
     options = parser.parse_args()
+    if options.quantized and (options.vllm or not options.llama_server):
+        parser.error("--quantized compares with llama.cpp alone: give --llama-server, and no --vllm")
     options.model = options.model.resolve()
     options.gguf = options.gguf or options.model.with_name(options.model.name + "-bf16.gguf")
-    options.results = options.results or ROOT / "bench" / "results" / f"peers-{options.model.name}.json"
+    kind = "quantized-peers" if options.quantized else "peers"
+    options.results = options.results or ROOT / "bench" / "results" / f"{kind}-{options.model.name}.json"
     return options
 
 
 def started(options: argparse.Namespace) -> Iterator[Server]:
     """Starts the servers one after the other and yields each; a server is paused as soon as it is ready."""
     yield _paused(Serving(f"--model={options.model}", f"--threads={options.threads}"))
+    if options.quantized:
+        yield from map(_paused, quantized.started(options.model, options.threads, options.llama_server, options.gguf))
+        return
     if options.vllm:
         yield _paused(Vllm(options.vllm, options.model, options.vllm_dtype))
     if options.llama_server:
@@ -113,6 +126,7 @@ def head(options: argparse.Namespace, servers: list[Server]) -> dict[str, Any]:
         "versions": versions,
         "left_out": [name for name in ("vllm", "llama.cpp") if name not in versions],
         "rehearsal": options.short,
+        "quantized": options.quantized,
         "start_s": {server.name: round(server.ready_s, 1) for server in servers},
         "memory_mib": {server.name: round(server.memory_mb().total()) for server in servers},
     }
