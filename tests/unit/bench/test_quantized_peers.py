@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.limits_of_machine.books import Cpu
+from bench.limits_of_machine.cpu_accounting import Cpu
 from bench.peer_systems import quantized
 from bench.sample import Sample
 
