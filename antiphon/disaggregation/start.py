@@ -81,7 +81,7 @@ def _scheduler(deployment: Deployment, settings: InstanceSettings, environ: Mapp
         async def gather() -> Failure:
             return await gathering.run()
 
-        return asyncio.run(launcher.run_plan(plan, lambda: sockets.close(listeners), gather))
+        return asyncio.run(launcher.run_plan(plan, listeners, gather))
 
 
 def _worker(deployment: Deployment, settings: InstanceSettings, environ: Mapping[str, str], key: bytes) -> int:

@@ -143,7 +143,7 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
         plan = make_plan(models, environ, listeners, directory, binary, gpus.ids)
         if plan.versions is not None:
             plan = replace(plan, versions=replace(plan.versions, visible=tuple(visible)))
-        return asyncio.run(run_plan(plan, lambda: sockets.close(listeners)))
+        return asyncio.run(run_plan(plan, listeners))
 
 
 def located_models(models: Sequence[ServeSettings], environ: Mapping[str, str]) -> list[ServeSettings]:
@@ -344,14 +344,15 @@ def _member_prefix() -> str:
 
 
 async def run_plan(
-    plan: Plan, stop_listening: Callable[[], None], beside: Callable[[], Awaitable[Failure]] | None = None
+    plan: Plan, listeners: list[socket.socket], beside: Callable[[], Awaitable[Failure]] | None = None
 ) -> int:
     """Runs the children until the first signal or until they fail, and returns the exit code.
 
-    `stop_listening` is called before they are stopped. `beside` runs along with them; when it returns, the server stops
-    with this failure.
+    `listeners`: the gateways' sockets, which are closed before the children are stopped. `beside` runs along with them;
+    when it returns, the server stops with this failure.
     """
     fleet = Fleet(print_line)
+    fleet.on_end = lambda spec: sockets.rest(listeners, spec.pass_fds)
     stop = asyncio.create_task(signalled(fleet))
     fleet.start(plan.specs)
     versions = asyncio.create_task(_run_versions(fleet, plan.versions)) if plan.versions is not None else None
@@ -364,7 +365,7 @@ async def run_plan(
         announcing.cancel()
         if versions is not None:
             versions.cancel()
-        stop_listening()
+        sockets.close(listeners)
         await _shut_down(fleet, failure)
         return failure.exit_code if failure else (FORCED if fleet.killed else 0)
     finally:

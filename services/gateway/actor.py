@@ -130,8 +130,8 @@ class GatewayActor(Actor):
         self._adapters = AdapterDirectory(host, self.members)
         self.versions = VersionDirectory(host)
         self._catalog = ModelCatalog(
-            self.members, host.clock, default_model, self._judging_time, required_engines, self._adapters,
-            self.versions, trust.trusted,
+            self.members, host.clock, default_model, self._judging_time,
+            required_engines, self._adapters, self.versions, trust.trusted,
         )  # fmt: skip
         self.shadow = ShadowTraffic(self.versions, self._start, self._catalog.find_on_bus)
         self._draining = False

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 Storage = Literal["memory", "file"]
+BATCH_MESSAGES = 512
+"""Messages of a log that are read with one request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,4 +56,11 @@ class DurableLog(Protocol):
 
     async def following(self, subject: str, sequence: int) -> Logged | None:
         """Returns the first message of a subject, which may have wildcards, from this sequence number on; else None."""
+        ...
+
+    async def all_following(self, subject: str, sequence: int) -> list[Logged]:
+        """Returns the messages of a subject, which may have wildcards, from this sequence number on, in order.
+
+        Takes a round trip for about `BATCH_MESSAGES` of them.
+        """
         ...

@@ -1,17 +1,24 @@
 """The log on a NATS server with JetStream. Made by `nats.NatsTransport`."""
 
+import json
+
 from nats import errors
 from nats.aio.client import Client
 from nats.js import api
 from nats.js.errors import APIError, NotFoundError
 
-from shared.actors.durable_log import LogConfig, Logged, LogUnavailableError
+from shared.actors.durable_log import BATCH_MESSAGES, LogConfig, Logged, LogUnavailableError
 
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _WRONG_LAST = 10071
 """The server's code for a message whose subject has another last sequence number than expected."""
 _OTHER_CONFIG = 10058
 """The server's code for a stream that exists with another configuration."""
+_BATCH_BYTES = 4 * 2**20
+"""Size after which the server ends a batch, about."""
+_PENDING = "Nats-Num-Pending"
+"""Header of a server that sends batches: how many messages follow."""
+_END_OF_BATCH, _NOT_FOUND = "204", "404"
 _STORAGES = {"memory": api.StorageType.MEMORY, "file": api.StorageType.FILE}
 
 
@@ -19,6 +26,7 @@ class NatsDurableLog:
     """Implements `durable_log.DurableLog`. `replicas`: servers of a cluster that keep the log."""
 
     def __init__(self, client: Client, config: LogConfig, timeout_s: float, replicas: int = 1) -> None:
+        self._client = client
         self._stream = client.jetstream(timeout=timeout_s)  # pyright: ignore[reportUnknownMemberType]
         self._config, self._timeout_s, self._replicas = config, timeout_s, replicas
 
@@ -84,6 +92,41 @@ class NatsDurableLog:
         except errors.Error as error:
             raise self._unavailable(error) from error
         return Logged(found.seq or 0, found.data or b"")
+
+    async def all_following(self, subject: str, sequence: int) -> list[Logged]:
+        """See DurableLog."""
+        found: list[Logged] = []
+        more = True
+        while more:
+            try:
+                batch, more = await self._batch(subject, sequence)
+            except errors.Error as error:
+                raise self._unavailable(error) from error
+            found += batch
+            sequence = found[-1].sequence + 1 if found else sequence
+        return found
+
+    async def _batch(self, subject: str, sequence: int) -> tuple[list[Logged], bool]:
+        """Returns the next messages, and whether there may be more. A server before 2.11 sends one at a time."""
+        inbox = self._client.new_inbox()
+        wanted = {"seq": sequence, "next_by_subj": subject, "batch": BATCH_MESSAGES, "max_bytes": _BATCH_BYTES}
+        replies = await self._client.subscribe(inbox)
+        found: list[Logged] = []
+        try:
+            api_subject = f"$JS.API.DIRECT.GET.{self._config.name}"
+            await self._client.publish(api_subject, json.dumps(wanted).encode(), reply=inbox)
+            while True:
+                reply = await replies.next_msg(timeout=self._timeout_s)
+                headers = reply.headers or {}
+                if status := headers.get("Status"):
+                    if status not in (_END_OF_BATCH, _NOT_FOUND):
+                        raise errors.Error(f"{status} {headers.get('Description', '')}".strip())
+                    return found, bool(found) and int(headers.get(_PENDING, "0")) > 0
+                found.append(Logged(int(headers["Nats-Sequence"]), reply.data))
+                if _PENDING not in headers:
+                    return found, True
+        finally:
+            await replies.unsubscribe()
 
     def _unavailable(self, error: Exception) -> LogUnavailableError:
         return LogUnavailableError(f"the log {self._config.name} does not answer ({error or type(error).__name__})")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shared.actors.durable_log import LogConfig, Logged, LogUnavailableError
+from shared.actors.durable_log import BATCH_MESSAGES, LogConfig, Logged, LogUnavailableError
 from shared.subjects import bucket_name
 
 
@@ -30,6 +30,23 @@ async def test_what_one_appends_another_finds_in_order(bus, subjects):
     assert await two.following(subject, 1) == Logged(first, b"1")
     assert await two.following(subject, first + 1) == Logged(third, b"3")
     assert await two.following(subject, third + 1) is None
+
+
+async def test_many_messages_are_read_in_order_without_a_request_for_each(bus, subjects):
+    one = log_of(await bus.connect("one"), subjects, max_bytes=2**24)
+    await one.open()
+    subject, other = f"{subjects.namespace}.log0.a", f"{subjects.namespace}.log0.b"
+    assert await one.all_following(subject, 1) == []
+    count = BATCH_MESSAGES + 40
+    numbers = [number for i in range(count) if (number := await one.append(subject, b"%d" % i)) is not None]
+    await one.append(other, b"x")
+    found = await one.all_following(subject, 1)
+    assert found == [Logged(number, b"%d" % i) for i, number in enumerate(numbers)]
+    assert await one.all_following(subject, numbers[-2]) == found[-2:]
+    assert await one.all_following(subject, numbers[-1] + 1) == []
+    assert len(await one.all_following(f"{subjects.namespace}.log0.*", 1)) == count + 1
+    large = [await one.append(other, bytes(2**19)) for _ in range(12)]
+    assert [each.sequence for each in await one.all_following(other, large[0] or 0)] == large
 
 
 async def test_of_two_writers_that_expect_the_same_last_message_one_writes(bus, subjects):

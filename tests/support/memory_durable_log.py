@@ -51,6 +51,11 @@ class MemoryDurableLog:
         await self._reach()
         return next((one for one in self._kept(subject) if one.sequence >= sequence), None)
 
+    async def all_following(self, subject: str, sequence: int) -> list[Logged]:
+        """See DurableLog."""
+        await self._reach()
+        return [one for one in self._kept(subject) if one.sequence >= sequence]
+
     def _kept(self, subject: str) -> list[Logged]:
         numbered = enumerate(self._entries, start=1)
         return [

@@ -130,9 +130,7 @@ class BackgroundStore:
 
     async def unfinished(self) -> AsyncIterator[tuple[StreamRecord, int]]:
         """Yields the records of all requests that have not ended, with their revisions."""
-        sequence = 1
-        while (found := await self._records.following(self._subjects.background_record("*"), sequence)) is not None:
-            sequence = found.sequence + 1
+        for found in await self._records.all_following(self._subjects.background_record("*"), 1):
             if found.payload != _NOTHING:
                 yield _record(found.payload), found.sequence
 
@@ -155,11 +153,13 @@ class BackgroundStore:
     async def history(self, request_id: str) -> History:
         """Returns all events so far. Raises ServiceError('not_found') if the log has dropped the first ones."""
         found = History()
-        while (one := await self.following(request_id, found.last + 1)) is not None:
-            if one[0].first > len(found.events):
+        subject = self._subjects.background_events(request_id)
+        for logged in await self._events.all_following(subject, found.last + 1):
+            batch = _batch(logged.payload)
+            if batch.first > len(found.events):
                 told = "The bus has dropped events of the response, for want of space. Send the request again."
                 raise ServiceError("not_found", told, param="response_id")
-            found.add(*one)
+            found.add(batch, logged.sequence)
         return found
 
 

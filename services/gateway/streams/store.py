@@ -85,9 +85,7 @@ class StreamStore:
         """Returns the entries of a record's owner for its stream, in order."""
         subject = self._subjects.stream_journal(record.owner_id, record.owner_instance_id)
         found: list[JournalEntry] = []
-        sequence = max(1, record.journal_from)
-        while (logged := await self._journals.following(subject, sequence)) is not None:
-            sequence = logged.sequence + 1
+        for logged in await self._journals.all_following(subject, max(1, record.journal_from)):
             found += [entry for entry in decoded_entries(logged.payload) if entry.request_id == record.request_id]
         return found
 
