@@ -110,7 +110,7 @@ class NatsDurableLog:
         """Returns the next messages, and whether there may be more. A server before 2.11 sends one at a time."""
         inbox = self._client.new_inbox()
         wanted = {"seq": sequence, "next_by_subj": subject, "batch": BATCH_MESSAGES, "max_bytes": _BATCH_BYTES}
-        replies = await self._client.subscribe(inbox)
+        replies = await self._client.subscribe(inbox)  # pyright: ignore[reportUnknownMemberType]
         found: list[Logged] = []
         try:
             api_subject = f"$JS.API.DIRECT.GET.{self._config.name}"
