@@ -123,8 +123,7 @@ class GatewayActor(Actor):
             self.lockstep,
         )
         self.engine_controls = EngineControls(host, self.members, self._parts.moves)
-        self._num_requests = self._num_ended = 0
-        self._num_sequences = 0
+        self._num_requests = self._num_ended = self._num_sequences = 0
         self._num_idle = 0
         """Of these sequences, those whose requests came for the idle lane."""
         self._adapters = AdapterDirectory(host, self.members)
