@@ -34,6 +34,8 @@ from shared.settings.allowed_values import (
     CONV_TEMPLATE,
     LOGPROBS,
     LORA_RANK,
+    MODEL_ALIASES,
+    MODEL_NAME,
     REASONING_PARSERS,
     TEMPERATURE,
     TOOL_CALL_PARSERS,
@@ -93,17 +95,22 @@ class ModelSettings(BusSettings):
         "the model's name: what requests give in 'model' without --served-model-name, and what the conversation "
         "template is guessed from (default: that of ti_model_config.json in the model's directory)",
         env="MODEL_ID",
+        rule=MODEL_NAME,
         group="model",
     )
     served_model_name: str = flag(
         "",
         "name that requests give in 'model' (default: --model-id, or else the model as --model gives it); further "
         "names may follow it",
+        rule=MODEL_NAME,
         group="model",
         more="served_model_alias",
     )
     served_model_alias: str = flag(
-        "", "further names that requests may give, separated by commas; answers show the first name", group="model"
+        "",
+        "further names that requests may give, separated by commas; answers show the first name",
+        rule=MODEL_ALIASES,
+        group="model",
     )
     task: str = flag("generate", "what the model is for", choices=("generate",), group="model")
     trust_remote_code: bool = flag(

@@ -33,6 +33,8 @@ GROUPS = (
 """Headings of `--help`, in this order; other headings follow them."""
 NONE = object()
 """Stands for the word `none`, given for a setting that may be None. In contrast, None means that nothing was given."""
+_SHOWN_CHARS = 200
+"""Characters of a refused value that its message shows."""
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -251,7 +253,9 @@ def _value(item: "Field[Any]", given: Any, source: str) -> Any:
 def _checked(item: "Field[Any]", value: Any, source: str) -> Any:
     rule: Rule | None = item.metadata["rule"]
     if rule is not None and not rule.holds(value):
-        raise SettingsError(f"{source}: {value} is not {rule.text}")
+        shown = str(value)
+        shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}…"
+        raise SettingsError(f"{source}: {shown} is not {rule.text}")
     return value
 
 

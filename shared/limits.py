@@ -8,6 +8,10 @@ MEMBER_ID_CHARS_MAX = 64
 MODEL_TOKEN_CHARS_MAX = 40
 """Characters of a model's name in subjects and in the ids of its services. An id adds at most 16 characters
 (`-detokenizer-64`)."""
+MODEL_NAME_CHARS_MAX = 256
+"""Characters in a model's name that is set. The names are in every heartbeat and in the labels of metrics."""
+MODEL_ALIASES_MAX = 64
+"""Further names of one model. They are in every heartbeat of its engines, of at most about 17 KiB with them."""
 MODELS_MAX = 16
 """Models that one launcher starts. Each model needs at least three processes, so this bounds the number of
 processes."""

@@ -24,6 +24,7 @@ from shared.config import (
 )
 from shared.limits import MODELS_MAX
 from shared.models.model_files import described, model_aliases, model_name
+from shared.settings.allowed_values import MODEL_NAME
 
 S = TypeVar("S", bound=ServeSettings)
 OF_ONE_MODEL = (
@@ -129,6 +130,9 @@ def _refuse_unused(serve: ServeSettings, defaults: Mapping[str, Any]) -> None:
 def _check_together(models: Sequence[ServeSettings], default_model: str, *, shared_bus: bool) -> None:
     if len(models) > MODELS_MAX:
         raise SettingsError(f"--also, --models: {len(models)} models are more than {MODELS_MAX}")
+    for model in models:
+        if not MODEL_NAME.holds(name := model.served_model_name):
+            raise SettingsError(f"the served name {name[:64]!r} is not {MODEL_NAME.text}")
     names = [model_name(model) for model in models]
     for name in _repeated([*names, *(alias for model in models for alias in model_aliases(model))]):
         raise SettingsError(f"two models are called {name!r}: give each a served name of its own")

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 from shared.config import ModelSettings, SettingsError
 from shared.models import hub
-from shared.settings.allowed_values import CONV_TEMPLATE
+from shared.settings.allowed_values import CONV_TEMPLATE, MODEL_NAME
 
 M = TypeVar("M", bound=ModelSettings)
 DEMO_DIRECTORY = Path(__file__).resolve().parents[2] / "antiphon" / "demo"
@@ -75,6 +75,8 @@ def described(settings: M) -> M:
     path = _path(settings.model) / MODEL_CONFIG if settings.model else DEMO_DIRECTORY / MODEL_CONFIG
     source, config = "--conv-template (CONV_TEMPLATE)", _model_config(path) if path.is_file() else {}
     model_id = settings.model_id or _text(config, "model_id", path)
+    if not MODEL_NAME.holds(model_id):
+        raise SettingsError(f"{path}: 'model_id' is not {MODEL_NAME.text}")
     template = settings.conv_template
     if not template:
         source, template = f"{path}: conv_template_name", _text(config, "conv_template_name", path)

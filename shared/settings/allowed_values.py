@@ -21,6 +21,14 @@ CONV_TEMPLATES = (
 """The names of conversation templates. Each has a file in `shared/text/templates`, except `shennong_chat`, whose layout
 is not public."""
 CONV_TEMPLATE = Rule(f"one of {', '.join(CONV_TEMPLATES)}", lambda value: value in ("", *CONV_TEMPLATES))
+MODEL_NAME = Rule(
+    f"a name of at most {limits.MODEL_NAME_CHARS_MAX} printable characters",
+    lambda value: len(value) <= limits.MODEL_NAME_CHARS_MAX and value.isprintable(),
+)
+MODEL_ALIASES = Rule(
+    f"at most {limits.MODEL_ALIASES_MAX} names of at most {limits.MODEL_NAME_CHARS_MAX} printable characters",
+    lambda value: value.count(",") < limits.MODEL_ALIASES_MAX and all(map(MODEL_NAME.holds, value.split(","))),
+)
 USAGE_SINK = Rule(
     "file:PATH or a URL like https://host/path", lambda value: bool(re.match(r"$|file:.|https?://[^/]", value))
 )

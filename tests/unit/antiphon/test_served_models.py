@@ -163,6 +163,11 @@ def test_a_default_model_must_be_served_here_unless_the_bus_is_shared() -> None:
     assert len(models_of(replace(two, nats="nats://bus"))) == 2
 
 
+def test_a_further_model_with_too_long_a_name_is_refused() -> None:
+    with pytest.raises(SettingsError, match="is not a name of at most 256 printable characters"):
+        models_of(ServeSettings(model="/a", also=(f"/b={'n' * 257}",)))
+
+
 def test_too_many_models_are_refused() -> None:
     with pytest.raises(SettingsError, match=f"{MODELS_MAX + 1} models are more than {MODELS_MAX}"):
         models_of(ServeSettings(also=tuple(f"/m{i}={i}" for i in range(MODELS_MAX))))

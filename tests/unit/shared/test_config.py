@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared import limits
 from shared.config import (
     BusSettings,
     DetokenizerSettings,
@@ -123,6 +124,23 @@ def test_a_value_out_of_its_range_is_named_with_the_rule(name, fine, wrong):
             read(EngineSettings, [f"{word}={value}"])
 
 
+@pytest.mark.parametrize("name", ["model_id", "served_model_name", "served_model_alias"])
+def test_a_models_names_are_short_enough_for_heartbeats_and_labels_of_metrics(name: str):
+    word, longest = f"--{name.replace('_', '-')}", "n" * limits.MODEL_NAME_CHARS_MAX
+    assert getattr(read(EngineSettings, [f"{word}={longest}"]), name) == longest
+    for wrong in (f"{longest}n", "a\nb", "n" * 100_000):
+        with pytest.raises(SettingsError, match=rf"{word}: (?s:.*) is not .*at most 256 printable") as refused:
+            read(EngineSettings, [f"{word}={wrong}"])
+        assert len(str(refused.value)) < 400
+
+
+def test_a_model_has_a_limited_number_of_names():
+    most = ",".join(f"name-{n}" for n in range(limits.MODEL_ALIASES_MAX))
+    assert read(EngineSettings, [f"--served-model-alias={most}"]).served_model_alias == most
+    with pytest.raises(SettingsError, match="is not at most 64 names"):
+        read(EngineSettings, [f"--served-model-alias={most},one-more"])
+
+
 def test_a_variable_out_of_its_range_is_named_too():
     with pytest.raises(SettingsError, match=r"GPU_MEMORY_UTILIZATION: 2\.0 is not above 0 and at most 1"):
         read(EngineSettings, [], {"GPU_MEMORY_UTILIZATION": "2"})
@@ -152,7 +170,7 @@ TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=12)
         EngineSettings,
         nats=TEXT,
         model=TEXT,
-        served_model_name=TEXT,
+        served_model_name=TEXT.filter(str.isprintable),
         dtype=st.sampled_from(["auto", "float32"]),
         max_model_len=st.none() | st.integers(1, 10**6),
         gpu_memory_utilization=st.floats(0.1, 1.0),

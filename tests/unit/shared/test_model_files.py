@@ -48,6 +48,11 @@ def configured(directory: Path, content: object, **settings: str) -> EngineSetti
     return described(EngineSettings(model=str(directory), **settings))
 
 
+def test_a_name_in_the_file_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="'model_id' is not a name of at most 256 printable characters"):
+        configured(tmp_path, {**BAICHUAN, "model_id": "n" * 257})
+
+
 @pytest.mark.spec("S-DEP-011", "S-DEP-012", "S-DEP-013", "S-SRV-004:model-directory")
 def test_a_file_in_the_directory_names_the_model_and_its_template_where_the_settings_do_not(tmp_path: Path) -> None:
     found = configured(tmp_path, BAICHUAN)
