@@ -389,8 +389,6 @@ def check_engine(settings: EngineSettings) -> None:
     if settings.use_lookahead and not settings.use_v2_block_manager:
         raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
     world.check(settings)
-    if settings.enable_mm and world.world_size(settings) > 1:
-        raise SettingsError("--enable-mm: pictures are served by engines of one device each; leave out -tp and -pp")
     if settings.role == "decode" and settings.swap_space == 0:
         raise SettingsError("--swap-space: a decode engine receives KV in host memory and needs some; leave it out")
     if settings.role != "prefill" and (settings.kv_host or settings.kv_bind):

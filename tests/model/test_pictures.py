@@ -19,6 +19,7 @@ from shared.config import SettingsError
 from shared.errors import ServiceError
 from shared.parameters.sampling import SamplingParams
 from tests.model.harness import Engine, greedy, make_prompt, make_worker
+from tests.model.test_parallel import ranks_of
 from tests.models import make_model
 from tests.vision_models import (
     FAMILIES,
@@ -109,6 +110,22 @@ def test_equal_to_transformers_alone_and_mixed_with_text(pictured: Pictured) -> 
     together = pictured.engine(CoreLimits(8, 9))
     specs = [pictured.spec(f"mixed-{number}", *each, greedy(NUM)) for number, each in enumerate(ASKED)]
     assert run(together, specs) == expected
+
+
+@pytest.mark.spec("S-SRV-070", "S-SRV-071", "S-SRV-090")
+@pytest.mark.parametrize(
+    ("family", "tp_size", "pp_size", "num_blocks"), [("qwen2_5_vl", 2, 2, 7), ("llava_next", 2, 1, 12)]
+)
+def test_ranks_take_pictures_as_one_process_does(
+    family: str, tp_size: int, pp_size: int, num_blocks: int, tmp_path: Path
+) -> None:
+    pictured = Pictured(make_vision_model(tmp_path, family))
+    specs = [pictured.spec(f"{number}", *each, greedy(30)) for number, each in enumerate(ASKED)]
+    # Few blocks, so that sequences with pictures are preempted and sent again.
+    ranks = ranks_of(tmp_path, tp_size, pp_size, enable_mm=True, num_gpu_blocks_override=num_blocks, swap_space=0.0)
+    engine = Engine.around(ranks, CoreLimits(4, 9))
+    assert run(engine, specs) == [pictured.expected(*each, 30) for each in ASKED]
+    assert engine.core.counters().preemptions
 
 
 @pytest.mark.parametrize("family", ["llava", "llava_siglip", "llava_next"])

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.executor.channel import Channel, Collect, Computed, RunPlan, digest_of
+from services.engine.executor.picture_parts import parts_of, without_embeddings
 from services.engine.executor.rank import serve
 from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.parallel.communicator import Communicator
@@ -23,6 +24,8 @@ from services.engine.parallel.shard import Shard
 from services.engine.worker.interface import ModelWorker
 
 TIMEOUT_S = 60.0
+PART_BYTES = 1000
+"""Small, so that embeddings of pictures have several parts."""
 T = TypeVar("T")
 
 
@@ -182,8 +185,10 @@ class StagedRanks(RankThreads):
 
     def launch(self, plan: StepPlan) -> None:
         """See PipelinedWorker."""
-        for channel in self._channels:
-            channel.send(RunPlan(plan))
+        for shard, channel in zip(self._shards[1:], self._channels, strict=True):
+            for part in parts_of(plan, PART_BYTES) if not shard.pp_rank else ():
+                channel.send(part)
+            channel.send(RunPlan(without_embeddings(plan)))
         self._first.launch(plan)
         self.most_in_flight = max(self.most_in_flight, self._first.num_in_flight)
 

@@ -79,6 +79,16 @@ def test_conversations_have_pictures_as_in_openais_api_or_of_pil(seeing: LLM, ey
     assert plain.error_msg is None
 
 
+@pytest.mark.spec("S-OFF-006", "S-OFF-029")
+def test_a_model_in_pipeline_stages_takes_pictures(eye: Path) -> None:
+    prompt = f"What is {PLACE} this"
+    settings: dict[str, Any] = {"pipeline_parallel_size": 2, "device": "cpu", "enable_mm": True, **FLAGS}
+    with LLM(str(eye), **settings) as llm:
+        found = generate(llm, [prompted(prompt, pil(ONE)), prompted(PLACE, TWO), "no picture"], GREEDY)
+    wanted = [expected(eye, *each)[1] for each in ((prompt, [ONE]), (PLACE, [TWO]), ("no picture", []))]
+    assert ids(found) == wanted
+
+
 async def test_the_engine_for_asyncio_takes_pictures(eye: Path) -> None:
     engine = AsyncLLMEngine(str(eye), enable_mm=True, mm_processor_kwargs={"max_pixels": 12544}, **FLAGS)
     try:

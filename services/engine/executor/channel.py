@@ -1,8 +1,8 @@
 """Messages between the first rank of an engine and its other ranks: length-prefixed msgpack over a socket.
 
 The socket is one of a pair between processes of one machine, and a TCP connection between machines (`joining`). The
-first rank sends where the ranks meet, then plans, grammars and adapters; the others answer each plan with a digest of
-their result. Blocking; used by `multiproc` and `rank`.
+first rank sends where the ranks meet, then plans, grammars, adapters and embeddings of pictures; the others answer each
+plan with a digest of their result. Blocking; used by `multiproc` and `rank`.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import msgspec
 
 from services.engine.core.plan import StepPlan, StepResult
 from services.engine.executor.adapter_parts import AdapterMessage
+from services.engine.executor.picture_parts import EmbeddingsPart
 from services.engine.parallel.meeting import Meeting
 from shared.parameters.grammar import Grammar
 
@@ -61,7 +62,7 @@ class Computed(msgspec.Struct, frozen=True, tag=True):
     digest: bytes
 
 
-Command = Start | RunPlan | Collect | CompileGrammar | AdapterMessage
+Command = Start | RunPlan | Collect | CompileGrammar | AdapterMessage | EmbeddingsPart
 Reply = Loaded | Computed
 
 

@@ -32,6 +32,8 @@ from services.engine.executor.channel import (
     RunPlan,
     digest_of,
 )
+from services.engine.executor.picture_parts import parts_of as embeddings_of
+from services.engine.executor.picture_parts import without_embeddings
 from services.engine.executor.rank_memory import RankMemory, parts_of
 from services.engine.executor.rank_processes import Rank, RankFailed, RankWatch
 from services.engine.executor.starting import started_ranks
@@ -65,6 +67,8 @@ class MultiprocExecutor:
         """`release` is called when all ranks have ended."""
         self._local, self._communicator, self._ranks = UniprocExecutor(worker), communicator, ranks
         self._settings, self._release = settings, release
+        self._first_stage = ranks[: settings.tensor_parallel_size - 1]
+        """The other ranks that look tokens up."""
         self._sending = threading.Lock()
         self._forgotten: deque[str] = deque()
         """Versions of adapters that nothing refers to any more and that the other ranks still have."""
@@ -105,7 +109,9 @@ class MultiprocExecutor:
 
     def launch(self, plan: StepPlan) -> None:
         """See Executor."""
-        self._send(RunPlan(plan))
+        for part in embeddings_of(plan) if self._first_stage else ():
+            self._send(part, self._first_stage)
+        self._send(RunPlan(without_embeddings(plan)))
         self._local.launch(plan)
 
     def collect(self) -> StepResult:

@@ -28,6 +28,7 @@ from services.engine.executor.channel import (
     digest_of,
 )
 from services.engine.executor.joining import JoinRefused, join
+from services.engine.executor.picture_parts import EmbeddingsPart, EmbeddingsReceiver
 from services.engine.executor.rank_memory import serve_blocks
 from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.parallel.meeting import Meeting
@@ -83,6 +84,7 @@ def serve(executor: UniprocExecutor, channel: Channel, plans_max: int) -> None:
     stages before this one need to go on does not depend on it. Otherwise it collects when the first rank does.
     """
     adapters = None if executor.adapters is None else AdapterReceiver(executor.adapters)
+    embeddings = EmbeddingsReceiver()
     num_early = 0
     while True:
         try:
@@ -100,9 +102,12 @@ def serve(executor: UniprocExecutor, channel: Channel, plans_max: int) -> None:
             assert adapters is not None, "this rank has no adapters"
             adapters.take(command)
             continue
+        if isinstance(command, EmbeddingsPart):
+            embeddings.take(command)
+            continue
         assert not isinstance(command, Start), "the model is already loaded"
         if isinstance(command, RunPlan):
-            executor.launch(command.plan)
+            executor.launch(embeddings.complete(command.plan))
             if executor.num_in_flight < plans_max:
                 continue
             num_early += 1

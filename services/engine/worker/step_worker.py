@@ -122,7 +122,7 @@ class StepWorker(ABC):
         return adapter
 
     def _take_virtual_tokens(self, plan: StepPlan) -> None:
-        for row in plan.freed_rows if self._virtual else ():
+        for row in plan.freed_rows if self._virtual or self._spatial else ():
             self._virtual.pop(row, None)
             self._spatial.pop(row, None)
         for sequence in plan.new:
@@ -133,7 +133,7 @@ class StepWorker(ABC):
             self._take_pictures(sequence)
 
     def _take_pictures(self, sequence: NewSequence) -> None:
-        if sequence.pictures:
+        if sequence.pictures and self._embeds:
             self._virtual[sequence.row] = embedding_rows(sequence.pictures, self._model_dtype, self._device)
         if sequence.pictures and self._has_sections:
             self._spatial[sequence.row] = SpatialPositions(sequence.num_prompt_tokens, sequence.pictures)
@@ -219,6 +219,8 @@ class StepWorker(ABC):
         self._spatial: dict[int, SpatialPositions] = {}
         """Positions of the prompt of each row that has pictures, in a model with positions in rows and columns."""
         self._has_sections = description.rope is not None and bool(description.rope.sections)
+        self._embeds = spec.ranks.stage is None or spec.ranks.is_first
+        """Whether this worker looks tokens up; the later pipeline stages do not."""
         self._model_dtype, self._device = spec.model_dtype or dtype, spec.device
         self._table = StateTable(
             settings.max_num_seqs, kv.max_model_len, block_size, vocab_size, spec.eos, self._grammars.processor

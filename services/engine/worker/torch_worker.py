@@ -154,7 +154,7 @@ class TorchWorker(StepWorker):
 
     def _virtual_rows(self, step: FlatStep) -> tuple[Tensor, Tensor] | tuple[None, None]:
         virtual = step.virtual
-        if virtual is None:
+        if virtual is None or not self._embeds:
             return None, None
         pairs = zip(virtual.rows.tolist(), virtual.indices.tolist(), strict=True)
         return self._tensor(virtual.tokens), torch.stack([self._virtual[row][index] for row, index in pairs])

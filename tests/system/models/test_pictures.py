@@ -212,7 +212,6 @@ def test_settings_that_cannot_be_are_refused_at_the_start(model: Path, capsys: p
     assert "--mm-processor-kwargs: { is not JSON" in refused(eye, "--enable-mm", "--mm-processor-kwargs={")
     assert "is not a JSON object" in refused(eye, "--enable-mm", "--mm_processor_kwargs=[1]")
     assert "needs --enable-mm" in refused(eye, '--mm-processor-kwargs={"max_pixels": 50176}')
-    assert "of one device each" in refused(eye, "--enable-mm", "-tp=2")
     with pytest.raises(SettingsError, match="has no argument 'pixels_max'"):
         load_encoder(model, {"pixels_max": 1}, "cpu")
     with pytest.raises(SettingsError, match="follows from the model's weights"):
