@@ -24,7 +24,7 @@ from shared.config import (
     flag,
 )
 from shared.models.adapters import check_adapters
-from shared.models.picture_models import processor_kwargs
+from shared.models.picture_models import picture_limit, processor_kwargs
 from shared.security import tls
 from shared.security.bus_permissions import Role
 from shared.settings.other_options import VARIABLES
@@ -306,6 +306,7 @@ def _check_pictures(serve: ServeSettings) -> None:
     """Checks the settings about pictures without the model's files. Raises SettingsError."""
     if processor_kwargs(serve.mm_processor_kwargs) and not serve.enable_mm:
         raise SettingsError("--mm-processor-kwargs needs --enable-mm: without it no pictures are taken")
+    picture_limit(serve.limit_mm_per_prompt)
 
 
 def _check_roles(serve: ServeSettings) -> None:

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from antiphon.offline.pictures import picture_limit
 from antiphon.settings import ServeSettings
 from shared.config import BusSettings, EngineSettings, changed, flag, validated
 from shared.distributed import world
-from shared.models.picture_models import processor_kwargs
+from shared.models.picture_models import picture_limit, processor_kwargs
 from shared.settings.other_options import BY_NAME, Other
 
 _GROUP = "offline"
@@ -32,7 +31,7 @@ class EngineArgs(EngineSettings):
     seed: int = flag(0, "gives requests without a seed one, by their order: the same in each run", group=_GROUP)
     enforce_eager: bool = changed(EngineSettings, "enforce_eager", False)
     mm_processor_kwargs: str = flag("", "arguments of the image processor, as a dict or as JSON", group=_GROUP)
-    limit_mm_per_prompt: str = flag("", "most pictures of a prompt, {'image': N}, or as JSON", group=_GROUP)
+    limit_mm_per_prompt: str = flag("", "most pictures of a prompt, {'image': N}, as JSON, or image=N", group=_GROUP)
     advice_spelling: str = changed(EngineSettings, "advice_spelling", "arguments")
 
     def settings(self) -> EngineSettings:
@@ -85,7 +84,7 @@ def _check_pictures(args: EngineArgs) -> None:
     """Raises ValueError for wrong settings about pictures."""
     if processor_kwargs(args.mm_processor_kwargs) and not args.enable_mm:
         raise ValueError("mm_processor_kwargs needs enable_mm=True: without it no pictures are taken")
-    picture_limit(args.limit_mm_per_prompt)
+    picture_limit(args.limit_mm_per_prompt, "limit_mm_per_prompt")
 
 
 def _answer(name: str, value: Any, other: Other) -> None:

@@ -6,14 +6,13 @@ Equal pictures are encoded once, as long as their embeddings are among the last 
 """
 
 import hashlib
-import json
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from services.engine.core.plan import PlacedPicture
 from shared import limits
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
 from shared.messages import PictureTokens
 from shared.models.model_files import model_directory
@@ -90,23 +89,6 @@ class PictureEncoder:
                 found = self._encoder.encode(image)
                 self._cache.put(key, found, len(found.embeddings))
         return key, found
-
-
-def picture_limit(given: str) -> int:
-    """Returns the most pictures of a prompt that `limit_mm_per_prompt` allows. Raises SettingsError."""
-    try:
-        value: Any = json.loads(given) if given else {}
-    except ValueError:
-        value = None
-    fields: dict[str, Any] = cast(dict[str, Any], value) if isinstance(value, dict) else {"": None}
-    for kind, count in fields.items():
-        most = limits.IMAGES_MAX if kind == "image" else 0
-        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= most:
-            raise SettingsError(
-                f"limit_mm_per_prompt={given}: give {{'image': N}}, with at most {limits.IMAGES_MAX} pictures; there "
-                "are neither videos nor audio"
-            )
-    return fields.get("image", limits.IMAGES_MAX)
 
 
 def pictures_of(given: Any, what: str) -> "tuple[bytes | Image, ...]":

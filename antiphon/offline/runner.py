@@ -13,7 +13,7 @@ import msgspec
 from antiphon.offline.adapters import Adapters, LoRARequests, PromptAdapterRequests, loaded_adapters
 from antiphon.offline.engine_args import EngineArgs
 from antiphon.offline.inputs import Prompt
-from antiphon.offline.pictures import NOT_ENABLED, EncodedPrompt, PictureEncoder, picture_limit
+from antiphon.offline.pictures import NOT_ENABLED, EncodedPrompt, PictureEncoder
 from antiphon.offline.pooling import PoolingParams, PoolingRequestOutput, checked, pooling_output, pooling_spec
 from antiphon.offline.prompt_text import Message, PromptText, TemplateOptions
 from antiphon.offline.request import LiveRequest, Submitted, Times, choice_of
@@ -23,6 +23,7 @@ from services.engine.engine import Engine
 from services.engine.steps.loop import StepReport
 from shared.errors import ServiceError
 from shared.models.model_files import located
+from shared.models.picture_models import picture_limit
 from shared.parameters.pooling import generates_nothing
 from shared.parameters.sampling import check_vocabulary
 from shared.request import rules
@@ -50,7 +51,7 @@ class Runner:
         self._pictures: PictureEncoder | None = None
         """Encodes pictures; None: the engine takes text only."""
         if settings.enable_mm:
-            limit = picture_limit(args.limit_mm_per_prompt)
+            limit = picture_limit(args.limit_mm_per_prompt, "limit_mm_per_prompt")
             self._pictures = PictureEncoder(settings, args.mm_processor_kwargs, limit)
         self._draw_seed = seeds_of(args.seed)
         self._live: dict[str, LiveRequest] = {}

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from shared import limits
 from shared.flags import SettingsError
 
 MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "llava", "llava_next")
@@ -63,3 +64,33 @@ def processor_kwargs(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SettingsError(f'--mm-processor-kwargs: {text} is not a JSON object such as {{"max_pixels": 501760}}')
     return cast(dict[str, Any], value)
+
+
+def picture_limit(given: str, name: str = "--limit-mm-per-prompt") -> int:
+    """Returns the most pictures of a request that `image=N` or a JSON object allows; `limits.IMAGES_MAX` by default.
+
+    Raises SettingsError that calls the setting `name`, also for a number of videos or audio files above 0.
+    """
+    fields = _counts(given)
+    for kind, count in fields.items():
+        most = limits.IMAGES_MAX if kind == "image" else 0
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= most:
+            raise SettingsError(
+                f'{name}: {given} is neither image=N nor JSON such as {{"image": N}}, with at most {limits.IMAGES_MAX} '
+                "pictures; there are neither videos nor audio"
+            )
+    return fields.get("image", limits.IMAGES_MAX)
+
+
+def _counts(given: str) -> dict[str, Any]:
+    """Returns the numbers by kind; {"": None} for what has neither of the two forms."""
+    if given in ("", "none"):
+        return {}
+    words = [word.partition("=") for word in given.split(",")]
+    if all(kind and count.isdecimal() for kind, _, count in words):
+        return {kind.strip(): int(count) for kind, _, count in words}
+    try:
+        value: Any = json.loads(given)
+    except ValueError:
+        value = None
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {"": None}

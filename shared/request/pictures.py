@@ -61,11 +61,11 @@ def taken_into(pictures: list[PictureInput]) -> TakePicture:
     return lambda given, param: pictures.append(read_image_url(given, param))
 
 
-def check_pictures(pictures: list[PictureInput]) -> None:
-    """Raises ServiceError for too many pictures in a request, or too many bytes of them."""
-    if len(pictures) > limits.IMAGES_MAX:
-        param = pictures[limits.IMAGES_MAX].param
-        raise ServiceError("invalid_value", f"A request has at most {limits.IMAGES_MAX} pictures.", param=param)
+def check_pictures(pictures: list[PictureInput], number_max: int = limits.IMAGES_MAX) -> None:
+    """Raises ServiceError for more than `number_max` pictures in a request, or too many bytes of them."""
+    if len(pictures) > number_max:
+        told = f"A request has at most {number_max} pictures on this server, and this one has {len(pictures)}."
+        raise ServiceError("invalid_value", told, param=pictures[number_max].param)
     if sum(len(picture.file) for picture in pictures) > limits.IMAGES_BYTES_MAX:
         told = f"All pictures together have more than {limits.IMAGES_BYTES_MAX} bytes."
         raise ServiceError("request_too_large", told, param=pictures[-1].param)

@@ -108,7 +108,6 @@ OPTIONS: tuple[Other, ...] = (
     _not_here("--long-lora-scaling-factors", "value", "the scale of an adapter is that of its configuration", _NONE),
     _not_here("--qlora-adapter-name-or-path", "value", _ADAPTERS, _NONE),
     # images, grammars, tools
-    _not_here("--limit-mm-per-prompt", "value", "a request has at most 32 pictures", ("{}", *_NONE)),
     _not_here("--image-input-type --image-token-id --image-input-shape --image-feature-size", "value", _IMAGES),
     _not_here("--image-processor --image-processor-revision", "value", _IMAGES, _NONE),
     _not_here("--allowed-local-media-path", "value", _LOCAL, _NONE),

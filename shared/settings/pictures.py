@@ -26,3 +26,9 @@ class GatewayPictureSettings:
         "hosts of pictures that requests name by URL, by commas; .example.org: all hosts under it (default: none)",
         group="pictures",
     )
+    limit_mm_per_prompt: str = flag(
+        "",
+        'most pictures of a request, image=N or JSON such as {"image": 4}; N from 0 to 32 (default: 32)',
+        group="pictures",
+        metavar="image=N",
+    )

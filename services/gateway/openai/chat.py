@@ -91,7 +91,7 @@ def generation_request(
     request = _with_conversation(request, body, card, choice, pictures)
     if not pictures:
         return request
-    check_pictures(pictures)
+    check_pictures(pictures, defaults.pictures_max)
     if request.truncate_prompt_tokens:
         refuse("truncate_prompt_tokens", "cannot be given together with pictures, which could be cut")
     if params.prompt_logprobs is not None:

@@ -37,6 +37,7 @@ from services.gateway.openai.tracing import RequestTrace
 from shared.codec import unpack_ids
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
+from shared.models.picture_models import picture_limit
 from shared.request import rules
 from shared.request.checks import given
 from shared.request.seed_source import seeds_of
@@ -124,6 +125,7 @@ class Serving:
             draw_seed=seeds_of(settings.seed),
             chat_temperature=settings.default_chat_temperature,
             max_logprobs=settings.max_logprobs,
+            pictures_max=picture_limit(settings.limit_mm_per_prompt),
         )
 
     def defaults_of(self, request: Request) -> RequestDefaults:

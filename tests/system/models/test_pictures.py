@@ -51,7 +51,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def served(model: Path) -> Iterator[Served]:
-    flags = ("--enabe_mm", "--dtype=float32", "--engines=2", "--threads=1", "--kv-cache-memory-gb=0.1")
+    flags = (
+        "--enabe_mm",
+        "--limit-mm-per-prompt=image=4,video=0",
+        "--dtype=float32",
+        "--engines=2",
+        "--threads=1",
+        "--kv-cache-memory-gb=0.1",
+    )
     with until_the_end(serve_tiny(model, *flags)) as started:
         yield started
 
@@ -172,8 +179,10 @@ def test_what_is_no_picture_is_refused_by_its_name(served: Served) -> None:
         error = answer.json["error"]
         assert (answer.status, error["param"]) == (400, "messages[0].content[1].image_url"), (told, error)
         assert told in error["message"]
-    many = ask(served, [part(ONE)] * 33)
-    assert (many.status, many.json["error"]["param"]) == (400, "messages[0].content[32].image_url")
+    many = ask(served, [words("a"), *[part(ONE)] * 6])
+    assert (many.status, many.json["error"]["param"]) == (400, "messages[0].content[5].image_url")
+    assert "at most 4 pictures on this server, and this one has 6" in many.json["error"]["message"]
+    assert ask(served, [part(ONE)] * 4).status == 200
     sized = ask(served, [{"type": "image_url", "image_url": {"url": data_url(ONE), "detail": "high"}}])
     assert (sized.status, sized.json["error"]["param"]) == (400, "messages[0].content[0].image_url.detail")
     token = ask(served, [part(ONE), words("<|image_pad|>")])
@@ -212,6 +221,8 @@ def test_settings_that_cannot_be_are_refused_at_the_start(model: Path, capsys: p
     assert "--mm-processor-kwargs: { is not JSON" in refused(eye, "--enable-mm", "--mm-processor-kwargs={")
     assert "is not a JSON object" in refused(eye, "--enable-mm", "--mm_processor_kwargs=[1]")
     assert "needs --enable-mm" in refused(eye, '--mm-processor-kwargs={"max_pixels": 50176}')
+    for wrong in ("image=33", '{"image": -1}', "video=1", "4", "image"):
+        assert "--limit-mm-per-prompt" in refused(eye, "--enable-mm", f"--limit-mm-per-prompt={wrong}")
     with pytest.raises(SettingsError, match="has no argument 'pixels_max'"):
         load_encoder(model, {"pixels_max": 1}, "cpu")
     with pytest.raises(SettingsError, match="follows from the model's weights"):

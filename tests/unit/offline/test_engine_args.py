@@ -85,6 +85,7 @@ def test_settings_about_pictures_are_dicts_or_json() -> None:
     args = engine_args(model="m", enable_mm=True, **given)
     assert {name: json.loads(getattr(args, name)) for name in given} == given
     assert engine_args(model="m", enable_mm=True, limit_mm_per_prompt='{"image": 2}').limit_mm_per_prompt
+    assert engine_args(model="m", enable_mm=True, limit_mm_per_prompt="image=2").limit_mm_per_prompt == "image=2"
     for name, value, said in (
         ("mm_processor_kwargs", {"max_pixels": 1}, "needs enable_mm=True"),
         ("limit_mm_per_prompt", {"image": 33}, "at most 32 pictures"),

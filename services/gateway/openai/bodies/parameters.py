@@ -36,6 +36,8 @@ class RequestDefaults:
     draw_seed: SeedSource = random_seed
     chat_temperature: float = 1.0
     max_logprobs: int = limits.LOGPROBS_MAX
+    pictures_max: int = limits.IMAGES_MAX
+    """Most pictures of a request."""
 
 
 DEFAULTS = RequestDefaults()
