@@ -13,7 +13,9 @@ namespace antiphon {
 template <class Term>
 struct ScaledTerms {
   static inline void put(WordVec v, Vec scale, Vec offset, Term* to, long half) {
-    for (long i = 0; i < 4; i++) store(to + i * kPanel + half * kLanes, FourTerms<float>::term(v, (int)i) * scale - offset);
+    each_step<ByteNumbers<float>>([&](long term, auto step) {
+      store(to + term * kPanel + half * kLanes, FourTerms<float>::template step<step()>(v) * scale - offset);
+    });
   }
 };
 
@@ -21,11 +23,11 @@ struct ScaledTerms {
 template <>
 struct ScaledTerms<Bf16> {
   static inline void put(WordVec v, Vec scale, Vec offset, Bf16* to, long half) {
-    for (long i = 0; i < 4; i += 2) {
-      const __m512i first = bits(FourTerms<float>::term(v, (int)i) * scale - offset),
-                    second = bits(FourTerms<float>::term(v, (int)i + 1) * scale - offset);
-      put_any(to + i * kPanel + half * kLanes * 2, _mm512_or_si512(first, _mm512_slli_epi32(second, 16)));
-    }
+    each_step<ByteNumbers<Bf16>>([&](long term, auto pair) {
+      const __m512i first = bits(FourTerms<float>::template step<2 * pair()>(v) * scale - offset),
+                    second = bits(FourTerms<float>::template step<2 * pair() + 1>(v) * scale - offset);
+      put_any(to + term * kPanel + half * kLanes * 2, _mm512_or_si512(first, _mm512_slli_epi32(second, 16)));
+    });
   }
   static inline __m512i bits(Vec v) {
     return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)v));
