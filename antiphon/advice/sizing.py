@@ -15,12 +15,12 @@ from typing import Any
 
 from antiphon.advice import device_checks
 from services.engine.models.description import DecoderDescription
-from services.engine.worker.capacity.budget import heap_bytes
 from services.engine.worker.capacity.memory import free_bytes
 from services.engine.worker.estimate import CONTEXT_BYTES, BackendName, Needs, cpu_room, gpu_room, predict
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 from shared.flags import to_argv
+from shared.models.adapters import with_adapters
 from shared.models.model_files import model_directory, model_name
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -97,7 +97,7 @@ def on_card(settings: EngineSettings, model_dir: Path, card: Card) -> Fit:
     needs = predict(settings, model_dir, "gpu")
     cache = gpu_room(settings, needs, card.memory_bytes).asked_bytes
     usable = int(card.memory_bytes * settings.gpu_memory_utilization)
-    used = needs.weights_bytes + CONTEXT_BYTES + needs.step_bytes
+    used = needs.weights_bytes + needs.adapters_bytes + CONTEXT_BYTES + needs.step_bytes
     return Fit(needs, cache, used + needs.cache_bytes(needs.context) - usable, cache)
 
 
@@ -105,8 +105,7 @@ def on_cpu(settings: EngineSettings, model_dir: Path, backend: BackendName = "cp
     """Returns how an engine with these settings fits into the free memory of this machine."""
     needs = predict(settings, model_dir, backend)
     room = cpu_room(settings, needs)
-    used = needs.weights_bytes + needs.rows_bytes + needs.step_bytes + heap_bytes(needs.step_bytes)
-    missing = max(used - free_bytes(), needs.cache_bytes(needs.context) - room.asked_bytes)
+    missing = max(needs.main_memory_bytes - free_bytes(), needs.cache_bytes(needs.context) - room.asked_bytes)
     return Fit(needs, room.asked_bytes, missing, room.most_bytes)
 
 
@@ -241,7 +240,21 @@ def _summary(name: str, settings: EngineSettings, needs: Needs) -> Iterator[str]
     )
     graphs = ", graphs included" if needs.graphs_bytes else ""
     yield f"  a step     {_size(needs.step_bytes)} at most (about; {settings.max_num_seqs} sequences{graphs})"
+    if needs.adapters_bytes:
+        yield f"  adapters   {_size(needs.adapters_bytes)}{each} ({_adapters(settings)})"
     yield f"  sequences  {_size(needs.rows_bytes)} of main memory for their tokens"
+
+
+def _adapters(settings: EngineSettings) -> str:
+    """Returns how many adapters of which size the memory for them is for."""
+    full = with_adapters(settings)
+    kinds: list[str] = []
+    if full.enable_lora:
+        kept = full.max_cpu_loras or full.max_loras
+        kinds.append(f"{full.max_loras} LoRA at once, {kept} kept in main memory, rank {full.max_lora_rank}")
+    if full.enable_prompt_adapter:
+        kinds.append(f"{full.max_prompt_adapters} prompt adapters of {full.max_prompt_adapter_token} tokens")
+    return "; ".join(kinds)
 
 
 def _table(

@@ -43,6 +43,7 @@ from services.engine.worker.batch.inputs import FlatStep
 from services.engine.worker.batch.pooling import pooling_kind, with_vectors
 from services.engine.worker.batch.prompt_logprobs import packed, report_logits
 from services.engine.worker.batch.sampler import GREEDY_BELOW, Sampled, SamplingBatch, errors_of, sample
+from services.engine.worker.capacity.budget import kept_adapter_bytes
 from services.engine.worker.capacity.kv_cache import KvPlan
 from services.engine.worker.capacity.profile import StepBounds
 from services.engine.worker.configuration import configuration_hash, content_hash
@@ -53,7 +54,6 @@ from services.engine.worker.step_worker import StateSpec, StepWorker
 from services.engine.worker.torch_worker import (
     check_extras,
     check_offload,
-    kept_adapter_bytes,
     make_library,
     serves_adapters,
     useful_threads,

@@ -21,7 +21,13 @@ from services.engine.models.registry import find_family, has_family
 from services.engine.parallel.shard import Shard, local_description, sharded
 from services.engine.quantization.online import online_quantizer
 from services.engine.quantization.weight import Quantize
-from services.engine.worker.capacity.budget import cpu_budget, device_budget, heap_bytes, rows_bytes
+from services.engine.worker.capacity.budget import (
+    cpu_budget,
+    device_budget,
+    heap_bytes,
+    kept_adapter_bytes,
+    rows_bytes,
+)
 from services.engine.worker.capacity.kv_cache import Budget, bytes_per_block, context_length
 from services.engine.worker.capacity.profile import (
     StepBounds,
@@ -35,6 +41,7 @@ from services.engine.worker.gpu.decode_graphs import graphs_bytes
 from services.engine.worker.loading.model_files import read_config, weight_file_bytes
 from services.engine.worker.loading.parameters import within_layer
 from shared.config import EngineSettings, SettingsError
+from shared.models.adapters import with_adapters
 from shared.settings.quantization import Device, Quantization, choose
 
 BackendName = Literal["cpp", "torch", "gpu"]
@@ -70,6 +77,8 @@ class Needs:
     graphs_bytes: int
     rows_bytes: int
     """Main memory of all rows at the longest context."""
+    adapters_bytes: int
+    """On a CPU: the adapters that are kept in memory; on a GPU: the slots for those that running requests use."""
     context: int
     """Longest context in tokens."""
     block_size: int
@@ -84,6 +93,12 @@ class Needs:
         """Bytes of the largest step at the longest context, and of captured graphs."""
         return self.step.at(self.context) + self.graphs_bytes
 
+    @property
+    def main_memory_bytes(self) -> int:
+        """Bytes of everything on a CPU but the KV cache."""
+        held = self.weights_bytes + self.adapters_bytes + self.rows_bytes
+        return held + self.step_bytes + heap_bytes(self.step_bytes)
+
     def cache_bytes(self, context: int) -> int:
         """Returns the bytes of the KV cache of one sequence of `context` tokens."""
         return -(-context // self.block_size) * self.block_bytes
@@ -91,7 +106,7 @@ class Needs:
 
 def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> Needs:
     """Returns what an engine with these settings needs. Raises `ServiceError` or `SettingsError` if it cannot be."""
-    config = read_config(model_dir)
+    config, settings = read_config(model_dir), with_adapters(settings)
     if not has_family(config):
         raise SettingsError(
             "--model: this architecture runs through transformers, which tells what a token of the KV cache takes only "
@@ -119,21 +134,30 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         step=predict_step(bounds, d, dtype, backend),
         graphs_bytes=graphs_bytes(settings.max_num_seqs, d.vocab_size) if captures else 0,
         rows_bytes=rows_bytes(settings, d, context),
+        adapters_bytes=_adapters_bytes(settings, d, dtype, backend),
         context=context,
         block_size=settings.block_size,
     )
 
 
+def _adapters_bytes(settings: EngineSettings, d: DecoderDescription, dtype: torch.dtype, backend: BackendName) -> int:
+    """Returns what adapters take where the model is computed."""
+    if backend != "gpu" or not settings.enable_lora:
+        return kept_adapter_bytes(settings, d, dtype)
+    from services.engine.adapters.triton_layers import slots_bytes
+
+    return slots_bytes(d, settings.max_loras or 0, settings.max_lora_rank, dtype.itemsize)
+
+
 def gpu_room(settings: EngineSettings, needs: Needs, total_bytes: int) -> Budget:
     """Returns what the KV cache gets on a GPU with `total_bytes` of memory that nothing else uses."""
-    used = needs.weights_bytes + CONTEXT_BYTES
+    used = needs.weights_bytes + needs.adapters_bytes + CONTEXT_BYTES
     return device_budget(settings, total_bytes - used, total_bytes, needs.step_bytes)
 
 
 def cpu_room(settings: EngineSettings, needs: Needs) -> Budget:
     """Returns what the KV cache gets in the free memory of this machine."""
-    needed = needs.weights_bytes + needs.rows_bytes + needs.step_bytes + heap_bytes(needs.step_bytes)
-    return cpu_budget(settings, needed)
+    return cpu_budget(settings, needs.main_memory_bytes)
 
 
 def predict_step(bounds: StepBounds, d: DecoderDescription, dtype: torch.dtype, backend: BackendName) -> StepBytes:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.adapters.delta import AdapterWeights, Delta, LoadedAdapter, Place, adapter_bytes
+from services.engine.adapters.delta import AdapterWeights, Delta, LoadedAdapter, Place
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.adapters.peft_files import AdapterReader
 from services.engine.adapters.shards import local_adapter
@@ -34,6 +34,7 @@ from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm, weigh
 from services.engine.worker.batch.inputs import FlatStep
 from services.engine.worker.batch.pooling import NO_SUMS, pooling_kind, span_sums, with_vectors
 from services.engine.worker.batch.results import step_result
+from services.engine.worker.capacity.budget import kept_adapter_bytes
 from services.engine.worker.capacity.profile import bytes_per_context_token
 from services.engine.worker.capacity.weight_memory import host_weights
 from services.engine.worker.configuration import configuration_hash, content_hash, torch_backend
@@ -280,17 +281,6 @@ def make_library(
         description.hidden_size,
     )
     return AdapterLibrary(reader, prepared, settings.max_cpu_loras or 0, settings.max_prompt_adapters or 0)
-
-
-def kept_adapter_bytes(settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype) -> int:
-    """Returns the memory of the adapters that are kept: `--max-cpu-loras` of the largest rank, and prompt adapters."""
-    size = 0
-    if settings.enable_lora:
-        size += (settings.max_cpu_loras or 0) * adapter_bytes(description, settings.max_lora_rank, dtype.itemsize)
-    if settings.enable_prompt_adapter:
-        rows = (settings.max_prompt_adapters or 0) * settings.max_prompt_adapter_token
-        size += rows * description.hidden_size * dtype.itemsize
-    return size
 
 
 def check_offload(settings: EngineSettings, device: torch.device) -> None:

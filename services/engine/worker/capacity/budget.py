@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from services.engine.adapters.delta import adapter_bytes
 from services.engine.core.plan import StepPlan
 from services.engine.models.description import DecoderDescription
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
@@ -172,6 +173,17 @@ def _longest_context(
 def rows_bytes(settings: EngineSettings, description: DecoderDescription, context: int) -> int:
     """Returns the main memory of all rows, in bytes, with contexts of up to `context` tokens."""
     return table_bytes(settings.max_num_seqs, context, settings.block_size, description.vocab_size)
+
+
+def kept_adapter_bytes(settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype) -> int:
+    """Returns the memory of the adapters that are kept: `--max-cpu-loras` of the largest rank, and prompt adapters."""
+    size = 0
+    if settings.enable_lora:
+        size += (settings.max_cpu_loras or 0) * adapter_bytes(description, settings.max_lora_rank, dtype.itemsize)
+    if settings.enable_prompt_adapter:
+        rows = (settings.max_prompt_adapters or 0) * settings.max_prompt_adapter_token
+        size += rows * description.hidden_size * dtype.itemsize
+    return size
 
 
 def cpu_budget(settings: EngineSettings, needed_bytes: int, num_ranks: int = 1) -> Budget:

@@ -13,6 +13,8 @@ from services.engine.worker.estimate import CONTEXT_BYTES, Needs, gpu_room, pred
 from services.engine.worker.load import load_worker
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings, SettingsError
+from shared.models.adapters import with_adapters
+from tests.adapters import make_adapter
 from tests.models import make_model
 from tests.quantized.checkpoints import make_checkpoints
 
@@ -97,6 +99,29 @@ def test_prepared_weights_take_what_their_files_say(name: str, tmp_path: Path) -
         file.unlink()
     with pytest.raises(SettingsError, match="has no weights, and prepared ones are counted in their files"):
         predict(settings(quantized), quantized, "cpp")
+
+
+def test_adapters_take_what_was_predicted(model: Any, tmp_path: Path) -> None:
+    directory = model("groups")
+    chosen = settings(directory, cpu_backend="torch", dtype="float32", enable_lora=True, max_loras=2, max_cpu_loras=3)
+    worker = load_worker(with_adapters(chosen))
+    assert isinstance(worker, TorchWorker)
+    assert worker.adapters is not None
+    taken = 0
+    for number in range(3):
+        path = make_adapter(tmp_path / str(number), directory, rank=chosen.max_lora_rank, seed=number)
+        found: Any = worker.adapters.load(path.name, str(path)).prepared
+        taken += sum(delta.a.nbytes + delta.b.nbytes for delta in found.values())
+    worker.close()
+    needs = predict(chosen, directory, "torch")
+    assert needs.adapters_bytes == pytest.approx(taken, rel=0.1)
+    without = predict(replace(chosen, enable_lora=False), directory, "torch")
+    assert needs.main_memory_bytes - without.main_memory_bytes == needs.adapters_bytes
+    # A GPU holds slots for the adapters of running requests; the others stay in main memory.
+    on_gpu, plain = predict(chosen, directory, "gpu"), predict(replace(chosen, enable_lora=False), directory, "gpu")
+    assert 0 < on_gpu.adapters_bytes < needs.adapters_bytes
+    room, more = (gpu_room(chosen, each, 8 * GIB).asked_bytes for each in (on_gpu, plain))
+    assert more - room == on_gpu.adapters_bytes
 
 
 def test_ranks_divide_weights_and_cache(model: Any) -> None:
