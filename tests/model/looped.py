@@ -42,7 +42,7 @@ def run(
             engine.step()
         params = SamplingParams(**fields)
         family = f"beams {params.beam.width}" if params.beam is not None else ""
-        engine.add(SequenceSpec(f"r{number}", tuple(prompt), params, family=family))
+        engine.add(SequenceSpec(f"r{number}", tuple(prompt), params, sequence_group=family))
     while engine.step():
         pass
     assert not engine.core.sequences

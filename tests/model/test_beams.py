@@ -34,7 +34,7 @@ def beams(n: int, width: int, *, min_tokens: int = 0, **others: Any) -> list[Sam
 
 def search(engine: Engine, name: str, prompt: list[int], params: list[SamplingParams]) -> None:
     for rank, one in enumerate(params):
-        engine.core.add(SequenceSpec(f"{name}-{rank}", tuple(prompt), one, family=name))
+        engine.core.add(SequenceSpec(f"{name}-{rank}", tuple(prompt), one, sequence_group=name))
 
 
 def finish(engine: Engine) -> dict[str, Outcome]:

@@ -189,7 +189,7 @@ def test_choices_of_one_prompt_share_its_pictures(one: Pictured) -> None:
     engine, (prompt, files) = one.engine(), ASKED[0]
     specs = [one.spec(f"choice-{number}", prompt, files, greedy(NUM)) for number in range(3)]
     family = [
-        SequenceSpec(each.sequence_id, each.prompt_token_ids, each.params, family="f", pictures=each.pictures)
+        SequenceSpec(each.sequence_id, each.prompt_token_ids, each.params, sequence_group="f", pictures=each.pictures)
         for each in specs
     ]
     assert run(engine, family) == [one.expected(prompt, files)] * 3

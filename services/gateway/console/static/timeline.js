@@ -26,7 +26,8 @@ export function Timeline({ name }) {
   if (error) return html`<h1>Request</h1><p class="error" role="alert">${error}</p>`;
   if (!found) return html`<p class="loading">Reading…</p>`;
   return html`
-    <h1>Request <span class="mono">${found.id}</span> <span class="state-${found.state}">${found.state}</span></h1>
+    <h1>Request <span class="mono">${found.id}</span> <span class="state-${found.state}">${found.state}</span>${" "}
+      ${found.client_request_id && html`<span class="note">${found.client_request_id}</span>`}</h1>
     <${Verdict} found=${found} />
     <div class="bar"><button onClick=${() => save(`v1/requests/${encodeURIComponent(found.id)}/timeline?format=trace_events`,
       `${found.id}.trace.json`).catch((failure) => setError(failure.message))}>Save for Perfetto or speedscope</button></div>

@@ -23,7 +23,7 @@ def generate(worker: ModelWorker, together: bool, budget: int) -> tuple[list[lis
     given: dict[str, list[int]] = {}
     for seed in SEEDS:
         params = SamplingParams(max_tokens=8, temperature=float(seed > 0), seed=seed, ignore_eos=True)
-        engine.add(SequenceSpec(f"{seed}", PROMPT, params, family="r" if together else ""))
+        engine.add(SequenceSpec(f"{seed}", PROMPT, params, sequence_group="r" if together else ""))
         given[f"{seed}"] = []
     while engine.step():
         pass
