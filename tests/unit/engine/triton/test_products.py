@@ -1,5 +1,7 @@
 """Products of few rows with everything around them, and the mixture of experts."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -71,7 +73,8 @@ def test_a_mixture_of_experts_is_the_references(tokens: int, experts: int, per_t
     )
     residual = draw(tokens, hidden, seed=4, dtype=dtype)
     shares, chosen = route(logits, per_token, normalise=True)
-    wide = (x.float(), shares.float(), chosen, up.float(), down.float())
+    products = ([partial(F.linear, weight=one) for one in matrices.float()] for matrices in (up, down))
+    wide = (x.float(), shares.float(), chosen, *products)
     expected = reference_experts(*wide, ACTIVATIONS["silu"])
     assert_close(mixed_experts(x, shares, chosen, up, down, "silu"), expected.to(dtype), factor=2)
     added = mixed_experts(x, shares, chosen, up, down, "silu", residual)
