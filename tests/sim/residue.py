@@ -42,7 +42,7 @@ def _of_engine(member: Member) -> list[str]:
     if len(sequences):
         found.append(f"keeps {[entry.sequence_id for entry in sequences.entries()]}")
     counters = core.counters()
-    if core.sequences or counters.num_running or counters.num_waiting or core.num_families:
+    if core.sequences or counters.num_running or counters.num_waiting or core.num_groups:
         found.append(f"computes {list(core.sequences)}")
     if counters.num_free_blocks != engine.facts.num_blocks:
         found.append(f"holds {engine.facts.num_blocks - counters.num_free_blocks} blocks")

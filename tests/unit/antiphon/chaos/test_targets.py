@@ -82,7 +82,7 @@ async def test_a_frozen_process_stands_still_and_goes_on():
 async def test_a_process_that_is_continued_too_early_is_noticed():
     async with _launcher(restarts=True) as launcher:
         pid = find_targets(launcher)["engine-1"].pid
-        applying = asyncio.create_task(Injector(launcher, lambda _: True).apply(_fault("freeze", 0.5)))
+        applying = asyncio.create_task(Injector(launcher, lambda _: True).apply(_fault("freeze", 2.0)))
         await _until(lambda: process_state(pid) == "T")
         os.kill(pid, signal.SIGCONT)
         assert "did not stay in state T" in (await applying).problem
