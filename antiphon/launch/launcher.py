@@ -352,7 +352,7 @@ async def run_plan(
     when it returns, the server stops with this failure.
     """
     fleet = Fleet(print_line)
-    fleet.on_end = lambda spec: sockets.rest(listeners, spec.pass_fds)
+    fleet.on_killed = lambda spec: sockets.rest(listeners, spec.pass_fds)
     stop = asyncio.create_task(signalled(fleet))
     fleet.start(plan.specs)
     versions = asyncio.create_task(_run_versions(fleet, plan.versions)) if plan.versions is not None else None

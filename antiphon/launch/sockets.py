@@ -3,8 +3,9 @@
 The launcher keeps its own copies open: while a gateway starts, or the only one restarts, connections wait in the
 backlog instead of being refused. A single gateway has the port exclusively. Several gateways have one socket each on
 the same port (SO_REUSEPORT), and the kernel distributes new connections over these sockets. With one shared socket, the
-first gateway to wake up could accept a whole burst of connections. When one of several gateways has died, its socket
-stops listening (`rest`) until its successor serves, so that the others get its connections at once.
+first gateway to wake up could accept a whole burst of connections. When one of several gateways was killed, its socket
+stops listening (`rest`) until its successor serves, so that the others get its connections at once. A gateway that ends
+by itself leaves its backlog to its successor: no connection is lost in a planned restart.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Computes the golden value before the engine serves, and checks that it does not depend on the batch.
+"""Computes the canary's expected result before the engine serves, and checks that other sequences do not change it.
 
 The sequences use a core of their own, like those of `warmup`. Called by `engine`.
 """

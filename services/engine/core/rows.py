@@ -71,7 +71,7 @@ class RowTable:
         self._holders[sequence.row] = sequence
 
     def give_back(self, sequence: Sequence) -> None:
-        """Frees the sequence's row. Unless it is vacant, the next plan lists it as freed."""
+        """Frees the sequence's row. The next plan lists the row as freed if the worker still has the sequence in it."""
         assert self[sequence.row] is sequence, f"row {sequence.row} is not of {sequence.sequence_id}"
         self._holders[sequence.row] = None
         if not sequence.hidden:

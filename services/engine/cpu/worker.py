@@ -298,7 +298,10 @@ class CpuWorker(StepWorker):
 
 @dataclass(frozen=True, slots=True)
 class _Embeddings:
-    """For each token of a step the address of its own embedding, or 0; and the tensors that have these embeddings."""
+    """Embeddings of tokens that do not come from the embedding matrix: those of pictures and prompt adapters.
+
+    `addresses`: for each token of a step the address of its embedding, or 0; `tables`: the tensors that hold them.
+    """
 
     addresses: NDArray[np.int64]
     tables: list[torch.Tensor]

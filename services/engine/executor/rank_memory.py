@@ -36,7 +36,7 @@ class ReadBlock(msgspec.Struct, frozen=True, tag=True):
 
 
 class WriteBlock(msgspec.Struct, frozen=True, tag=True):
-    """Write the first tokens of a host block, then answer with nothing."""
+    """Asks a rank to write the KV of a block's first tokens into its host memory. The reply is empty."""
 
     host_block: int
     num_tokens: int

@@ -245,7 +245,7 @@ def _interface(meeting: Meeting) -> Iterator[None]:
 
 
 def _sockets() -> set[tuple[int, str]]:
-    """Returns the sockets of this process: descriptor and the system's name, which no later socket has."""
+    """Returns the open sockets of this process: descriptor and `socket:[inode]`. An inode is never used again."""
     found: set[tuple[int, str]] = set()
     for path in _DESCRIPTORS.iterdir():
         with contextlib.suppress(OSError):

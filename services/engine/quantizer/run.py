@@ -218,7 +218,7 @@ class _Run:
         return {**kept, key: name, "quantization_config": self._settings}
 
     def _record(self, report: Report) -> dict[str, Any]:
-        """Returns what `RECORD` says: only what follows from model and options, so that it is the same every time."""
+        """Returns the contents of the file `RECORD`, which depend on the model and the options only."""
         job = self._job
         return {
             "quant_type": job.algorithm,

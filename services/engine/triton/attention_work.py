@@ -69,7 +69,7 @@ class Sequences:
 class FewWork:
     """Work list for sequences with few queries, int32 on the device.
 
-    `items` [max_items]: packed pairs; `item_starts` [count + 1]: index of each sequence's first item.
+    `items` [max_items]: see the module; `item_starts` [count + 1]: index of each sequence's first item.
     """
 
     count: int
@@ -86,7 +86,7 @@ class FewWork:
 
 @dataclass(frozen=True, slots=True)
 class ManyWork:
-    """Work list for sequences with many queries, int32 on the device; `tiles` [num_tiles] are packed pairs."""
+    """Work list for sequences with many queries, int32 on the device. `tiles` [num_tiles]: see the module."""
 
     num_tiles: int
     queries_a_tile: int

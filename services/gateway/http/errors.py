@@ -42,7 +42,7 @@ ErrorFormat = Callable[[ServiceError, str], bytes]
 
 
 class ErrorFormats:
-    """The format of error objects by path. `by_prefix`: formats of APIs by the beginning of their paths."""
+    """Chooses the format of an error object by the path of its request. `by_prefix`: formats by path prefixes."""
 
     def __init__(self, by_prefix: Mapping[str, ErrorFormat] | None = None) -> None:
         self._by_prefix = dict(by_prefix or {})

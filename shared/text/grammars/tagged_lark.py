@@ -104,7 +104,10 @@ class _Grammar:
         return " ".join(map(self._spelled, filter(None, parts))) or '""'
 
     def _spelled(self, text: str) -> str:
-        """Returns a text that has no special tokens, or is one: then it may be the token or be spelled."""
+        """Returns the grammar's expression for a text without special tokens in it, or for one special token.
+
+        A special token may come as its one token or be spelled with ordinary tokens.
+        """
         quoted = json.dumps(text)
         return f"({quoted} | <[{self._special[text]}]>)" if text in self._special else quoted
 

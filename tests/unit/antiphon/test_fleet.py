@@ -93,7 +93,7 @@ async def test_a_killed_child_is_started_again(fleet: Fleet, output: Output) -> 
     fleet.start([spec("a", SLEEPER)])
     await output.until_up("a")
     ended: list[str] = []
-    fleet.on_end = lambda spec: ended.append(spec.name)
+    fleet.on_killed = lambda spec: ended.append(spec.name)
     first = fleet.pids()["a"]
     os.kill(first, signal.SIGKILL)
     await output.until_up("a", 2)

@@ -380,7 +380,7 @@ class TritonWorker:
     def _compute(
         self, plan: StepPlan, step: DeviceStep, size: GraphSize | None, *, needs_logits: bool
     ) -> Tensor | None:
-        """Runs the model. Starts the copy of the sums of hidden states. Returns the logits; None unless needed."""
+        """Runs the model and returns the logits; None unless needed. Starts copying pooled vectors to the host."""
         spans = self._pooling.spans(plan)
         if len(spans):
             hidden = self._forward(step)

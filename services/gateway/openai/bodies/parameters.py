@@ -176,7 +176,7 @@ def checked_request(
 
 
 def _check_stream(body: GenerationFields, params: SamplingParams, choices: Choices) -> None:
-    """Raises ServiceError if an answer is to be streamed that is made only at the end."""
+    """Raises ServiceError if a streamed answer is asked for, but the options give no text before the last token."""
     causes = {
         "'use_beam_search'": choices.beam is not None,
         "'best_of' greater than 'n'": choices.num_sequences > choices.n,
