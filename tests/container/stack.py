@@ -164,9 +164,14 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, why: Callable[[]
         time.sleep(0.5)
 
 
-async def load(urls: list[str], count: int, *, during: Callable[[], None] | None = None) -> list[str]:
-    """Texts of `count` streamed requests, spread over the gateways; none may fail. `during` runs in their midst."""
-    clients = [openai.AsyncOpenAI(base_url=url, api_key="EMPTY", max_retries=0, timeout=120) for url in urls]
+async def load(
+    urls: list[str], count: int, *, during: Callable[[], None] | None = None, max_retries: int = 0
+) -> list[str]:
+    """Texts of `count` streamed requests, spread over the gateways; none may fail. `during` runs in their midst.
+
+    `max_retries`: how often a client asks again when a request is refused before its stream begins.
+    """
+    clients = [openai.AsyncOpenAI(base_url=url, api_key="EMPTY", max_retries=max_retries, timeout=120) for url in urls]
     try:
         tasks = [asyncio.create_task(stream(clients[n % len(clients)], n)) for n in range(count)]
         if during:
