@@ -56,13 +56,10 @@ class ScaledKernel {
 
   // Adds a part to the sums [rows][32], which continue those of the terms before the part, if any.
   void add(Product& product, const Part& part, float* sums) const {
-    alignas(64) Term panel[kUnpackedTerms * kPanel];
-    each_piece<Term>(*w_, part, [&](const Part& piece, const uint8_t* from, Ahead& ahead) {
-      unpack_scaled(piece, from, panel, ahead);
-      for (long r = 0; r < piece.rows; r += kBlockRows)
-        product.multiply(std::min(kBlockRows, piece.rows - r), x_.row(piece.first + r) + piece.k, x_.stride, panel,
-                         piece.terms, sums + r * kPanel, piece.k > 0, ahead);
-    });
+    const auto put = [this](const Part& piece, const uint8_t* from, Term* to, Ahead& ahead) {
+      unpack_scaled(piece, from, to, ahead);
+    };
+    add_unpacked<T>(product, *w_, x_, part, sums, put);
   }
 
   void complete(long, long, float*) const {}

@@ -39,6 +39,21 @@ void each_piece(const Quantized& w, const Part& part, Work&& work) {
   }
 }
 
+// Adds a part to the sums [rows][32], which continue those of the terms before the part, if any. `unpack(piece, from,
+// panel, ahead)` unpacks a piece into `panel`, with which all rows are multiplied.
+template <class T, class Unpack>
+void add_unpacked(BlockProduct<TermOf<T>>& product, const Quantized& w, const Inputs<T>& x, const Part& part,
+                  float* sums, Unpack&& unpack) {
+  typedef TermOf<T> Term;
+  alignas(64) Term panel[kUnpackedTerms * kPanel];
+  each_piece<Term>(w, part, [&](const Part& piece, const uint8_t* from, Ahead& ahead) {
+    unpack(piece, from, panel, ahead);
+    for (long r = 0; r < piece.rows; r += kBlockRows)
+      product.multiply(std::min(kBlockRows, piece.rows - r), x.row(piece.first + r) + piece.k, x.stride, panel,
+                       piece.terms, sums + r * kPanel, piece.k > 0, ahead);
+  });
+}
+
 template <class T>
 class Int8Kernel {
  public:
@@ -60,13 +75,10 @@ class Int8Kernel {
 
   // Adds a part to the sums [rows][32], which continue those of the terms before the part, if any.
   void add(Product& product, const Part& part, float* sums) const {
-    alignas(64) Term panel[kUnpackedTerms * kPanel];
-    each_piece<Term>(*w_, part, [&](const Part& piece, const uint8_t* from, Ahead& ahead) {
-      unpack(ByteNumbers<Term>(*w_), from, piece.terms, panel, ahead);
-      for (long r = 0; r < piece.rows; r += kBlockRows)
-        product.multiply(std::min(kBlockRows, piece.rows - r), x_.row(piece.first + r) + piece.k, x_.stride, panel,
-                         piece.terms, sums + r * kPanel, piece.k > 0, ahead);
-    });
+    const auto put = [this](const Part& piece, const uint8_t* from, Term* to, Ahead& ahead) {
+      unpack(ByteNumbers<Term>(*w_), from, piece.terms, to, ahead);
+    };
+    add_unpacked<T>(product, *w_, x_, part, sums, put);
   }
 
   // Multiplies up to kFew rows, from `first` on, by a whole panel: sums [rows][32].
