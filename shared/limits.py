@@ -363,6 +363,12 @@ DRAIN_S = 20.0
 HAND_OVER_S = DRAIN_S - 2.0
 """An engine that drains hands over the sequences that still run after this many seconds. Gateways move most of them
 earlier: as soon as another engine has room."""
+WAITING_LOOK_S = 0.05
+"""Time between two looks at the connections that wait in the listening sockets of the other gateways. A connection that
+its own gateway does not accept waits between one and two of these times."""
+WAITING_ACCEPTED_MAX = 64
+"""Connections that a gateway accepts at once from the listening socket of another one, so that several gateways share
+them."""
 ACCEPT_LINGER_S = 0.25
 """Time between the moment at which a draining gateway accepts no more connections, and the moment at which it closes
 the idle ones: requests on connections that were just accepted are read and answered."""

@@ -211,8 +211,8 @@ def make_plan(
     own_key = secrets.token_urlsafe(24) if first.api_keys_file and not first.api_keys else ""
     files = first.files_directory or str(directory / "files")
     specs += [
-        _gateway_spec(index, models, environ, place, listen_fd=fd, own_key=own_key, files_directory=files)
-        for index, fd in enumerate(sockets_of_gateways)
+        _gateway_spec(index, models, environ, place, sockets_of_gateways, own_key=own_key, files_directory=files)
+        for index in range(len(sockets_of_gateways))
     ]
     specs += _model_specs(models, environ, place, gpus)
     if place.bus:
@@ -236,13 +236,15 @@ def _gateway_spec(
     models: Sequence[ServeSettings],
     environ: Mapping[str, str],
     place: Place,
+    descriptors: Sequence[int],
     *,
-    listen_fd: int,
     own_key: str,
     files_directory: str,
 ) -> ChildSpec:
     settings = models[0]
-    changes: dict[str, object] = {"listen_fd": listen_fd, "api_keys": "", "launcher_key": "", "usage_sink": ""}
+    own, others = descriptors[index], [*descriptors[:index], *descriptors[index + 1 :]]
+    changes: dict[str, object] = {"listen_fd": own, "other_listen_fds": ",".join(map(str, others))}
+    changes |= {"api_keys": "", "launcher_key": "", "usage_sink": ""}
     # All gateways have the same files, and one that is started again continues its batches.
     changes |= {"files_directory": files_directory}
     changes |= {"default_model": settings.default_model or model_name(settings)}
@@ -256,7 +258,7 @@ def _gateway_spec(
     }
     secret = {name: value for name, value in secret.items() if value}
     spec = service_spec("gateway", f"gateway-{index + 1}", settings, changes, {**environ}, place, secret)
-    return replace(spec, pass_fds=(listen_fd,))
+    return replace(spec, pass_fds=(own, *others))
 
 
 def _model_specs(
@@ -352,7 +354,6 @@ async def run_plan(
     when it returns, the server stops with this failure.
     """
     fleet = Fleet(print_line)
-    fleet.on_killed = lambda spec: sockets.rest(listeners, spec.pass_fds)
     stop = asyncio.create_task(signalled(fleet))
     fleet.start(plan.specs)
     versions = asyncio.create_task(_run_versions(fleet, plan.versions)) if plan.versions is not None else None

@@ -3,15 +3,12 @@
 The launcher keeps its own copies open: while a gateway starts, or the only one restarts, connections wait in the
 backlog instead of being refused. A single gateway has the port exclusively. Several gateways have one socket each on
 the same port (SO_REUSEPORT), and the kernel distributes new connections over these sockets. With one shared socket, the
-first gateway to wake up could accept a whole burst of connections. When one of several gateways was killed, its socket
-stops listening (`rest`) until its successor serves, so that the others get its connections at once. A gateway that ends
-by itself leaves its backlog to its successor: no connection is lost in a planned restart.
+first gateway to wake up could accept a whole burst of connections. What waits in the socket of a gateway that has died
+or stands still is accepted by the others, which inherit all the sockets (`services.gateway.http.waiting`).
 """
 
-import contextlib
 import errno
 import socket
-from collections.abc import Collection, Sequence
 
 from shared.config import SettingsError
 
@@ -37,23 +34,6 @@ def listen(host: str, port: int, count: int) -> list[socket.socket]:
         close(sockets)
         raise
     return sockets
-
-
-def rest(sockets: Sequence[socket.socket], descriptors: Collection[int]) -> None:
-    """Ends the listening of the sockets with these descriptors, if another one listens. They stay bound to the port.
-
-    Connections that nobody has accepted are reset, so that their clients connect again. A process that inherits such a
-    socket begins to listen by itself.
-    """
-    for each in sockets:
-        others = (one for one in sockets if one is not each and one.fileno() not in descriptors)
-        if each.fileno() in descriptors and any(map(_is_listening, others)):
-            with contextlib.suppress(OSError):  # it does not listen (its gateway never served), or the system cannot
-                each.shutdown(socket.SHUT_RDWR)
-
-
-def _is_listening(each: socket.socket) -> bool:
-    return bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def close(sockets: list[socket.socket]) -> None:

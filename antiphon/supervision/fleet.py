@@ -80,8 +80,6 @@ class Fleet:
         """Models whose processes are given up at their first end instead of being started again."""
         self.on_failure: dict[str, Callable[[Failure], None]] = {}
         """For models without which the fleet can continue: what to call when one of their processes is given up."""
-        self.on_killed: Callable[[ChildSpec], None] = lambda spec: None
-        """Called when a child was ended by a signal that it did not handle, before it is started again."""
         self._sink = sink
         self._members: list[_Member] = []
 
@@ -140,8 +138,6 @@ class Fleet:
                 return
             if member.stopping.is_set():
                 return
-            if exit_code < 0:
-                self.on_killed(member.spec)
             now = time.monotonic()
             if member.spec.model in self.trials:
                 why = member.child.last_error if member.child else ""

@@ -1,13 +1,7 @@
 """The gateway as a service process: the gateway's actor on the bus, and the HTTP server (uvicorn)."""
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-import uvicorn
-from fastapi import FastAPI
 
 from services.gateway.access.key_file import KeyFile
 from services.gateway.access.quotas import Quotas
@@ -16,7 +10,7 @@ from services.gateway.access.usage_sinks import BusSink, sink_of
 from services.gateway.actor import GatewayActor
 from services.gateway.app import continue_batches, create_app
 from services.gateway.http.auth import ApiKeys
-from services.gateway.http.connection import BoundedConnection
+from services.gateway.http.server import Server, listen, others, server_config
 from services.gateway.pictures.remote import RemotePictures
 from services.gateway.record import Recorder
 from services.gateway.requests.lockstep.metrics import LockstepCollector
@@ -29,15 +23,11 @@ from services.gateway.streams.streams import Streams
 from shared import limits
 from shared.actors.durable_log import Storage
 from shared.actors.host import Host
-from shared.config import GatewaySettings, SettingsError
+from shared.config import GatewaySettings
 from shared.messages import GatewayStatus, ServiceName, StreamTaken
 from shared.security import tls
 from shared.settings.records import check_records
 from shared.subjects import bucket_name
-
-BACKLOG = 2048
-TICKS_A_SECOND = 10
-"""Ticks per second of uvicorn's main loop. uvicorn counts ticks and updates the date header at each multiple of 10."""
 
 
 class GatewayService:
@@ -70,7 +60,7 @@ class GatewayService:
             self._settings.lockstep,
             self._settings.max_queue_wait,
         )
-        listener = _listen(self._settings)
+        listener = listen(self._settings)
         await self._actor.listen()
         self._actor_task = asyncio.create_task(self._actor.run())
         self._background = [asyncio.create_task(self._actor.watch())]
@@ -99,7 +89,7 @@ class GatewayService:
             versions=self._actor.versions,
             comparisons=self._actor.shadow.comparisons,
         )
-        self._server = _Server(server_config(self._app, self._settings))
+        self._server = Server(server_config(self._app, self._settings))
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))
 
     def status(self) -> GatewayStatus:
@@ -172,7 +162,7 @@ class GatewayService:
         await continue_batches(self._app)
         if (responses := self._recorded_responses()) is not None:
             self._background.append(asyncio.create_task(responses.watch()))
-        await self._server.serve(sockets=[listener])
+        await self._server.serve_beside(listener, others(self._settings))
 
 
 def _make_streams(host: Host, settings: GatewaySettings) -> Streams | None:
@@ -186,41 +176,6 @@ def _storage(settings: GatewaySettings) -> Storage:
     return "file" if settings.stream_store == "file" else "memory"
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without signal handling, which `shared.actors.service` does, and without waking up ten times a second."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._leave = asyncio.Event()
-
-    async def leave(self) -> None:
-        """Makes the server accept no more connections and end when the requests in progress are answered.
-
-        Connections that were accepted just before get `ACCEPT_LINGER_S` to bring their first request.
-        """
-        for server in getattr(self, "servers", ()):
-            server.close()
-        await asyncio.sleep(limits.ACCEPT_LINGER_S)
-        self.should_exit = True
-        self._leave.set()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def main_loop(self) -> None:
-        """Like uvicorn's main loop, but with one tick per second.
-
-        A tick sets the date header of the next responses and returns whether the server must end.
-        """
-        ticks = 0
-        while not await self.on_tick(ticks):
-            ticks += TICKS_A_SECOND
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1):
-                    await self._leave.wait()
-
-
 def _make_quotas(host: Host) -> Quotas:
     store = host.transport.key_value_store(
         bucket_name(host.subjects.namespace, "limits"),
@@ -228,40 +183,3 @@ def _make_quotas(host: Host) -> Quotas:
         timeout_s=limits.QUOTA_STORE_TIMEOUT_S,
     )
     return Quotas(host.clock, f"{host.id}.{host.instance_id}", store)
-
-
-def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
-    """Returns the configuration of the HTTP server. The process itself provides signals, logging and the socket."""
-    return uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        http=BoundedConnection,
-        ws="none",
-        timeout_graceful_shutdown=int(limits.DRAIN_S),
-        timeout_keep_alive=int(limits.IDLE_CONNECTION_S),
-        server_header=False,
-        ssl_certfile=settings.ssl_certfile or None,
-        ssl_keyfile=settings.ssl_keyfile or None,
-    )
-
-
-def _listen(settings: GatewaySettings) -> socket.socket:
-    """Returns a listening socket. Several gateways may share a port: the kernel distributes connections over them."""
-    if settings.listen_fd >= 0:
-        return socket.socket(fileno=settings.listen_fd)
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    # The kernel closes the connection of a client that accepts no data; accepted sockets inherit the option.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * limits.CLIENT_STALL_S))
-    try:
-        listener.bind((settings.host, settings.port))
-    except OSError as error:
-        listener.close()
-        raise SettingsError(f"--port: cannot listen on {settings.host}:{settings.port} ({error.strerror}).") from error
-    listener.listen(BACKLOG)
-    listener.setblocking(False)
-    return listener

@@ -12,13 +12,16 @@ from shared.actors.durable_log import BATCH_MESSAGES, LogConfig, Logged, LogUnav
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _WRONG_LAST = 10071
 """The server's code for a message whose subject has another last sequence number than expected."""
-_OTHER_CONFIG = 10058
-"""The server's code for a stream that exists with another configuration."""
 _BATCH_BYTES = 4 * 2**20
 """Size after which the server ends a batch, about."""
 _PENDING = "Nats-Num-Pending"
 """Header of a server that sends batches: how many messages follow."""
 _END_OF_BATCH, _NOT_FOUND = "204", "404"
+_COMPARED = (
+    "subjects", "storage", "max_age", "max_bytes", "max_msgs_per_subject", "discard", "num_replicas",
+    "duplicate_window", "allow_direct",
+)  # fmt: skip
+"""The fields of a stream's configuration that a log sets."""
 _STORAGES = {"memory": api.StorageType.MEMORY, "file": api.StorageType.FILE}
 
 
@@ -46,17 +49,32 @@ class NatsDurableLog:
             allow_direct=True,
         )
         try:
-            try:
-                await self._stream.add_stream(config)  # pyright: ignore[reportUnknownMemberType]
-            except APIError as error:
-                if error.err_code != _OTHER_CONFIG:
-                    raise
-                # Its limits can be changed; whether it is in memory or in files cannot. Copies are never taken away.
-                found = (await self._stream.stream_info(wanted.name)).config
-                config.num_replicas = max(self._replicas, found.num_replicas or 1)
+            found = await self._found()
+            if found is None:
+                try:
+                    await self._stream.add_stream(config)  # pyright: ignore[reportUnknownMemberType]
+                    return
+                except APIError:
+                    found = await self._found()
+                    if found is None:
+                        raise
+            # Its limits can be changed; whether it is in memory or in files cannot. Copies are never taken away.
+            config.num_replicas = max(self._replicas, found.num_replicas or 1)
+            if any(getattr(found, name) != getattr(config, name) for name in _COMPARED):
                 await self._stream.update_stream(config)  # pyright: ignore[reportUnknownMemberType]
         except errors.Error as error:
             raise self._unavailable(error) from error
+
+    async def _found(self) -> api.StreamConfig | None:
+        """Returns the configuration of the log; None if there is none.
+
+        It is asked for first because the server counts the bytes of a new log before it looks whether it exists: with
+        less than that left, it refuses to "create" an existing log.
+        """
+        try:
+            return (await self._stream.stream_info(self._config.name)).config
+        except NotFoundError:
+            return None
 
     async def append(self, subject: str, payload: bytes, *, last: int | None = None) -> int | None:
         """See DurableLog."""

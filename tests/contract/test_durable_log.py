@@ -1,5 +1,7 @@
 """What every durable log promises (`shared.actors.durable_log`), on a real NATS server and within the process."""
 
+import asyncio
+
 import pytest
 
 from shared.actors.durable_log import BATCH_MESSAGES, LogConfig, Logged, LogUnavailableError
@@ -30,6 +32,13 @@ async def test_what_one_appends_another_finds_in_order(bus, subjects):
     assert await two.following(subject, 1) == Logged(first, b"1")
     assert await two.following(subject, first + 1) == Logged(third, b"3")
     assert await two.following(subject, third + 1) is None
+
+
+async def test_several_open_a_log_that_takes_most_of_the_servers_memory(bus, subjects):
+    logs = [log_of(await bus.connect(f"n{i}"), subjects, max_bytes=9 * 2**30) for i in range(4)]
+    await asyncio.gather(*(log.open() for log in logs for _ in range(2)))
+    await logs[1].open()
+    assert await logs[0].append(f"{subjects.namespace}.log0.a", b"1") == 1
 
 
 async def test_many_messages_are_read_in_order_without_a_request_for_each(bus, subjects):

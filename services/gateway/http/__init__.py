@@ -2,6 +2,8 @@
 
 | module          | what it does                                                   |
 |-----------------|----------------------------------------------------------------|
+| `server`        | uvicorn, its settings and its listening socket                 |
+| `waiting`       | accepts what waits in the sockets of the other gateways        |
 | `edge`          | middleware around every request: key, id, metrics, path prefix |
 | `auth`          | checks API keys                                                |
 | `request_id`    | draws request ids                                              |

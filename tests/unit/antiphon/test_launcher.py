@@ -58,7 +58,15 @@ def test_a_child_gets_by_flags_exactly_what_the_user_chose(planned) -> None:
     for spec in planned(chosen).specs[1:]:
         parsed = settings_of(spec)
         expected = of_service(chosen, SERVICES[spec.service])
-        same = {"nats", "nats_credentials", "service_id", "listen_fd", "default_model", "files_directory"}
+        same = {
+            "nats",
+            "nats_credentials",
+            "service_id",
+            "listen_fd",
+            "other_listen_fds",
+            "default_model",
+            "files_directory",
+        }
         assert (
             replace(parsed, **{name: getattr(expected, name) for name in same if hasattr(expected, name)}) == expected
         )
@@ -136,8 +144,12 @@ def test_with_a_bus_elsewhere_none_is_started_and_names_are_unique_across_launch
 
 def test_each_gateway_inherits_a_listening_socket_of_its_own(planned, listeners: list[socket.socket]) -> None:
     gateways = [spec for spec in planned(ServeSettings(gateways=3)).specs if spec.service == "gateway"]
-    assert [spec.pass_fds for spec in gateways] == [(each.fileno(),) for each in listeners]
-    assert [settings_of(s).listen_fd for s in gateways] == [s.fileno() for s in listeners]
+    descriptors = [each.fileno() for each in listeners]
+    assert [settings_of(spec).listen_fd for spec in gateways] == descriptors
+    for spec, own in zip(gateways, descriptors, strict=True):
+        others = [each for each in descriptors if each != own]
+        assert settings_of(spec).other_listen_fds == ",".join(map(str, others))
+        assert spec.pass_fds == (own, *others)
 
 
 @pytest.mark.spec("S-SRV-014", "S-SRV-105:workers")

@@ -66,42 +66,6 @@ def test_connections_made_while_a_gateway_restarts_wait_for_it(opened: list[sock
         successor.close()
 
 
-def test_connections_go_to_the_other_gateways_while_one_restarts(opened: list[socket.socket]) -> None:
-    opened += sockets.listen("127.0.0.1", 0, 2)
-    address = opened[0].getsockname()
-    waiting = [socket.create_connection(address, timeout=5) for _ in range(40)]
-    sockets.rest(opened, [opened[0].fileno()])
-    waiting += [socket.create_connection(address, timeout=5) for _ in range(40)]
-    accepted = accepted_by(opened[1])
-    assert 40 < accepted < 80  # those that waited at the first socket were reset, and nobody waits there
-    opened[0].listen(sockets.BACKLOG)  # its successor serves
-    waiting += [socket.create_connection(address, timeout=5) for _ in range(40)]
-    assert accepted_by(opened[0]) > 0
-    for client in waiting:
-        client.close()
-
-
-def test_the_last_socket_that_listens_goes_on_when_its_gateway_has_died(opened: list[socket.socket]) -> None:
-    opened += sockets.listen("127.0.0.1", 0, 2)
-    sockets.rest(opened, [opened[0].fileno()])
-    sockets.rest(opened, [opened[1].fileno()])
-    sockets.rest(opened, [opened[0].fileno()])  # it died again before it served
-    with socket.create_connection(opened[0].getsockname(), timeout=5):
-        assert accepted_by(opened[1]) == 1
-
-
-def accepted_by(listener: socket.socket) -> int:
-    """Accepts and closes all connections that wait. Returns how many these were."""
-    listener.setblocking(False)
-    count = 0
-    while True:
-        try:
-            listener.accept()[0].close()
-        except BlockingIOError:
-            return count
-        count += 1
-
-
 @pytest.mark.parametrize(("host", "said"), [("no.such.host.invalid", "no address"), ("192.0.2.1", "192.0.2.1")])
 def test_a_host_that_is_not_here_is_refused(host: str, said: str) -> None:
     with pytest.raises(SettingsError, match=said):

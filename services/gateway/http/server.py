@@ -1,0 +1,124 @@
+"""The HTTP server of a gateway: uvicorn with its settings, its listening socket and its end. No bus."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from services.gateway.http.connection import BoundedConnection
+from services.gateway.http.waiting import accept_waiting
+from shared import limits
+from shared.config import GatewaySettings, SettingsError
+
+BACKLOG = 2048
+TICKS_A_SECOND = 10
+"""Ticks per second of uvicorn's main loop. uvicorn counts ticks and updates the date header at each multiple of 10."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn without signal handling, which `shared.actors.service` does, and without waking up ten times a second."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._leave = asyncio.Event()
+        self._beside: asyncio.Task[None] | None = None
+
+    async def serve_beside(self, listener: socket.socket, others: Sequence[socket.socket]) -> None:
+        """Serves until `leave`: the connections of this socket, and what waits in those of the other gateways."""
+        if others:
+            self._beside = asyncio.create_task(accept_waiting(others, self._accepted))
+        try:
+            await self.serve(sockets=[listener])
+        finally:
+            await self._end_beside()
+
+    async def _accepted(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(self._make_protocol, connection, ssl=self.config.ssl)
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        """Returns the protocol of a connection as uvicorn makes it for those that it accepts itself."""
+        return BoundedConnection(self.config, self.server_state, self.lifespan.state)
+
+    async def _end_beside(self) -> None:
+        if self._beside is not None:
+            self._beside.cancel()
+            await asyncio.gather(self._beside, return_exceptions=True)
+
+    async def leave(self) -> None:
+        """Makes the server accept no more connections and end when the requests in progress are answered.
+
+        Connections that were accepted just before get `ACCEPT_LINGER_S` to bring their first request.
+        """
+        await self._end_beside()
+        for server in getattr(self, "servers", ()):
+            server.close()
+        await asyncio.sleep(limits.ACCEPT_LINGER_S)
+        self.should_exit = True
+        self._leave.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves the signals of the process alone."""
+        yield
+
+    async def main_loop(self) -> None:
+        """Like uvicorn's main loop, but with one tick per second.
+
+        A tick sets the date header of the next responses and returns whether the server must end.
+        """
+        ticks = 0
+        while not await self.on_tick(ticks):
+            ticks += TICKS_A_SECOND
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await self._leave.wait()
+
+
+def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
+    """Returns the configuration of the HTTP server. The process itself provides signals, logging and the socket."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        http=BoundedConnection,
+        ws="none",
+        timeout_graceful_shutdown=int(limits.DRAIN_S),
+        timeout_keep_alive=int(limits.IDLE_CONNECTION_S),
+        server_header=False,
+        ssl_certfile=settings.ssl_certfile or None,
+        ssl_keyfile=settings.ssl_keyfile or None,
+    )
+
+
+def listen(settings: GatewaySettings) -> socket.socket:
+    """Returns a listening socket. Several gateways may share a port: the kernel distributes connections over them."""
+    if settings.listen_fd >= 0:
+        return socket.socket(fileno=settings.listen_fd)
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    # The kernel closes the connection of a client that accepts no data; accepted sockets inherit the option.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * limits.CLIENT_STALL_S))
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise SettingsError(f"--port: cannot listen on {settings.host}:{settings.port} ({error.strerror}).") from error
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def others(settings: GatewaySettings) -> list[socket.socket]:
+    """Returns the listening sockets of the other gateways of this server."""
+    inherited = [socket.socket(fileno=int(text)) for text in settings.other_listen_fds.split(",") if text]
+    for each in inherited:
+        each.setblocking(False)
+    return inherited
