@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from antiphon.advice import plan
 from antiphon.operate.commands import add_commands
 from antiphon.settings import NOT_FOR_USERS, SERVICES, InstanceSettings, RunSettings, ServeSettings, completed
-from shared.config import BusSettings, SettingsError, add_flags, normalise, parse
+from shared.config import BusSettings, EngineSettings, SettingsError, add_flags, normalise, parse
 from shared.settings.other_options import BY_NAME, Taken, take
 from shared.version import __version__
 
@@ -265,6 +265,7 @@ def _chaos_flags(parser: Parser) -> None:
 def _doctor_flags(parser: Parser) -> None:
     parser.add_argument("--port", type=int, default=8000, help="port that must be free (default: %(default)s)")
     parser.add_argument("--model", default="", help="model directory to look at (default: the demo model)")
+    parser.add_argument("--hf-overrides", default="", metavar="JSON", help="fields of config.json, as of `serve`")
     parser.add_argument("--sizing", action="store_true", help="print only which cards a model needs, or this --model")
 
 
@@ -443,7 +444,8 @@ def _ranktable(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from antiphon.advice import doctor
 
-    return doctor.run(options.model, options.port, sizing=options.sizing)
+    model = parse(EngineSettings, argparse.Namespace(model=options.model, hf_overrides=options.hf_overrides), {})
+    return doctor.run(model, options.port, sizing=options.sizing)
 
 
 if __name__ == "__main__":

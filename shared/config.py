@@ -42,6 +42,7 @@ from shared.settings.allowed_values import (
     USAGE_SINK,
 )
 from shared.settings.bus import BusSettings
+from shared.settings.hf_overrides import HF_OVERRIDES
 from shared.settings.parallel import ParallelSettings
 from shared.settings.pictures import EnginePictureSettings, GatewayPictureSettings
 from shared.settings.records import RecordSettings
@@ -89,6 +90,13 @@ class ModelSettings(BusSettings):
         "files of the weights: safetensors, or without them PyTorch's .bin files or GGUF; others: only those",
         choices=("auto", "safetensors", "gguf"),
         group="model",
+    )
+    hf_overrides: str = flag(
+        "",
+        "JSON object with fields of config.json that replace or extend those of the model's file; objects are merged",
+        rule=HF_OVERRIDES,
+        group="model",
+        metavar="JSON",
     )
     model_id: str = flag(
         "",

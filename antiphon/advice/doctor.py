@@ -28,8 +28,8 @@ _TORCH = (
 )
 
 
-def run(model: str = "", port: int = 8000, *, sizing: bool = False) -> int:
-    """Prints all findings; with `sizing` only which cards a model needs.
+def run(model: EngineSettings, port: int = 8000, *, sizing: bool = False) -> int:
+    """Prints all findings; with `sizing` only which cards a model needs. `model`: which model, and its overrides.
 
     Returns 1 if a finding prevents `antiphon serve` from working, else 0.
     """
@@ -46,26 +46,26 @@ def run(model: str = "", port: int = 8000, *, sizing: bool = False) -> int:
     return 1 if failed else 0
 
 
-def sizing_lines(model: str) -> list[str]:
+def sizing_lines(model: EngineSettings) -> list[str]:
     """Returns the source's table of cards and, if a model is named, what it needs itself. Raises SettingsError."""
     # Imported here because it imports torch, whose import is one of the checks.
     from antiphon.advice import sizing
 
     lines = sizing.source_table()
-    return [*lines, "", *sizing.plan_lines(EngineSettings(model=model))] if model else lines
+    return [*lines, "", *sizing.plan_lines(model)] if model.model else lines
 
 
-def memory_for_model(model: str) -> list[Check]:
+def memory_for_model(model: EngineSettings) -> list[Check]:
     """Returns a finding about the memory that a named model needs; none if the default model is meant."""
-    code, _ = _command([sys.executable, "-c", _TORCH]) if model else (1, "")
+    code, _ = _command([sys.executable, "-c", _TORCH]) if model.model else (1, "")
     if code:
         return []
     from antiphon.advice import sizing
 
-    return [sizing.fit_check(EngineSettings(model=model))]
+    return [sizing.fit_check(model)]
 
 
-def all_checks(model: str, port: int) -> Iterator[Callable[[], list[Check]]]:
+def all_checks(model: EngineSettings, port: int) -> Iterator[Callable[[], list[Check]]]:
     """Yields the checks in the order in which their findings are printed."""
     alone = (
         python_version,
@@ -172,19 +172,19 @@ def nats_server() -> Check:
     )
 
 
-def model_files(model: str) -> Check:
+def model_files(model: ModelSettings) -> Check:
     """Checks that the model's directory has a config, a tokenizer and weights."""
     try:
         # For a model on the hub only the small files are fetched, not the weights.
-        path = model_directory(ModelSettings(model=model), weights=False)
+        path = model_directory(model, weights=False)
     except SettingsError as error:
-        return Check("fail", "model", str(error), _model_advice(model))
+        return Check("fail", "model", str(error), _model_advice(model.model))
     missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
     weights = any(any(path.glob(f"*.{suffix}")) for suffix in ("safetensors", "bin", "gguf"))
-    if (not model or Path(model).is_dir()) and not weights:
+    if (not model.model or Path(model.model).is_dir()) and not weights:
         missing.append("weights (*.safetensors)")
     if missing:
-        return Check("fail", "model", f"{path} has no {', no '.join(missing)}", _model_advice(model))
+        return Check("fail", "model", f"{path} has no {', no '.join(missing)}", _model_advice(model.model))
     return Check("ok", "model", str(path))
 
 

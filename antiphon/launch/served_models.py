@@ -30,6 +30,7 @@ S = TypeVar("S", bound=ServeSettings)
 OF_ONE_MODEL = (
     "model",
     "revision",
+    "hf_overrides",
     "model_id",
     "served_model_name",
     "served_model_alias",
@@ -115,9 +116,11 @@ def _word(value: Any, source: str) -> str:
         return str(value).lower()
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
         return "\n".join(value)
+    if isinstance(value, dict):
+        return json.dumps(value)
     if value is None or isinstance(value, str | int | float):
         return "none" if value is None else str(value)
-    raise SettingsError(f"{source}: {value!r} is no text, number or truth value")
+    raise SettingsError(f"{source}: {value!r} is no text, number, truth value, list of texts or table")
 
 
 def _refuse_unused(serve: ServeSettings, defaults: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from shared.settings.other_options import BY_NAME, Other
 
 _GROUP = "offline"
 _FORMER = "max_context_len_to_capture"
-_OBJECTS = ("mm_processor_kwargs", "limit_mm_per_prompt")
+_OBJECTS = ("hf_overrides", "mm_processor_kwargs", "limit_mm_per_prompt")
 
 
 @dataclass(frozen=True, kw_only=True)

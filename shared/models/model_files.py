@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 
 from shared.config import ModelSettings, SettingsError
 from shared.models import hub
+from shared.models.overrides import with_overrides
 from shared.settings.allowed_values import CONV_TEMPLATE, MODEL_NAME
 
 M = TypeVar("M", bound=ModelSettings)
@@ -32,8 +33,14 @@ UNPUBLISHED_TEMPLATE = "shennong_chat"
 def model_directory(settings: ModelSettings, *, weights: bool = True) -> Path:
     """Returns the model's directory, downloaded if needed. Raises SettingsError if the model is not found.
 
-    Without `weights`, only files other than the weights are downloaded.
+    Without `weights`, only files other than the weights are downloaded. With `--hf-overrides` the directory is one
+    whose config.json has these values (`shared.models.overrides`).
     """
+    return with_overrides(_own_directory(settings, weights=weights), settings.hf_overrides)
+
+
+def _own_directory(settings: ModelSettings, *, weights: bool) -> Path:
+    """Returns the model's directory as it was made, without the values of `--hf-overrides`."""
     if not settings.model:
         return DEMO_DIRECTORY
     has_other = bool(settings.tokenizer or settings.tokenizer_extension_path or settings.skip_tokenizer_init)
@@ -90,10 +97,11 @@ def described(settings: M) -> M:
 def located(settings: M, *, weights: bool = True) -> M:
     """Returns the settings with hub names and GGUF files replaced by directories, and `described`.
 
-    Without `weights`, only files other than the weights are downloaded. Raises SettingsError if a model is not found.
+    Without `weights`, only files other than the weights are downloaded. `hf_overrides` stays a setting, so that each
+    process applies it to its directory. Raises SettingsError if a model is not found.
     """
     changes: dict[str, str] = {}
-    model = model_directory(settings, weights=weights)
+    model = _own_directory(settings, weights=weights)
     if settings.model and model != _path(settings.model).resolve():
         changes = {"model": str(model), "revision": "", "served_model_name": model_name(settings)}
     if settings.tokenizer or settings.tokenizer_revision:

@@ -50,7 +50,7 @@ _IMAGES = "of a model with pictures (--enable-mm) the checkpoint says how they a
 _LOCAL = "files of the server are not read as pictures: send them in the request"
 _DRAFTS = "drafts come from the request's own text; use --use-lookahead with --num-speculative-tokens"
 _GRAMMARS = "llguidance binds output to grammars and schemas, whatever their kind; leave the option out"
-_SHAPE = "positions are computed as config.json of the model says; edit it there (rope_scaling, rope_theta)"
+_SHAPE = "positions are computed as config.json of the model says; change it with --hf-overrides"
 _CLIENTS = "certificates of clients are not checked; put a proxy that does in front of the server"
 _LOGS = "requests are not logged; metrics are at /metrics, and --log-level chooses what is printed"
 _LORA_SPACE = "an adapter takes the room of its own rank, in the model's type, and adds no tokens"
@@ -93,14 +93,17 @@ OPTIONS: tuple[Other, ...] = (
     _not_here("--quantization-param-path", "value", "8-bit KV caches have no scales (--kv-cache-dtype)", _NONE),
     _not_here("--calculate-kv-scales", "flag", "8-bit KV caches have no scales (--kv-cache-dtype)"),
     _not_here("--rope-scaling --rope-theta", "value", _SHAPE, _NONE),
-    _not_here("--hf-overrides", "value", "edit config.json of the model", ("{}", *_NONE)),
     _not_here("--override-neuron-config", "value", "there is no backend for such devices", _NONE),
     _not_here("--runner", "value", _TASKS, ("auto", "generate", "pooling")),
     _not_here("--convert", "value", _TASKS, ("auto", "none", "embed", "classify")),
     _not_here("--override-pooler-config", "value", "a request says how its vectors are pooled ('pooling')", _NONE),
     _not_here("--code-revision", "value", "code comes with the model: at the same --revision", _NONE),
     _not_here("--config-format", "value", "models are read in Hugging Face layout alone", ("auto", "hf")),
-    _not_here("--disable-sliding-window", "flag", "a model's attention is computed as its config.json says"),
+    _not_here(
+        "--disable-sliding-window",
+        "flag",
+        "attention is computed as config.json says; use --hf-overrides '{\"sliding_window\": null}'",
+    ),
     _not_here("--generation-config", "value", "requests say how tokens are drawn", ("vllm", *_NONE)),
     _not_here("--override-generation-config", "value", "requests say how tokens are drawn", ("{}", *_NONE)),
     # adapters

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from services.engine.core.plan import CoreLimits
 from services.engine.cpu import packed as module
 from services.engine.cpu.worker import CpuWorker
+from shared.models import overrides
 from tests.model.harness import Engine, make_prompt, settings
 from tests.models import make_model
 from tests.native.libraries import make_cpu_worker
@@ -122,6 +123,18 @@ def test_what_changes_is_packed_again_and_the_former_file_goes(start: Callable[.
     # Another type of numbers is another model.
     start(directory, dtype="float32")
     assert len(files(tmp_path)) == 2
+
+
+def test_other_fields_of_the_config_are_packed_on_their_own(
+    start: Callable[..., CpuWorker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(overrides, "_CACHE", str(tmp_path / "overrides"))
+    directory = make_model(tmp_path / "model", "llama", dtype="bfloat16")
+    start(directory)
+    other = overrides.with_overrides(directory, '{"rms_norm_eps": 0.5}')
+    assert mapped(start(other)) == 0
+    assert len(files(tmp_path)) == 2
+    assert mapped(start(other)) > 0
 
 
 def test_a_damaged_file_is_not_used(

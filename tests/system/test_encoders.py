@@ -1,6 +1,7 @@
 """An encoder and a cross-encoder through the whole system, against transformers, also offline."""
 
 import concurrent.futures
+import json
 import os
 import re
 import signal
@@ -37,10 +38,26 @@ def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_encoder(tmp_path_factory.mktemp("ranker"), "bert", num_labels=1)
 
 
+JUDGE = {
+    "architectures": ["Qwen3ForSequenceClassification"],
+    "classifier_from_token": ["cat", "dog"],
+    "is_original_qwen3_reranker": True,
+}
+"""What vLLM takes as `--hf-overrides` for Qwen3-Reranker, with tokens of this vocabulary."""
+
+
 @pytest.fixture(scope="module")
-def served(encoder: Path, ranker: Path) -> Iterator[Served]:
-    """Two engines for each model."""
-    flags = (f"--also={ranker}=ranker", "--dtype=float32", "--engines=2", "--threads=1")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model as it is published: its config.json names no head."""
+    return write_token_classifier(tmp_path_factory.mktemp("judge"), "qwen3", {"architectures": ["Qwen3ForCausalLM"]})
+
+
+@pytest.fixture(scope="module")
+def served(encoder: Path, ranker: Path, judge: Path) -> Iterator[Served]:
+    """Two engines for each of two models, and one for a third."""
+    third = {"model": str(judge), "served-model-name": "judge", "engines": 1, "hf-overrides": JUDGE}
+    (models := judge / "models.json").write_text(json.dumps({"models": [third]}))
+    flags = (f"--also={ranker}=ranker", f"--models={models}", "--dtype=float32", "--engines=2", "--threads=1")
     with until_the_end(serve_tiny(encoder, *flags)) as started:
         yield started
 
@@ -164,19 +181,19 @@ def test_the_offline_api_gives_the_same_vectors(encoder: Path) -> None:
                 call(TEXTS, use_tqdm=False)
 
 
-def test_a_decoder_that_answers_yes_or_no_scores_pairs(tmp_path: Path) -> None:
+def test_a_decoder_that_answers_yes_or_no_scores_pairs(served: Served, judge: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    fields = {"classifier_from_token": ["cat", "dog"], "is_original_qwen3_reranker": True}
-    judge = write_token_classifier(tmp_path, "qwen3", fields)
-    with LLM(str(judge), **FLAGS) as llm:
+    with LLM(str(judge), hf_overrides=JUDGE, **FLAGS) as llm:
         found = [one.outputs.score for one in llm.score(QUERY, TEXTS, use_tqdm=False)]
+    body = {"model": "judge", "text_1": QUERY, "text_2": TEXTS}
+    scores = [one["score"] for one in fetch(served, "POST", "/v1/score", body).json["data"]]
     model = AutoModelForCausalLM.from_pretrained(judge, dtype=torch.float32).eval()
-    for text, score in zip(TEXTS, found, strict=True):
+    for text, score, online in zip(TEXTS, found, scores, strict=True):
         with torch.inference_mode():
             logits = model(tokenized(judge, QUERY, text)["input_ids"]).logits[0, -1].double()
         yes_or_no = logits[[VOCAB["cat"], VOCAB["dog"]]].softmax(-1)
-        np.testing.assert_allclose(score, float(yes_or_no[1]), **EXACT)
+        np.testing.assert_allclose([score, online], float(yes_or_no[1]), **EXACT)
 
 
 def test_what_a_model_cannot_do_is_a_400_that_names_what_it_can(served: Served) -> None:
@@ -197,7 +214,8 @@ def test_what_a_model_cannot_do_is_a_400_that_names_what_it_can(served: Served) 
         assert answer.status == 400, (path, answer.body)
         assert told in answer.body.decode(), (path, answer.body)
     cards = {card["id"]: card["tasks"] for card in fetch(served, "GET", "/v1/models").json["data"]}
-    assert cards == {"tiny": ["embed", "score"], "ranker": ["classify", "score"]}
+    expected = {"tiny": ["embed", "score"], "ranker": ["classify", "score"], "judge": ["classify", "score"]}
+    assert cards == expected
 
 
 def test_vectors_arrive_although_an_engine_is_killed(served: Served, client: openai.OpenAI, encoder: Path) -> None:

@@ -148,6 +148,8 @@ async def test_no_more_sequences_run_at_once_than_were_allowed(served: Served, m
         ([], {"GPU_MEMORY_UTILIZATION": "nan"}, "GPU_MEMORY_UTILIZATION: nan"),
         (["--port=65536"], {}, "--port: 65536"),
         (["--port=-1"], {}, "--port: -1"),
+        (['--hf-overrides={"rope_theta": 5'], {}, '--hf-overrides: {"rope_theta": 5 is not a JSON object'),
+        (["--hf-overrides=[5]"], {}, "--hf-overrides: [5] is not a JSON object"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name_before_anything_starts(

@@ -7,6 +7,7 @@ import pytest
 
 from antiphon.advice import device_checks, doctor
 from antiphon.advice.device_checks import Check, driver_check, gpus, ip_forward, npus
+from shared.config import EngineSettings
 
 TWO = "0, GPU-a, NVIDIA L20, 46068, 550.54.15, 8.9\n1, GPU-b, NVIDIA L20, 46068, 550.54.15, 8.9\n"
 
@@ -115,7 +116,7 @@ def test_the_section_is_part_of_the_doctors_report(
     program(programs, "npu-smi", "")
     monkeypatch.setattr(doctor, "torch_devices", lambda: ("12.6", 2))
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}/usr/bin:/bin")
-    assert doctor.run("", 0) == 0
+    assert doctor.run(EngineSettings(), 0) == 0
     printed = capsys.readouterr().out
     for line in ("ok    GPU          2 NVIDIA GPUs", "warn  GPU 0 ", "process 7 (train, 100 MiB)", "warn  NPU "):
         assert line in printed

@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.advice import doctor
 from antiphon.advice.doctor import Check
-from shared.config import SettingsError
+from shared.config import EngineSettings, SettingsError
 
 
 def model_in(folder: Path, *names: str) -> str:
@@ -19,7 +19,7 @@ def model_in(folder: Path, *names: str) -> str:
 
 def test_a_machine_that_can_run_everything_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = model_in(tmp_path, "config.json", "tokenizer.json", "model.safetensors")
-    assert doctor.run(model, 0) == 0
+    assert doctor.run(EngineSettings(model=model), 0) == 0
     out = capsys.readouterr().out
     assert "Ready for `antiphon serve`." in out
     for subject in (
@@ -47,14 +47,14 @@ def test_a_machine_that_can_run_everything_passes(tmp_path: Path, capsys: pytest
     ],
 )
 def test_an_incomplete_model_names_what_is_missing(tmp_path: Path, present: tuple[str, ...], missing: str) -> None:
-    check = doctor.model_files(model_in(tmp_path, *present))
+    check = doctor.model_files(EngineSettings(model=model_in(tmp_path, *present)))
     assert check.state == "fail"
     assert missing in check.finding
     assert "--model" in check.advice
 
 
 def test_no_model_at_all_fails_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.run(str(tmp_path / "none"), 0) == 1
+    assert doctor.run(EngineSettings(model=str(tmp_path / "none")), 0) == 1
     assert "1 to mend" in capsys.readouterr().out
 
 

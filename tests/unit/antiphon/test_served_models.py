@@ -102,6 +102,15 @@ def test_a_json_file_says_the_same_as_a_toml_file(tmp_path: Path) -> None:
     )
 
 
+def test_fields_of_the_config_are_a_table_of_one_model(tmp_path: Path) -> None:
+    text = "[[models]]\nmodel = '/b'\n[models.hf-overrides]\nrope_theta = 5\ntext_config = {layers = 2}"
+    first, second = models_of(ServeSettings(model="/a", hf_overrides='{"x": 1}', models=written(tmp_path, text)))
+    assert json.loads(first.hf_overrides) == {"x": 1}
+    assert json.loads(second.hf_overrides) == {"rope_theta": 5, "text_config": {"layers": 2}}
+    [_, other] = models_of(ServeSettings(model="/a", hf_overrides='{"x": 1}', also=("/b=b",)))
+    assert other.hf_overrides == ""
+
+
 @pytest.mark.parametrize("word", ["/b", "=b", "/b=", "="])
 def test_also_without_directory_or_name_is_refused(word: str) -> None:
     with pytest.raises(SettingsError, match=r"--also: .* is not DIR=NAME"):

@@ -11,6 +11,7 @@ from antiphon.advice import sizing
 from antiphon.advice.sizing import CARDS, Card, chosen_card, on_card
 from antiphon.cli import main
 from shared.config import EngineSettings, SettingsError
+from shared.models import overrides
 from tests.models import make_model
 from tests.unit.antiphon.test_device_checks import TWO, program, programs, smi
 
@@ -102,6 +103,19 @@ def test_a_plan_has_sizes_cards_and_the_flags_that_make_the_model_fit(
     words = recommended(capsys.readouterr().out)
     assert "--quantization=ifq" in words
     assert words & {f"--tensor-parallel-size={count}" for count in (2, 4, 8)}
+
+
+def test_fields_of_the_config_count_in_a_plan_and_in_the_doctors_findings(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(overrides, "_CACHE", str(tmp_path / "overrides"))
+    directory, flag = model("12-14B"), '--hf-overrides={"num_hidden_layers": 12, "max_position_embeddings": 1024}'
+    for command in (["plan", str(directory)], ["doctor", "--sizing", f"--model={directory}"]):
+        assert main([*command, flag]) == 0
+        assert "bfloat16, context 1024 tokens" in (told := capsys.readouterr().out)
+        assert "(12 layers)" in told
+    assert main(["doctor", "--hf-overrides=7"]) == 78
+    assert "--hf-overrides: 7 is not a JSON object" in capsys.readouterr().err
 
 
 @pytest.mark.spec("S-DEP-024")

@@ -80,6 +80,18 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
 
 
+def test_fields_of_the_config_are_a_dict_or_json() -> None:
+    given = {"text_config": {"rope_theta": 5}}
+    for value in (given, json.dumps(given)):
+        assert json.loads(engine_args(model="m", hf_overrides=value).settings().hf_overrides) == given
+    assert engine_args(model="m", hf_overrides=None).hf_overrides == ""
+    for value in ("[1]", "{", '"a"'):
+        with pytest.raises(ValueError, match=r"hf_overrides: .* is not a JSON object with fields of config\.json"):
+            engine_args(model="m", hf_overrides=value)
+    with pytest.raises(TypeError, match=r"hf_overrides: .* is not a value of type str"):
+        engine_args(model="m", hf_overrides=lambda config: config)
+
+
 def test_settings_about_pictures_are_dicts_or_json() -> None:
     given = {"mm_processor_kwargs": {"max_pixels": 50176}, "limit_mm_per_prompt": {"image": 2, "video": 0}}
     args = engine_args(model="m", enable_mm=True, **given)

@@ -7,7 +7,7 @@ the workers at start-up.
 import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -32,9 +32,20 @@ def read_config(model_dir: Path) -> dict[str, Any]:
             "invalid_value", f"{model_dir} is not a model directory: it has no config.json.", param="model"
         )
     config = read_json(path)
+    _check_names(config)
     if (model_dir / SENTENCE_MODULES).is_file():
         config["architectures"] = [without_head(str(name)) for name in config.get("architectures") or []]
     return config
+
+
+def _check_names(config: dict[str, Any]) -> None:
+    """Raises `ServiceError` unless the fields that name the model's kind are names."""
+    names: Any = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in cast(list[Any], names)):
+        told = "config.json: 'architectures' must be a list of names."
+        raise ServiceError("invalid_value", told, param="model")
+    if not isinstance(config.get("model_type", ""), str | None):
+        raise ServiceError("invalid_value", "config.json: 'model_type' must be a name.", param="model")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -30,6 +30,7 @@ def test_types_and_backends_have_different_configurations(checkpoint: Callable[.
         {"cpu_backend": "auto", "dtype": "float32", "kv_cache_dtype": "fp8"},
         {"cpu_backend": "auto", "dtype": "bfloat16"},
         {"cpu_backend": "triton", "dtype": "float32"},
+        {"cpu_backend": "triton", "dtype": "float32", "hf_overrides": '{"rope_theta": 20000.0}'},
     ]
     found = [configuration(directory, **settings) for settings in different]
     assert len(set(found)) == len(different), found
