@@ -140,7 +140,9 @@ class ModelSettings(BusSettings):
         "", "Python file that makes the tokenizer: get_tokenizer(path, **options) or a class Tokenizer", group="model"
     )
     skip_tokenizer_init: bool = flag(False, "no text: prompts and answers are token ids", group="model")
-    chat_template: str = flag("", "file with a Jinja chat template, or the template itself", group="model")
+    chat_template: str = flag(
+        "", "file with a Jinja chat template, or the template itself; of a reranker its score template", group="model"
+    )
     conv_template: str | None = flag(
         None,
         "name of the conversation template that is used without --chat-template, such as qwen-7b-chat (default: that "

@@ -29,6 +29,8 @@ class Prompt:
     end_token_ids: tuple[int, ...] = ()
     second_text: str | None = None
     """The second text of a pair, which becomes one prompt with `text`."""
+    score_template: str | None = None
+    """The template of a pair, a file or its text, in place of that of the engine's arguments; None: that one."""
     pictures: "tuple[bytes | Image, ...]" = ()
 
 

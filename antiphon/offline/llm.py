@@ -229,12 +229,14 @@ class LLM:
         use_tqdm: bool = True,
         *,
         truncate_prompt_tokens: int | None = None,
+        chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
         """Returns the similarity of each pair of texts: the cosine of their vectors, or the number of a cross-encoder.
 
         A model with a classification head must have one label. A single `text_1` is paired with each `text_2`; lists of
         the same length are paired item by item. `truncate_prompt_tokens` is as in `embed`; of a pair that is computed
-        as one prompt the longer text is shortened first. Raises the same errors as `embed`.
+        as one prompt the longer text is shortened first. `chat_template` is the score template that makes one prompt of
+        a pair, a file or its text, in place of that of `LLM`. Raises the same errors as `embed`.
         """
         first, second = pairs(text_1, text_2)
         labels = self._runner.engine.facts.labels
@@ -244,9 +246,11 @@ class LLM:
                     f"Scores need a classification head with one label, not {len(labels)}: use classify()."
                 )
             both = zip(first * (len(second) // len(first)), second, strict=True)
-            prompts = [Prompt(one, second_text=other) for one, other in both]
+            prompts = [Prompt(one, second_text=other, score_template=chat_template) for one, other in both]
             params = PoolingParams(classify=True)
             return list(map(scoring_output, self._pool(prompts, params, use_tqdm, None, truncate_prompt_tokens)))
+        if chat_template is not None:
+            raise ValueError("A score template is for a model with a classification head, and this one has none.")
         found = self.embed([*first, *second], use_tqdm=use_tqdm, truncate_prompt_tokens=truncate_prompt_tokens)
         return list(scored(found[: len(first)], found[len(first) :]))
 

@@ -25,9 +25,10 @@ from shared.request.checks import check_token_ids
 from shared.request.pictures import with_pictures
 from shared.request.tools import checked_documents, checked_template_kwargs, checked_tools
 from shared.text.bad_words import bad_word_ids
-from shared.text.codec import NoCodec, choose_codec, given_template
+from shared.text.codec import EncodedPair, NoCodec, choose_codec, given_template
 from shared.text.templates.chat_template import ChatTemplate, TemplateFailedError
 from shared.text.templates.conversation_templates import choose_template
+from shared.text.templates.score_template import ScorePrompt
 from shared.text.templates.turns import plain_messages
 from shared.text.vocabulary import choose_vocabulary
 
@@ -63,6 +64,7 @@ class PromptText:
         self._codec = choose_codec(settings, directory)
         self._has_tokenizer = not isinstance(self._codec, NoCodec)
         self._facts = choose_template(settings, directory, self._codec) if self._has_tokenizer else None
+        self._score_template = self._facts.chat_template if settings.chat_template and self._facts else None
         self._compiled = lru_cache(maxsize=8)(self._compile)
 
     def token_ids(
@@ -116,10 +118,30 @@ class PromptText:
         """
         assert prompt.text is not None
         assert prompt.second_text is not None
-        encode: Any = self._codec.encode_pairs
-        [pair] = _as_value_error(encode, [(prompt.text, prompt.second_text)], add_special_tokens=True, keep=keep)
+        texts = prompt.text, prompt.second_text
+        source = given_template(prompt.score_template) if prompt.score_template else self._score_template
+        if source is not None:
+            pair = EncodedPair(self._by_template(source, texts, keep), 0)
+        else:
+            encode: Any = self._codec.encode_pairs
+            [pair] = _as_value_error(encode, [texts], add_special_tokens=True, keep=keep)
         _as_value_error(check_context, len(pair.token_ids), 0, self._max_model_len, "prompt", generates=False)
         return tuple(pair.token_ids), pair.num_first
+
+    def _by_template(self, source: str, texts: tuple[str, str], keep: int) -> list[int]:
+        """Returns the token ids of a pair in a score template. Raises ValueError."""
+        if self._facts is None:
+            raise ValueError(_NO_TOKENIZER)
+        bos = self._facts.named_tokens.get("bos_token", "")
+        prompt = ScorePrompt(self._codec, texts, keep=keep, add_special_tokens=True, bos=bos)
+        token_ids: list[int] | None = None
+        while token_ids is None:
+            try:
+                text = self._compiled(source).render(prompt.messages, add_generation_prompt=False)
+            except TemplateFailedError as error:
+                raise ValueError(str(error)) from None
+            token_ids = _as_value_error(prompt.token_ids, text)
+        return token_ids
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Returns the token ids of words that an output must not contain. Raises ValueError."""

@@ -24,6 +24,9 @@ from services.tokenizer.requests import (
     detokenize,
     num_characters,
     num_tokens,
+    pairs,
+    pairs_reply,
+    prompt_name,
     tokenize,
 )
 from shared import limits, telemetry
@@ -34,7 +37,8 @@ from shared.errors import ServiceError
 from shared.messages import DetokenizeReply, DetokenizeRequest, Message, TokenizeReply, TokenizeRequest
 from shared.subjects import TOKENIZER_QUEUE
 from shared.telemetry import Names
-from shared.text.codec import Codec, TextFacts
+from shared.text.codec import Codec, EncodedPair, TextFacts
+from shared.text.templates.score_template import ScorePrompt
 from shared.text.templates.turns import json_object, plain_messages
 
 log = logging.getLogger(__name__)
@@ -53,8 +57,10 @@ class TokenizerActor(Actor):
         facts: TextFacts,
         model: str,
         *,
+        score_template: bool = False,
         jobs_max: int = limits.TOKENIZER_JOBS_MAX,
     ) -> None:
+        """`score_template`: whether the template of `renderer` also joins pairs of texts to prompts."""
         super().__init__(f"tokenizer {host.id}", host.transport)
         self.num_requests = self.num_tokens = 0
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -62,6 +68,7 @@ class TokenizerActor(Actor):
         self._host = host
         self._codec = codec
         self._renderer = renderer
+        self._score_template = score_template
         self._grammars = GrammarChecker()
         self._bos_token = facts.named_tokens.get("bos_token", "")
         self._end_token_ids = facts.end_token_ids
@@ -87,6 +94,9 @@ class TokenizerActor(Actor):
         check_request(request)
         if request.messages:
             self._start_job(envelope, lambda: self._tokenize_conversation(request, envelope))
+            return None
+        if request.second_prompts and self._score_template:
+            self._start_job(envelope, lambda: self._tokenize_pairs(request, envelope))
             return None
         if request.grammar is not None:
             self._start_job(envelope, lambda: self._tokenize_with_grammar(request, envelope))
@@ -141,6 +151,27 @@ class TokenizerActor(Actor):
             else:
                 reply = await self._on_thread(request, (text,))
             return self._counted(msgspec.structs.replace(reply, end_token_ids=self._end_token_ids), span)
+
+    async def _tokenize_pairs(self, request: TokenizeRequest, envelope: Envelope) -> TokenizeReply:
+        """Converts pairs of texts by the score template, one after the other."""
+        with self._span(envelope) as span:
+            encoded = [await self._by_template(request, index, pair) for index, pair in enumerate(pairs(request))]
+            return self._counted(pairs_reply(self._codec, request, encoded), span)
+
+    async def _by_template(self, request: TokenizeRequest, index: int, pair: tuple[str, str]) -> EncodedPair:
+        keep, special = request.truncate_prompt_tokens, request.add_special_tokens
+        prompt = ScorePrompt(self._codec, pair, keep=keep, add_special_tokens=special, bos=self._bos_token)
+        token_ids = None
+        while token_ids is None:
+            try:
+                text = await self._renderer.render(prompt.messages, add_generation_prompt=False)
+            except ServiceError as error:
+                raise ServiceError(error.code, error.message, param=prompt_name(request, index)) from None
+            if len(text) <= limits.TOKENIZER_INLINE_CHARS_MAX:
+                token_ids = prompt.token_ids(text)
+            else:
+                token_ids = await asyncio.get_running_loop().run_in_executor(self._threads, prompt.token_ids, text)
+        return EncodedPair(token_ids, 0)
 
     async def _tokenize_with_grammar(self, request: TokenizeRequest, envelope: Envelope) -> TokenizeReply:
         await self._check_grammar(request)

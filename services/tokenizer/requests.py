@@ -1,5 +1,7 @@
 """Checks tokenize and detokenize requests and makes their replies, without asyncio and the bus. Pure."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from shared import limits
@@ -16,7 +18,7 @@ from shared.messages import (
 from shared.parameters.context import check_context, truncated
 from shared.request.pictures import with_pictures
 from shared.text.bad_words import bad_word_ids
-from shared.text.codec import Codec
+from shared.text.codec import Codec, EncodedPair
 from shared.text.templates.turns import known_ids
 
 
@@ -47,6 +49,11 @@ def field(request: TokenizeRequest) -> str:
     return "messages" if request.messages else "prompt"
 
 
+def prompt_name(request: TokenizeRequest, index: int) -> str:
+    """Returns the name that one of the request's prompts has in the user's request."""
+    return request.prompt_names[index] if request.prompt_names else field(request)
+
+
 def num_characters(request: TokenizeRequest) -> int:
     """Returns the number of characters to tokenize, with the fields and variables that a chat template may write."""
     conversation = sum(len(message.content) + len(message.fields) for message in request.messages)
@@ -75,7 +82,7 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
     if request.pictures:
         token_lists[0], starts = with_pictures(token_lists[0], request.pictures)
     for index, token_ids in enumerate(token_lists):
-        name = request.prompt_names[index] if request.prompt_names else field(request)
+        name = prompt_name(request, index)
         check_context(len(token_ids), request.max_tokens, request.max_model_len, name, generates=request.generates)
     tail = texts[0][-limits.PROMPT_TAIL_CHARS :] if request.messages else ""
     prompts = [_tokenized(codec, request, token_ids, tail, starts) for token_ids in token_lists]
@@ -88,12 +95,20 @@ def _pairs(codec: Codec, request: TokenizeRequest) -> TokenizeReply:
 
     Raises ServiceError('context_length_exceeded').
     """
-    pairs = tuple(zip(request.prompts, request.second_prompts, strict=True))
-    prompts: list[TokenizedPrompt] = []
     special, keep = request.add_special_tokens, request.truncate_prompt_tokens
-    for index, pair in enumerate(codec.encode_pairs(pairs, add_special_tokens=special, keep=keep)):
-        name = request.prompt_names[index] if request.prompt_names else field(request)
-        check_context(len(pair.token_ids), 0, request.max_model_len, name, generates=False)
+    return pairs_reply(codec, request, codec.encode_pairs(pairs(request), add_special_tokens=special, keep=keep))
+
+
+def pairs(request: TokenizeRequest) -> list[tuple[str, str]]:
+    """Returns the pairs of texts of a request."""
+    return list(zip(request.prompts, request.second_prompts, strict=True))
+
+
+def pairs_reply(codec: Codec, request: TokenizeRequest, encoded: Sequence[EncodedPair]) -> TokenizeReply:
+    """Returns the reply for encoded pairs of texts. Raises ServiceError('context_length_exceeded')."""
+    prompts: list[TokenizedPrompt] = []
+    for index, pair in enumerate(encoded):
+        check_context(len(pair.token_ids), 0, request.max_model_len, prompt_name(request, index), generates=False)
         prompt = _tokenized(codec, request, pair.token_ids, "", ())
         prompts.append(msgspec.structs.replace(prompt, num_first_tokens=pair.num_first))
     return TokenizeReply(request.request_id, tuple(prompts))

@@ -44,7 +44,10 @@ class TokenizerService:
         none = NoTemplate(NO_TOKENIZER) if self._settings.skip_tokenizer_init else NoTemplate()
         if facts.conv_template:
             log.info("conversations have the layout of the template %s", facts.conv_template)
-        self._actor = TokenizerActor(host, codec, pool or none, facts, model_name(self._settings))
+        # Only a template that was given is meant for pairs: many rerankers still have the chat template of their base.
+        scores = bool(self._settings.chat_template)
+        name = model_name(self._settings)
+        self._actor = TokenizerActor(host, codec, pool or none, facts, name, score_template=scores)
         await self._actor.listen()
         self._actor_task = asyncio.create_task(self._actor.run())
         if pool is not None:

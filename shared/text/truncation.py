@@ -33,11 +33,19 @@ def encode_first_of_pairs(
     parts = iter(tokenizer.encode_batch(texts, add_special_tokens=False))
     found: list[Encoding] = []
     for first, second in zip(parts, parts, strict=True):
-        num_first, num_second = _shares(len(first), len(second), room)
+        num_first, num_second = shares(len(first), len(second), room)
         first.truncate(num_first)
         second.truncate(num_second)
         found.append(tokenizer.post_process(first, second, add_special_tokens))
     return found
+
+
+def shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """Returns how many tokens of each text of a pair are kept: all of a short one, the rest or half of a long one."""
+    if first + second <= room:
+        return first, second
+    shorter = min(first, second, room // 2)
+    return (shorter, room - shorter) if first <= second else (room - shorter, shorter)
 
 
 def cut_inside(whole: Sequence[int], plain: Sequence[int], keep: int) -> list[int]:
@@ -54,14 +62,6 @@ def cut_inside(whole: Sequence[int], plain: Sequence[int], keep: int) -> list[in
         raise ServiceError("unsupported_parameter", told + "a text.", param="truncate_prompt_tokens")
     _check_room(keep - num_special, num_special)
     return [*whole[:start], *plain[: keep - num_special], *whole[start + len(plain) :]]
-
-
-def _shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """Returns how many tokens of each text of a pair are kept: all of a short one, the rest or half of a long one."""
-    if first + second <= room:
-        return first, second
-    shorter = min(first, second, room // 2)
-    return (shorter, room - shorter) if first <= second else (room - shorter, shorter)
 
 
 def _room(tokenizer: Any, keep: int, *, is_pair: bool, add_special_tokens: bool) -> int:

@@ -46,6 +46,11 @@ JUDGE = {
 """What vLLM takes as `--hf-overrides` for Qwen3-Reranker, with tokens of this vocabulary."""
 
 
+SCORE = """the query: {{ (messages | selectattr("role", "eq", "query") | first).content }}
+the document: {{ (messages | selectattr("role", "eq", "document") | first).content }} is it?"""
+"""A score template as vLLM takes it."""
+
+
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A language model as it is published: its config.json names no head."""
@@ -55,7 +60,13 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def served(encoder: Path, ranker: Path, judge: Path) -> Iterator[Served]:
     """Two engines for each of two models, and one for a third."""
-    third = {"model": str(judge), "served-model-name": "judge", "engines": 1, "hf-overrides": JUDGE}
+    third = {
+        "model": str(judge),
+        "served-model-name": "judge",
+        "engines": 1,
+        "hf-overrides": JUDGE,
+        "chat-template": SCORE,
+    }
     (models := judge / "models.json").write_text(json.dumps({"models": [third]}))
     flags = (f"--also={ranker}=ranker", f"--models={models}", "--dtype=float32", "--engines=2", "--threads=1")
     with until_the_end(serve_tiny(encoder, *flags)) as started:
@@ -181,19 +192,53 @@ def test_the_offline_api_gives_the_same_vectors(encoder: Path) -> None:
                 call(TEXTS, use_tqdm=False)
 
 
-def test_a_decoder_that_answers_yes_or_no_scores_pairs(served: Served, judge: Path) -> None:
+def yes_or_no(judge: Path, *texts: str) -> float:
+    """The probability of the second token behind a text or a pair, by transformers."""
     from transformers import AutoModelForCausalLM
 
+    model = AutoModelForCausalLM.from_pretrained(judge, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logits = model(tokenized(judge, *texts)["input_ids"]).logits[0, -1].double()
+    return float(logits[[VOCAB["cat"], VOCAB["dog"]]].softmax(-1)[1])
+
+
+def test_a_decoder_that_answers_yes_or_no_scores_pairs(judge: Path) -> None:
     with LLM(str(judge), hf_overrides=JUDGE, **FLAGS) as llm:
         found = [one.outputs.score for one in llm.score(QUERY, TEXTS, use_tqdm=False)]
+    np.testing.assert_allclose(found, [yes_or_no(judge, QUERY, text) for text in TEXTS], **EXACT)
+
+
+def test_a_score_template_makes_one_prompt_of_a_pair(served: Served, judge: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(judge)
+
+    def prompt(text: str) -> str:
+        messages = [{"role": "query", "content": QUERY}, {"role": "document", "content": text}]
+        return tokenizer.apply_chat_template(messages, chat_template=SCORE, tokenize=False)
+
+    expected = [yes_or_no(judge, prompt(text)) for text in TEXTS]
     body = {"model": "judge", "text_1": QUERY, "text_2": TEXTS}
-    scores = [one["score"] for one in fetch(served, "POST", "/v1/score", body).json["data"]]
-    model = AutoModelForCausalLM.from_pretrained(judge, dtype=torch.float32).eval()
-    for text, score, online in zip(TEXTS, found, scores, strict=True):
-        with torch.inference_mode():
-            logits = model(tokenized(judge, QUERY, text)["input_ids"]).logits[0, -1].double()
-        yes_or_no = logits[[VOCAB["cat"], VOCAB["dog"]]].softmax(-1)
-        np.testing.assert_allclose([score, online], float(yes_or_no[1]), **EXACT)
+    scores = fetch(served, "POST", "/v1/score", body).json["data"]
+    np.testing.assert_allclose([one["score"] for one in scores], expected, **EXACT)
+    body = {"model": "judge", "query": QUERY, "documents": TEXTS}
+    results = fetch(served, "POST", "/v1/rerank", body).json["results"]
+    np.testing.assert_allclose([one["relevance_score"] for one in results], -np.sort(-np.array(expected)), **EXACT)
+    body["documents"] = ["cat " * 300]
+    assert fetch(served, "POST", "/v1/rerank", body).json["error"]["param"] == "documents"
+    [cut] = fetch(served, "POST", "/v1/rerank", {**body, "truncate_prompt_tokens": -1}).json["results"]
+    with LLM(str(judge), hf_overrides=JUDGE, chat_template=SCORE, **FLAGS) as llm:
+        found = [one.outputs.score for one in llm.score(QUERY, TEXTS, use_tqdm=False)]
+        [long] = llm.score(QUERY, "cat " * 300, use_tqdm=False, truncate_prompt_tokens=-1)
+        other = llm.score(QUERY, TEXTS, use_tqdm=False, chat_template="{{ messages[1].content }}")
+        with pytest.raises(ValueError, match="is neither a file nor a Jinja template"):
+            llm.score(QUERY, TEXTS, use_tqdm=False, chat_template="none.jinja")
+    np.testing.assert_allclose(found, expected, **EXACT)
+    np.testing.assert_allclose(long.outputs.score, cut["relevance_score"], **EXACT)
+    assert len(long.prompt_token_ids) <= 130
+    np.testing.assert_allclose(
+        [one.outputs.score for one in other], [yes_or_no(judge, text) for text in TEXTS], **EXACT
+    )
 
 
 def test_what_a_model_cannot_do_is_a_400_that_names_what_it_can(served: Served) -> None:

@@ -138,6 +138,36 @@ async def test_a_begin_token_that_the_template_wrote_is_not_added_again(rig: Rig
     assert await rig.chat("hello", add_special_tokens=True) == ["<s>hello"]
 
 
+SCORE = "<s>Q {{ messages[0].content }} D {{ messages[1].content }} end"
+
+
+@pytest.fixture
+async def pairs() -> AsyncIterator[WorkerPool]:
+    pool = WorkerPool(SCORE + "{% if messages[1].content == 'bad' %}{{ 1 / 0 }}{% endif %}", {})
+    yield pool
+    await pool.close()
+
+
+async def test_pairs_are_joined_by_a_score_template(rig: Rig, pairs: WorkerPool) -> None:
+    await rig.start(pairs, score_template=True)
+    long = "cat " * TOKENIZER_INLINE_CHARS_MAX
+    given: dict[str, Any] = {"second_prompts": ("a cat", long), "prompt_names": ("text_2[0]", "text_2[1]")}
+    assert await rig.tokenize("q", "q", **given) == ["<s>Q q D a cat end", f"<s>Q q D {long} end"]
+    (text, shortened) = await rig.tokenize("q", "q", **given, truncate_prompt_tokens=40, generates=False)
+    assert text == "<s>Q q D a cat end"
+    assert shortened.startswith("<s>Q q D cat cat cat")
+    assert shortened.endswith(" end")
+    for options, param in (({"max_model_len": 60}, "text_2[1]"), ({"second_prompts": ("a", "bad")}, "text_2[1]")):
+        with pytest.raises(ServiceError) as refused:
+            await rig.tokenize("q", "q", **{**given, **options})
+        assert refused.value.param == param
+
+
+async def test_without_a_score_template_the_tokenizer_joins_pairs(rig: Rig, pairs: WorkerPool) -> None:
+    await rig.start(pairs)
+    assert await rig.tokenize("q ", second_prompts=("a cat",)) == ["q a cat"]
+
+
 async def test_requests_under_way_are_bounded_and_one_more_is_refused(rig: Rig) -> None:
     renderer = SlowRenderer()
     await rig.start(renderer, jobs_max=2)
