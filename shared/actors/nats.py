@@ -8,6 +8,8 @@ The library alone does not give the guarantees of `transport`. This module adds:
 - Safe time limits. A PONG whose waiting future was cancelled ends the library's read loop. Round trips (PING and PONG)
   are therefore not cancelled while their connection lives: after a timeout the caller returns and the round trip goes
   on in the background.
+- Reconnections that begin anew. The library leaves the tasks and the socket of an attempt that failed late to the next
+  one, and waits until a lost connection has written its data. Here both are ended first.
 - Size checks. If headers push a message over the server's limit, or a subject is too long, the server closes the
   connection permanently. Such messages are refused here.
 - A time limit for the first connection, whose error states the reason. Later reconnections are retried without limit.
@@ -24,7 +26,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nats import errors
-from nats.aio.client import Client, Server
+from nats.aio.client import Client, Server, Srv
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 
@@ -92,6 +94,28 @@ class _Client(Client):
         if "tls" in self.options and not self._server_info.get("tls_required"):
             raise errors.Error("nats: the server does not require TLS, which the settings ask for")
         return super()._connect_command()
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        # The library begins a further attempt without ending an attempt that failed after its handshake, when the
+        # subscriptions were sent. Both would then read from the new socket, which ends the reconnection for good.
+        self._end_connection()
+        await super()._connect_to_server(s)
+
+    async def _attempt_reconnect(self) -> None:
+        # The library would wait until an unresponsive server has read what is written, which may take many minutes.
+        self._end_connection()
+        await super()._attempt_reconnect()
+
+    def _end_connection(self) -> None:
+        """Ends the tasks of the former connection, if there is one, and closes its socket at once."""
+        self.abandon_round_trips()
+        for name in ("_reading_task", "_ping_interval_task", "_flusher_task"):
+            task: asyncio.Task[None] | None = getattr(self, name)
+            if task is not None and task is not asyncio.current_task():
+                task.cancel()
+        writer: asyncio.StreamWriter | None = getattr(self._transport, "_bare_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
 
     async def _round_trip(self, timeout_s: float) -> None:
         trip = asyncio.create_task(super().flush(ROUND_TRIP_ABANDONED_S))

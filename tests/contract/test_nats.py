@@ -10,6 +10,7 @@ from shared.actors import nats as nats_module
 from shared.actors.nats import NatsTransport
 from shared.config import SettingsError
 from shared.errors import ServiceError
+from tests.contract.scripted_nats import ScriptedServer, answers, handshake_only, healthy
 
 pytestmark = pytest.mark.nats
 
@@ -154,6 +155,38 @@ async def test_a_frozen_server_shows_as_disconnected_and_comes_back(private_nats
     private_nats_server.thaw()
     await link.wait_back()
     await one.barrier()
+
+
+@pytest.mark.matrix("B-02")
+async def test_a_server_that_freezes_during_the_reconnection_does_not_end_it(monkeypatch, caplog):
+    """The client's second connection gets an answer to the handshake and to nothing later, until it was given up."""
+    monkeypatch.setattr(nats_module._Client.flush, "__defaults__", (0.2,))
+    async with ScriptedServer(healthy, answers(1)) as server:
+        one = await NatsTransport.connect([server.url], name="one", inbox_prefix="i")
+        link = Link(one)
+        server.writers[0].close()
+        await link.wait_back()
+        assert one.connected
+        assert len(server.writers) == 3
+        # Late answers on the former connection, and answers on the new one, find one reader.
+        for _ in range(3):
+            server.writers[1].write(b"PONG\r\n")
+            await one.barrier()
+        assert (one.counters["disconnect"], one.counters["reconnect"]) == (1, 1)
+        assert "already waiting" not in caplog.text
+        await one.close()
+
+
+async def test_a_frozen_server_with_unread_data_does_not_hold_up_the_reconnection():
+    async with ScriptedServer(handshake_only) as server:
+        one = await NatsTransport.connect([server.url], name="one", inbox_prefix="i")
+        link = Link(one)
+        for _ in range(30):
+            await one.publish("a", bytes(1_000_000))
+            await asyncio.sleep(0)
+        await link.wait_back()
+        assert one.connected
+        await one.close()
 
 
 async def test_closing_does_not_hang_on_a_frozen_server(private_nats_server, nats_connect, monkeypatch):
