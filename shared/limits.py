@@ -78,6 +78,12 @@ GATEWAY_REQUESTS_MAX = 16384
 GATEWAY_SEQUENCES_MAX = 65536
 """Sequences (prompts times choices) of all requests in the gateway at the same time. Further requests are refused with
 503. Bounds memory, because one request may have many sequences."""
+BUS_WAIT_S = 2.0
+"""How long a new request waits in a gateway that is disconnected from the bus, for the connection to another server or
+to a server that is restarted; then it is refused with 503. Longer than both take, and shorter than clients wait."""
+BUS_WAITERS_MAX = 1024
+"""Requests in one gateway that wait for it. Further ones are refused with 503 at once, so that the bus gets no flood of
+requests when it is back."""
 GATEWAY_IDLE_SEQUENCES_MAX = 8192
 """Of these sequences, those of the idle lane. Further requests for it are refused with 503, so that work which nobody
 waits for cannot fill the gateway."""

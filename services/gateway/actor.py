@@ -18,6 +18,7 @@ from services.gateway.model_versions import VersionDirectory
 from services.gateway.pictures.remote import RemotePictures
 from services.gateway.pictures.store import PictureStore
 from services.gateway.record import BusRecordDirectory, Recorder
+from services.gateway.requests.bus_wait import BusWait
 from services.gateway.requests.gateway_parts import GatewayParts
 from services.gateway.requests.lockstep.coordinator import Lockstep
 from services.gateway.requests.lockstep.trust import Trust
@@ -121,6 +122,7 @@ class GatewayActor(Actor):
             Moves(),
             self.pictures,
             self.lockstep,
+            BusWait(host),
         )
         self.engine_controls = EngineControls(host, self.members, self._parts.moves)
         self._num_requests = self._num_ended = self._num_sequences = 0
@@ -181,10 +183,7 @@ class GatewayActor(Actor):
                 "The server has too many requests. Try again later.",
                 retry_after_s=self._parts.dispatcher.retry_after_s(),
             )
-        if not self._host.transport.connected:
-            raise ServiceError(
-                "bus_unavailable", "The bus cannot be reached. Try again shortly.", retry_after_s=RETRY_AFTER_S
-            )
+        self._parts.bus.check()
         card = self.resolve_model(request.model)
         if request.pooling is None and not card.generates:
             raise generates_nothing(len(card.labels))

@@ -290,8 +290,9 @@ class Swarm:
         code = answer.error.code
         if code == "client_closed_request":
             return answer.cancelled
-        if code == "bus_unavailable":  # the gateway's own buffer was full
-            return "OUTBOUND_BYTES_MAX" in self.plan.bounds
+        if code == "bus_unavailable":  # the gateway's own buffer was full, or it was cut off for too long
+            waited_s = answer.ended_s - answer.accepted_s
+            return "OUTBOUND_BYTES_MAX" in self.plan.bounds or waited_s >= limits.BUS_WAIT_S
         if code in ("no_engine", "no_detokenizer", "no_tokenizer", "server_is_overloaded"):
             return answer.ended_s - answer.accepted_s >= limits.QUEUE_WAIT_S
         if code == "engine_failure" and "Several engines" in answer.error.message:

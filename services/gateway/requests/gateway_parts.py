@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from services.gateway.pictures.store import PictureStore
+from services.gateway.requests.bus_wait import BusWait
 from services.gateway.requests.lockstep.coordinator import Lockstep
 from services.gateway.requests.placement.dispatcher import Dispatcher
 from services.gateway.requests.placement.moves import Moves
@@ -26,3 +27,4 @@ class GatewayParts:
     moves: Moves
     pictures: PictureStore
     lockstep: Lockstep
+    bus: BusWait

@@ -37,8 +37,10 @@ class Tokenized:
 async def prepare(actor: RequestActor, parts: GatewayParts) -> None:
     """Has the prompts of a request tokenized and queues its sequences. Raises ServiceError, see `tokenize`.
 
-    Runs in the request's task. If the request has ended meanwhile, nothing is queued.
+    Runs in the request's task. While the gateway is disconnected from the bus, the request waits for a short time. If
+    it has ended meanwhile, nothing is queued.
     """
+    await parts.bus.connected()
     request, card = actor.request, actor.card
     pictures = await _encoded_pictures(actor, parts) if request.pictures else ()
     if actor.over:
