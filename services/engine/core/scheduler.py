@@ -393,8 +393,7 @@ class Scheduler:
             if not self.batches.admits(sequence, len(draft.joined)) or not draft.limited(sequence, 1):
                 return
             alone = not self.idle.num_ordinary and not draft.joined
-            found = self._fit(sequence, draft.budget, 0 if alone else self._reserve)
-            if found is None:
+            if (found := self._fit(sequence, draft.budget, 0 if alone else self._reserve)) is None:
                 return
             self._join(sequence, found, draft)
 
@@ -515,13 +514,14 @@ class Scheduler:
         draft.idle_prompt_tokens = max(1, budget // PROMPT_SHARE) if divided else draft.budget
         if not self._schedule_running(draft, None, idle=True) or self.waiting.num_waiting:
             return
-        while draft.budget > 0 and draft.idle_prompt_tokens > 0 and (head := self.idle.queue.head()) is not None:
+        queue, num_free = self.idle.queue, self.rows.num_free
+        last = len(draft.joined) + part_of(min(queue.num_waiting, num_free), self._num_stages)
+        while len(draft.joined) < last and min(draft.budget, draft.idle_prompt_tokens) > 0 and (head := queue.head()):
             if head.num_rows > self.rows.num_free or not self.rows.has_slots(head) or not draft.limited(head, 1):
                 return
             most = min(draft.budget, draft.idle_prompt_tokens) if draft.scheduled or chunked else head.num_tokens
             alone = not self.running and not draft.scheduled
-            found = self._reusable_of_fitting(head, most, 0 if alone else self._reserve)
-            if found is None:
+            if (found := self._reusable_of_fitting(head, most, 0 if alone else self._reserve)) is None:
                 return
             self._join(head, found, draft)
 

@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from shared import limits
 from shared.messages import EngineStatus, GatewayStatus, Heartbeat, StreamStatus
 
+OTHER_CONFIGURATION = 2
+"""Factor of the cost of a prefill engine whose configuration, such as its number of devices, is not that of the decode
+engine. While the others have nothing to do, they are chosen; behind a prompt of about equal length, this one is."""
 RUNNING_COST = 16
 """Cost of a sequence at an engine, in tokens: it delays the first token of a new sequence about as much as this many
 prompt tokens."""
@@ -131,14 +134,10 @@ class Router:
         return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes, idle), self._used(e), e.id), default=None)
 
     def prefill_engines(self, engines: Sequence[Heartbeat], model: str, decode: Heartbeat) -> list[Heartbeat]:
-        """Returns the engines that answer and compute prompts for the given decode engine: those with its weights.
-
-        If some have the same configuration, only those: the tokens then cannot depend on who computes the prompt.
-        """
+        """Returns the engines that answer and compute prompts for the given decode engine: those with its weights."""
         wanted = _engine_status(decode)
         ready = [e for e in ready_members(engines, model) if _engine_status(e).kv_address and not self._load(e).silent]
-        ready = [e for e in ready if _engine_status(e).content == wanted.content]
-        return [e for e in ready if _engine_status(e).configuration == wanted.configuration] or ready
+        return [e for e in ready if _engine_status(e).content == wanted.content]
 
     def choose_prefill(
         self,
@@ -147,11 +146,21 @@ class Router:
         hashes: Sequence[bytes],
         client: str,
         *,
+        configuration: str,
         idle: bool = False,
     ) -> Heartbeat | None:
-        """Returns the cheapest of the engines with credit; None if none has any."""
+        """Returns the cheapest of the engines with credit; None if none has any.
+
+        One with the decode engine's `configuration` is chosen unless it costs over OTHER_CONFIGURATION times as much:
+        with such a one the tokens cannot depend on who computes the prompt, but others would have nothing to do.
+        """
+
+        def cost(e: Heartbeat) -> int:
+            same = configuration_of(e) == configuration
+            return self._cost(e, num_tokens, hashes, idle) * (1 if same else OTHER_CONFIGURATION)
+
         able = [e for e in prefill_engines if self.credit(e, client, idle=idle) > 0]
-        return min(able, key=lambda e: (self._cost(e, num_tokens, hashes, idle), self._used(e), e.id), default=None)
+        return min(able, key=lambda e: (cost(e), self._used(e), e.id), default=None)
 
     def num_missing_tokens(self, engine: Heartbeat, num_tokens: int, hashes: Sequence[bytes]) -> int:
         """Returns how many tokens of a prompt are not in the engine's prefix cache, as far as this gateway knows."""

@@ -15,7 +15,7 @@ from services.gateway.requests.placement.candidate import Candidate, Failure
 from services.gateway.requests.placement.placement_queue import PlacementQueue, Ticket
 from services.gateway.requests.placement.service_rate import ServiceRate
 from services.gateway.requests.queue_wait import QueueWait
-from services.gateway.requests.router import Router, model_of, ready_members
+from services.gateway.requests.router import Router, configuration_of, model_of, ready_members
 from services.gateway.requests.sequence_state import Address, Prefill
 from services.gateway.requests.service_clients import PeerUnavailableError, ServiceClients
 from shared import limits
@@ -253,12 +253,15 @@ class Dispatcher:
             return candidate.prefill_of_sibling(address)
         num_tokens = candidate.num_tokens + len(candidate.sequence.token_ids)
         missing = self._router.num_missing_tokens(engine, num_tokens - 1, candidate.hashes)
-        able = self._router.prefill_engines(engines, model, engine)
+        able, same = self._router.prefill_engines(engines, model, engine), engine.status.configuration
+        if candidate.needs_twin or candidate.numerics:
+            # Its tokens are compared with another engine's, or must be the same in each run.
+            able = [one for one in able if configuration_of(one) == same]
         if missing < limits.KV_TRANSFER_TOKENS_MIN or not able:
             return None
         client = candidate.ticket.client.name
         idle = candidate.ticket.idle
-        chosen = self._router.choose_prefill(able, num_tokens, candidate.hashes, client, idle=idle)
+        chosen = self._router.choose_prefill(able, num_tokens, candidate.hashes, client, configuration=same, idle=idle)
         if chosen is None:
             return WAIT
         assert isinstance(chosen.status, EngineStatus)

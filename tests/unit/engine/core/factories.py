@@ -22,6 +22,7 @@ def make_core(
     caching: bool = True,
     max_model_len: int = 256,
     num_host_blocks: int = 0,
+    num_stages: int = 1,
     **others: Any,
 ) -> Core:
     """`others` are further limits."""
@@ -32,7 +33,8 @@ def make_core(
         enable_chunked_prefill=chunked,
         **others,
     )
-    facts = EngineFacts(num_blocks, block_size, max_model_len, VOCAB_SIZE, frozenset({EOS}), num_host_blocks)
+    sizes = num_blocks, block_size, max_model_len, VOCAB_SIZE
+    facts = EngineFacts(*sizes, frozenset({EOS}), num_host_blocks, num_stages=num_stages)
     return Core(limits, facts)
 
 

@@ -46,6 +46,15 @@ def test_idle_sequences_fill_all_rows_and_give_one_up_in_the_plan_that_needs_it(
     assert core.take_preempted() == ("i3",)
 
 
+@pytest.mark.parametrize(("num_stages", "sizes"), [(1, [16]), (2, [8, 4]), (4, [4, 4, 4, 4])])
+def test_idle_sequences_are_divided_among_the_plans_of_a_pipeline(num_stages: int, sizes: list[int]) -> None:
+    core = make_core(num_blocks=256, max_num_seqs=16, budget=4096, num_stages=num_stages)
+    for number in range(16):
+        core.add(replace(spec(f"i{number}", prompt_of(5, 10 * (number + 1))), idle_until_s=LONG))
+    plans = [core.schedule() for _ in sizes]
+    assert [len(joined(plan)) for plan in plans] == sizes
+
+
 def test_no_idle_sequence_joins_while_another_one_waits() -> None:
     core = make_core(num_blocks=8, max_num_seqs=2, caching=False)
     add(core, "first", 4, max_tokens=3)

@@ -33,15 +33,26 @@ def test_prompts_go_to_the_cheapest_prefill_engine_with_credit():
     router.record_dispatch(full, "s0", 10, [])
     able = router.prefill_engines([full, busy, idle, decode, engine("x", model="other", **PREFILL)], "m", decode)
     assert able == [full, busy, idle]
-    assert router.choose_prefill(able, 10, [], "") is idle
-    assert router.choose_prefill([full], 10, [], "") is None
+    assert router.choose_prefill(able, 10, [], "", configuration="") is idle
+    assert router.choose_prefill([full], 10, [], "", configuration="") is None
 
 
-def test_prefill_engines_of_the_same_configuration_go_first():
+def test_prefill_engines_of_another_configuration_get_work_that_would_wait_for_those_of_the_same():
+    """For example one with two devices beside one with a single device, like the decode engine."""
     router, decode = Router(), engine("d", role="decode", configuration="x")
-    same, other = engine("a", configuration="x", **PREFILL), engine("b", configuration="y", **PREFILL)
-    assert router.prefill_engines([same, other], "m", decode) == [same]
-    assert router.prefill_engines([other], "m", decode) == [other]
+    same, other = engine("b", configuration="x", **PREFILL), engine("a", configuration="y", **PREFILL)
+    able = router.prefill_engines([same, other], "m", decode)
+    assert able == [same, other]
+    got = []
+    for number in range(6):
+        chosen = router.choose_prefill(able, 1000, [], "", configuration="x")
+        router.record_dispatch(chosen, f"s{number}", 1000, [])
+        got.append(chosen.id)
+    assert got[0] == "b"
+    assert 2 <= got.count("a") <= 3
+    full = engine("b", 2, configuration="x", **PREFILL, credits=-9)
+    router.record_dispatch(full, "s9", 10, [])
+    assert router.choose_prefill([full, other], 10, [], "", configuration="x") is other
 
 
 def test_only_prefill_engines_with_the_same_weights_compute_prompts():
