@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.advice import device_checks
+from antiphon.settings import ServeSettings
 from services.engine.models.description import DecoderDescription
 from services.engine.worker.capacity.memory import free_bytes
 from services.engine.worker.estimate import CONTEXT_BYTES, BackendName, Needs, cpu_room, gpu_room, predict
@@ -22,6 +23,7 @@ from shared.errors import ServiceError
 from shared.flags import to_argv
 from shared.models.adapters import with_adapters
 from shared.models.model_files import model_directory, model_name
+from shared.models.picture_models import processor_kwargs
 
 GIB, MIB = 1 << 30, 1 << 20
 USUAL_CONTEXT = 4096
@@ -62,6 +64,15 @@ SOURCE_TABLE = (
 
 
 @dataclass(frozen=True, slots=True)
+class Pictures:
+    """The image services of a model, on `device` (`cpu` or `cuda`). `weights_bytes`: of each of them."""
+
+    num: int
+    device: str
+    weights_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fit:
     """How an engine fits on some cards of one kind, or in this machine's memory.
 
@@ -94,19 +105,38 @@ def on_card(settings: EngineSettings, model_dir: Path, card: Card) -> Fit:
     """Returns how an engine with these settings fits on as many of these cards as it has ranks."""
     if card.capability and card.capability < 80 and settings.dtype == "auto":
         settings = replace(settings, dtype="float16")
-    needs = predict(settings, model_dir, "gpu")
+    pictures = pictures_of(settings, model_dir)
+    beside = pictures.num * (pictures.weights_bytes + CONTEXT_BYTES) if pictures and pictures.device == "cuda" else 0
+    needs = replace(predict(settings, model_dir, "gpu"), beside_bytes=beside)
     cache = gpu_room(settings, needs, card.memory_bytes).asked_bytes
     usable = int(card.memory_bytes * settings.gpu_memory_utilization)
     used = needs.weights_bytes + needs.adapters_bytes + CONTEXT_BYTES + needs.step_bytes
-    return Fit(needs, cache, used + needs.cache_bytes(needs.context) - usable, cache)
+    wanted = used + needs.cache_bytes(needs.context)
+    return Fit(needs, cache, max(wanted - usable, wanted + beside - card.memory_bytes), cache)
 
 
 def on_cpu(settings: EngineSettings, model_dir: Path, backend: BackendName = "cpp") -> Fit:
     """Returns how an engine with these settings fits into the free memory of this machine."""
-    needs = predict(settings, model_dir, backend)
+    pictures = pictures_of(settings, model_dir)
+    beside = pictures.num * pictures.weights_bytes if pictures and pictures.device == "cpu" else 0
+    needs = replace(predict(settings, model_dir, backend), beside_bytes=beside)
     room = cpu_room(settings, needs)
     missing = max(needs.main_memory_bytes - free_bytes(), needs.cache_bytes(needs.context) - room.asked_bytes)
     return Fit(needs, room.asked_bytes, missing, room.most_bytes)
+
+
+def pictures_of(settings: EngineSettings, model_dir: Path) -> Pictures | None:
+    """Returns what the image services of a model keep; None without `--enable-mm`. Raises SettingsError."""
+    if not settings.enable_mm:
+        return None
+    # Imported here because it imports transformers, which takes seconds.
+    from services.vision.estimate import encoder_bytes
+
+    given = settings if isinstance(settings, ServeSettings) else ServeSettings()
+    device = given.vision_device
+    return Pictures(
+        given.visions, device, encoder_bytes(model_dir, processor_kwargs(given.mm_processor_kwargs), device)
+    )
 
 
 def cards_here() -> list[Card]:
@@ -136,7 +166,7 @@ def plan_lines(settings: EngineSettings, card: Card | None = None) -> list[str]:
     backend = _cpu_backend(settings)
     try:
         first = predict(settings, directory, "gpu" if card or here else backend)
-        lines = [*_summary(model_name(settings), settings, first), ""]
+        lines = [*_summary(model_name(settings), settings, first), *_pictures(settings, directory), ""]
         targets = (
             [card] if card else [*here, *(each for each in CARDS if not any(_same(h.name, each.name) for h in here))]
         )
@@ -243,6 +273,13 @@ def _summary(name: str, settings: EngineSettings, needs: Needs) -> Iterator[str]
     if needs.adapters_bytes:
         yield f"  adapters   {_size(needs.adapters_bytes)}{each} ({_adapters(settings)})"
     yield f"  sequences  {_size(needs.rows_bytes)} of main memory for their tokens"
+
+
+def _pictures(settings: EngineSettings, directory: Path) -> Iterator[str]:
+    if (found := pictures_of(settings, directory)) is not None:
+        where = "main memory" if found.device == "cpu" else "the GPU"
+        each = f" in each of {found.num} image services" if found.num > 1 else ""
+        yield f"  pictures   {_size(found.weights_bytes)} of {where} for the vision encoder{each}, without its step"
 
 
 def _adapters(settings: EngineSettings) -> str:

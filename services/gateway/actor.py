@@ -125,9 +125,8 @@ class GatewayActor(Actor):
             BusWait(host),
         )
         self.engine_controls = EngineControls(host, self.members, self._parts.moves)
-        self._num_requests = self._num_ended = self._num_sequences = 0
-        self._num_idle = 0
-        """Of these sequences, those whose requests came for the idle lane."""
+        self._num_requests = self._num_ended = self._num_sequences = self._num_idle = 0
+        """`_num_idle`: of the sequences, those whose requests came for the idle lane."""
         self._adapters = AdapterDirectory(host, self.members)
         self.versions = VersionDirectory(host)
         self._catalog = ModelCatalog(

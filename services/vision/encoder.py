@@ -104,13 +104,15 @@ def load_encoder(directory: Path, processor_kwargs: Mapping[str, Any], device: s
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise SettingsError("--vision-device=cuda: PyTorch finds no CUDA device; leave the option out")
-    dtype = torch.float32
     if device == "cpu":
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
-    else:
-        stored = AutoConfig.from_pretrained(directory).dtype
-        dtype = stored if stored in _TYPES else dtype
+    dtype = encoder_dtype(AutoConfig.from_pretrained(directory), device)
     return VisionEncoder(directory, processor_kwargs, dtype, device)
+
+
+def encoder_dtype(config: Any, device: str) -> torch.dtype:
+    """Returns the type in which an image service encodes: float32 on a CPU, the checkpoint's on a GPU."""
+    return config.dtype if device != "cpu" and config.dtype in _TYPES else torch.float32
 
 
 def _checked(kwargs: Mapping[str, Any], kind: type[PictureFamily], processor: Any) -> dict[str, Any]:

@@ -82,6 +82,8 @@ class Needs:
     context: int
     """Longest context in tokens."""
     block_size: int
+    beside_bytes: int = 0
+    """What other processes of the model keep in the same memory: the weights of its image services."""
 
     @property
     def token_bytes(self) -> float:
@@ -96,7 +98,7 @@ class Needs:
     @property
     def main_memory_bytes(self) -> int:
         """Bytes of everything on a CPU but the KV cache."""
-        held = self.weights_bytes + self.adapters_bytes + self.rows_bytes
+        held = self.weights_bytes + self.adapters_bytes + self.rows_bytes + self.beside_bytes
         return held + self.step_bytes + heap_bytes(self.step_bytes)
 
     def cache_bytes(self, context: int) -> int:
@@ -150,8 +152,8 @@ def _adapters_bytes(settings: EngineSettings, d: DecoderDescription, dtype: torc
 
 
 def gpu_room(settings: EngineSettings, needs: Needs, total_bytes: int) -> Budget:
-    """Returns what the KV cache gets on a GPU with `total_bytes` of memory that nothing else uses."""
-    used = needs.weights_bytes + needs.adapters_bytes + CONTEXT_BYTES
+    """Returns what the KV cache gets on a GPU with `total_bytes` of memory that no other model uses."""
+    used = needs.weights_bytes + needs.adapters_bytes + CONTEXT_BYTES + needs.beside_bytes
     return device_budget(settings, total_bytes - used, total_bytes, needs.step_bytes)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 from antiphon.advice import sizing
 from antiphon.advice.sizing import CARDS, Card, chosen_card, on_card
 from antiphon.cli import main
+from antiphon.settings import ServeSettings
+from services.vision.encoder import load_encoder
 from shared.config import EngineSettings, SettingsError
 from shared.models import overrides
 from tests.models import make_model
 from tests.unit.antiphon.test_device_checks import TWO, program, programs, smi
+from tests.vision_models import make_vision_model
 
 __all__ = ("programs",)
 BY_NAME = {card.name: card for card in CARDS}
@@ -103,6 +107,34 @@ def test_a_plan_has_sizes_cards_and_the_flags_that_make_the_model_fit(
     words = recommended(capsys.readouterr().out)
     assert "--quantization=ifq" in words
     assert words & {f"--tensor-parallel-size={count}" for count in (2, 4, 8)}
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "llava", "llava_next"])
+def test_the_vision_encoder_is_counted_on_its_device(
+    family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = make_vision_model(tmp_path, family)
+    kept = load_encoder(directory, {}, "cpu")._family.module
+    expected = sum(tensor.nbytes for tensor in kept.state_dict().values())
+    text, card = ServeSettings(model=str(directory)), Card("card", 2048)
+    on_main, on_gpu = replace(text, enable_mm=True), replace(text, enable_mm=True, vision_device="cuda", visions=2)
+    found = sizing.pictures_of(on_main, directory)
+    assert found is not None
+    assert found.weights_bytes == pytest.approx(expected, rel=0.01)
+    assert sizing.pictures_of(text, directory) is None
+    beside = [sizing.on_cpu(settings, directory).needs.beside_bytes for settings in (text, on_main, on_gpu)]
+    assert beside == [0, found.weights_bytes, 0]
+    fits = [on_card(settings, directory, card) for settings in (text, on_main, on_gpu)]
+    assert [fit.needs.beside_bytes for fit in fits[:2]] == [0, 0]
+    assert fits[2].needs.beside_bytes > 2 * sizing.CONTEXT_BYTES
+    assert fits[0].cache_bytes == fits[1].cache_bytes > fits[2].cache_bytes
+    assert main(["plan", str(directory), "--enable-mm"]) == 0
+    assert re.search(r"pictures +\d+\.\d [KM]iB of main memory for the vision encoder", capsys.readouterr().out)
+
+
+def test_a_model_without_pictures_has_no_encoder_to_count(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(model("6-8B")), "--enable-mm"]) == 78
+    assert "this model takes text only" in capsys.readouterr().err
 
 
 def test_fields_of_the_config_count_in_a_plan_and_in_the_doctors_findings(
