@@ -1,4 +1,4 @@
-"""Counts the weights of a model's vision encoder without reading them. Called by `antiphon plan` and `antiphon doctor`."""
+"""Counts the weights of a model's vision encoder without reading them. Called by `antiphon plan` and `doctor`."""
 
 from collections.abc import Mapping
 from pathlib import Path
