@@ -101,13 +101,37 @@ MORE_VARIANTS.update(
         "cohere2": ("cohere2", {}),
     }
 )
+MORE_VARIANTS.update(
+    {
+        "glm4 with experts": ("glm4_moe", {}),
+        "glm4 with experts, without groups": (
+            "glm4_moe",
+            {"n_group": 1, "use_qk_norm": False, "attention_bias": True, "norm_topk_prob": False},
+        ),
+        "dots1": ("dots1", {}),
+        "dots1 with a window": ("dots1", {"sliding_window": 20, "max_window_layers": 1, "attention_bias": True}),
+        "ernie4_5 with experts": ("ernie4_5_moe", {}),
+        "ernie4_5 with experts in some layers": (
+            "ernie4_5_moe",
+            {"num_hidden_layers": 4, "moe_layer_interval": 2, "moe_layer_end_index": 2, "moe_num_shared_experts": 0},
+        ),
+        "minimax_m2": ("minimax_m2", {}),
+        "gpt_oss": ("gpt_oss", {}),
+        "gpt_oss without groups": ("gpt_oss", {"num_key_value_heads": 4, "num_local_experts": 6}),
+    }
+)
 FOREIGN_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    name: (name, {}) for name in ("cohere", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe")
+    name: (name, {}) for name in ("cohere", "deepseek_v2", "deepseek_v3")
 }
 """Architectures without a family here."""
 MORE_VARIANTS.update(FOREIGN_VARIANTS)
 MORE_FAMILY_VARIANTS = (
-    *(name for name in FOREIGN_VARIANTS if name not in ("deepseek_v2", "glm4_moe")),
+    *(name for name in FOREIGN_VARIANTS if name != "deepseek_v2"),
+    "glm4 with experts",
+    "dots1",
+    "ernie4_5 with experts",
+    "minimax_m2",
+    "gpt_oss",
     "olmo2",
     "granite",
     "exaone4",

@@ -118,7 +118,22 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {**_LATENT, "head_dim": 8, "topk_method": "group_limited_greedy"},
     "deepseek_v3": _LATENT,
-    "glm4_moe": {**_ROUTED, "head_dim": 16, "use_qk_norm": True},
+    "glm4_moe": {**_ROUTED, "head_dim": 16, "use_qk_norm": True, "routed_scaling_factor": 1.5},
+    "dots1": {**_ROUTED, "n_shared_experts": 2, "norm_topk_prob": True},
+    "ernie4_5_moe": {
+        "head_dim": 16,
+        "moe_num_experts": 6,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+        "moe_num_shared_experts": 2,
+    },
+    "minimax_m2": {
+        "head_dim": 24,
+        "rotary_dim": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 48,
+    },
     **OWN_CACHE_FAMILIES,
     "seed_oss": {"head_dim": 16},
     "ernie4_5": {"head_dim": 16},
@@ -276,3 +291,7 @@ def _randomise(model: Any, seed: int) -> None:
                 )
             else:
                 parameter.copy_(noise * 0.1 + (0.0 if name.endswith("bias") else 1.0))
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name.endswith("e_score_correction_bias"):
+                # As far apart as the scores are, so that both decide which experts are chosen.
+                tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.05)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.gpu.timing import median_ms
-from services.engine.kernels.activation import ACTIVATIONS, gated
+from services.engine.kernels.activation import ACTIVATIONS, gated, gated_by
 from services.engine.kernels.experts import mixed_experts as reference_experts
 from services.engine.kernels.experts import route
 from services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
@@ -145,7 +145,7 @@ def _experts_error(tokens: int) -> float:
     x, up, down = draw(tokens, 512), draw(16, 2 * 384, 512, scale=0.04), draw(16, 512, 384, scale=0.05)
     shares, chosen = route(draw(tokens, 16), 4, normalise=True)
     ours = mixed_experts(x, shares, chosen, up, down, "silu")
-    theirs = reference_experts(x.float(), shares.float(), chosen, up.float(), down.float(), ACTIVATIONS["silu"])
+    theirs = reference_experts(x.float(), shares.float(), chosen, up.float(), down.float(), gated_by("silu"))
     return error(ours, theirs)
 
 

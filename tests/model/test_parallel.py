@@ -36,7 +36,7 @@ pytestmark = pytest.mark.model
 LIMITS = CoreLimits(8, 24, enable_prefix_caching=False)
 CPU = torch.device("cpu")
 SHAPES = ((2, 1), (1, 2), (2, 2))
-STAGES_ONLY = ("olmo2", "olmo3", "olmo3 with stretched positions")
+STAGES_ONLY = ("olmo2", "olmo3", "olmo3 with stretched positions", "minimax_m2")
 """Variants whose heads are normed together."""
 TOLERANCE = 1e-4
 """Of log probabilities: sums in another order."""

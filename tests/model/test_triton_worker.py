@@ -70,6 +70,8 @@ def test_a_mixed_batch_gets_the_tokens_and_log_probabilities_of_the_torch_worker
         "falcon with biases for positions",
         "olmo2",
         "cohere2",
+        "glm4 with experts",
+        "gpt_oss",
     ],
 )
 def test_families_of_every_kind_get_the_tokens_of_the_torch_worker(both: Both, variant: str) -> None:

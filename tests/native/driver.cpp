@@ -24,7 +24,7 @@
 namespace {
 
 enum Norm { rms, rms_plus_one, layer_norm };
-enum Activation { silu, gelu, gelu_tanh, relu };
+enum Activation { silu, gelu, gelu_tanh, relu, swigluoai };
 enum Residual { sequential, parallel, normed };
 
 // What a model has beyond its spec.
@@ -33,6 +33,7 @@ struct Shape {
   antiphon_Spec spec;
   int64_t window = 0, rotary_pairs = 0, positions = 0;
   bool interleaved = false, slopes = false, biases = false, own_mlp_norm = true, tied = false;
+  bool corrected = false, sinks = false;
 };
 
 antiphon_Spec spec(int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t inner, int64_t block) {
@@ -40,7 +41,7 @@ antiphon_Spec spec(int64_t hidden, int64_t heads, int64_t kv_heads, int64_t head
   s.vocab_size = 331, s.hidden_size = hidden, s.num_layers = 2;
   s.num_heads = heads, s.num_kv_heads = kv_heads, s.head_dim = head_dim;
   s.intermediate_size = inner, s.block_size = block;
-  s.gated_mlp = 1, s.norm_eps = 1e-6f, s.embedding_scale = 1;
+  s.gated_mlp = 1, s.norm_eps = 1e-6f, s.embedding_scale = 1, s.expert_scale = 1;
   s.query_scale = 1 / std::sqrt((float)head_dim);
   return s;
 }
@@ -82,6 +83,13 @@ std::vector<Shape> shapes() {
   experts.spec.num_experts = 7, experts.spec.experts_per_token = 3, experts.spec.expert_size = 21;
   experts.spec.shared_expert_size = 35, experts.rotary_pairs = 10;
   all.push_back(experts);
+
+  Shape grouped{"experts in groups", spec(40, 2, 1, 20, 24, 32)};
+  grouped.spec.num_experts = 9, grouped.spec.experts_per_token = 4, grouped.spec.expert_size = 21;
+  grouped.spec.expert_scoring = 1, grouped.spec.expert_groups = 3, grouped.spec.chosen_groups = 2;
+  grouped.spec.shared_expert_size = 35, grouped.spec.expert_scale = 1.5f, grouped.spec.normalise_experts = 1;
+  grouped.spec.activation = swigluoai, grouped.corrected = true, grouped.biases = true, grouped.sinks = true;
+  all.push_back(grouped);
 
   Shape panels{"heads of whole panels", spec(70, 4, 2, 64, 1100, 32)};
   panels.tied = true, panels.rotary_pairs = 32, panels.spec.qk_norm = 1, panels.biases = true, panels.window = 50;
@@ -181,6 +189,7 @@ class Model {
     if (s.residual == normed) norm(layer, "after_attention_norm"), norm(layer, "after_mlp_norm");
     matrix(layer, "qkv", 0, (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, s.hidden_size);
     matrix(layer, "o", 0, s.hidden_size, s.num_heads * s.head_dim);
+    if (shape_.sinks) vector(layer, "sinks", s.num_heads, 2, 0);
     if (s.qk_norm) vector(layer, "qk_norm", (s.num_heads + s.num_kv_heads) * s.head_dim, 0.3f, 1);
     if (layer == 1 || !s.num_experts) {
       matrix(layer, "up", 0, s.intermediate_size * (s.gated_mlp ? 2 : 1), s.hidden_size);
@@ -195,6 +204,7 @@ class Model {
   void load_experts(int64_t layer) {
     const antiphon_Spec& s = shape_.spec;
     matrix(layer, "router", 0, s.num_experts, s.hidden_size);
+    if (shape_.corrected) vector(layer, "router.correction", s.num_experts, 0.1f, 0);
     for (int64_t expert = 0; expert < s.num_experts; expert++) {
       matrix(layer, "experts.up", expert, 2 * s.expert_size, s.hidden_size);
       matrix(layer, "experts.down", expert, s.hidden_size, s.expert_size);
@@ -202,7 +212,7 @@ class Model {
     if (!s.shared_expert_size) return;
     matrix(layer, "shared.up", 0, 2 * s.shared_expert_size, s.hidden_size);
     matrix(layer, "shared.down", 0, s.hidden_size, s.shared_expert_size);
-    matrix(layer, "shared.gate", 0, 1, s.hidden_size);
+    if (!shape_.corrected) matrix(layer, "shared.gate", 0, 1, s.hidden_size);
   }
 
   void set_rope(int64_t layer) {

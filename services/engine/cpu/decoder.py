@@ -25,6 +25,7 @@ from services.engine.models.description import (
     NormKind,
     ResidualKind,
     RopeParameters,
+    ScoringKind,
 )
 from services.engine.models.layout import Parameter
 from services.engine.models.rope import inverse_frequencies
@@ -148,11 +149,17 @@ class NativeDecoder:
             parts = [reader.floats(f"{prefix}.{name}").view(-1, d.head_dim).expand(n, -1) for name, n in heads]
             norms = torch.cat(parts)
             self._vector(layer, "qk_norm", self._with_one(norms))
+        if reader.has(f"{prefix}.router.correction"):
+            self._vector(layer, "router.correction", reader.exact(f"{prefix}.router.correction"))
         if d.experts is not None and d.has_experts(layer):
             for part in ("up", "down"):
-                weights = _Experts(partial(reader.matrix, f"{prefix}.experts.{part}"), d.experts.num_experts)
-                for expert in range(d.experts.num_experts):
-                    self._matrix(layer, f"experts.{part}", expert, partial(weights.of, expert), None)
+                count, bias = d.experts.num_experts, _bias(reader, f"{prefix}.experts.{part}")
+                weights = _Experts(partial(reader.matrix, f"{prefix}.experts.{part}"), count)
+                biases = (None,) * count if bias is None else bias.chunk(count)
+                for expert in range(count):
+                    self._matrix(layer, f"experts.{part}", expert, partial(weights.of, expert), biases[expert])
+        if d.attention_sinks:
+            self._vector(layer, "sinks", reader.exact(f"{prefix}.sinks") * math.log2(math.e))
 
     def _norm(self, reader: ParameterReader, layer: int, name: str, parameter: str) -> None:
         if not reader.has(f"{parameter}.weight"):
@@ -282,6 +289,10 @@ def make_spec(
         expert_size=experts.intermediate_size if experts else 0,
         shared_expert_size=experts.shared_intermediate_size if experts else 0,
         normalise_experts=experts.normalise if experts else False,
+        expert_scoring=get_args(ScoringKind).index(experts.scoring) if experts else 0,
+        expert_groups=experts.num_groups if experts else 1,
+        chosen_groups=experts.num_chosen_groups if experts else 1,
+        expert_scale=experts.scale if experts else 1.0,
         cache=1 + _FLOAT8.index(cache_dtype) if cache_dtype in _FLOAT8 else 0,
         lora_slots=lora[0],
         lora_rank=lora[1],

@@ -37,11 +37,22 @@ _SPEC_INTEGERS = (
     "expert_size",
     "shared_expert_size",
     "normalise_experts",
+    "expert_scoring",
+    "expert_groups",
+    "chosen_groups",
     "cache",
     "lora_slots",
     "lora_rank",
 )
-_SPEC_FLOATS = ("norm_eps", "query_scale", "attention_softcap", "logits_softcap", "logits_scale", "embedding_scale")
+_SPEC_FLOATS = (
+    "norm_eps",
+    "query_scale",
+    "attention_softcap",
+    "logits_softcap",
+    "logits_scale",
+    "embedding_scale",
+    "expert_scale",
+)
 _STEP_INTEGERS = ("num_tokens", "num_sequences", "num_logits", "num_rows", "table_width", "num_spans")
 _STEP_POINTERS = (
     "ids",

@@ -6,6 +6,7 @@
     relu       max(x, 0)
 
     gated: gate_up [n, 2m], gate in the first m columns, up in the last m → act(gate) · up [n, m] of the same type
+    swigluoai  gated only, of gpt-oss: g / (1 + exp(-1.702 g)) · (u + 1), g = min(gate, 7), u = up within -7 and 7
 
 `silu_mul` is the gated silu. Called by the MLPs, which choose their activation once, when they are built.
 """
@@ -24,6 +25,21 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
 }
+
+
+SWIGLUOAI = "swigluoai"
+SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT = 1.702, 7.0
+
+
+def gated_by(kind: str) -> Activation:
+    """Returns the function of gate_up [n, 2m] that a gated MLP computes with the activation of that name."""
+    return _swigluoai if kind == SWIGLUOAI else partial(gated, ACTIVATIONS[kind])
+
+
+def _swigluoai(gate_up: Tensor) -> Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate = gate.clamp(max=SWIGLUOAI_LIMIT)
+    return gate * (gate * SWIGLUOAI_ALPHA).sigmoid() * (up.clamp(-SWIGLUOAI_LIMIT, SWIGLUOAI_LIMIT) + 1)
 
 
 def gated(activation: Activation, gate_up: Tensor) -> Tensor:

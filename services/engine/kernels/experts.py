@@ -1,8 +1,12 @@
 """A mixture of experts: y = Σ_e w_e · expert_e(x) over the experts that a router picked for each token.
 
-    expert(x) = W_down (silu(gate) · up),  [gate | up] = W_gate_up x
+    expert(x) = W_down (act(gate) · up),  [gate | up] = W_gate_up x; products may have biases
     x [n, hidden], W_gate_up [2m, hidden], W_down [hidden, m]; y like x
-    logits [n, experts]; weights: the k largest of softmax(logits) in float32, divided by their sum if `normalise`
+    logits [n, experts] → scores in float32: their softmax, or the sigmoid of each
+    weights: the k largest scores, divided by their sum if `normalise`, times a scale
+
+A correction [experts] is added to the scores for the choice alone (arXiv 2408.15664). With groups (arXiv 2412.19437)
+the experts are chosen from the groups whose two highest scores have the highest sums.
 
 The plain reference: tokens are grouped by expert, and each expert multiplies its group once. Called by the expert MLP.
 """
@@ -12,18 +16,51 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from services.engine.kernels.activation import Activation, gated
+from services.engine.kernels.activation import Activation
 
 Product = Callable[[Tensor], Tensor]
-"""x [n, in] → x Wᵀ [n, out] with the matrix W of one expert, in whatever form it is stored."""
+"""x [n, in] → x Wᵀ + b [n, out] with the matrix W of one expert, in whatever form it is stored."""
 
 
-def route(logits: Tensor, num_per_token: int, normalise: bool) -> tuple[Tensor, Tensor]:
-    """Returns weights [n, k] in the logits' type and experts [n, k] int64, in order of decreasing weight."""
-    weights, experts = logits.softmax(dim=-1, dtype=torch.float32).topk(num_per_token, dim=-1)
+_BEST_OF_GROUP = 2
+_TOTAL_MIN = 1e-20
+"""Least number that weights are divided by: sigmoids of very negative logits are zero."""
+
+
+def route(
+    logits: Tensor,
+    num_per_token: int,
+    normalise: bool,
+    *,
+    sigmoid: bool = False,
+    correction: Tensor | None = None,
+    groups: tuple[int, int] = (1, 1),
+    scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Returns weights [n, k] in the logits' type and experts [n, k] int64, in the order of the choice, best first.
+
+    `groups`: how many there are, and how many of them a token's experts are chosen from.
+    """
+    wide = logits.to(torch.float32)
+    scores = wide.sigmoid() if sigmoid else wide.softmax(dim=-1)
+    ranks = scores if correction is None else scores + correction
+    if groups[0] > groups[1]:
+        ranks = _within_groups(ranks, *groups)
+    experts = ranks.topk(num_per_token, dim=-1).indices
+    weights = scores.gather(-1, experts)
     if normalise:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
+        weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=_TOTAL_MIN)
+    if scale != 1.0:
+        weights = weights * scale
     return weights.to(logits.dtype), experts
+
+
+def _within_groups(ranks: Tensor, count: int, chosen: int) -> Tensor:
+    """Returns ranks [n, experts], -inf outside of each row's chosen groups."""
+    grouped = ranks.unflatten(-1, (count, -1))
+    best = grouped.topk(min(_BEST_OF_GROUP, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
+    kept = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, best.topk(chosen, dim=-1).indices, True)
+    return grouped.masked_fill(~kept.unsqueeze(-1), float("-inf")).flatten(-2)
 
 
 def mixed_experts(
@@ -34,7 +71,10 @@ def mixed_experts(
     down: Sequence[Product],
     activation: Activation,
 ) -> Tensor:
-    """Returns y [n, hidden], see the module. `weights`, `experts` [n, k] as returned by `route`."""
+    """Returns y [n, hidden], see the module.
+
+    `weights`, `experts` [n, k] as returned by `route`; `activation`: gate_up [n, 2m] → [n, m] (`activation.gated_by`).
+    """
     order = experts.flatten().argsort(stable=True)
     tokens = order // experts.shape[1]
     counts = experts.flatten().bincount(minlength=len(gate_up)).tolist()
@@ -45,7 +85,7 @@ def mixed_experts(
         if not count:
             continue
         group = slice(first, first + count)
-        inner = gated(activation, gate_up[expert](x.index_select(0, tokens[group])))
-        mixed.index_add_(0, tokens[group], down[expert](inner) * shares[group])
+        inner = activation(gate_up[expert](x.index_select(0, tokens[group])))
+        mixed.index_add_(0, tokens[group], (down[expert](inner) * shares[group]).to(x.dtype))
         first += count
     return mixed

@@ -53,16 +53,25 @@ class Attention(Protocol):
 
 
 class ReferenceAttention:
-    """Attention in plain torch operations. `qk_norms`: for each layer, [heads + kv_heads, head_dim] or None."""
+    """Attention in plain torch operations.
 
-    def __init__(self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor) -> None:
+    For each layer, `qk_norms` [heads + kv_heads, head_dim] or None, and `sinks` [heads] or None.
+    """
+
+    def __init__(
+        self,
+        description: DecoderDescription,
+        qk_norms: tuple[Tensor | None, ...],
+        like: Tensor,
+        sinks: tuple[Tensor | None, ...],
+    ) -> None:
         self._description, self._qk_norms, self._dtype = description, qk_norms, like.dtype
         self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
         self._frequencies = {
             rope: inverse_frequencies(rope).to(like.device) for rope in set(self._ropes) if rope is not None
         }
         self._axes = {rope: axes_of(rope).to(like.device) for rope in self._frequencies}
-        self._scores = Scores(description.query_scale, description.attention_softcap)
+        self._scores = tuple(Scores(description.query_scale, description.attention_softcap, each) for each in sinks)
 
     def prepare(self, positions: Tensor) -> Mapping[RopeParameters, Rotation]:
         """See `Attention`."""
@@ -95,4 +104,4 @@ class ReferenceAttention:
         caches = step.key_caches[layer], step.value_caches[layer]
         write_kv(keys, values, *caches, step.slot_mapping)
         batch = step.attention[d.sliding_windows[layer]]
-        return paged_attention(queries, keys, values, *caches, batch, self._scores).view(-1, d.q_size)
+        return paged_attention(queries, keys, values, *caches, batch, self._scores[layer]).view(-1, d.q_size)

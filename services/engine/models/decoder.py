@@ -38,6 +38,8 @@ class LayerWeights:
     qk_norm: Tensor | None = None
     after_attention_norm: Norm | None = None
     after_mlp_norm: Norm | None = None
+    sinks: Tensor | None = None
+    """[heads] float32: the score of each head's sink."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +132,8 @@ class Decoder:
         self.description = description
         self._weights = weights
         embedding = weights.embedding
-        self._attention = operations.attention(description, tuple(x.qk_norm for x in weights.layers), embedding)
+        qk_norms, sinks = tuple(x.qk_norm for x in weights.layers), tuple(x.sinks for x in weights.layers)
+        self._attention = operations.attention(description, qk_norms, embedding, sinks)
         self._embedding_scale: Tensor | float | None = None
         if description.embedding_scale != 1.0:
             scale = description.embedding_scale

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "longrope"]
-ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu"]
+ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu", "swigluoai"]
+"""`swigluoai` is for gated MLPs only, see `kernels/activation`."""
+ScoringKind = Literal["softmax", "sigmoid"]
 NormKind = Literal["rms", "rms_plus_one", "layer"]
 """`rms_plus_one` multiplies by 1 + weight; `layer` subtracts the mean too and has a bias."""
 ResidualKind = Literal["sequential", "parallel", "normed", "post_normed"]
@@ -64,7 +66,23 @@ class Experts:
     normalise: bool
     """Whether the weights of a token's experts are divided by their sum."""
     shared_intermediate_size: int = 0
-    """Intermediate size of the shared expert, which every token uses and which has its own gate; 0: there is none."""
+    """Intermediate size of the shared expert, which every token uses; 0: there is none."""
+    shared_gate: bool = True
+    """Whether the output of the shared expert is multiplied by the sigmoid of its own gate."""
+    scoring: ScoringKind = "softmax"
+    """What the router's logits become: scores, of which a token's experts have the highest, and which weigh them."""
+    correction: bool = False
+    """Whether a number for each expert is added to its score for the choice, not for the weight. Such a router is
+    computed in float32, because it chooses between scores that are close to each other."""
+    num_groups: int = 1
+    """Experts are in so many groups of neighbours. A group's score is the sum of the two highest in it."""
+    num_chosen_groups: int = 1
+    """A token's experts are in so many groups, those with the highest scores."""
+    scale: float = 1.0
+    """Factor on the weights, after they were divided by their sum."""
+    router_bias: bool = False
+    bias: bool = False
+    """Whether the matrices of experts have biases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +161,7 @@ class DecoderDescription:
     def __post_init__(self) -> None:
         assert self.num_heads % self.num_kv_heads == 0
         assert len(self.sliding_windows) == self.num_layers
+        assert self.gated_mlp or self.activation != "swigluoai"
 
     def rope_of(self, layer: int) -> RopeParameters | None:
         """Returns the rotary embedding of a layer; None if the layer has none."""

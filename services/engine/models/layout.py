@@ -8,7 +8,7 @@ loaders, which read and join the tensors; this module contains no weights.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from services.engine.models.description import DecoderDescription
+from services.engine.models.description import DecoderDescription, Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class Parameter:
     """Whether the checkpoint stores [in, out]."""
     grouping: Grouping | None = None
     """How the checkpoint's rows are grouped; None: they are all queries, all keys, all values, as the decoder's."""
+    stacked: bool = False
+    """Whether the one tensor has a first dimension for experts, [experts, …], of which the rows of all are joined."""
+    alternating: bool = False
+    """Of a stacked tensor: whether gates are the even rows of an expert and their partners the odd ones, where the
+    decoder has all gates first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +70,18 @@ class Names:
     after_mlp_norm: str = ""
 
     router: str = "mlp.gate"
+    correction: str = "mlp.gate.e_score_correction_bias"
+    """The whole name."""
+    correction_in_row: bool = False
+    """Whether the checkpoint stores the corrections as [1, experts]."""
     expert_up: tuple[str, str] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     expert_down: str = "mlp.experts.{}.down_proj"
+    stacked_up: str = ""
+    """Whole name of one tensor [experts, hidden, 2m] with gates and ups in turns, and with `_bias` that of the biases.
+    Given with `stacked_down`, in place of `expert_up` and `expert_down`."""
+    stacked_down: str = ""
+    sinks: str = "self_attn.sinks"
+    """The whole name."""
     shared_up: tuple[str, str] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
     shared_down: str = "mlp.shared_expert.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
@@ -137,6 +152,8 @@ def _layer(d: DecoderDescription, names: Names, layer: int) -> Iterator[Paramete
         widths = (d.q_size, d.kv_size) if d.whole_qk_norm else (d.head_dim, d.head_dim)
         for which, name, width in zip(("q_norm", "k_norm"), names.qk_norm, widths, strict=True):
             yield Parameter(f"{ours}.{which}", (Source(f"{theirs}.{name}.weight", (width,)),))
+    if d.attention_sinks:
+        yield Parameter(f"{ours}.sinks", (Source(f"{theirs}.{names.sinks}", (d.num_heads,)),))
     if d.has_experts(layer):
         yield from _experts(d, names, ours, linear)
     else:
@@ -150,14 +167,30 @@ def _experts(d: DecoderDescription, names: Names, ours: str, linear: "_Linears")
     assert d.experts is not None
     hidden, inner, shared = d.hidden_size, d.experts.intermediate_size, d.experts.shared_intermediate_size
     every = range(d.experts.num_experts)
-    yield from linear(f"{ours}.router", {names.router: d.experts.num_experts}, hidden, False)
-    ups = {name.format(expert): inner for expert in every for name in names.expert_up}
-    yield from linear(f"{ours}.experts.up", ups, hidden, False)
-    yield from linear(f"{ours}.experts.down", {names.expert_down.format(e): hidden for e in every}, inner, False)
+    yield from linear(f"{ours}.router", {names.router: d.experts.num_experts}, hidden, d.experts.router_bias)
+    if d.experts.correction:
+        shape = (1, d.experts.num_experts) if names.correction_in_row else (d.experts.num_experts,)
+        yield Parameter(f"{ours}.router.correction", (Source(f"{linear.prefix}.{names.correction}", shape),))
+    if names.stacked_up:
+        yield from _stacked(d.experts, f"{ours}.experts.up", f"{linear.prefix}.{names.stacked_up}", hidden, 2 * inner)
+        yield from _stacked(d.experts, f"{ours}.experts.down", f"{linear.prefix}.{names.stacked_down}", inner, hidden)
+    else:
+        ups = {name.format(expert): inner for expert in every for name in names.expert_up}
+        yield from linear(f"{ours}.experts.up", ups, hidden, False)
+        yield from linear(f"{ours}.experts.down", {names.expert_down.format(e): hidden for e in every}, inner, False)
     if shared:
         yield from linear(f"{ours}.shared.up", dict.fromkeys(names.shared_up, shared), hidden, False)
         yield from linear(f"{ours}.shared.down", {names.shared_down: hidden}, shared, False)
-        yield from linear(f"{ours}.shared.gate", {names.shared_gate: 1}, hidden, False)
+        if d.experts.shared_gate:
+            yield from linear(f"{ours}.shared.gate", {names.shared_gate: 1}, hidden, False)
+
+
+def _stacked(experts: Experts, ours: str, theirs: str, columns: int, rows: int) -> Iterator[Parameter]:
+    """Yields the weight and bias of a matrix that all experts have in one tensor, transposed."""
+    count, alternating = experts.num_experts, ours.endswith(".up")
+    yield Parameter(f"{ours}.weight", (Source(theirs, (count, columns, rows)),), True, None, True, alternating)
+    if experts.bias:
+        yield Parameter(f"{ours}.bias", (Source(f"{theirs}_bias", (count, rows)),), False, None, True, alternating)
 
 
 def _norm(d: DecoderDescription, ours: str, theirs: str) -> Iterator[Parameter]:

@@ -2,19 +2,21 @@
 
 GatedMlp   down(act(gate) · up),  [gate | up] = gate_up(x)
 PlainMlp   down(act(up(x)))
-ExpertMlp  the weighted sum of the selected experts, plus the shared expert times its gate if there is one
+ExpertMlp  the weighted sum of the selected experts, plus the shared expert, times its gate if it has one
 
 Called by the decoder.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.kernels.activation import ACTIVATIONS, Activation, gated
+from services.engine.kernels.activation import ACTIVATIONS, Activation, gated_by
 from services.engine.kernels.experts import mixed_experts, route
 from services.engine.kernels.silu_mul import silu_mul
 from services.engine.models.description import ActivationKind, Experts
@@ -39,8 +41,7 @@ class GatedMlp:
 
     def __init__(self, gate_up: Linear, down: Linear, activation: ActivationKind) -> None:
         self.gate_up, self.down = gate_up, down
-        self._silu = activation == "silu"
-        self._activation: Activation = ACTIVATIONS[activation]
+        self._activation: Activation = silu_mul if activation == "silu" else gated_by(activation)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Mlp`."""
@@ -51,8 +52,7 @@ class GatedMlp:
         return self.down.add_to(residual, self._inner(x))
 
     def _inner(self, x: Tensor) -> Tensor:
-        gate_up = self.gate_up(x)
-        return silu_mul(gate_up) if self._silu else gated(self._activation, gate_up)
+        return self._activation(self.gate_up(x))
 
 
 class PlainMlp:
@@ -76,7 +76,25 @@ class SharedExpert:
     """The expert that every token uses. `gate` computes its weight before the sigmoid, [n, hidden] → [n, 1]."""
 
     mlp: Mlp
-    gate: Linear
+    gate: Linear | None
+    """None: its weight is one."""
+
+    def added_to(self, mixed: Tensor, x: Tensor) -> Tensor:
+        """X [n, hidden] → mixed [n, hidden] + the expert's output for x."""
+        if self.gate is None:
+            return self.mlp.add_to(mixed, x)
+        return torch.addcmul(mixed, self.gate(x).sigmoid(), self.mlp(x))
+
+
+@dataclass(frozen=True, slots=True)
+class ExactRouter:
+    """A router's product in float32, whatever the type of x. `weight` [experts, hidden] float32."""
+
+    weight: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """X [n, hidden] → logits [n, experts] float32."""
+        return F.linear(x.to(torch.float32), self.weight)
 
 
 ExpertMatrices = Tensor | tuple[QuantizedWeight, ...]
@@ -88,40 +106,58 @@ class ExpertParts:
     """The parts of a mixture of experts. An expert's matrices: `gate_up` [2m, hidden], `down` [hidden, m]."""
 
     experts: Experts
-    router: Linear
+    router: Callable[[Tensor], Tensor]
     gate_up: ExpertMatrices
     down: ExpertMatrices
     activation: ActivationKind
     shared: SharedExpert | None
+    correction: Tensor | None = None
+    """[experts] float32, see `Experts.correction`."""
+    up_bias: Tensor | None = None
+    """[experts, 2m]"""
+    down_bias: Tensor | None = None
+    """[experts, hidden]"""
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """X [n, hidden] → weights [n, k] and experts [n, k] int64 of each token."""
+        e = self.experts
+        return route(
+            self.router(x),
+            e.num_per_token,
+            e.normalise,
+            sigmoid=e.scoring == "sigmoid",
+            correction=self.correction,
+            groups=(e.num_groups, e.num_chosen_groups),
+            scale=e.scale,
+        )
 
 
-MakeLinear = Callable[["Tensor | QuantizedWeight"], Linear]
+MakeLinear = Callable[["Tensor | QuantizedWeight", Tensor | None], Linear]
 
 
 class ExpertMlp:
     """A mixture of experts; see the module's docstring."""
 
     def __init__(self, parts: ExpertParts, make: MakeLinear | None = None) -> None:
-        """`make` makes the linear layer of an expert's matrix; by default it keeps the matrix in its form."""
+        """`make` makes the linear layer of an expert's matrix and bias; by default it keeps the matrix in its form."""
         self.parts = parts
         self.gate_up, self.down = (
-            tuple((make or _linear)(weight) for weight in matrices) for matrices in (parts.gate_up, parts.down)
+            tuple(map(make or _linear, matrices, repeat(None) if biases is None else biases))
+            for matrices, biases in ((parts.gate_up, parts.up_bias), (parts.down, parts.down_bias))
         )
-        self._activation: Activation = ACTIVATIONS[parts.activation]
+        self._activation: Activation = gated_by(parts.activation)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Mlp`."""
         p = self.parts
-        weights, experts = route(p.router(x), p.experts.num_per_token, p.experts.normalise)
+        weights, experts = p.route(x)
         mixed = mixed_experts(x, weights, experts, self.gate_up, self.down, self._activation)
-        if p.shared is None:
-            return mixed
-        return torch.addcmul(mixed, p.shared.gate(x).sigmoid(), p.shared.mlp(x))
+        return mixed if p.shared is None else p.shared.added_to(mixed, x)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """See `Mlp`."""
         return residual + self(x)
 
 
-def _linear(weight: "Tensor | QuantizedWeight") -> Linear:
-    return QuantizedLinear(weight) if isinstance(weight, QuantizedWeight) else DenseLinear(weight)
+def _linear(weight: "Tensor | QuantizedWeight", bias: Tensor | None) -> Linear:
+    return QuantizedLinear(weight, bias) if isinstance(weight, QuantizedWeight) else DenseLinear(weight, bias)

@@ -52,9 +52,13 @@ class Operations(Protocol):
         ...
 
     def attention(
-        self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor
+        self,
+        description: DecoderDescription,
+        qk_norms: tuple[Tensor | None, ...],
+        like: Tensor,
+        sinks: tuple[Tensor | None, ...],
     ) -> Attention:
-        """Returns the attention of all layers, with the type and on the device of `like`."""
+        """Returns the attention of all layers, with the type and on the device of `like`; see `ReferenceAttention`."""
         ...
 
     def normed_linear(self, norm: Norm, linear: Linear) -> Callable[[Tensor], Tensor]:
@@ -90,10 +94,14 @@ class TorchOperations:
         return ExpertMlp(parts)
 
     def attention(
-        self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor
+        self,
+        description: DecoderDescription,
+        qk_norms: tuple[Tensor | None, ...],
+        like: Tensor,
+        sinks: tuple[Tensor | None, ...],
     ) -> Attention:
         """See `Operations`."""
-        return ReferenceAttention(description, qk_norms, like)
+        return ReferenceAttention(description, qk_norms, like, sinks)
 
     def normed_linear(self, norm: Norm, linear: Linear) -> Callable[[Tensor], Tensor]:
         """See `Operations`."""

@@ -11,15 +11,19 @@ from services.engine.models.families import (
     chatglm,
     cohere2,
     ernie,
+    ernie_moe,
     exaone4,
     falcon,
     gemma,
     glm,
+    glm4_moe,
     gpt2,
     gpt_neox,
+    gpt_oss,
     granite,
     internlm2,
     llama,
+    minimax_m2,
     mistral,
     mixtral,
     olmo2,
@@ -58,8 +62,9 @@ class Family(Protocol):
 
 
 FAMILIES: tuple[Family, ...] = (
-    baichuan, chatglm, cohere2, ernie, exaone4, falcon, gemma, glm, gpt2, gpt_neox, granite, internlm2, llama, llava,
-    mistral, mixtral, olmo2, opt, phi3, qwen, qwen2, qwen2_vl, qwen3, qwen_moe, seed_oss, smollm3, starcoder2,
+    baichuan, chatglm, cohere2, ernie, ernie_moe, exaone4, falcon, gemma, glm, glm4_moe, gpt2, gpt_neox, gpt_oss,
+    granite, internlm2, llama, llava, minimax_m2, mistral, mixtral, olmo2, opt, phi3, qwen, qwen2, qwen2_vl, qwen3,
+    qwen_moe, seed_oss, smollm3, starcoder2,
     *TEXT_PARTS,
 )  # fmt: skip
 

@@ -58,9 +58,7 @@ def weight_form(
     if settings.quantization == "auto":
         because = "" if able.multiplies_quantized else ", PyTorch's operations do not multiply quantized weights"
         logger.info("quantization: auto: %s%s", chosen.name, because)
-    if chosen.method == "mxfp4":
-        logger.warning("quantization: mxfp4: experts become plain weights, which take four times the files' memory")
-    elif chosen != Quantization() and not native:
+    if chosen != Quantization() and not native:
         logger.warning(
             "quantization: %s: this backend makes the weights plain again in each product: it saves memory, not time",
             chosen.name,

@@ -60,7 +60,7 @@ class _WatchedOperations(TorchOperations):
 
     def expert_mlp(self, parts: ExpertParts) -> Mlp:
         """See `Operations`."""
-        return ExpertMlp(parts, lambda weight: _WatchedLinear(weight, None))
+        return ExpertMlp(parts, _WatchedLinear)
 
 
 _OPERATIONS = _WatchedOperations()

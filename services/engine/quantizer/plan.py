@@ -59,9 +59,8 @@ class Plan:
         experts = self.description.experts
         if experts is not None and self.description.has_experts(layer):
             shared = bool(experts.shared_intermediate_size)
-            ups, plain = (
-                (("experts.up", "shared.up"), ("router", "shared.gate")) if shared else (("experts.up",), ("router",))
-            )
+            ups = ("experts.up", "shared.up") if shared else ("experts.up",)
+            plain = ("router", "shared.gate") if shared and experts.shared_gate else ("router",)
             downs = tuple(Site(("experts.down",), expert=expert) for expert in range(experts.num_experts))
             after = (Site(("shared.down",)), *downs) if shared else downs
             return Site(("qkv",), "input_norm"), Site(("o",)), Site(ups, "mlp_norm", plain), *after

@@ -34,6 +34,16 @@ def activate(x, KIND: tl.constexpr):
 
 
 @triton.jit
+def activate_gated(gate, up, KIND: tl.constexpr):
+    """Returns act(gate) · up for both float32."""
+    if KIND == "swigluoai":
+        gate, up = tl.minimum(gate, 7.0), tl.minimum(tl.maximum(up, -7.0), 7.0)
+        return gate / (1.0 + tl.exp2(gate * (-1.702 * LOG2E))) * (up + 1.0)
+    else:
+        return activate(gate, KIND) * up
+
+
+@triton.jit
 def _activation_kernel(x, out, width, KIND: tl.constexpr, GATED: tl.constexpr, PIECE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
@@ -41,7 +51,7 @@ def _activation_kernel(x, out, width, KIND: tl.constexpr, GATED: tl.constexpr, P
     if GATED:
         gate = tl.load(x + row * 2 * width + i, mask=inside, other=0.0).to(tl.float32)
         up = tl.load(x + row * 2 * width + width + i, mask=inside, other=0.0).to(tl.float32)
-        y = activate(gate, KIND) * up
+        y = activate_gated(gate, up, KIND)
     else:
         y = activate(tl.load(x + row * width + i, mask=inside, other=0.0).to(tl.float32), KIND)
     tl.store(out + row * width + i, y.to(out.dtype.element_ty), mask=inside)

@@ -35,12 +35,13 @@ Put = Callable[[NDArray[Any], int], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The model's attention parameters. `slopes` [heads] float32, None without linear biases."""
+    """A layer's attention parameters. `slopes`, `sinks` [heads] float32; None without linear biases, or sinks."""
 
     kv_heads: int
     scale: float
     softcap: float | None = None
     slopes: Tensor | None = None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

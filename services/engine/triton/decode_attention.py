@@ -25,7 +25,7 @@ from torch import Tensor
 
 from services.engine.triton.attention_work import SPLIT_TOKENS, DeviceWork, Geometry
 from services.engine.triton.runtime import launch, num_processors, power_of_two
-from services.engine.triton.scores import accumulate, load_rows, make_scores
+from services.engine.triton.scores import accumulate, load_rows, make_scores, with_sink
 
 _PROGRAMS_A_PROCESSOR = 4
 _COMBINED_AT_ONCE = 16
@@ -34,7 +34,7 @@ _COMBINED_AT_ONCE = 16
 @triton.jit
 def _split_kernel(
     queries, key_cache, value_cache, attended, partials, bests, totals,
-    tables, rows, seq_lens, query_starts, query_lens, item_starts, items, num_items, slopes,
+    tables, rows, seq_lens, query_starts, query_lens, item_starts, items, num_items, slopes, sinks,
     query_stride, table_stride, window, scale, softcap,
     BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     QUERIES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr,
@@ -76,9 +76,12 @@ def _split_kernel(
             if WINDOW:
                 seen = seen & (distances > -window)
             best, total, acc = accumulate(tl.where(seen, s, float("-inf")), v, best, total, acc, q.dtype)
-        out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+        alone = tl.load(item_starts + sequence + 1) - tl.load(item_starts + sequence) == 1
+        # Of several splits, the sum of them has the sink.
+        sum_of_all = total if sinks is None else tl.where(alone, with_sink(total, best, sinks, heads, asked), total)
+        out = acc / tl.where(total == 0.0, 1.0, sum_of_all)[:, None]
         stored = asked[:, None] & (d < D)[None, :]
-        if tl.load(item_starts + sequence + 1) - tl.load(item_starts + sequence) == 1:
+        if alone:
             place = (token * (KV_HEADS * GROUP) + heads) * D
             tl.store(attended + place[:, None] + d[None, :], out.to(attended.dtype.element_ty), mask=stored)
         else:
@@ -90,7 +93,7 @@ def _split_kernel(
 
 @triton.jit
 def _combine_kernel(
-    attended, partials, bests, totals, query_starts, query_lens, item_starts,
+    attended, partials, bests, totals, query_starts, query_lens, item_starts, sinks,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, QUERIES: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
@@ -117,6 +120,8 @@ def _combine_kernel(
             total = total * shrink + tl.sum(weights, 0)
             acc = acc * shrink + tl.sum(parts * weights[:, None], 0)
             best = new_best
+        if sinks is not None:
+            total = with_sink(total, best, sinks, heads, True)
         out = acc / tl.where(total == 0.0, 1.0, total)
         place = ((tl.load(query_starts + sequence) + query).to(tl.int64) * tl.num_programs(2) + heads) * D
         tl.store(attended + place + d, out.to(attended.dtype.element_ty), mask=d < D)
@@ -144,7 +149,7 @@ def attend_few(
         _split_kernel, (programs,),
         queries, key_cache, value_cache, attended, partials, bests, totals,
         work.tables, few.rows, few.seq_lens, few.query_starts, few.query_lens,
-        few.item_starts, few.items, few.num_items, g.slopes,
+        few.item_starts, few.items, few.num_items, g.slopes, g.sinks,
         queries.stride(0), work.tables.stride(0), work.window or 0, float(g.scale), float(g.softcap or 0.0),
         warps=4, stages=3, BLOCK_SIZE=key_cache.shape[1], QUERIES=each, ROWS=rows, TILE=tile,
         SPLIT=SPLIT_TOKENS, WINDOW=work.window is not None, SOFTCAP=g.softcap is not None,
@@ -152,6 +157,6 @@ def attend_few(
     )  # fmt: skip
     launch(
         _combine_kernel, (few.count, few.max_queries, heads),
-        attended, partials, bests, totals, few.query_starts, few.query_lens, few.item_starts,
+        attended, partials, bests, totals, few.query_starts, few.query_lens, few.item_starts, g.sinks,
         warps=2, QUERIES=each, AT_ONCE=_COMBINED_AT_ONCE, **shared,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
     1  align    sorts the (token, expert) pairs by expert and pads each expert's pairs to whole tiles of rows
     2  inner    [pairs, m] = act(x gateᵀ) · (x upᵀ), rows of x gathered by pair
-    3  outer    [pairs, hidden] = weight · inner downᵀ
+    3  outer    [pairs, hidden] = weight · inner downᵀ, both with biases if experts have some
     4  combine  y[token] = residual + Σ of its pairs, in the router's order
 
 Nothing is counted on the host: the sizes of all launches follow from the shapes, so a graph can capture them. There
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.triton.activation import activate
+from services.engine.triton.activation import activate_gated
 from services.engine.triton.runtime import INTERPRETED, ceil_div, launch, power_of_two
 from services.engine.triton.scores import multiply
 
@@ -55,7 +55,7 @@ def _sort_kernel(
 
 @triton.jit(do_not_specialize=["num_pairs"])
 def _grouped_kernel(
-    x, weights, shares, out, pairs, owners, num_pairs, width,
+    x, weights, biases, shares, out, pairs, owners, num_pairs, width,
     COLUMNS: tl.constexpr, PER_ROW: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, PIECE: tl.constexpr,
     ACTIVATION: tl.constexpr, OUTER: tl.constexpr,
 ):  # fmt: skip
@@ -75,10 +75,15 @@ def _grouped_kernel(
             if not OUTER:
                 below = lines + width.to(tl.int64) * COLUMNS + (first + c)[None, :]
                 up = multiply(part, tl.trans(tl.load(below, mask=inside, other=0.0)), up)
+        if biases is not None:
+            added = biases + expert.to(tl.int64) * parts + n
+            acc += tl.load(added, mask=n < width, other=0.0).to(tl.float32)[None, :]
+            if not OUTER:
+                up += tl.load(added + width, mask=n < width, other=0.0).to(tl.float32)[None, :]
         if OUTER:
             acc = acc * tl.load(shares + pair, mask=real, other=0.0).to(tl.float32)[:, None]
         else:
-            acc = activate(acc, ACTIVATION) * up
+            acc = activate_gated(acc, up, ACTIVATION)
         place = out + pair.to(tl.int64)[:, None] * width + n[None, :]
         tl.store(place, acc.to(out.dtype.element_ty), mask=real[:, None] & (n < width)[None, :])
 
@@ -103,8 +108,12 @@ def mixed_experts(
     down: Tensor,
     activation: str,
     residual: Tensor | None = None,
+    biases: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> Tensor:
-    """Returns y [n, hidden], see the module. `shares`, `chosen` [n, k]: the router's weights and experts."""
+    """Returns y [n, hidden], see the module.
+
+    `shares`, `chosen` [n, k]: the router's weights and experts; `biases`: of both matrices, [experts, out].
+    """
     tokens, per_token = chosen.shape
     experts, hidden, inner_width = down.shape
     num_pairs = tokens * per_token
@@ -116,12 +125,12 @@ def mixed_experts(
     shared = {"ROWS": rows, "WIDE": wide, "PIECE": piece, "ACTIVATION": activation, "warps": warps, "stages": stages}
     launch(
         _grouped_kernel, (ceil_div(inner_width, wide), len(owners)),
-        x, gate_up, None, inner, pairs, owners, num_pairs, inner_width,
+        x, gate_up, biases[0], None, inner, pairs, owners, num_pairs, inner_width,
         COLUMNS=hidden, PER_ROW=per_token, OUTER=False, **shared,
     )  # fmt: skip
     launch(
         _grouped_kernel, (ceil_div(hidden, wide), len(owners)),
-        inner, down, shares, outer, pairs, owners, num_pairs, hidden,
+        inner, down, biases[1], shares, outer, pairs, owners, num_pairs, hidden,
         COLUMNS=inner_width, PER_ROW=1, OUTER=True, **shared,
     )  # fmt: skip
     out = torch.empty_like(x)

@@ -17,7 +17,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.engine.kernels.alibi import alibi_slopes
-from services.engine.kernels.experts import route
 from services.engine.models.attention import Attention, StepInputs
 from services.engine.models.description import ActivationKind, DecoderDescription, NormKind, RopeParameters
 from services.engine.models.linear import Linear
@@ -191,11 +190,10 @@ class TritonExpertMlp:
 
     def _mixed(self, residual: Tensor | None, x: Tensor) -> Tensor:
         x, p = x.contiguous(), self.parts
-        shares, chosen = route(p.router(x), p.experts.num_per_token, p.experts.normalise)
-        mixed = mixed_experts(x, shares, chosen, self.gate_up, self.down, p.activation, residual)
-        if p.shared is None:
-            return mixed
-        return torch.addcmul(mixed, p.shared.gate(x).sigmoid(), p.shared.mlp(x))
+        shares, chosen = p.route(x)
+        biases = p.up_bias, p.down_bias
+        mixed = mixed_experts(x, shares, chosen, self.gate_up, self.down, p.activation, residual, biases)
+        return mixed if p.shared is None else p.shared.added_to(mixed, x)
 
 
 class TritonAttention:
@@ -206,6 +204,7 @@ class TritonAttention:
         description: DecoderDescription,
         qk_norms: tuple[Tensor | None, ...],
         like: Tensor,
+        sinks: tuple[Tensor | None, ...],
         num_positions: int,
         shard: Shard,
     ) -> None:
@@ -220,7 +219,9 @@ class TritonAttention:
             every = alibi_slopes(description.num_heads * shard.tp_size) * description.alibi_scale
             slopes = every.chunk(shard.tp_size)[shard.tp_rank].to(like.device)
         scale = description.head_dim**-0.5 if description.query_scale is None else description.query_scale
-        self._geometry = Geometry(description.num_kv_heads, scale, description.attention_softcap, slopes)
+        self._geometries = tuple(
+            Geometry(description.num_kv_heads, scale, description.attention_softcap, slopes, each) for each in sinks
+        )
 
     def prepare(self, positions: Tensor) -> Tensor:
         """See `Attention`."""
@@ -242,9 +243,9 @@ class TritonAttention:
         attended = qkv.new_empty((qkv.shape[0], d.num_heads, d.head_dim))
         work: DeviceWork = step.attention[d.sliding_windows[layer]]
         if work.few is not None:
-            attend_few(queries, *caches, attended, work, self._geometry)
+            attend_few(queries, *caches, attended, work, self._geometries[layer])
         if work.many is not None:
-            attend_many(queries, *caches, attended, work, self._geometry)
+            attend_many(queries, *caches, attended, work, self._geometries[layer])
         return attended.view(-1, d.q_size)
 
     def _norm_whole(self, qkv: Tensor, norms: Tensor) -> None:
@@ -303,10 +304,14 @@ class TritonOperations:
         return torch.stack([matrix.dequantized().to(self._dtype) for matrix in matrices])
 
     def attention(
-        self, description: DecoderDescription, qk_norms: tuple[Tensor | None, ...], like: Tensor
+        self,
+        description: DecoderDescription,
+        qk_norms: tuple[Tensor | None, ...],
+        like: Tensor,
+        sinks: tuple[Tensor | None, ...],
     ) -> Attention:
         """See `Operations`."""
-        return TritonAttention(description, qk_norms, like, self._num_positions, self._shard)
+        return TritonAttention(description, qk_norms, like, sinks, self._num_positions, self._shard)
 
     def normed_linear(self, norm: Norm, linear: Linear) -> Callable[[Tensor], Tensor]:
         """See `Operations`."""

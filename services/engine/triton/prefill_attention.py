@@ -21,7 +21,7 @@ from torch import Tensor
 
 from services.engine.triton.attention_work import DeviceWork, Geometry
 from services.engine.triton.runtime import architecture, launch, power_of_two
-from services.engine.triton.scores import accumulate, load_rows, make_scores
+from services.engine.triton.scores import accumulate, load_rows, make_scores, with_sink
 
 
 @triton.jit
@@ -59,6 +59,7 @@ def _attend_run(
 @triton.jit
 def _prefill_kernel(
     queries, key_cache, value_cache, attended, tables, rows, seq_lens, query_starts, query_lens, tiles, slopes,
+    sinks,
     query_stride, table_stride, window, scale, softcap,
     BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     QUERIES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
@@ -102,6 +103,8 @@ def _prefill_kernel(
         tl.maximum(start, whole), last + 1, last, q, positions, best, total, acc, key_cache, value_cache, table, head,
         d, slope, window, scale, softcap, BLOCK_SIZE, KV_HEADS, D, TILE, True, WINDOW, SOFTCAP, ALIBI,
     )  # fmt: skip
+    if sinks is not None:
+        total = with_sink(total, best, sinks, heads, asked)
     out = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     place = (token * (KV_HEADS * GROUP) + heads) * D
     tl.store(attended + place[:, None] + d[None, :], out.to(attended.dtype.element_ty), mask=stored)
@@ -120,7 +123,7 @@ def attend_many(
     launch(
         _prefill_kernel, (g.kv_heads, many.num_tiles),
         queries, key_cache, value_cache, attended, work.tables,
-        many.rows, many.seq_lens, many.query_starts, many.query_lens, many.tiles, g.slopes,
+        many.rows, many.seq_lens, many.query_starts, many.query_lens, many.tiles, g.slopes, g.sinks,
         queries.stride(0), work.tables.stride(0), work.window or 0, float(g.scale), float(g.softcap or 0.0),
         warps=warps, stages=stages, BLOCK_SIZE=key_cache.shape[1], KV_HEADS=g.kv_heads, GROUP=group, D=head_dim,
         D_PAD=power_of_two(head_dim, 16), QUERIES=each, ROWS=power_of_two(each * group, 16), TILE=tile,

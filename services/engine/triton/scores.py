@@ -64,3 +64,11 @@ def accumulate(scores, v, best, total, acc, dtype: tl.constexpr):
     total = total * shrink + tl.sum(weights, 1)
     acc = multiply(weights.to(dtype), v, acc * shrink[:, None])
     return new_best, total, acc
+
+
+@triton.jit
+def with_sink(total, best, sinks, heads, asked):
+    """Returns the total of the running softmax with each row's sink, a score without a value."""
+    sink = tl.load(sinks + heads, mask=asked, other=0.0) * LOG2E
+    # Rows without any visible key have the best score -inf and the values 0.
+    return total + tl.exp2(sink - tl.where(best == float("-inf"), sink, best))

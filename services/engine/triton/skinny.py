@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.triton.activation import activate
+from services.engine.triton.activation import activate_gated
 from services.engine.triton.runtime import INTERPRETED, architecture, ceil_div, launch, power_of_two
 from services.engine.triton.scores import multiply
 
@@ -75,7 +75,7 @@ def _skinny_kernel(
     if ACTIVATION != "":
         if bias is not None:
             up += tl.load(bias + width + n, mask=n < width, other=0.0).to(tl.float32)[None, :]
-        acc = activate(acc, ACTIVATION) * up
+        acc = activate_gated(acc, up, ACTIVATION)
     place = r[:, None] * width + n[None, :]
     if residual is not None:
         acc += tl.load(residual + place, mask=stored, other=0.0).to(tl.float32)

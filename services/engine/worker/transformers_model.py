@@ -24,7 +24,6 @@ from services.engine.models.attention import StepInputs
 from services.engine.models.config_fields import config_error, integer, token_ids, weight_dtype
 from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import supported_architectures
-from services.engine.quantization.formats.mxfp4 import plain_tensors
 from shared.errors import ServiceError
 from shared.settings.quantization import prepared_method
 
@@ -197,15 +196,11 @@ def _load(model_dir: Path, fields: Mapping[str, Any], dtype: torch.dtype, truste
     if rope in _CHANGING_ROPES:
         raise config_error(f"positions scaled by {rope!r} change with the length.")
     AttentionInterface.register(_ATTENTION, _attention)
-    source: dict[str, Any] = {"pretrained_model_name_or_path": model_dir}
-    loader: Any = AutoModelForCausalLM
     if prepared_method(fields) == "mxfp4":
         # Transformers would need another package and a GPU to read these experts.
-        del config.quantization_config
-        source = {"pretrained_model_name_or_path": None, "state_dict": dict(plain_tensors(model_dir, dtype))}
-        loader = model_class
-    loaded: Any = loader.from_pretrained(
-        **source,
+        raise config_error("its experts are in MXFP4.")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        model_dir,
         config=config,
         dtype=dtype,
         attn_implementation=_ATTENTION,

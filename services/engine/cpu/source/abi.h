@@ -10,15 +10,16 @@ struct antiphon_Spec {
   int64_t vocab_size, hidden_size, num_layers, num_heads, num_kv_heads, head_dim, intermediate_size;
   int64_t block_size, threads;
   int64_t norm;                                   // rms, rms_plus_one, layer
-  int64_t activation;                             // silu, gelu, gelu_tanh, relu
+  int64_t activation;                             // silu, gelu, gelu_tanh, relu, swigluoai
   int64_t residual;                               // sequential, parallel, normed, post_normed
   int64_t gated_mlp, shared_norm, qk_norm, wide;  // wide: float32 instead of bfloat16
   // qk_norm: 1 norms each head of queries and keys, 2 all heads of queries together, and all of keys.
   int64_t learned_position_offset;
   int64_t num_experts, experts_per_token, expert_size, shared_expert_size, normalise_experts;
+  int64_t expert_scoring, expert_groups, chosen_groups;  // scoring: softmax, sigmoid
   int64_t cache;                  // type of the KV cache: the model's, float8_e4m3fn, float8_e5m2
   int64_t lora_slots, lora_rank;  // number of adapters of a step, and the largest rank of one; 0: none
-  float norm_eps, query_scale, attention_softcap, logits_softcap, logits_scale, embedding_scale;
+  float norm_eps, query_scale, attention_softcap, logits_softcap, logits_scale, embedding_scale, expert_scale;
 };
 
 // A step: `num_tokens` tokens of `num_sequences` sequences, one sequence after the other.

@@ -9,6 +9,7 @@
 //     score = cap tanh(score / cap) log2(e)
 //     score += slope (key position - query position) log2(e)
 //     a row at position p sees keys [max(0, p - window + 1), p]
+//     a sink is one more score of a head, without a value: it takes a part of the softmax's sum
 #pragma once
 
 #include <optional>
@@ -21,6 +22,12 @@ struct ScoreRules {
   float softcap = 0;              // 0: none
   const float* slopes = nullptr;  // [heads], times log2(e), or null
   long window = 0;                // 0: all
+  const float* sinks = nullptr;   // [heads], times log2(e), or null
+
+  // Returns a head's factor on its summed values. `highest`: the score that the total is relative to.
+  float scale(long head, float total, float highest) const {
+    return 1.0f / (sinks ? total + std::exp2(sinks[head] - highest) : total);
+  }
 };
 
 template <class T>
@@ -201,7 +208,7 @@ class Attention {
     const long head_dim = in_.shape.head_dim;
     for (long r = 0; r < rows_; r++) {
       TermOf<T>* to = in_.attended.row(span_.first + token(r)) + query_head(r) * head_dim;
-      const float scale = 1.0f / sum_lanes(load(t_.total + r * kLanes));
+      const float scale = in_.rules.scale(query_head(r), sum_lanes(load(t_.total + r * kLanes)), t_.highest[r]);
       for (long d = 0; d < head_dim; d += kLanes) {
         const Vec value = load(t_.sums + (d / kPanel * rows_ + r) * kPanel + d % kPanel) * scale;
         store_some(to + d, value, std::min(kLanes, head_dim - d));

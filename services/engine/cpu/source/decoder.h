@@ -28,7 +28,8 @@ class Decoder {
   Decoder(const antiphon_Spec& spec, Pool& pool) : spec_(spec), pool_(pool) {
     shape_ = make_cache_shape<T>(spec.num_kv_heads, spec.head_dim, spec.block_size, (Stored)spec.cache);
     experts_ = {spec.num_experts, spec.experts_per_token, spec.expert_size, spec.shared_expert_size,
-                spec.normalise_experts != 0};
+                spec.normalise_experts != 0, (Scoring)spec.expert_scoring, spec.expert_groups, spec.chosen_groups,
+                spec.expert_scale};
     tile_bytes_ = tile_bytes<T>(shape_, group());
     tiles_ = Memory((size_t)(pool.threads() * tile_bytes_));
     scratch_.reset(new TileScratch<T>[pool.threads()]);
@@ -391,9 +392,9 @@ class Decoder {
 
   // `lone_keys`: the keys and values of single tokens are not in the cache yet and are written here.
   void attend(Layer<T>& layer, int thread, const std::vector<Tile>& tiles, bool lone_keys) {
-    const AttentionInput<T> input{shape_,          layer.cache, {spec_.attention_softcap, slopes(), layer.window},
-                                  spec_.num_heads, group(),     queries_,
-                                  all_.attended};
+    const float* sinks = layer.sinks.empty() ? nullptr : layer.sinks.data();
+    const ScoreRules rules{spec_.attention_softcap, slopes(), layer.window, sinks};
+    const AttentionInput<T> input{shape_, layer.cache, rules, spec_.num_heads, group(), queries_, all_.attended};
     const long count = (long)tiles.size();
     pool_.share(count, std::max(1L, count / (16 * pool_.threads())), [&](long first, long last) {
       for (long i = first; i < last; i++) {

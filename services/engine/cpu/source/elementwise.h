@@ -6,7 +6,7 @@
 namespace antiphon {
 
 enum class NormKind : int64_t { rms, rms_plus_one, layer };
-enum class Activation : int64_t { silu, gelu, gelu_tanh, relu };
+enum class Activation : int64_t { silu, gelu, gelu_tanh, relu, swigluoai };
 
 // Returns the mean of the squares of `count` floats. The last vector is padded with zeros.
 inline float mean_square(const float* x, long count) {
@@ -72,8 +72,18 @@ inline Vec activate(Activation kind, Vec x) {
       return 0.5f * x * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
     case Activation::relu:
       return max(x, Vec{});
+    case Activation::swigluoai:  // see `gated`
+      break;
   }
   return x;
+}
+
+// Returns act(gate) up; of swigluoai gate sigmoid(1.702 gate) (up + 1) with both cut off at 7.
+template <class T>
+inline Vec gated(Activation kind, Vec gate, Vec up) {
+  if (kind != Activation::swigluoai) return activate<T>(kind, gate) * up;
+  const Vec limit = splat(7.0f), cut = min(gate, limit);
+  return cut * sigmoid<sizeof(T) == sizeof(Bf16)>(cut * 1.702f) * (max(min(up, limit), -limit) + 1.0f);
 }
 
 // Computes the cosines and sines of one position, [pairs] each.

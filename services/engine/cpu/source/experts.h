@@ -5,15 +5,21 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <numeric>
 
 #include "mlp.h"
 
 namespace antiphon {
 
+enum class Scoring : int64_t { softmax, sigmoid };
+
 struct ExpertShape {
   long count = 0, per_token = 0, size = 0, shared_size = 0;
   bool normalise = false;
+  Scoring scoring = Scoring::softmax;
+  long groups = 1, chosen_groups = 1;
+  float scale = 1;
 };
 
 template <class T>
@@ -29,21 +35,66 @@ struct ExpertBuffers {
   std::atomic<long> num_active{0};
 };
 
-// Chooses the `per_token` experts with the highest softmax of the scores, the highest first.
-inline void choose(const ExpertShape& shape, const float* scores, long* chosen, float* weights) {
-  std::vector<long> order(shape.count);
+constexpr float kUnchosen = -3e38f;   // rank of an expert outside of the chosen groups
+constexpr float kTotalMin = 1e-20f;  // least number that weights are divided by
+
+// Turns logits into scores: their softmax, or the sigmoid of each.
+inline void score(const ExpertShape& shape, float* logits) {
+  if (shape.scoring == Scoring::sigmoid) {
+    for (long e = 0; e < shape.count; e++) logits[e] = 1.0f / (1.0f + std::exp(-logits[e]));
+    return;
+  }
+  const float highest = *std::max_element(logits, logits + shape.count);
+  float total = 0;
+  for (long e = 0; e < shape.count; e++) total += std::exp(logits[e] - highest);
+  for (long e = 0; e < shape.count; e++) logits[e] = std::exp(logits[e] - highest) / total;
+}
+
+// Writes the `count` indices with the highest ranks, the highest first and of equal ones the first.
+inline std::vector<long> best(const std::vector<float>& ranks, long count) {
+  std::vector<long> order(ranks.size());
   std::iota(order.begin(), order.end(), 0);
-  std::partial_sort(order.begin(), order.begin() + shape.per_token, order.end(),
-                    [&](long a, long b) { return scores[a] != scores[b] ? scores[a] > scores[b] : a < b; });
-  float total = 0, taken = 0;
-  for (long e = 0; e < shape.count; e++) total += std::exp(scores[e] - scores[order[0]]);
+  std::partial_sort(order.begin(), order.begin() + count, order.end(),
+                    [&](long a, long b) { return ranks[a] != ranks[b] ? ranks[a] > ranks[b] : a < b; });
+  order.resize(count);
+  return order;
+}
+
+// Leaves only experts of the groups whose two highest ranks have the highest sums.
+inline void keep_groups(const ExpertShape& shape, std::vector<float>& ranks) {
+  const long size = shape.count / shape.groups;
+  std::vector<float> sums(shape.groups);
+  for (long g = 0; g < shape.groups; g++) {
+    std::vector<float> members(ranks.begin() + g * size, ranks.begin() + (g + 1) * size);
+    const long some = std::min(2L, size);
+    std::partial_sort(members.begin(), members.begin() + some, members.end(), std::greater<float>());
+    for (long i = 0; i < some; i++) sums[g] += members[i];
+  }
+  std::vector<char> kept(shape.groups);
+  for (const long g : best(sums, shape.chosen_groups)) kept[g] = 1;
+  for (long e = 0; e < shape.count; e++)
+    if (!kept[e / size]) ranks[e] = kUnchosen;
+}
+
+// Chooses a token's experts, the best first, and their weights. Overwrites the logits by the scores. `correction`
+// [experts] is added to scores for the choice; empty: nothing is.
+inline void choose(const ExpertShape& shape, const std::vector<float>& correction, float* logits, long* chosen,
+                   float* weights) {
+  std::vector<float> ranks(logits, logits + shape.count);  // the softmax has their order
+  score(shape, logits);
+  if (shape.scoring != Scoring::softmax || !correction.empty() || shape.groups > shape.chosen_groups)
+    std::copy(logits, logits + shape.count, ranks.begin());
+  for (size_t e = 0; e < correction.size(); e++) ranks[e] += correction[e];
+  if (shape.groups > shape.chosen_groups) keep_groups(shape, ranks);
+  const std::vector<long> order = best(ranks, shape.per_token);
+  float taken = 0;
   for (long i = 0; i < shape.per_token; i++) {
     chosen[i] = order[i];
-    weights[i] = std::exp(scores[order[i]] - scores[order[0]]) / total;
+    weights[i] = logits[order[i]];
     taken += weights[i];
   }
-  if (shape.normalise)
-    for (long i = 0; i < shape.per_token; i++) weights[i] /= taken;
+  const float total = shape.normalise ? std::max(taken, kTotalMin) : 1.0f;
+  for (long i = 0; i < shape.per_token; i++) weights[i] = weights[i] / total * shape.scale;
 }
 
 template <class T>
@@ -81,16 +132,16 @@ class Experts {
   void run(const Layer<T>& layer, ExpertBuffers<T>& b, Inputs<T> x, long tokens, long hidden, const Target& target) {
     const Rows<float> scores = b.scores.get();
     linear(pool_, layer.router.matrix, x, tokens, kept_, Target{scores, false});
-    pool_.share(1, 1, [&](long, long) { sort(b, scores, tokens); });
+    pool_.share(1, 1, [&](long, long) { sort(layer.router_correction, b, scores, tokens); });
     multiply_chosen(layer, b, x, tokens, hidden);
     if (shape_.shared_size) run_shared(layer, b, x, tokens);
-    combine(b, tokens, hidden, target);
+    combine(layer, b, tokens, hidden, target);
   }
 
  private:
-  void sort(ExpertBuffers<T>& b, Rows<float> scores, long tokens) {
+  void sort(const std::vector<float>& correction, ExpertBuffers<T>& b, Rows<float> scores, long tokens) {
     const long k = shape_.per_token;
-    for (long t = 0; t < tokens; t++) choose(shape_, scores.row(t), &b.chosen[t * k], &b.weights[t * k]);
+    for (long t = 0; t < tokens; t++) choose(shape_, correction, scores.row(t), &b.chosen[t * k], &b.weights[t * k]);
     std::fill(b.start.begin(), b.start.end(), 0);
     for (long i = 0; i < tokens * k; i++) b.start[b.chosen[i] + 1]++;
     std::partial_sum(b.start.begin(), b.start.end(), b.start.begin());
@@ -115,8 +166,8 @@ class Experts {
     each_panel(layer.expert_up, b, gathered, rows, [&](long row, long panel, const float* sums, const Linear<T>& w) {
       put_gated(kind_, w.bias, panel, sums, inner.row(row) + panel * kLanes);
     });
-    each_panel(layer.expert_down, b, inner, rows, [&](long row, long panel, const float* sums, const Linear<T>&) {
-      Target{outputs, false}.put(row, panel, load(sums), load(sums + kLanes));
+    each_panel(layer.expert_down, b, inner, rows, [&](long row, long panel, const float* sums, const Linear<T>& w) {
+      put_sums(w.bias, Target{outputs, false}, row, panel, sums);
     });
   }
 
@@ -170,10 +221,11 @@ class Experts {
     const Inputs<T> inner = b.shared_inner.get();
     mlp_inner(pool_, layer.shared_up.matrix, true, kind_, x, tokens, kept_, inner);
     linear(pool_, layer.shared_down.matrix, inner, tokens, kept_, Target{b.shared_output.get(), false});
-    linear(pool_, layer.shared_gate.matrix, x, tokens, kept_, Target{b.shared_gate.get(), false});
+    if (layer.shared_gate.matrix)
+      linear(pool_, layer.shared_gate.matrix, x, tokens, kept_, Target{b.shared_gate.get(), false});
   }
 
-  void combine(ExpertBuffers<T>& b, long tokens, long hidden, const Target& target) {
+  void combine(const Layer<T>& layer, ExpertBuffers<T>& b, long tokens, long hidden, const Target& target) {
     const long k = shape_.per_token;
     const Rows<float> outputs = b.outputs.get();
     pool_.share(tokens, 4, [&](long first, long last) {
@@ -182,8 +234,8 @@ class Experts {
           Vec sum[2] = {};
           for (long i = t * k; i < (t + 1) * k; i++) add(sum, outputs.row(b.place[i]), panel, b.weights[i]);
           if (shape_.shared_size) {
-            const Vec gate = sigmoid(splat(*b.shared_gate.get().row(t)));
-            add(sum, b.shared_output.get().row(t), panel, gate[0]);
+            const float gate = layer.shared_gate.matrix ? sigmoid(splat(*b.shared_gate.get().row(t)))[0] : 1.0f;
+            add(sum, b.shared_output.get().row(t), panel, gate);
           }
           target.put(t, panel, sum[0], sum[1]);
         }

@@ -169,7 +169,7 @@ class LoneRow {
   void finish() {
     const long head_dim = in_.shape.head_dim;
     Bf16* to = in_.attended.row(span_.first) + head_ * head_dim;
-    const float scale = 1.0f / sum_lanes(total_);
+    const float scale = in_.rules.scale(head_, sum_lanes(total_), highest_[0]);
     for (long d = 0; d < head_dim; d += kLanes)
       store_some(to + d, load(sums_ + d) * scale, std::min(kLanes, head_dim - d));
   }

@@ -38,7 +38,7 @@ template <class T>
 void put_gated(Activation kind, const float* bias, long panel, const float* sums, T* to) {
   const Vec gate = with_bias(bias, panel * kPanel, load(sums));
   const Vec up = with_bias(bias, panel * kPanel + kLanes, load(sums + kLanes));
-  store(to, activate<T>(kind, gate) * up);
+  store(to, gated<T>(kind, gate, up));
 }
 
 template <class T>

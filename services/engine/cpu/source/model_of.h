@@ -167,6 +167,8 @@ class ModelOf final : public Model {
   std::vector<float>& vector_named(int64_t layer, const std::string& name) {
     if (name == "slopes") return decoder_.weights.slopes;
     if (name == "qk_norm") return at(layer).qk_norm;
+    if (name == "sinks") return at(layer).sinks;
+    if (name == "router.correction") return at(layer).router_correction;
     static const std::map<std::string, Norm Layer<T>::*> norms = {
         {"input_norm", &Layer<T>::input_norm},
         {"mlp_norm", &Layer<T>::mlp_norm},

@@ -147,6 +147,8 @@ template <class T>
 struct Layer {
   Norm input_norm, mlp_norm, after_attention_norm, after_mlp_norm;
   std::vector<float> qk_norm;
+  std::vector<float> sinks;  // scores of the heads' sinks times log2(e), or empty
+  std::vector<float> router_correction;  // added to the scores of experts for the choice; empty: nothing is
   Packed<T> qkv, o, up, down, router, shared_up, shared_down, shared_gate;
   std::vector<Packed<T>> expert_up, expert_down;
   Cache cache;

@@ -4,27 +4,26 @@
     NAME_scales  uint8 [experts, out, groups]: the power of two of a group, plus 127
     NAME         what they stand for, transposed: [experts, in, out]
 
-Such models run through transformers, with plain weights. Called by `worker/transformers_model`; a family of the
-registry has no such tensors.
+They stay in 4 bits: numbers and scales are exact in every type that is computed with. Called by `formats.prepared`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
+from services.engine.quantization.formats.packing import expect
 from services.engine.quantization.weight import QuantizedWeight
 
 LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """The numbers that the 16 values stand for."""
 _BLOCKS, _SCALES, _BIAS = "_blocks", "_scales", 127
+_GROUP = 32
 
 
 class Mxfp4:
-    """A `PreparedMethod` without quantized linear layers: only experts are, in tensors of their own."""
+    """A `PreparedMethod`: only experts are quantized, in tensors that have those of all experts."""
 
     @staticmethod
     def of_config(settings: Mapping[str, Any]) -> "Mxfp4":
@@ -34,52 +33,22 @@ class Mxfp4:
 
     def parts(self, module: str, has: Callable[[str], bool]) -> dict[str, str]:
         """See `PreparedMethod`."""
-        return {}
+        if not has(f"{module}{_BLOCKS}"):
+            return {}
+        return {"blocks": f"{module}{_BLOCKS}", "scales": f"{module}{_SCALES}"}
 
-    def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> "Tensor | QuantizedWeight":
-        """See `PreparedMethod`."""
-        raise AssertionError("no linear layer has this form")
+    def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> QuantizedWeight:
+        """See `PreparedMethod`; the rows of all experts, one expert after the other."""
+        blocks, powers = parts["blocks"], parts["scales"]
+        groups = shape[1] // _GROUP
+        if blocks.dtype != torch.uint8 or powers.dtype != torch.uint8 or shape[1] % _GROUP:
+            raise ValueError(f"blocks are {blocks.dtype}, scales {powers.dtype}, for {shape[1]} inputs in groups of 32")
+        values, powers = blocks.flatten(0, 1).flatten(1), powers.flatten(0, 1)
+        expect("blocks", values, shape[0], shape[1] // 2)
+        expect("scales", powers, shape[0], groups)
+        scales = torch.ldexp(torch.tensor(1.0), powers.to(torch.int32) - _BIAS)
+        return QuantizedWeight("int4", values, shape, scales, _GROUP, levels=torch.tensor(LEVELS))
 
     def ignores(self, name: str) -> bool:
         """See `PreparedMethod`."""
         return False
-
-
-def plain_experts(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns the weights [experts, in, out] that blocks and scales stand for. Raises ValueError for other shapes."""
-    if blocks.dim() != 4 or blocks.shape[3] != 16 or blocks.shape[:3] != scales.shape:
-        raise ValueError(f"blocks {tuple(blocks.shape)} and scales {tuple(scales.shape)} do not belong together")
-    levels = torch.tensor(LEVELS)
-    plain = torch.empty(blocks.shape[0], blocks.shape[2] * 32, blocks.shape[1], dtype=dtype)
-    # An expert at a time: a model's experts have many gigabytes.
-    for expert, (values, powers) in enumerate(zip(blocks, scales, strict=True)):
-        pairs = torch.stack((values & 15, values >> 4), dim=-1).flatten(2)
-        numbers = torch.ldexp(levels[pairs.to(torch.int64)], powers.to(torch.int32)[..., None] - _BIAS)
-        plain[expert] = numbers.flatten(1).t()
-    return plain
-
-
-def plain_tensors(model_dir: Path, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
-    """Yields the name and value of each tensor of a checkpoint in safetensors files, experts as plain weights.
-
-    Raises ValueError for blocks without scales.
-    """
-    places = dict[str, Path]()
-    for path in sorted(model_dir.glob("*.safetensors")):
-        with safe_open(path, framework="pt") as file:
-            places |= dict.fromkeys(file.keys(), path)
-    for name, path in places.items():
-        if name.endswith(_SCALES) and f"{name.removesuffix(_SCALES)}{_BLOCKS}" in places:
-            continue
-        if not name.endswith(_BLOCKS):
-            yield name, _read(path, name)
-            continue
-        plain, scales = name.removesuffix(_BLOCKS), f"{name.removesuffix(_BLOCKS)}{_SCALES}"
-        if scales not in places:
-            raise ValueError(f"{name} has no {scales}")
-        yield plain, plain_experts(_read(path, name), _read(places[scales], scales), dtype)
-
-
-def _read(path: Path, name: str) -> Tensor:
-    with safe_open(path, framework="pt") as file:
-        return file.get_tensor(name)

@@ -7,6 +7,7 @@ formats are memory-mapped, so only the pages that are read take memory. Called b
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -150,16 +151,17 @@ class Checkpoint:
 
     def matrix(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> "Tensor | QuantizedWeight":
         """Returns the parameter like `read`, but quantized if all its tensors are stored quantized and alike."""
-        parts = [self._weight(source, parameter.transposed) for source in parameter.sources]
+        parts = [self._weight(source, parameter) for source in parameter.sources]
         quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
         if len(quantized) == len(parts):
             stacked = stack(quantized)
             if stacked is not None:
-                order = None if parameter.grouping is None else _sorted_heads(_indices(stacked), parameter.grouping)
-                return (stacked if order is None else stacked.rows(order)).to(device)
+                ordered = _in_order(_indices(stacked), parameter)
+                return (stacked if ordered is None else stacked.rows(ordered)).to(device)
         plain = [part.dequantized() if isinstance(part, QuantizedWeight) else part for part in parts]
         joined = _joined(plain, dtype, device)
-        return joined if parameter.grouping is None else _sorted_heads(joined, parameter.grouping)
+        ordered = _in_order(joined, parameter)
+        return joined if ordered is None else ordered
 
     def is_quantized(self, parameter: Parameter) -> bool:
         """Whether any of the parameter's tensors is stored quantized."""
@@ -167,7 +169,8 @@ class Checkpoint:
 
     def is_mapped(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> bool:
         """Whether `read` returns the mapped pages of the file instead of a copy."""
-        plain = len(parameter.sources) == 1 and not parameter.transposed and parameter.grouping is None
+        in_order = parameter.grouping is None and not parameter.alternating
+        plain = len(parameter.sources) == 1 and not parameter.transposed and in_order
         plain = plain and not self._parts(parameter.sources[0])
         return device.type == "cpu" and plain and self._tensor(parameter.sources[0].name).dtype == dtype
 
@@ -198,6 +201,8 @@ class Checkpoint:
 
     def _parts(self, source: Source) -> dict[str, str]:
         """Returns the tensors that stand for a quantized matrix, by the names of the parts; {} for a plain tensor."""
+        if len(source.shape) > _MATRIX_DIMENSIONS and self._method is not None:
+            return self._method.parts(self._theirs(source.name), self._files.__contains__)
         return self._stored_parts(self._theirs(source.name)) if len(source.shape) == _MATRIX_DIMENSIONS else {}
 
     def _stored_parts(self, name: str) -> dict[str, str]:
@@ -213,13 +218,19 @@ class Checkpoint:
         # A bias of zeros, as some packages write it for layers that have none, changes nothing.
         return not name.endswith(".bias") or not bool(self._files[name].get_tensor(name).any())
 
-    def _weight(self, source: Source, transposed: bool) -> "Tensor | QuantizedWeight":
-        """Returns a tensor of the checkpoint; a matrix as [out, in], also if the checkpoint has it transposed."""
-        parts = self._parts(source)
+    def _weight(self, source: Source, parameter: Parameter) -> "Tensor | QuantizedWeight":
+        """Returns a tensor of the checkpoint; a matrix as [out, in], also if the checkpoint has it transposed.
+
+        A stacked one as [experts * out, in].
+        """
+        parts, transposed = self._parts(source), parameter.transposed
         if not parts or self._method is None:
             tensor = self._tensor(source.name)
-            return tensor.t() if transposed else tensor
-        out, width = reversed(source.shape) if transposed else source.shape
+            tensor = tensor.transpose(-2, -1) if transposed else tensor
+            return tensor.flatten(0, 1) if parameter.stacked else tensor
+        *experts, first, second = source.shape
+        out, width = (second, first) if transposed else (first, second)
+        out *= math.prod(experts)
         tensors = {part: self._files[name].get_tensor(name) for part, name in parts.items()}
         try:
             return self._method.weight(tensors, (out, width))
@@ -290,6 +301,15 @@ def _joined(parts: list[Tensor], dtype: torch.dtype, device: torch.device) -> Te
 
 def _indices(weight: QuantizedWeight) -> Tensor:
     return torch.arange(weight.shape[0])
+
+
+def _in_order(rows: Tensor, parameter: Parameter) -> Tensor | None:
+    """Returns a parameter's rows in the decoder's order; None if they are."""
+    if parameter.grouping is not None:
+        return _sorted_heads(rows, parameter.grouping)
+    if parameter.alternating:
+        return rows.unflatten(0, (parameter.sources[0].shape[0], -1, 2)).transpose(1, 2).flatten(0, 2)
+    return None
 
 
 def _sorted_heads(rows: Tensor, grouping: Grouping) -> Tensor:

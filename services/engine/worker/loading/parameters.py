@@ -128,8 +128,13 @@ class ParameterReader:
         return weight if quantize is None else quantize(within_layer(name), weight)
 
     def floats(self, name: str) -> Tensor:
-        """Returns a plain tensor as float32."""
+        """Returns a plain tensor as float32, rounded to the computing type."""
         return self.tensor(name).to(torch.float32)
+
+    def exact(self, name: str) -> Tensor:
+        """Returns a plain tensor as float32 with all the digits that the checkpoint has."""
+        tensor = self._checkpoint.read(self._parameters[self._global(name)], torch.float32, self._device)
+        return self._counted(tensor.clone())
 
     def bias(self, name: str) -> Tensor | None:
         """Returns the bias of a linear layer or norm in the computing type; None if it has none.

@@ -16,7 +16,7 @@ from services.engine.models.decoder import DecoderWeights, LayerWeights
 from services.engine.models.description import DecoderDescription, Experts
 from services.engine.models.layout import Parameter
 from services.engine.models.linear import Linear, can_pack
-from services.engine.models.mlp import ExpertMatrices, ExpertParts, Mlp, SharedExpert
+from services.engine.models.mlp import ExactRouter, ExpertMatrices, ExpertParts, Mlp, SharedExpert
 from services.engine.models.norm import Norm
 from services.engine.models.operations import TORCH_OPERATIONS, Operations
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
@@ -107,6 +107,23 @@ class _Loader:
             weight = weight.clone()
         return weight.unflatten(0, (count, -1))
 
+    def expert_bias(self, name: str, count: int) -> Tensor | None:
+        """Returns the biases [experts, out] of a matrix of experts; None if it has none.
+
+        Of a matrix whose results are summed over the ranks, the first rank adds them.
+        """
+        bias = self.reader.bias(name)
+        if bias is None:
+            return None
+        if is_summed(within_layer(name), self.reader.shard) and self.reader.shard.tp_rank:
+            bias = torch.zeros_like(bias)
+        return bias.unflatten(0, (count, -1)).contiguous()
+
+    def sinks(self, name: str) -> Tensor:
+        """Returns the sinks [heads] of a rank's heads, float32."""
+        shard = self.reader.shard
+        return self.reader.exact(name).chunk(shard.tp_size)[shard.tp_rank].clone()
+
     def norm(self, name: str) -> Norm:
         d = self._description
         weight, bias = self.reader.owned(f"{name}.weight"), self.reader.bias(name)
@@ -129,6 +146,7 @@ def _layer(loader: _Loader, description: DecoderDescription, index: int) -> Laye
         qk_norm=_qk_norm(loader, description, name) if description.qk_norm else None,
         after_attention_norm=loader.optional_norm(f"{name}.after_attention_norm"),
         after_mlp_norm=loader.optional_norm(f"{name}.after_mlp_norm"),
+        sinks=loader.sinks(f"{name}.sinks") if description.attention_sinks else None,
     )
 
 
@@ -153,10 +171,17 @@ def _expert_mlp(loader: _Loader, description: DecoderDescription, experts: Exper
         # Its results are summed together with those of the others.
         inner = loader.part(f"{name}.shared.up"), loader.part(f"{name}.shared.down")
         mlp = loader.operations.mlp(*inner, activation, gated=True)
-        shared = SharedExpert(mlp, loader.linear(f"{name}.shared.gate"))
+        shared = SharedExpert(mlp, loader.linear(f"{name}.shared.gate") if experts.shared_gate else None)
     up, down = (loader.experts(f"{name}.experts.{part}", experts.num_experts) for part in ("up", "down"))
-    router = loader.linear(f"{name}.router")
-    return loader.mixture(ExpertParts(experts, router, up, down, activation, shared))
+    biases = [loader.expert_bias(f"{name}.experts.{part}", experts.num_experts) for part in ("up", "down")]
+    router: Linear | ExactRouter
+    correction = None
+    if experts.correction:
+        router = ExactRouter(loader.reader.exact(f"{name}.router.weight"))
+        correction = loader.reader.exact(f"{name}.router.correction").flatten()
+    else:
+        router = loader.linear(f"{name}.router")
+    return loader.mixture(ExpertParts(experts, router, up, down, activation, shared, correction, *biases))
 
 
 def _head(embedding: Tensor, loader: _Loader, description: DecoderDescription) -> Linear:

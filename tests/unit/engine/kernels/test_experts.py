@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from services.engine.kernels.activation import ACTIVATIONS, gated
+from services.engine.kernels.activation import ACTIVATIONS, gated, gated_by
 from services.engine.kernels.experts import mixed_experts, route
 
 
@@ -28,7 +28,7 @@ def test_a_mixture_is_the_sum_over_each_tokens_experts(tokens: int, dtype: torch
             gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
             expected[token] += weight * (down[expert].double() @ (F.silu(gate) * up))
     products = [[partial(F.linear, weight=matrix) for matrix in matrices] for matrices in (gate_up, down)]
-    given = mixed_experts(x, weights, experts, *products, ACTIVATIONS["silu"])
+    given = mixed_experts(x, weights, experts, *products, gated_by("silu"))
     torch.testing.assert_close(given.double(), expected, rtol=tolerance, atol=tolerance)
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.kernels.activation import ACTIVATIONS, gated
+from services.engine.kernels.activation import ACTIVATIONS, gated, gated_by
 from services.engine.kernels.experts import mixed_experts as reference_experts
 from services.engine.kernels.experts import route
 from services.engine.kernels.rms_norm import rms_norm
@@ -75,7 +75,7 @@ def test_a_mixture_of_experts_is_the_references(tokens: int, experts: int, per_t
     shares, chosen = route(logits, per_token, normalise=True)
     products = ([partial(F.linear, weight=one) for one in matrices.float()] for matrices in (up, down))
     wide = (x.float(), shares.float(), chosen, *products)
-    expected = reference_experts(*wide, ACTIVATIONS["silu"])
+    expected = reference_experts(*wide, gated_by("silu"))
     assert_close(mixed_experts(x, shares, chosen, up, down, "silu"), expected.to(dtype), factor=2)
     added = mixed_experts(x, shares, chosen, up, down, "silu", residual)
     assert_close(added, (residual.float() + expected).to(dtype), factor=2)
