@@ -116,6 +116,8 @@ MORE_VARIANTS.update(
             {"num_hidden_layers": 4, "moe_layer_interval": 2, "moe_layer_end_index": 2, "moe_num_shared_experts": 0},
         ),
         "minimax_m2": ("minimax_m2", {}),
+        "hunyuan": ("hunyuan_v1_dense", {}),
+        "hunyuan with experts": ("hunyuan_v1_moe", {}),
         "gpt_oss": ("gpt_oss", {}),
         "gpt_oss without groups": ("gpt_oss", {"num_key_value_heads": 4, "num_local_experts": 6}),
     }
@@ -131,6 +133,8 @@ MORE_FAMILY_VARIANTS = (
     "dots1",
     "ernie4_5 with experts",
     "minimax_m2",
+    "hunyuan",
+    "hunyuan with experts",
     "gpt_oss",
     "olmo2",
     "granite",

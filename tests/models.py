@@ -127,6 +127,11 @@ _FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 32,
         "moe_num_shared_experts": 2,
     },
+    "hunyuan_v1_dense": {
+        "head_dim": 24,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 50.0, "factor": 1.0},
+    },
+    "hunyuan_v1_moe": {"head_dim": 16, "num_experts": 5, "moe_topk": 2, "intermediate_size": 48},
     "minimax_m2": {
         "head_dim": 24,
         "rotary_dim": 16,

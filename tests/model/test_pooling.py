@@ -153,7 +153,9 @@ def without_head(source: Path, directory: Path, modes: dict[str, bool] | None = 
     return directory
 
 
-@pytest.mark.parametrize(("backend", "variant"), [*on_both(["qwen3"]), ("torch", "gpt_oss")])
+@pytest.mark.parametrize(
+    ("backend", "variant"), [*on_both(["qwen3", "glm4 with experts", "gpt_oss"]), ("torch", "cohere")]
+)
 def test_a_checkpoint_without_a_head_gives_vectors_and_refuses_to_generate(
     models: Models, tmp_path: Path, backend: str, variant: str
 ) -> None:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.model
 
 PROMPTS = [make_prompt(90 - 80 * i // 24, seed=i) for i in range(24)]
 ROUTED_VARIANTS = ("mixtral", "qwen2 with experts", "qwen3 with experts", "gpt_oss", "deepseek_v3")
-ROUTED_VARIANTS += ("glm4 with experts", "dots1", "ernie4_5 with experts", "minimax_m2")
+ROUTED_VARIANTS += ("glm4 with experts", "dots1", "ernie4_5 with experts", "minimax_m2", "hunyuan with experts")
 SHARE_MAX = {"torch": 1.2, "native": 0.8}
 SHARE_MAX_OF_PLAIN = {"torch": 1.2, "native": 1.0}
 MEAN_SHARE_MAX = {"torch": 0.95, "native": 0.64}

@@ -89,6 +89,7 @@ std::vector<Shape> shapes() {
   grouped.spec.expert_scoring = 1, grouped.spec.expert_groups = 3, grouped.spec.chosen_groups = 2;
   grouped.spec.shared_expert_size = 35, grouped.spec.expert_scale = 1.5f, grouped.spec.normalise_experts = 1;
   grouped.spec.activation = swigluoai, grouped.corrected = true, grouped.biases = true, grouped.sinks = true;
+  grouped.spec.qk_norm = 3, grouped.rotary_pairs = 10;
   all.push_back(grouped);
 
   Shape panels{"heads of whole panels", spec(70, 4, 2, 64, 1100, 32)};

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,9 @@ SIZES = {
     "mixtral": {"intermediate_size": 96},
     "qwen2_moe": {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 64},
     "qwen3_moe": {"moe_intermediate_size": 96, "mlp_only_layers": [1], "intermediate_size": 192},
+    "glm4_moe": {"moe_intermediate_size": 96, "intermediate_size": 192},
+    "ernie4_5_moe": {"moe_intermediate_size": 96, "intermediate_size": 192},
+    "minimax_m2": {"intermediate_size": 96, "head_dim": 32},
 }
 """Widths are multiples of every layout's groups."""
 LIMITS = CoreLimits(8, 24, enable_prefix_caching=False)
@@ -79,8 +83,14 @@ def test_prepared_experts_give_the_tokens_of_the_weights_that_they_stand_for(
         assert ("became float32 weights while loading" in caplog.text) == (not packs)
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
-@pytest.mark.parametrize("name", ["gptq", "awq", "w8a16", "fp8, blocks"])
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        *product(("mixtral", "qwen3_moe", "glm4_moe"), ("gptq", "awq", "w8a16", "fp8, blocks")),
+        ("ernie4_5_moe", "w4a16"),
+        ("minimax_m2", "fp8, blocks"),
+    ],
+)
 def test_families_name_their_experts_in_their_own_way(
     name: str, family: str, models: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints of gpt-oss with experts in MXFP4, against the plain weights that transformers makes of them."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,15 +9,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.engine.core.plan import CoreLimits
-from services.engine.quantization.formats import prepared
-from services.engine.quantization.formats.mxfp4 import LEVELS, plain_experts
-from services.engine.worker.loading.model_files import read_config
-from services.engine.worker.torch_worker import load_model
+from services.engine.cpu.worker import CpuWorker
+from services.engine.models.linear import QuantizedLinear
+from services.engine.models.mlp import ExpertMlp
+from services.engine.quantization.formats.mxfp4 import LEVELS, Mxfp4
+from services.engine.worker.torch_worker import TorchWorker
 from shared.errors import ServiceError
-from tests.model.harness import NUM_TOKENS, Engine, make_prompt
+from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings
 from tests.models import greedy_reference, make_model
+from tests.support.ranks import RankThreads
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+LIMITS = CoreLimits(8, 24, enable_prefix_caching=False)
+PROMPTS = [make_prompt(length) for length in (5, 40)]
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +39,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         scales = torch.randint(120, 125, blocks.shape[:3], generator=generator, dtype=torch.uint8)
         changed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
-        assert torch.equal(plain_experts(blocks, scales, torch.float32), expected)
+        weight = Mxfp4().weight({"blocks": blocks, "scales": scales}, (experts * out, width))
+        assert torch.equal(weight.dequantized(), expected.transpose(1, 2).flatten(0, 1))
         tensors[name] = expected.contiguous()
     assert changed
     save_file(tensors, plain / "model.safetensors", {"format": "pt"})
@@ -46,30 +52,49 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return packed, plain
 
 
-def test_experts_in_mxfp4_give_the_text_of_the_weights_that_they_stand_for(both: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_experts_in_mxfp4_stay_so_and_give_the_text_of_the_weights_that_they_stand_for(
+    backend: str, both: tuple[Path, Path]
+) -> None:
     packed, plain = both
-    prompts = [make_prompt(length) for length in (5, 40)]
-    engine = Engine(packed, CoreLimits(8, 24, enable_prefix_caching=False), "torch")
-    assert engine.generate(prompts) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]
+    engine = Engine(packed, LIMITS, backend)
+    assert engine.generate(PROMPTS) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    worker = engine.worker
+    if isinstance(worker, CpuWorker):
+        sizes = {entry.name: entry.num_bytes for entry in worker._decoder.weights}
+        # 4 bits for each of 32 numbers and 4 bytes for their scale, in rows of 16 gates and 16 partners.
+        assert sizes["layer 0, experts.up 1"] < 0.25 * 128 * 64 * 4
+        return
+    assert isinstance(worker, TorchWorker)
+    mlp = worker._model._weights.layers[0].mlp
+    assert isinstance(mlp, ExpertMlp)
+    assert {type(linear) for linear in (*mlp.gate_up, *mlp.down)} == {QuantizedLinear}
+
+
+def test_experts_in_mxfp4_are_divided_among_ranks(both: tuple[Path, Path]) -> None:
+    packed, plain = both
+    chosen = settings(packed, max_num_seqs=LIMITS.max_num_seqs)
+    ranks = RankThreads(lambda rank: TorchWorker(chosen, packed, torch.device("cpu"), rank), 2, 1)
+    expected = [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in PROMPTS]
+    assert Engine.around(ranks, LIMITS).generate(PROMPTS) == expected
 
 
 def test_levels_and_scales_are_those_of_the_format() -> None:
     blocks = torch.arange(16, dtype=torch.uint8).repeat(1, 1, 1, 1)
-    scales = torch.tensor([[[127]]], dtype=torch.uint8)
-    found = plain_experts(blocks, scales, torch.float32)
-    assert found.shape == (1, 32, 1)
-    assert found[0, ::2, 0].tolist() == list(LEVELS)
-    assert plain_experts(blocks, scales + 3, torch.float32)[0, 2, 0] == 4.0
-    with pytest.raises(ValueError, match="do not belong together"):
-        plain_experts(blocks, scales[..., :0], torch.float32)
+    parts = {"blocks": blocks, "scales": torch.tensor([[[127]]], dtype=torch.uint8)}
+    found = Mxfp4().weight(parts, (1, 32)).dequantized()
+    assert found.shape == (1, 32)
+    assert found[0, ::2].tolist() == list(LEVELS)
+    assert Mxfp4().weight({**parts, "scales": parts["scales"] + 3}, (1, 32)).dequantized()[0, 4] == 8.0
+    with pytest.raises(ValueError, match="scales has shape"):
+        Mxfp4().weight({**parts, "scales": parts["scales"][..., :0]}, (1, 32))
+    with pytest.raises(ValueError, match="for 33 inputs in groups of 32"):
+        Mxfp4().weight(parts, (1, 33))
 
 
 def test_blocks_without_scales_are_refused(both: tuple[Path, Path], tmp_path: Path) -> None:
-    packed, _ = both
-    tensors = {name: t for name, t in load_file(packed / "model.safetensors").items() if not name.endswith("_scales")}
+    shutil.copytree(both[0], tmp_path, dirs_exist_ok=True)
+    tensors = {name: t for name, t in load_file(tmp_path / "model.safetensors").items() if not name.endswith("_scales")}
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    (tmp_path / "config.json").write_text((packed / "config.json").read_text())
-    config = read_config(tmp_path)
-    assert prepared("mxfp4", config).parts("model.layers.0.mlp.router", lambda _: True) == {}
-    with pytest.raises(ServiceError, match=r"_blocks has no .*_scales"):
-        load_model(tmp_path, config, torch.float32, torch.device("cpu"))
+    with pytest.raises(ServiceError, match=r"the checkpoint lacks .*down_proj_scales"):
+        Engine(tmp_path, LIMITS)

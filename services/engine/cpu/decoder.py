@@ -281,7 +281,7 @@ def make_spec(
         residual=get_args(ResidualKind).index(d.residual),
         gated_mlp=d.gated_mlp,
         shared_norm=d.shared_norm,
-        qk_norm=d.qk_norm + d.whole_qk_norm,
+        qk_norm=3 if d.qk_norm_rotated else d.qk_norm + d.whole_qk_norm,
         wide=dtype == torch.float32,
         learned_position_offset=d.learned_position_offset,
         num_experts=experts.num_experts if experts else 0,

@@ -96,10 +96,12 @@ class ReferenceAttention:
             parts = queries_keys.split((d.num_heads, d.num_kv_heads), dim=1)
             normed = [rms_norm(part.flatten(1), None, d.norm_eps).view_as(part) for part in parts]
             queries_keys = torch.cat(normed, dim=1) * norm
-        elif norm is not None:
+        elif norm is not None and not d.qk_norm_rotated:
             queries_keys = rms_norm(queries_keys, None, d.norm_eps) * norm
         if rope is not None:
             queries_keys = rotate(queries_keys, prepared[rope])
+        if norm is not None and d.qk_norm_rotated:
+            queries_keys = rms_norm(queries_keys, None, d.norm_eps) * norm
         queries, keys = queries_keys.split((d.num_heads, d.num_kv_heads), dim=1)
         caches = step.key_caches[layer], step.value_caches[layer]
         write_kv(keys, values, *caches, step.slot_mapping)

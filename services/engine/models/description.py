@@ -121,6 +121,8 @@ class DecoderDescription:
     """Whether queries and keys are normalised per head before rotation."""
     whole_qk_norm: bool = False
     """Whether `qk_norm` is one norm over all query heads, and one over all key heads, in place of one per head."""
+    qk_norm_rotated: bool = False
+    """Whether the norms per head are behind the rotation instead of before it. The rotation then has no factor."""
     query_scale: float | None = None
     """Factor on the scores; None: 1 / sqrt(head_dim)."""
     attention_softcap: float | None = None
@@ -161,6 +163,7 @@ class DecoderDescription:
     def __post_init__(self) -> None:
         assert self.num_heads % self.num_kv_heads == 0
         assert len(self.sliding_windows) == self.num_layers
+        assert not self.qk_norm_rotated or (self.rope is not None and self.rope.attention_factor == 1.0)
         assert self.gated_mlp or self.activation != "swigluoai"
 
     def rope_of(self, layer: int) -> RopeParameters | None:

@@ -106,6 +106,11 @@ def make_plan(description: DecoderDescription, layout: tuple[Parameter, ...], jo
             f"--multi-query-mode: the model has {d.num_kv_heads} key heads for {d.num_heads} query heads, one for "
             "each, so it does not use multi-query attention; leave the option out"
         )
+    if any(parameter.stacked for parameter in layout):
+        raise SettingsError(
+            f"--model: checkpoints of {d.family} have all experts of a layer in one tensor, and no layout for "
+            "quantized weights does; use --quantization of the server, which rounds them while loading"
+        )
     quantized = [(p, s) for p in layout if is_quantized(p) for s in p.sources]
     for parameter, source in quantized:
         _check_division(d, parameter, source, job)

@@ -237,7 +237,7 @@ class TritonAttention:
             norms = None
         rotate_and_store(
             qkv, prepared, step.slot_mapping, *caches, d.num_heads, self._tables[rope],
-            rope is not None and rope.interleaved, norms, d.norm_eps,
+            rope is not None and rope.interleaved, norms, d.norm_eps, d.qk_norm_rotated,
         )  # fmt: skip
         queries = qkv.view(-1, d.num_heads + 2 * d.num_kv_heads, d.head_dim)[:, : d.num_heads]
         attended = qkv.new_empty((qkv.shape[0], d.num_heads, d.head_dim))

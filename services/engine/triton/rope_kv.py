@@ -58,7 +58,7 @@ def _rope_kernel(
     qkv, positions, slots, table, norm, keys, values, eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, ROTARY: tl.constexpr, HALF_PAD: tl.constexpr,
     REST_PAD: tl.constexpr, AT_ONCE: tl.constexpr, INTERLEAVED: tl.constexpr, NORMED: tl.constexpr,
-    LARGEST: tl.constexpr,
+    NORM_LAST: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
@@ -89,12 +89,17 @@ def _rope_kernel(
     _store(qkv, keys, values, rows, places, head, rest, tail, inside, slot, HEADS, KV_HEADS, LARGEST)
     if ROTARY > 0:
         if NORMED:
-            a, b = a * scale * a_factor, b * scale * b_factor
+            a, b = a * scale, b * scale
+        if NORMED and not NORM_LAST:
+            a, b = a * a_factor, b * b_factor
         angle = tl.load(positions + token).to(tl.int64) * ROTARY + half
         cos = tl.load(table + angle, mask=half < ROTARY // 2, other=0.0).to(tl.float32)[None, :]
         sin = tl.load(table + angle + ROTARY // 2, mask=half < ROTARY // 2, other=0.0).to(tl.float32)[None, :]
         turned_a = tl.where(turns[:, None], a * cos - b * sin, a)
         turned_b = tl.where(turns[:, None], b * cos + a * sin, b)
+        if NORM_LAST:
+            # The rotation does not change the mean square.
+            turned_a, turned_b = turned_a * a_factor, turned_b * b_factor
         inside = valid[:, None] & (half < ROTARY // 2)[None, :]
         _store(qkv, keys, values, rows, places, head, first, turned_a, inside, slot, HEADS, KV_HEADS, LARGEST)
         _store(qkv, keys, values, rows, places, head, second, turned_b, inside, slot, HEADS, KV_HEADS, LARGEST)
@@ -111,8 +116,12 @@ def rotate_and_store(
     interleaved: bool = False,
     norm: Tensor | None = None,
     eps: float = 0.0,
+    norm_last: bool = False,
 ) -> None:
-    """Norms and rotates queries and keys, and writes keys and values to the cache, see the module."""
+    """Norms and rotates queries and keys, and writes keys and values to the cache, see the module.
+
+    `norm_last`: the norm is behind the rotation.
+    """
     kv_heads, head_dim = key_cache.shape[2:]
     assert qkv.is_contiguous(), "qkv must be contiguous"
     assert qkv.shape[1] == (heads + 2 * kv_heads) * head_dim, qkv.shape
@@ -123,7 +132,8 @@ def rotate_and_store(
         qkv, positions, slots, table, norm, key_cache, value_cache, eps,
         warps=4, HEADS=heads, KV_HEADS=kv_heads, D=head_dim, ROTARY=rotary, HALF_PAD=power_of_two(rotary // 2),
         REST_PAD=power_of_two(head_dim - rotary), AT_ONCE=_HEADS_AT_ONCE, INTERLEAVED=interleaved,
-        NORMED=norm is not None, LARGEST=0.0 if same else _LARGEST.get(str(key_cache.dtype), 0.0),
+        NORMED=norm is not None, NORM_LAST=norm is not None and norm_last,
+        LARGEST=0.0 if same else _LARGEST.get(str(key_cache.dtype), 0.0),
     )  # fmt: skip
 
 

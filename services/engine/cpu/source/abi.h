@@ -13,7 +13,8 @@ struct antiphon_Spec {
   int64_t activation;                             // silu, gelu, gelu_tanh, relu, swigluoai
   int64_t residual;                               // sequential, parallel, normed, post_normed
   int64_t gated_mlp, shared_norm, qk_norm, wide;  // wide: float32 instead of bfloat16
-  // qk_norm: 1 norms each head of queries and keys, 2 all heads of queries together, and all of keys.
+  // qk_norm: 1 norms each head of queries and keys, 2 all heads of queries together, and all of keys,
+  // 3 each head after the rotation.
   int64_t learned_position_offset;
   int64_t num_experts, experts_per_token, expert_size, shared_expert_size, normalise_experts;
   int64_t expert_scoring, expert_groups, chosen_groups;  // scoring: softmax, sigmoid

@@ -70,6 +70,7 @@ struct Heads {
   void prepare(const Layer<T>& layer, long t, long h, float* head) const {
     if (spec.qk_norm == 1) norm(layer.qk_norm.data() + h * spec.head_dim, head);
     if (layer.rope >= 0) turn(layer.rope, t, head);
+    if (spec.qk_norm == 3) norm(layer.qk_norm.data() + h * spec.head_dim, head);
   }
 
   void norm(const float* weight, float* head) const {

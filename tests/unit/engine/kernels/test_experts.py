@@ -16,6 +16,35 @@ def test_the_weights_are_the_largest_probabilities() -> None:
     torch.testing.assert_close(route(logits, 2, normalise=True)[0].sum(), torch.tensor(1.0))
 
 
+def test_corrections_decide_the_choice_and_not_the_weights() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0, 0.0]])
+    correction = torch.tensor([0.0, 0.0, -0.5, 0.5])
+    weights, experts = route(logits, 2, normalise=False, sigmoid=True, correction=correction, scale=2.0)
+    assert experts.tolist() == [[3, 1]]
+    torch.testing.assert_close(weights, 2 * logits.sigmoid()[:, [3, 1]])
+    weights, _ = route(logits, 2, normalise=True, sigmoid=True, correction=correction, scale=2.0)
+    torch.testing.assert_close(weights.sum(), torch.tensor(2.0))
+
+
+def test_experts_are_chosen_from_the_groups_with_the_two_best_together() -> None:
+    """The best expert of all is in a group whose second one is poor."""
+    logits = torch.tensor([[3.0, -9.0, -9.0, 1.0, 2.1, -9.0, 2.0, 0.5, -9.0]])
+    assert route(logits, 2, normalise=False, sigmoid=True)[1].tolist() == [[0, 4]]
+    assert route(logits, 2, normalise=False, sigmoid=True, groups=(3, 1))[1].tolist() == [[4, 3]]
+    assert route(logits, 3, normalise=False, sigmoid=True, groups=(3, 2))[1].tolist() == [[4, 6, 3]]
+
+
+def test_weights_of_logits_that_are_hopeless_are_no_nan() -> None:
+    weights, _ = route(torch.full((1, 4), -200.0), 2, normalise=True, sigmoid=True)
+    assert weights.tolist() == [[0.0, 0.0]]
+
+
+def test_the_activation_of_gpt_oss_cuts_both_parts_off() -> None:
+    gate_up = torch.tensor([[-9.0, 1.0, 9.0, 2.0, -9.0, 9.0]], dtype=torch.float64)
+    gates, ups = torch.tensor([-9.0, 1.0, 7.0], dtype=torch.float64), torch.tensor([2.0, -7.0, 7.0])
+    torch.testing.assert_close(gated_by("swigluoai")(gate_up)[0], gates / (1 + (-1.702 * gates).exp()) * (ups + 1))
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 4e-2)])
 @pytest.mark.parametrize("tokens", [1, 2, 17])
 def test_a_mixture_is_the_sum_over_each_tokens_experts(tokens: int, dtype: torch.dtype, tolerance: float) -> None:

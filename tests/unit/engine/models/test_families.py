@@ -65,9 +65,54 @@ def test_smollms_layers_without_rotation_are_every_fourth_or_those_of_the_config
     assert windowed.tied_embeddings
 
 
+ROUTED: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+}
+
+
+def test_glms_first_layers_have_no_experts_and_its_drafting_layers_are_left_out() -> None:
+    fields = {**ROUTED, "first_k_dense_replace": 2, "num_nextn_predict_layers": 1, "routed_scaling_factor": 2.5}
+    description = describe("Glm4MoeForCausalLM", **fields)
+    assert description.experts is not None
+    assert description.experts.layers == {2, 3, 4, 5}
+    assert (description.experts.shared_intermediate_size, description.experts.shared_gate) == (32, False)
+    assert (description.experts.scale, description.experts.normalise) == (2.5, True)
+    assert description.other_parts == ("model.layers.6.",)
+    assert description.rope is not None
+    assert description.rope.rotary_dim == 8
+    dots = describe("Dots1ForCausalLM", **ROUTED).experts
+    assert dots is not None
+    assert (dots.layers, dots.normalise) == (frozenset(range(6)), False)
+
+
+def test_gpt_oss_has_windows_in_every_other_layer() -> None:
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+    assert describe("GptOssForCausalLM", **sizes).sliding_windows == (128, None) * 3
+
+
+def test_an_alpha_stretches_hunyuans_base_of_positions() -> None:
+    scaling = {"type": "dynamic", "alpha": 50.0, "factor": 1.0}
+    rope = describe("HunYuanDenseV1ForCausalLM", head_dim=16, rope_scaling=scaling).rope
+    assert rope is not None
+    assert rope.theta == 10_000.0 * 50.0 ** (16 / 14)
+    lists = {"num_experts": 8, "moe_topk": [2] * 6, "moe_intermediate_size": [16] * 6, "num_shared_expert": [1] * 6}
+    experts = describe("HunYuanMoEV1ForCausalLM", head_dim=16, **lists).experts
+    assert experts is not None
+    assert (experts.num_per_token, experts.intermediate_size, experts.shared_intermediate_size) == (2, 16, 16)
+
+
 @pytest.mark.parametrize(
     ("architecture", "fields", "named"),
     [
+        ("Glm4MoeForCausalLM", {**ROUTED, "n_group": 3}, "n_group"),
+        ("Glm4MoeForCausalLM", {**ROUTED, "n_group": 8, "topk_group": 1}, "num_experts_per_tok"),
+        ("GptOssForCausalLM", {"num_local_experts": 4, "num_experts_per_tok": 2, "swiglu_limit": 5.0}, "swiglu_limit"),
+        ("Ernie4_5_MoeForCausalLM", {"moe_intermediate_size": 16, "use_bias": True}, "use_bias"),
+        ("HunYuanDenseV1ForCausalLM", {"rope_scaling": {"type": "yarn", "factor": 2.0}}, "yarn"),
+        ("HunYuanMoEV1ForCausalLM", {"num_experts": 8, "moe_topk": [1, 2]}, "moe_topk"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers"),
         ("OPTForCausalLM", {"ffn_dim": 96, "do_layer_norm_before": False}, "do_layer_norm_before"),
         ("OPTForCausalLM", {"ffn_dim": 96, "word_embed_proj_dim": 32}, "word_embed_proj_dim"),

@@ -39,6 +39,7 @@ class Heads:
     window: int | None = None
     softcap: float | None = None
     alibi: bool = False
+    sinks: bool = False
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None
 
@@ -82,12 +83,16 @@ class Case:
         caches = [torch.randn(shape, generator=generator).to(heads.dtype) for _ in range(2)]
         self.caches = [as_stored(cache, heads.cache_dtype or heads.dtype) for cache in caches]
 
+    def sinks(self) -> Tensor | None:
+        """From far below the scores of keys to far above them."""
+        return torch.linspace(-9, 9, self.heads.kv_heads * self.heads.group) if self.heads.sinks else None
+
     def ours(self, capacity: tuple[int, int] = (0, 0)) -> Tensor:
         heads = self.heads
         work = plan_work(self.sequences, torch.from_numpy(self.tables), heads.window, work_heads(heads), put, capacity)
         attended = torch.full((max(len(self.queries), capacity[0]), *self.queries.shape[1:]), 7.0, dtype=heads.dtype)
         slopes = alibi_slopes(heads.kv_heads * heads.group) if heads.alibi else None
-        geometry = Geometry(heads.kv_heads, heads.head_dim**-0.5, heads.softcap, slopes)
+        geometry = Geometry(heads.kv_heads, heads.head_dim**-0.5, heads.softcap, slopes, self.sinks())
         self.attend(work, attended, geometry)
         return attended
 
@@ -114,7 +119,7 @@ class Case:
         ]
         slots = [int(self.tables[row, p // BLOCK_SIZE]) * BLOCK_SIZE + p % BLOCK_SIZE for row, p in places]
         own = [cache.flatten(0, 1)[slots] for cache in (keys, values)]
-        scores = Scores(None, heads.softcap)
+        scores = Scores(None, heads.softcap, self.sinks())
         out = paged_attention(self.queries.to(torch.float32), *own, keys, values, batch, scores)
         return out.to(heads.dtype)
 
@@ -129,6 +134,8 @@ VARIANTS = [
     Heads(group=7, window=SPLIT_TOKENS + 3),
     Heads(softcap=2.0, window=33),
     Heads(alibi=True),
+    Heads(sinks=True, group=4, window=SPLIT_TOKENS + 3),
+    Heads(sinks=True, window=20),
     Heads(dtype=torch.float16),
     Heads(dtype=torch.bfloat16, window=70),
     Heads(dtype=torch.float16, cache_dtype=torch.float8_e4m3fn),

@@ -79,3 +79,18 @@ def test_a_mixture_of_experts_is_the_references(tokens: int, experts: int, per_t
     assert_close(mixed_experts(x, shares, chosen, up, down, "silu"), expected.to(dtype), factor=2)
     added = mixed_experts(x, shares, chosen, up, down, "silu", residual)
     assert_close(added, (residual.float() + expected).to(dtype), factor=2)
+
+
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_experts_with_biases_and_a_clamped_activation_are_the_references(tokens: int) -> None:
+    hidden, inner, experts = 72, 40, 3
+    x, logits = draw(tokens, hidden) * 4, draw(tokens, experts, seed=1)
+    up, down = draw(experts, 2 * inner, hidden, seed=2) / 4, draw(experts, hidden, inner, seed=3) / 6
+    biases = draw(experts, 2 * inner, seed=4) * 3, draw(experts, hidden, seed=5)
+    shares, chosen = route(logits, 2, normalise=True)
+    products = (
+        [partial(F.linear, weight=weight, bias=bias) for weight, bias in zip(matrices, added, strict=True)]
+        for matrices, added in zip((up, down), biases, strict=True)
+    )
+    expected = reference_experts(x, shares, chosen, *products, gated_by("swigluoai"))
+    assert_close(mixed_experts(x, shares, chosen, up, down, "swigluoai", None, biases), expected, factor=2)
