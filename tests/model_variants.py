@@ -163,3 +163,4 @@ MORE_FAMILY_VARIANTS = (
     "baichuan2 13B",
     "chatglm",
 )
+FOREIGN_VARIANTS["cohere, untied"] = MORE_VARIANTS["cohere, untied"] = ("cohere", {"tie_word_embeddings": False})

@@ -154,7 +154,7 @@ def without_head(source: Path, directory: Path, modes: dict[str, bool] | None = 
 
 
 @pytest.mark.parametrize(
-    ("backend", "variant"), [*on_both(["qwen3", "glm4 with experts", "gpt_oss"]), ("torch", "cohere")]
+    ("backend", "variant"), [*on_both(["qwen3", "glm4 with experts", "gpt_oss"]), ("torch", "cohere, untied")]
 )
 def test_a_checkpoint_without_a_head_gives_vectors_and_refuses_to_generate(
     models: Models, tmp_path: Path, backend: str, variant: str

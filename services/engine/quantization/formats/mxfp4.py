@@ -46,7 +46,8 @@ class Mxfp4:
         values, powers = blocks.flatten(0, 1).flatten(1), powers.flatten(0, 1)
         expect("blocks", values, shape[0], shape[1] // 2)
         expect("scales", powers, shape[0], groups)
-        scales = torch.ldexp(torch.tensor(1.0), powers.to(torch.int32) - _BIAS)
+        exponents = powers.to(torch.int32) - _BIAS
+        scales = torch.ldexp(torch.ones(exponents.shape), exponents)
         return QuantizedWeight("int4", values, shape, scales, _GROUP, levels=torch.tensor(LEVELS))
 
     def ignores(self, name: str) -> bool:
