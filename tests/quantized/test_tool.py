@@ -89,6 +89,7 @@ EXPERTS = {
     "mixtral": {"intermediate_size": 96},
     "qwen2_moe": {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 64},
     "qwen3_moe": {"moe_intermediate_size": 64, "mlp_only_layers": [1], "intermediate_size": 192},
+    "glm4_moe": {"moe_intermediate_size": 64, "intermediate_size": 192},
 }
 
 
@@ -101,6 +102,7 @@ def test_models_with_experts(family: str, algorithm: str, tmp_path: Path) -> Non
     tensors = all_tensors(quantized)
     plain = {name for name, tensor in tensors.items() if name.endswith(".weight") and tensor.dtype != torch.int8}
     assert not any("proj" in name or "experts." in name for name in plain)
+    assert all(tensors[name].dtype == torch.float32 for name in tensors if name.endswith("correction_bias"))
     expected = reference(write_plain(quantized, tmp_path / "plain"))
     for backend in ("torch", "native"):
         produced = tokens(quantized, backend)
@@ -109,6 +111,12 @@ def test_models_with_experts(family: str, algorithm: str, tmp_path: Path) -> Non
         else:
             # Rows of 8 bits change logits by about a hundredth, so the first token is compared.
             assert produced[0][0] == expected[0][0]
+
+
+def test_experts_that_are_one_tensor_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = make_model(tmp_path / "model", "gpt_oss", dtype="float32")
+    assert quantize(model, tmp_path / "quantized", "awq") == 78
+    assert "gpt_oss have all experts of a layer in one tensor" in capsys.readouterr().err
 
 
 def test_an_expert_that_no_token_chooses_is_rounded_and_named(

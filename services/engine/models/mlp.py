@@ -13,7 +13,6 @@ from itertools import repeat
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from services.engine.kernels.activation import ACTIVATIONS, Activation, gated_by
@@ -88,13 +87,13 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class ExactRouter:
-    """A router's product in float32, whatever the type of x. `weight` [experts, hidden] float32."""
+    """A router's product in float32, whatever the type of x. `product`: with its weight [experts, hidden] float32."""
 
-    weight: Tensor
+    product: Linear
 
     def __call__(self, x: Tensor) -> Tensor:
         """X [n, hidden] → logits [n, experts] float32."""
-        return F.linear(x.to(torch.float32), self.weight)
+        return self.product(x.to(torch.float32))
 
 
 ExpertMatrices = Tensor | tuple[QuantizedWeight, ...]
@@ -106,7 +105,7 @@ class ExpertParts:
     """The parts of a mixture of experts. An expert's matrices: `gate_up` [2m, hidden], `down` [hidden, m]."""
 
     experts: Experts
-    router: Callable[[Tensor], Tensor]
+    router: Linear | ExactRouter
     gate_up: ExpertMatrices
     down: ExpertMatrices
     activation: ActivationKind

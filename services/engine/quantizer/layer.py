@@ -16,7 +16,7 @@ from services.engine.models.attention import StepInputs
 from services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights
 from services.engine.models.description import DecoderDescription
 from services.engine.models.linear import DenseLinear, Linear
-from services.engine.models.mlp import ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
+from services.engine.models.mlp import ExactRouter, ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
 from services.engine.models.norm import RmsNorm
 from services.engine.models.operations import TorchOperations
 from services.engine.quantization.method import PreparedMethod
@@ -166,7 +166,8 @@ def _linear_of_experts(mlp: ExpertMlp, name: str, expert: int | None) -> Linear:
         return (mlp.gate_up if name == "experts.up" else mlp.down)[expert]
     if name == "experts.up":
         # The router reads every token, as all experts together do.
-        return mlp.parts.router
+        router = mlp.parts.router
+        return router.product if isinstance(router, ExactRouter) else router
     assert mlp.parts.shared is not None
     assert isinstance(mlp.parts.shared.mlp, GatedMlp)
     return _up_or_down(mlp.parts.shared.mlp, name.removeprefix("shared."))

@@ -24,6 +24,7 @@ PARTIAL = ".antiphon_quantization.partial.json"
 INDEX = "model.safetensors.index.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", ".h5", ".msgpack", ".onnx")
 _NOT_COPIED = ("README.md", RECORD)
+_CORRECTIONS = "e_score_correction_bias"
 _HEADER_LENGTH = 8
 _ALIGNMENT = 8
 
@@ -90,9 +91,14 @@ class Output:
 
 
 def converted(name: str, tensor: Tensor, job: Job) -> Tensor:
-    """Returns a plain tensor in the type of `-t`. Raises SettingsError naming it if float16 cannot hold its numbers."""
+    """Returns a plain tensor in the type of `-t`. Raises SettingsError naming it if float16 cannot hold its numbers.
+
+    Corrections of routers stay in float32: they decide between scores that are close to each other.
+    """
     if not tensor.is_floating_point():
         return tensor
+    if name.endswith(_CORRECTIONS):
+        return tensor.to(torch.float32).contiguous()
     result = tensor.to(getattr(torch, DTYPES[job.dtype])).contiguous()
     if job.dtype == "fp16" and not bool(result.isfinite().all()):
         raise SettingsError(f"-t: {name} has numbers that fp16 cannot hold; use -t bf16")

@@ -177,7 +177,7 @@ def _expert_mlp(loader: _Loader, description: DecoderDescription, experts: Exper
     router: Linear | ExactRouter
     correction = None
     if experts.correction:
-        router = ExactRouter(loader.reader.exact(f"{name}.router.weight"))
+        router = ExactRouter(loader.operations.linear(loader.reader.exact(f"{name}.router.weight")))
         correction = loader.reader.exact(f"{name}.router.correction").flatten()
     else:
         router = loader.linear(f"{name}.router")
