@@ -122,13 +122,45 @@ MORE_VARIANTS.update(
         "gpt_oss without groups": ("gpt_oss", {"num_key_value_heads": 4, "num_local_experts": 6}),
     }
 )
+LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "deepseek_v2": ("deepseek_v2", {}),
+    "deepseek_v2 lite": (
+        "deepseek_v2",
+        {"q_lora_rank": None, "topk_method": "greedy", "routed_scaling_factor": 1.5, "n_shared_experts": 2},
+    ),
+    "deepseek_v3": ("deepseek_v3", {"n_group": 4, "topk_group": 2}),
+    "deepseek_v3 with stretched positions": (
+        "deepseek_v3",
+        {
+            "q_lora_rank": None,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+        },
+    ),
+    "deepseek_v3 with wide latents": ("deepseek_v3", {"kv_lora_rank": 32, "attention_bias": True}),
+    "glm4_moe_lite": ("glm4_moe_lite", {}),
+    "youtu": ("youtu", {}),
+}
+"""Latent attention. Wide latents are expanded for chunks of a prompt; the others are not."""
+MORE_VARIANTS.update(LATENT_VARIANTS)
 FOREIGN_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    name: (name, {}) for name in ("cohere", "deepseek_v2", "deepseek_v3")
+    name: (name, {}) for name in ("cohere",)
 }
 """Architectures without a family here."""
+TORCH_VARIANTS = (*FOREIGN_VARIANTS, *LATENT_VARIANTS)
+"""Variants that only PyTorch's operations compute."""
 MORE_VARIANTS.update(FOREIGN_VARIANTS)
 MORE_FAMILY_VARIANTS = (
-    *(name for name in FOREIGN_VARIANTS if name != "deepseek_v2"),
+    *FOREIGN_VARIANTS,
+    "deepseek_v2",
+    "deepseek_v3 with wide latents",
+    "youtu",
     "glm4 with experts",
     "dots1",
     "ernie4_5 with experts",

@@ -118,6 +118,9 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     },
     "deepseek_v2": {**_LATENT, "head_dim": 8, "topk_method": "group_limited_greedy"},
     "deepseek_v3": _LATENT,
+    "glm4_moe_lite": _LATENT,
+    # Transformers zeroes the embedding of Youtu's padding token while it loads a checkpoint.
+    "youtu": {**{name: value for name, value in _LATENT.items() if name not in _ROUTED}, "pad_token_id": None},
     "glm4_moe": {**_ROUTED, "head_dim": 16, "use_qk_norm": True, "routed_scaling_factor": 1.5},
     "dots1": {**_ROUTED, "n_shared_experts": 2, "norm_topk_prob": True},
     "ernie4_5_moe": {

@@ -17,7 +17,7 @@ from services.engine.worker.interface import ModelWorker
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
 from shared.parameters.sampling import SamplingParams
-from tests.model_variants import FOREIGN_VARIANTS, MORE_FAMILY_VARIANTS, MORE_VARIANTS
+from tests.model_variants import MORE_FAMILY_VARIANTS, MORE_VARIANTS, TORCH_VARIANTS
 from tests.models import VOCAB_SIZE
 from tests.native.libraries import make_cpu_worker
 
@@ -107,7 +107,7 @@ def on_both(variants: Iterable[str]) -> list[tuple[str, str]]:
         (backend, variant)
         for variant in variants
         for backend in BACKENDS
-        if backend == "torch" or variant not in FOREIGN_VARIANTS
+        if backend == "torch" or variant not in TORCH_VARIANTS
     ]
 
 

@@ -90,6 +90,8 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
     description = find_family(config).describe(config)
     if settings.enable_mm and description.rope is not None and description.rope.sections:
         return "it has no positions in rows and columns, which pictures of this model need"
+    if description.latent is not None:
+        return "it has no latent attention"
     if description.head_dim > HEAD_DIM_MAX:
         return f"the model's heads have more than {HEAD_DIM_MAX} dimensions"
     return None

@@ -71,7 +71,9 @@ class RankMemory:
     def __init__(self, own: KvMemory, parts: Sequence[Part], num_layers: int, num_kv_heads: int) -> None:
         self._own, self._parts = own, parts
         local = own.layout
-        self.layout = KvLayout(num_layers, num_kv_heads, local.head_bytes, local.dtype, local.block_size)
+        self.layout = KvLayout(
+            num_layers, num_kv_heads, local.head_bytes, local.dtype, local.block_size, local.num_parts
+        )
         self._lock = threading.Lock()
 
     def read(self, block: int, out: Bytes) -> None:

@@ -6,7 +6,7 @@
     weights: the k largest scores, divided by their sum if `normalise`, times a scale
 
 A correction [experts] is added to the scores for the choice alone (arXiv 2408.15664). With groups (arXiv 2412.19437)
-the experts are chosen from the groups whose two highest scores have the highest sums.
+the experts are chosen from the groups whose highest scores, usually two, have the highest sums.
 
 The plain reference: tokens are grouped by expert, and each expert multiplies its group once. Called by the expert MLP.
 """
@@ -22,7 +22,6 @@ Product = Callable[[Tensor], Tensor]
 """x [n, in] → x Wᵀ + b [n, out] with the matrix W of one expert, in whatever form it is stored."""
 
 
-_BEST_OF_GROUP = 2
 _TOTAL_MIN = 1e-20
 """Least number that weights are divided by: sigmoids of very negative logits are zero."""
 
@@ -35,17 +34,19 @@ def route(
     sigmoid: bool = False,
     correction: Tensor | None = None,
     groups: tuple[int, int] = (1, 1),
+    best_of_group: int = 2,
     scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Returns weights [n, k] in the logits' type and experts [n, k] int64, in the order of the choice, best first.
 
-    `groups`: how many there are, and how many of them a token's experts are chosen from.
+    `groups`: how many there are, and how many of them a token's experts are chosen from, by the sum of the
+    `best_of_group` highest scores in each.
     """
     wide = logits.to(torch.float32)
     scores = wide.sigmoid() if sigmoid else wide.softmax(dim=-1)
     ranks = scores if correction is None else scores + correction
     if groups[0] > groups[1]:
-        ranks = _within_groups(ranks, *groups)
+        ranks = _within_groups(ranks, *groups, best_of_group)
     experts = ranks.topk(num_per_token, dim=-1).indices
     weights = scores.gather(-1, experts)
     if normalise:
@@ -55,10 +56,10 @@ def route(
     return weights.to(logits.dtype), experts
 
 
-def _within_groups(ranks: Tensor, count: int, chosen: int) -> Tensor:
+def _within_groups(ranks: Tensor, count: int, chosen: int, best_of_group: int) -> Tensor:
     """Returns ranks [n, experts], -inf outside of each row's chosen groups."""
     grouped = ranks.unflatten(-1, (count, -1))
-    best = grouped.topk(min(_BEST_OF_GROUP, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
+    best = grouped.topk(min(best_of_group, grouped.shape[-1]), dim=-1).values.sum(dim=-1)
     kept = torch.zeros_like(best, dtype=torch.bool).scatter_(-1, best.topk(chosen, dim=-1).indices, True)
     return grouped.masked_fill(~kept.unsqueeze(-1), float("-inf")).flatten(-2)
 

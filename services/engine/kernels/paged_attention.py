@@ -123,7 +123,10 @@ def paged_attention(
     batch: AttentionBatch,
     scores: Scores = PLAIN_SCORES,
 ) -> Tensor:
-    """Returns the attention output [num_tokens, heads, head_dim]. The step's keys and values must be in the caches."""
+    """Returns the attention output [num_tokens, heads, head_dim]. The step's keys and values must be in the caches.
+
+    The keys may be the values too: then the key cache is given for both.
+    """
     if len(batch.decodes) == 1 and batch.decodes[0].tokens is None:
         return _decode(queries, key_cache, value_cache, batch.decodes[0], scores)
     attended = torch.empty_like(queries, memory_format=torch.contiguous_format)
@@ -228,11 +231,13 @@ def _tiles(
 def _decode(queries: Tensor, key_cache: Tensor, value_cache: Tensor, batch: DecodeBatch, scores: Scores) -> Tensor:
     """Returns the attention output [n, heads, head_dim] for queries [n, heads, head_dim]."""
     keys = _gather(key_cache, batch.blocks, batch.count, queries.dtype)
-    values = _gather(value_cache, batch.blocks, batch.count, queries.dtype)
+    values = keys
+    if value_cache is not key_cache:
+        values = _gather(value_cache, batch.blocks, batch.count, queries.dtype)
     kv_heads, head_dim = key_cache.shape[2:]
     grouped = queries.reshape(batch.count, kv_heads, -1, head_dim)
     sinks = None if scores.sinks is None else scores.sinks.view(1, kv_heads, -1, 1)
-    return _attend(grouped, keys, values, batch.mask, scores, sinks).reshape(queries.shape)
+    return attend(grouped, keys, values, batch.mask, scores, sinks).reshape(queries.shape)
 
 
 def _chunk(
@@ -250,21 +255,30 @@ def _chunk(
     """
     if tile.blocks is None:
         ends = tile.key_start, tile.key_start + tile.num_keys
-        # Rounded to the cache's type, as later steps read them: results must not depend on how a prompt is chunked.
-        rounded = (as_stored(x[ends[0] : ends[1]], key_cache.dtype).to(queries.dtype) for x in (keys, values))
-        keys, values = (x.transpose(0, 1) for x in rounded)
+        keys, values = (rounded(x[ends[0] : ends[1]], key_cache.dtype).transpose(0, 1) for x in (keys, values))
     else:
-        caches = (key_cache, value_cache)
-        keys, values = (_gather(cache, tile.blocks, 1, queries.dtype)[0, :, : tile.num_keys] for cache in caches)
+        keys = gather_tile(key_cache, tile, queries.dtype)
+        values = keys if value_cache is key_cache else gather_tile(value_cache, tile, queries.dtype)
     rows, kv_heads = tile.end - tile.start, keys.shape[0]
     grouped = queries[tile.start : tile.end].unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
     expanded = [x.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for x in (keys, values)]
     sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, -1, 1, 1)
-    attended = _attend(grouped, expanded[0], expanded[1], tile.mask, scores, sinks)
+    attended = attend(grouped, expanded[0], expanded[1], tile.mask, scores, sinks)
     return attended.permute(2, 0, 1, 3).reshape(rows, -1, queries.shape[-1])
 
 
-def _attend(
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns x rounded to the cache's type, as later steps read it: results must not depend on how prompts are cut."""
+    return as_stored(x, dtype).to(x.dtype)
+
+
+def gather_tile(cache: Tensor, tile: ChunkTile, dtype: torch.dtype) -> Tensor:
+    """Returns the keys or values of a tile that has blocks, [kv_heads, num_keys, head_dim]."""
+    assert tile.blocks is not None
+    return _gather(cache, tile.blocks, 1, dtype)[0, :, : tile.num_keys]
+
+
+def attend(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,

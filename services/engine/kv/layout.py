@@ -4,6 +4,8 @@ A block of n tokens is, for each layer, its keys and then its values, [n, kv_hea
 
     [layers, 2, n, kv_heads, head_bytes]    bytes, contiguous; head_bytes = head_dim * size of a number
 
+Of a model with latent attention a layer has one part in place of two, the rows of latents:
+[layers, 1, n, 1, bytes of a row].
 Backends whose cache has another form (padded heads, another order of dimensions, device memory) convert (`KvMemory`).
 """
 
@@ -27,14 +29,16 @@ class KvLayout(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     """Type of the numbers, such as `bfloat16`."""
     block_size: int
+    num_parts: int = 2
+    """Parts of a layer: keys and values, or rows of latents."""
 
     def shape(self, num_tokens: int) -> tuple[int, int, int, int, int]:
         """Returns the shape of a block with `num_tokens` tokens, in bytes."""
-        return self.num_layers, 2, num_tokens, self.num_kv_heads, self.head_bytes
+        return self.num_layers, self.num_parts, num_tokens, self.num_kv_heads, self.head_bytes
 
     def num_bytes(self, num_tokens: int) -> int:
         """Returns the size of a block with `num_tokens` tokens."""
-        return self.num_layers * 2 * num_tokens * self.num_kv_heads * self.head_bytes
+        return self.num_layers * self.num_parts * num_tokens * self.num_kv_heads * self.head_bytes
 
 
 def checksum(data: Bytes) -> int:

@@ -25,7 +25,8 @@ class StepInputs:
 
     `slot_mapping` [num_tokens]: the cache slot of each token's key and value. `attention`: for each distinct sliding
     window of the model's layers, which keys each token sees, in the form that the attention takes (the reference:
-    `AttentionBatch`). `key_caches`, `value_caches`: one per layer, see `paged_attention`.
+    `AttentionBatch`). `key_caches`, `value_caches`: one per layer, see `paged_attention`; of latents there are no
+    value caches, and the key caches have their rows (`LatentAttention`).
     """
 
     slot_mapping: Tensor
@@ -52,6 +53,33 @@ class Attention(Protocol):
         ...
 
 
+class Rotations:
+    """The rotations of a model's layers, with the type and on the device of `like`."""
+
+    def __init__(self, description: DecoderDescription, like: Tensor) -> None:
+        self._dtype = like.dtype
+        self.ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
+        """The rotary embedding of each layer; None: it has none."""
+        self._frequencies = {
+            rope: inverse_frequencies(rope).to(like.device) for rope in set(self.ropes) if rope is not None
+        }
+        self._axes = {rope: axes_of(rope).to(like.device) for rope in self._frequencies}
+
+    def of(self, positions: Tensor) -> Mapping[RopeParameters, Rotation]:
+        """Returns the rotations of a step. `positions`: see `Attention.prepare`."""
+        spatial = positions.dim() > 1
+        return {
+            rope: make_rotation(
+                positions.t().index_select(1, self._axes[rope]) if spatial else positions,
+                frequencies,
+                rope.attention_factor,
+                self._dtype,
+                rope.interleaved,
+            )
+            for rope, frequencies in self._frequencies.items()
+        }
+
+
 class ReferenceAttention:
     """Attention in plain torch operations.
 
@@ -65,31 +93,17 @@ class ReferenceAttention:
         like: Tensor,
         sinks: tuple[Tensor | None, ...],
     ) -> None:
-        self._description, self._qk_norms, self._dtype = description, qk_norms, like.dtype
-        self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
-        self._frequencies = {
-            rope: inverse_frequencies(rope).to(like.device) for rope in set(self._ropes) if rope is not None
-        }
-        self._axes = {rope: axes_of(rope).to(like.device) for rope in self._frequencies}
+        self._description, self._qk_norms = description, qk_norms
+        self._rotations = Rotations(description, like)
         self._scores = tuple(Scores(description.query_scale, description.attention_softcap, each) for each in sinks)
 
     def prepare(self, positions: Tensor) -> Mapping[RopeParameters, Rotation]:
         """See `Attention`."""
-        spatial = positions.dim() > 1
-        return {
-            rope: make_rotation(
-                positions.t().index_select(1, self._axes[rope]) if spatial else positions,
-                frequencies,
-                rope.attention_factor,
-                self._dtype,
-                rope.interleaved,
-            )
-            for rope, frequencies in self._frequencies.items()
-        }
+        return self._rotations.of(positions)
 
     def attend(self, layer: int, qkv: Tensor, prepared: Mapping[RopeParameters, Rotation], step: StepInputs) -> Tensor:
         """See `Attention`."""
-        d, norm, rope = self._description, self._qk_norms[layer], self._ropes[layer]
+        d, norm, rope = self._description, self._qk_norms[layer], self._rotations.ropes[layer]
         heads = qkv.view(-1, d.num_heads + 2 * d.num_kv_heads, d.head_dim)
         queries_keys, values = heads.split((d.num_heads + d.num_kv_heads, d.num_kv_heads), dim=1)
         if norm is not None and d.whole_qk_norm:

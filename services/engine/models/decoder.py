@@ -18,6 +18,7 @@ from torch import Tensor
 
 from services.engine.models.attention import Attention, StepInputs
 from services.engine.models.description import DecoderDescription
+from services.engine.models.latent_attention import LatentWeights, ReferenceLatentAttention
 from services.engine.models.linear import Linear
 from services.engine.models.mlp import Mlp
 from services.engine.models.norm import Norm
@@ -31,6 +32,7 @@ class LayerWeights:
     input_norm: Norm | None
     """None: attention reads the residual stream."""
     qkv: Linear
+    """All that reads the hidden states: queries, keys and values, or what latent attention has in their place."""
     o: Linear
     mlp_norm: Norm | None
     """None: the MLP reads the output of `input_norm`, or the residual stream if there is none."""
@@ -40,6 +42,8 @@ class LayerWeights:
     after_mlp_norm: Norm | None = None
     sinks: Tensor | None = None
     """[heads] float32: the score of each head's sink."""
+    latent: LatentWeights | None = None
+    """Of latent attention, what is between `qkv` and attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +136,7 @@ class Decoder:
         self.description = description
         self._weights = weights
         embedding = weights.embedding
-        qk_norms, sinks = tuple(x.qk_norm for x in weights.layers), tuple(x.sinks for x in weights.layers)
-        self._attention = operations.attention(description, qk_norms, embedding, sinks)
+        self._attention = _attention(description, weights, operations)
         self._embedding_scale: Tensor | float | None = None
         if description.embedding_scale != 1.0:
             scale = description.embedding_scale
@@ -218,6 +221,14 @@ class Decoder:
         if self._weights.positions is not None:
             hidden = hidden + F.embedding(positions + self.description.learned_position_offset, self._weights.positions)
         return hidden
+
+
+def _attention(description: DecoderDescription, weights: DecoderWeights, operations: Operations) -> Attention:
+    if description.latent is None:
+        qk_norms, sinks = tuple(x.qk_norm for x in weights.layers), tuple(x.sinks for x in weights.layers)
+        return operations.attention(description, qk_norms, weights.embedding, sinks)
+    latents = tuple(layer.latent for layer in weights.layers if layer.latent is not None)
+    return ReferenceLatentAttention(description, description.latent, latents, weights.embedding)
 
 
 class _Sequential:

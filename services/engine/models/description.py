@@ -75,14 +75,49 @@ class Experts:
     """Whether a number for each expert is added to its score for the choice, not for the weight. Such a router is
     computed in float32, because it chooses between scores that are close to each other."""
     num_groups: int = 1
-    """Experts are in so many groups of neighbours. A group's score is the sum of the two highest in it."""
+    """Experts are in so many groups of neighbours. A group's score is the sum of the `best_of_group` highest in it."""
     num_chosen_groups: int = 1
     """A token's experts are in so many groups, those with the highest scores."""
+    best_of_group: int = 2
     scale: float = 1.0
     """Factor on the weights, after they were divided by their sum."""
+    exact_router: bool = False
+    """Whether a router without correction is computed in float32 too."""
     router_bias: bool = False
     bias: bool = False
     """Whether the matrices of experts have biases."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention (arXiv 2405.04434): keys and values of all heads come from one row of each token.
+
+        row    [rank + rope_dim]: a normed latent, and the rotated part of the key, which all heads share
+        key    of a head: [W_key latent | rotated part],  W_key [nope_dim, rank]
+        value  of a head: W_value latent,                 W_value [value_dim, rank]
+
+    The KV cache has the rows only, as those of one key head; it has no values (`DecoderDescription.cache_parts`).
+    """
+
+    rank: int
+    rope_dim: int
+    nope_dim: int
+    """Number of dimensions of a query or key that are not rotated; they come before those that are."""
+    value_dim: int
+    query_rank: int = 0
+    """Width of the normed latent that queries are made of; 0: they are made of the hidden states."""
+    norm_eps: float = 1e-6
+    """Epsilon of the norms of both latents."""
+
+    @property
+    def row_size(self) -> int:
+        """Width of a row in the cache."""
+        return self.rank + self.rope_dim
+
+    @property
+    def query_dim(self) -> int:
+        """Width of a query head, and of a key head that is made of a row."""
+        return self.nope_dim + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +132,7 @@ class DecoderDescription:
     num_kv_heads: int
     """Divides `num_heads`: each key/value head serves a group of query heads."""
     head_dim: int
+    """Width of a key head in the cache; without `latent`, of query and value heads too."""
     intermediate_size: int
     max_positions: int
     """Longest context that the model supports, with its scaling of positions."""
@@ -155,6 +191,8 @@ class DecoderDescription:
     normalised_head: bool = False
     """Whether the rows of the output projection are normalised to length one."""
     experts: Experts | None = None
+    latent: LatentAttention | None = None
+    """Attention over latents, whose rows are the one key head of the cache; None: attention over keys and values."""
     eos_token_ids: tuple[int, ...] = ()
     other_parts: tuple[str, ...] = ()
     """Beginnings, each with its dot, of the names of checkpoint tensors that are not the decoder's, such as those of a
@@ -164,6 +202,7 @@ class DecoderDescription:
         assert self.num_heads % self.num_kv_heads == 0
         assert len(self.sliding_windows) == self.num_layers
         assert not self.qk_norm_rotated or (self.rope is not None and self.rope.attention_factor == 1.0)
+        assert self.latent is None or (self.num_kv_heads, self.head_dim) == (1, self.latent.row_size)
         assert self.gated_mlp or self.activation != "swigluoai"
 
     def rope_of(self, layer: int) -> RopeParameters | None:
@@ -179,10 +218,20 @@ class DecoderDescription:
 
     @property
     def q_size(self) -> int:
-        """Width of all query heads together."""
+        """Width of all query heads together, as they are multiplied with keys of the cache."""
         return self.num_heads * self.head_dim
 
     @property
+    def attended_size(self) -> int:
+        """Width of what attention returns: the values of all query heads together."""
+        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
+
+    @property
+    def cache_parts(self) -> int:
+        """Number of tensors that a layer has in the KV cache: keys and values, or the rows of latents."""
+        return 2 if self.latent is None else 1
+
+    @property
     def kv_size(self) -> int:
-        """Width of all key heads together; the value heads have the same width."""
+        """Width of all key heads together in the cache; the value heads, if it has any, have the same width."""
         return self.num_kv_heads * self.head_dim

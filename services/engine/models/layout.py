@@ -8,7 +8,7 @@ loaders, which read and join the tensors; this module contains no weights.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from services.engine.models.description import DecoderDescription, Experts
+from services.engine.models.description import DecoderDescription, Experts, LatentAttention
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,13 @@ class Names:
     """Gate and up; a single matrix if the MLP has no gate or the checkpoint stores both in one."""
     down: str = "mlp.down_proj"
     after_mlp_norm: str = ""
+
+    q_latent: str = "self_attn.q_a_proj"
+    q_latent_norm: str = "self_attn.q_a_layernorm"
+    q_up: str = "self_attn.q_b_proj"
+    latent: str = "self_attn.kv_a_proj_with_mqa"
+    latent_norm: str = "self_attn.kv_a_layernorm"
+    latent_up: str = "self_attn.kv_b_proj"
 
     router: str = "mlp.gate"
     correction: str = "mlp.gate.e_score_correction_bias"
@@ -145,9 +152,12 @@ def _layer(d: DecoderDescription, names: Names, layer: int) -> Iterator[Paramete
         yield from _norm(d, f"{ours}.after_mlp_norm", f"{theirs}.{names.after_mlp_norm}")
     linear = _Linears(theirs, names.transposed)
     grouping = Grouping(d.num_kv_heads, d.head_dim) if names.grouped_qkv else None
-    heads = _shares(names.qkv, (d.q_size, d.kv_size, d.kv_size))
-    yield from linear(f"{ours}.qkv", heads, d.hidden_size, d.qkv_bias, grouping)
-    yield from linear(f"{ours}.o", {names.o: d.hidden_size}, d.q_size, d.o_bias)
+    if d.latent is not None:
+        yield from _latents(d, d.latent, names, ours, linear)
+    else:
+        heads = _shares(names.qkv, (d.q_size, d.kv_size, d.kv_size))
+        yield from linear(f"{ours}.qkv", heads, d.hidden_size, d.qkv_bias, grouping)
+    yield from linear(f"{ours}.o", {names.o: d.hidden_size}, d.attended_size, d.o_bias)
     if d.qk_norm:
         widths = (d.q_size, d.kv_size) if d.whole_qk_norm else (d.head_dim, d.head_dim)
         for which, name, width in zip(("q_norm", "k_norm"), names.qk_norm, widths, strict=True):
@@ -160,6 +170,25 @@ def _layer(d: DecoderDescription, names: Names, layer: int) -> Iterator[Paramete
         rows = (d.intermediate_size,) * (2 if d.gated_mlp else 1)
         yield from linear(f"{ours}.up", _shares(names.up, rows), d.hidden_size, d.mlp_bias)
         yield from linear(f"{ours}.down", {names.down: d.hidden_size}, d.intermediate_size, d.mlp_bias)
+
+
+def _latents(
+    d: DecoderDescription, a: LatentAttention, names: Names, ours: str, linear: "_Linears"
+) -> Iterator[Parameter]:
+    """Yields what latent attention has in place of query, key and value projections (`LatentAttention`).
+
+    `qkv` stacks the matrices that read the hidden states: that of queries or of their latent, and that of rows.
+    """
+    queries, values = d.num_heads * a.query_dim, d.num_heads * (a.nope_dim + a.value_dim)
+    first = {names.q_latent: a.query_rank} if a.query_rank else {names.qkv[0]: queries}
+    yield from linear(f"{ours}.qkv", {**first, names.latent: a.row_size}, d.hidden_size, d.qkv_bias)
+    if a.query_rank:
+        yield Parameter(
+            f"{ours}.q_latent_norm", (Source(f"{linear.prefix}.{names.q_latent_norm}.weight", (a.query_rank,)),)
+        )
+        yield from linear(f"{ours}.q_up", {names.q_up: queries}, a.query_rank, False)
+    yield Parameter(f"{ours}.latent_norm", (Source(f"{linear.prefix}.{names.latent_norm}.weight", (a.rank,)),))
+    yield from linear(f"{ours}.latent_up", {names.latent_up: values}, a.rank, False)
 
 
 def _experts(d: DecoderDescription, names: Names, ours: str, linear: "_Linears") -> Iterator[Parameter]:

@@ -127,6 +127,7 @@ class ExpertParts:
             sigmoid=e.scoring == "sigmoid",
             correction=self.correction,
             groups=(e.num_groups, e.num_chosen_groups),
+            best_of_group=e.best_of_group,
             scale=e.scale,
         )
 

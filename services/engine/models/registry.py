@@ -10,6 +10,7 @@ from services.engine.models.families import (
     baichuan,
     chatglm,
     cohere2,
+    deepseek,
     ernie,
     ernie_moe,
     exaone4,
@@ -63,9 +64,9 @@ class Family(Protocol):
 
 
 FAMILIES: tuple[Family, ...] = (
-    baichuan, chatglm, cohere2, ernie, ernie_moe, exaone4, falcon, gemma, glm, glm4_moe, gpt2, gpt_neox, gpt_oss,
-    granite, hunyuan, internlm2, llama, llava, minimax_m2, mistral, mixtral, olmo2, opt, phi3, qwen, qwen2, qwen2_vl,
-    qwen3, qwen_moe, seed_oss, smollm3, starcoder2,
+    baichuan, chatglm, cohere2, deepseek, ernie, ernie_moe, exaone4, falcon, gemma, glm, glm4_moe, gpt2, gpt_neox,
+    gpt_oss, granite, hunyuan, internlm2, llama, llava, minimax_m2, mistral, mixtral, olmo2, opt, phi3, qwen, qwen2,
+    qwen2_vl, qwen3, qwen_moe, seed_oss, smollm3, starcoder2,
     *TEXT_PARTS,
 )  # fmt: skip
 

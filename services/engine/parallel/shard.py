@@ -4,8 +4,8 @@
                         up) lose rows, those behind them (o, down) lose columns, and the results of these are summed
     pipeline parallel   a rank has some consecutive layers. Hidden states go from rank to rank
 
-Embedding, head, routers and norms are whole on each rank. Pure: descriptions and indices, no communication. Called by
-the parameter reader and the workers.
+Embedding, head, routers, norms and latents, whose rows every rank caches, are whole on each rank. Pure: descriptions
+and indices, no communication. Called by the parameter reader and the workers.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from services.engine.models.description import DecoderDescription, Experts
+from services.engine.models.description import DecoderDescription, Experts, LatentAttention
 from services.engine.quantization.weight import QuantizedWeight
 from shared.config import SettingsError
 
 _TP = "--tensor-parallel-size"
 _PP = "--pipeline-parallel-size"
-_ROWS = frozenset({"qkv", "up", "shared.up", "experts.up"})
+_ROWS = frozenset({"qkv", "q_up", "latent_up", "up", "shared.up", "experts.up"})
 _COLUMNS = frozenset({"o", "down", "shared.down", "experts.down"})
 
 
@@ -110,7 +110,7 @@ def sharded(
 
 def rows_of(name: str, d: DecoderDescription, shard: Shard) -> Tensor | None:
     """Returns a rank's rows, sorted, of a matrix that loses rows; None for the others, and with one rank."""
-    return _rows(name, d, shard) if shard.tp_size > 1 and name in _ROWS else None
+    return _rows(name, d, shard) if shard.tp_size > 1 and _loses_rows(name, d) else None
 
 
 def columns_of(name: str, num_columns: int, shard: Shard) -> slice | None:
@@ -123,7 +123,7 @@ def columns_of(name: str, num_columns: int, shard: Shard) -> slice | None:
 
 def sharded_bias(name: str, bias: Tensor, d: DecoderDescription, shard: Shard) -> Tensor:
     """Returns a rank's part of the bias of the matrix of that name; of matrices that are summed, the whole bias."""
-    if shard.tp_size == 1 or name not in _ROWS:
+    if shard.tp_size == 1 or not _loses_rows(name, d):
         return bias
     return bias.index_select(0, _rows(name, d, shard).to(bias.device))
 
@@ -145,7 +145,14 @@ def local_kv_heads(d: DecoderDescription, shard: Shard) -> range:
     return range(first, first + max(1, d.num_kv_heads // shard.tp_size))
 
 
+def _loses_rows(name: str, d: DecoderDescription) -> bool:
+    """Whether a matrix is divided by rows. Latents of queries and of rows are whole on each rank."""
+    return name in _ROWS and not (name == "qkv" and d.latent is not None and d.latent.query_rank)
+
+
 def _rows(name: str, d: DecoderDescription, shard: Shard) -> Tensor:
+    if d.latent is not None and name in ("qkv", "q_up", "latent_up"):
+        return _latent_rows(name, d, d.latent, shard)
     if name == "qkv":
         return _qkv_rows(d, shard)
     if name == "experts.up":
@@ -177,6 +184,13 @@ def _qkv_rows(d: DecoderDescription, shard: Shard) -> Tensor:
     queries = torch.arange(heads.start * size, heads.stop * size)
     keys = torch.arange(kv_heads.start * size, kv_heads.stop * size) + d.q_size
     return torch.cat([queries, keys, keys + d.kv_size])
+
+
+def _latent_rows(name: str, d: DecoderDescription, a: LatentAttention, shard: Shard) -> Tensor:
+    """Returns the rows of this rank's heads in a matrix of latent attention; behind queries, the latent's too."""
+    heads, size = local_heads(d, shard), a.nope_dim + a.value_dim if name == "latent_up" else a.query_dim
+    rows = torch.arange(heads.start * size, heads.stop * size)
+    return rows if name != "qkv" else torch.cat([rows, torch.arange(a.row_size) + d.num_heads * size])
 
 
 def _check(d: DecoderDescription, shard: Shard) -> None:

@@ -1,7 +1,8 @@
 """Chooses the matrices that are quantized while a model with plain weights is loaded, and rounds them.
 
 Quantized are the linear layers of attention and MLP, experts included. Embedding, output head, routers and norms stay
-as they are: they are small or decide too much. Called by the workers through `choice`.
+as they are: they are small or decide too much. So do the matrices that make keys and values of latents, which attention
+multiplies from both sides. Called by the workers through `choice`.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,9 @@ from services.engine.quantization.rounding import quantize_fp8, quantize_int8, q
 from services.engine.quantization.weight import Quantize, QuantizedWeight
 from shared.settings.quantization import OnlineMode
 
-QUANTIZED_MATRICES = frozenset({"qkv", "o", "up", "down", "experts.up", "experts.down", "shared.up", "shared.down"})
+QUANTIZED_MATRICES = frozenset(
+    {"qkv", "q_up", "o", "up", "down", "experts.up", "experts.down", "shared.up", "shared.down"}
+)
 """Names of matrices within a layer."""
 _ROUND: dict[OnlineMode, Callable[[Tensor], QuantizedWeight]] = {
     "ifq": lambda weight: quantize_int8(weight),

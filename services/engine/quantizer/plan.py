@@ -101,6 +101,11 @@ def is_quantized(parameter: Parameter) -> bool:
 def make_plan(description: DecoderDescription, layout: tuple[Parameter, ...], job: Job) -> Plan:
     """Returns the plan. Raises SettingsError naming the tensor that does not divide, or the option that contradicts."""
     d = description
+    if d.latent is not None:
+        raise SettingsError(
+            "--model: the weights of latent attention are not quantized by this tool; serve the model with "
+            "--quantization=ifq or ifq_nf4, which round them while they are loaded"
+        )
     if job.multi_query and job.algorithm == "smooth_quant" and d.num_kv_heads == d.num_heads:
         raise SettingsError(
             f"--multi-query-mode: the model has {d.num_kv_heads} key heads for {d.num_heads} query heads, one for "

@@ -116,15 +116,17 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         )
     family, device = find_family(config), torch.device("cuda" if backend == "gpu" else "cpu")
     whole = family.describe(config)
+    if backend == "cpp" and whole.latent is not None:
+        backend = "torch"
     shard = Shard.of_rank(0, settings.tensor_parallel_size, settings.pipeline_parallel_size)
     d, layout = local_description(whole, shard), family.layout(whole)
     dtype = choose_dtype(settings.dtype, weight_dtype(config), device)
     chosen = choose(settings.quantization, model_dir, config, _DEVICES[backend])
     weights = _weights(layout, whole, dtype, chosen, shard, backend)
     if chosen.method is not None:
-        weights = _prepared_bytes(model_dir, dtype) // shard.size
+        weights = _prepared_bytes(model_dir, dtype, layout) // shard.size
     bounds, context = largest_step(settings, d, on_cpu=backend != "gpu"), context_length(settings, whole)
-    captures = backend == "gpu" and not settings.enforce_eager and shard.size == 1
+    captures = backend == "gpu" and not settings.enforce_eager and shard.size == 1 and d.latent is None
     cached = replace(d, head_dim=-(-d.head_dim // 32) * 32) if backend == "cpp" else d
     return Needs(
         description=d,
@@ -167,6 +169,8 @@ def predict_step(bounds: StepBounds, d: DecoderDescription, dtype: torch.dtype, 
     size, vocab = dtype.itemsize, d.vocab_size
     passing = bounds.num_tokens * _token_bytes(d, size, backend)
     if backend == "gpu":
+        if d.latent is not None:
+            passing += bounds.context * bytes_per_context_token(bounds.num_tokens, d, dtype)
         sampling = _SAMPLING_BYTES // 2 * vocab * bounds.num_samples
         return StepBytes(passing + sampling + 10 * vocab * bounds.num_reported, bounds.context, 0)
     probe = make_probe(bounds, d, 1, torch.device("cpu"))
@@ -193,6 +197,9 @@ def predict_step(bounds: StepBounds, d: DecoderDescription, dtype: torch.dtype, 
 def _token_bytes(d: DecoderDescription, size: int, backend: BackendName) -> int:
     """Returns the bytes of activations for each token of a step. `size`: bytes of an activation."""
     heads = 2 * d.q_size + 2 * d.kv_size
+    if d.latent is not None:
+        # Queries as they are, then multiplied for rows; what is attended, and the values of it.
+        heads += d.num_heads * (d.latent.query_dim + d.latent.value_dim)
     inner = (2 if d.gated_mlp else 1) * d.intermediate_size
     if d.experts is not None:
         e = d.experts
@@ -223,7 +230,7 @@ def _weights(
         key = within_layer(name), shapes
         if key not in known:
             # The Triton kernels multiply plain experts.
-            plain = backend == "gpu" and "experts." in name
+            plain = backend == "gpu" and "experts." in name and d.latent is None
             known[key] = _parameter_bytes(parameter, d, dtype, None if plain else quantize, shard)
         total += known[key]
     return total
@@ -242,14 +249,21 @@ def _parameter_bytes(
         return sharded(name, weight if quantize is None else quantize(name, weight), d, shard).nbytes
 
 
-def _prepared_bytes(model_dir: Path, dtype: torch.dtype) -> int:
-    """Returns the bytes that the weights of a prepared checkpoint take; its scales and zero points become float32."""
+def _prepared_bytes(model_dir: Path, dtype: torch.dtype, layout: Iterable[Parameter]) -> int:
+    """Returns the bytes that the weights of a prepared checkpoint take; its scales and zero points become float32.
+
+    The matrices that make keys and values of latents become plain.
+    """
     files = sorted(model_dir.glob("*.safetensors"))
     if not files and not weight_file_bytes(model_dir):
         raise SettingsError(f"--model: {model_dir} has no weights, and prepared ones are counted in their files")
     if not files:
         return weight_file_bytes(model_dir)
-    return sum(_tensor_bytes(name, entry, dtype) for file in files for name, entry in _header(file).items())
+    sources = [source for p in layout if p.name.endswith(".latent_up.weight") for source in p.sources]
+    made_plain = tuple(source.name.removesuffix("weight") for source in sources)
+    stored = {name: entry for file in files for name, entry in _header(file).items() if not name.startswith(made_plain)}
+    kept = sum(_tensor_bytes(name, entry, dtype) for name, entry in stored.items())
+    return kept + sum(math.prod(source.shape) for source in sources) * dtype.itemsize
 
 
 def _tensor_bytes(name: str, entry: Mapping[str, Any], dtype: torch.dtype) -> int:

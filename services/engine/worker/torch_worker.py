@@ -251,6 +251,11 @@ def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
             "--enable-lora, --enable-prompt-adapter: this architecture runs through transformers, where adapters are "
             "not computed; merge a LoRA adapter into the model's weights"
         )
+    if settings.enable_lora and find_family(config).describe(config).latent is not None:
+        raise SettingsError(
+            "--enable-lora: this model has latent attention, where adapters are not computed; merge the LoRA adapter "
+            "into the model's weights"
+        )
     if settings.enable_prompt_adapter and find_family(config).describe(config).embedding_scale != 1.0:
         raise SettingsError(
             "--enable-prompt-adapter: this model scales its embeddings, and how virtual tokens are scaled differs "

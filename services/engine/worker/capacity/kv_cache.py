@@ -2,6 +2,7 @@
 
     key_caches[layer], value_caches[layer]   [num_blocks, block_size, kv_heads, head_dim]
 
+Of a model with latent attention there are no value caches: the key caches have the rows of latents.
 The core decides what each block holds. Called by the workers at start-up.
 """
 
@@ -41,15 +42,26 @@ class KvPlan:
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """The key and value tensors, one pair for each layer."""
+    """The key and value tensors, one pair for each layer; of latents no value tensors."""
 
     key_caches: tuple[Tensor, ...]
     value_caches: tuple[Tensor, ...]
 
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """All tensors, layer by layer; of each layer first its keys."""
+        layers = (self.key_caches, self.value_caches) if self.value_caches else (self.key_caches,)
+        return tuple(part for layer in zip(*layers, strict=True) for part in layer)
+
+    @property
+    def parts_per_layer(self) -> int:
+        """Number of tensors of a layer: 2, or 1 without value tensors."""
+        return 2 if self.value_caches else 1
+
 
 def bytes_per_block(description: DecoderDescription, block_size: int, dtype: torch.dtype) -> int:
     """Returns the bytes of the keys and values of one block in all layers."""
-    return description.num_layers * 2 * block_size * description.kv_size * dtype.itemsize
+    return description.num_layers * description.cache_parts * block_size * description.kv_size * dtype.itemsize
 
 
 def plan_kv_cache(
@@ -122,6 +134,8 @@ def allocate_kv_cache(
     make = _zeros_on_demand if device.type == "cpu" else torch.zeros
     layers = range(description.num_layers)
     keys = tuple(make(shape, dtype=dtype, device=device) for _ in layers)
+    if description.latent is not None:
+        return KvCache(keys, ())
     return KvCache(keys, tuple(make(shape, dtype=dtype, device=device) for _ in layers))
 
 

@@ -1,7 +1,5 @@
 """The KV cache and the swap space as blocks in the form in which engines exchange them (`kv.layout`)."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -21,9 +19,9 @@ class CacheMemory:
         _, block_size, num_heads, _ = first.shape
         head_bytes = head_dim * first.dtype.itemsize
         name = str(first.dtype).removeprefix("torch.")
-        self.layout = KvLayout(len(cache.key_caches), num_heads, head_bytes, name, block_size)
-        self._cache = _parts(cache)
-        self._host = [_as_bytes(part).numpy() for part in _parts(host)]
+        self.layout = KvLayout(len(cache.key_caches), num_heads, head_bytes, name, block_size, cache.parts_per_layer)
+        self._cache = cache.parts
+        self._host = [_as_bytes(part).numpy() for part in host.parts]
         on_host = first.device.type == "cpu"
         self._read_from = [_as_bytes(part).numpy() for part in self._cache] if on_host else None
 
@@ -57,7 +55,7 @@ class PackedMemory:
         name = str(first.dtype).removeprefix("torch.")
         num_layers, head_bytes = len(cache.key_caches), head_dim * first.dtype.itemsize
         self.layout = KvLayout(num_layers, num_heads, head_bytes, name, block_size)
-        self._cache = _parts(cache)
+        self._cache = cache.parts
         self._host = host.numpy().view(np.uint8).reshape(-1, num_layers * 2, block_size, num_heads, head_bytes)
 
     def read(self, block: int, out: Bytes) -> None:
@@ -68,11 +66,6 @@ class PackedMemory:
     def write(self, host_block: int, data: Bytes) -> None:
         """See `KvMemory`."""
         self._host[host_block, :, : data.shape[2]] = data.reshape(-1, *data.shape[2:])
-
-
-def _parts(cache: KvCache) -> Sequence[Tensor]:
-    """Returns the keys and the values of each layer, in the order of the layout."""
-    return [part for pair in zip(cache.key_caches, cache.value_caches, strict=True) for part in pair]
 
 
 def _as_bytes(values: Tensor) -> Tensor:

@@ -189,7 +189,11 @@ def bytes_per_context_token(num_tokens: int, description: DecoderDescription, dt
     """Returns the bytes that `kernels/paged_attention.py` needs for each token of context in a step of `num_tokens`."""
     size, d = dtype.itemsize, description
     # Gathered keys and values; 8-bit ones exist before and after the conversion to the model's type.
-    gathered = 2 * d.kv_size * (size + 1)
+    gathered = d.cache_parts * d.kv_size * (size + 1)
+    if d.latent is not None:
+        # What is made of rows, keys with their rotated part, and values padded to the width of keys.
+        a = d.latent
+        gathered += d.num_heads * (a.nope_dim + a.value_dim + 2 * a.query_dim) * size
     # A mask and the two booleans it is made from, for each query and distinct window; with ALiBi for each head too.
     masks = (size + 2) * num_tokens * len(set(d.sliding_windows))
     if d.alibi_scale is not None:

@@ -122,6 +122,13 @@ class ParameterReader:
         self.read_bytes += part.nbytes
         return part
 
+    def plain_matrix(self, name: str) -> Tensor:
+        """Returns the weight of a linear layer like `matrix`, plain whatever the checkpoint has, and never mapped."""
+        weight = self._checkpoint.read(self._parameters[self._global(f"{name}.weight")], self._dtype, self._device)
+        part = sharded(within_layer(name), weight, self._description, self.shard)
+        assert isinstance(part, Tensor)
+        return self._counted(part.clone() if self.is_mapped(f"{name}.weight") else part)
+
     def rounded(self, name: str, weight: Tensor) -> Matrix:
         """Returns a plain weight as the quantizer rounds the matrix of that name; unchanged if it does not."""
         quantize = self._form.quantize

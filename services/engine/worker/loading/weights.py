@@ -14,6 +14,7 @@ from torch import Tensor
 
 from services.engine.models.decoder import DecoderWeights, LayerWeights
 from services.engine.models.description import DecoderDescription, Experts
+from services.engine.models.latent_attention import LatentWeights
 from services.engine.models.layout import Parameter
 from services.engine.models.linear import Linear, can_pack
 from services.engine.models.mlp import ExactRouter, ExpertMatrices, ExpertParts, Mlp, SharedExpert
@@ -147,6 +148,17 @@ def _layer(loader: _Loader, description: DecoderDescription, index: int) -> Laye
         after_attention_norm=loader.optional_norm(f"{name}.after_attention_norm"),
         after_mlp_norm=loader.optional_norm(f"{name}.after_mlp_norm"),
         sinks=loader.sinks(f"{name}.sinks") if description.attention_sinks else None,
+        latent=_latent(loader, description, name) if description.latent is not None else None,
+    )
+
+
+def _latent(loader: _Loader, description: DecoderDescription, name: str) -> LatentWeights:
+    reader = loader.reader
+    return LatentWeights(
+        norm=reader.owned(f"{name}.latent_norm"),
+        up=reader.plain_matrix(f"{name}.latent_up").unflatten(0, (description.num_heads, -1)),
+        query_norm=reader.owned(f"{name}.q_latent_norm") if reader.has(f"{name}.q_latent_norm") else None,
+        query_up=loader.linear(f"{name}.q_up") if reader.has(f"{name}.q_up.weight") else None,
     )
 
 
@@ -177,8 +189,9 @@ def _expert_mlp(loader: _Loader, description: DecoderDescription, experts: Exper
     router: Linear | ExactRouter
     correction = None
     if experts.correction:
-        router = ExactRouter(loader.operations.linear(loader.reader.exact(f"{name}.router.weight")))
         correction = loader.reader.exact(f"{name}.router.correction").flatten()
+    if experts.correction or experts.exact_router:
+        router = ExactRouter(loader.operations.linear(loader.reader.exact(f"{name}.router.weight")))
     else:
         router = loader.linear(f"{name}.router")
     return loader.mixture(ExpertParts(experts, router, up, down, activation, shared, correction, *biases))
