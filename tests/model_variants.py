@@ -149,9 +149,7 @@ LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Latent attention. Wide latents are expanded for chunks of a prompt; the others are not."""
 MORE_VARIANTS.update(LATENT_VARIANTS)
-FOREIGN_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    name: (name, {}) for name in ("cohere",)
-}
+FOREIGN_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in ("cohere",)}
 """Architectures without a family here."""
 TORCH_VARIANTS = (*FOREIGN_VARIANTS, *LATENT_VARIANTS)
 """Variants that only PyTorch's operations compute."""

@@ -218,6 +218,12 @@ def test_multi_query_mode_confirms_what_the_model_is(
     assert "--multi-query-mode has no effect" in capsys.readouterr().err
 
 
+def test_latent_attention_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = make_model(tmp_path / "latents", "youtu")
+    assert quantize(model, tmp_path / "out", "weight_only_int8") == 78
+    assert "-i: the weights of latent attention are not quantized by this tool" in capsys.readouterr().err
+
+
 @pytest.mark.spec("S-QNT-004")
 def test_every_matrix_must_divide_among_the_devices(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -30,6 +30,20 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {**WIDE, "head_dim": 64, "num_experts": 8, "moe_intermediate_size": 512, "num_hidden_layers": 3},
     ),
+    "latents": (
+        "deepseek_v3",
+        {
+            **WIDE,
+            "num_key_value_heads": 8,
+            "num_hidden_layers": 3,
+            "kv_lora_rank": 128,
+            "q_lora_rank": 192,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 32,
+            "v_head_dim": 64,
+            "moe_intermediate_size": 256,
+        },
+    ),
     "no gate": ("gpt_neox", {**WIDE, "num_hidden_layers": 4, "intermediate_size": 2048}),
 }
 
@@ -86,6 +100,36 @@ def compare(chosen: EngineSettings, directory: Path) -> Needs:
 )
 def test_an_engine_takes_what_was_predicted(shape: str, changes: dict[str, Any], model: Any) -> None:
     compare(settings(model(shape), **changes), model(shape))
+
+
+@pytest.mark.parametrize("changes", [{}, {"kv_cache_dtype": "fp8", "dtype": "float32"}, {"quantization": "ifq"}])
+def test_latents_take_what_was_predicted(changes: dict[str, Any], model: Any) -> None:
+    """The step is a rougher estimate: the first products of a process and quantized ones leave memory behind."""
+    directory = model("latents")
+    chosen = settings(directory, max_num_seqs=8, **changes)
+    worker = load_worker(chosen)
+    assert isinstance(worker, TorchWorker)
+    needs, report = predict(chosen, directory, "cpp"), worker.memory
+    worker.close()
+    size = 1 if "kv_cache_dtype" in changes else 2
+    assert needs.token_bytes == 3 * (128 + 32) * size
+    assert report.cache_bytes == worker.facts().num_blocks * needs.block_bytes
+    assert report.weights_bytes == pytest.approx(needs.weights_bytes, rel=0.01)
+    assert report.step_bytes / 3 < needs.step_bytes < report.step_bytes * 3
+    on_gpu, small = (predict(settings(directory, max_model_len=n), directory, "gpu") for n in (4096, 1024))
+    assert on_gpu.step_bytes > small.step_bytes
+    assert on_gpu.graphs_bytes == 0
+
+
+def test_matrices_of_latents_become_plain(tmp_path: Path) -> None:
+    (plain := tmp_path / "source").mkdir()
+    fields = SHAPES["latents"][1]
+    quantized, _ = make_checkpoints(make_model(plain, "deepseek_v3", **fields), "fp8", tmp_path)
+    chosen = settings(quantized, max_num_seqs=8)
+    worker = load_worker(chosen)
+    assert isinstance(worker, TorchWorker)
+    assert worker.memory.weights_bytes == pytest.approx(predict(chosen, quantized, "torch").weights_bytes, rel=0.02)
+    worker.close()
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq", "w8a16"])
