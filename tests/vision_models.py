@@ -16,7 +16,7 @@ _VISION_TOKENS = {
     IMAGE_PAD: "<|image_pad|>",
     VIDEO_PAD: "<|video_pad|>",
 }
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "llava", "llava_siglip", "llava_next")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "llava", "llava_siglip", "llava_next")
 VISION_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -26,6 +26,8 @@ VISION_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 """The structure of the template that Qwen publishes with these models."""
+_OTHER_PLACES = {"gemma3": ("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|>")}
+"""What the template of a family writes for a picture."""
 _TEXT: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -50,6 +52,22 @@ _VISION: dict[str, dict[str, Any]] = {
         "window_size": 56,
         "fullatt_block_indexes": [1],
     },
+    "qwen3_vl": {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "out_hidden_size": 64,
+        "num_heads": 2,
+        "patch_size": 14,
+        "num_position_embeddings": 36,
+        "deepstack_visual_indexes": [0, 1],
+    },
+}
+_MORE_TEXT: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
+    }
 }
 _PROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessor",
@@ -74,6 +92,8 @@ _TOWER: dict[str, Any] = {
     "image_size": _SIDE,
     "patch_size": 14,
 }
+_GEMMA_SIDE = 112
+"""Side of the pictures of Gemma 3: 64 patches, of which each 4 are one token."""
 _PINPOINTS = [[_SIDE, 2 * _SIDE], [2 * _SIDE, _SIDE], [2 * _SIDE, 2 * _SIDE]]
 _LLAVA: dict[str, dict[str, Any]] = {
     "llava": {
@@ -85,6 +105,19 @@ _LLAVA: dict[str, dict[str, Any]] = {
         "vision_config": {"model_type": "siglip_vision_model", **_TOWER},
         "vision_feature_select_strategy": "full",
     },
+    "gemma3": {
+        "text_config": {
+            **_LLAVA_TEXT,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 12,
+        },
+        "vision_config": {**_TOWER, "image_size": _GEMMA_SIDE, "vision_use_head": False},
+        "mm_tokens_per_image": 16,
+        "boi_token_index": VISION_START,
+        "eoi_token_index": VISION_END,
+    },
     "llava_next": {
         "text_config": {"model_type": "mistral", **_LLAVA_TEXT, "sliding_window": None},
         "vision_config": {"model_type": "clip_vision_model", **_TOWER},
@@ -92,6 +125,12 @@ _LLAVA: dict[str, dict[str, Any]] = {
     },
 }
 _LLAVA_PROCESSORS: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "image_processor_type": "Gemma3ImageProcessor",
+        "size": {"height": _GEMMA_SIDE, "width": _GEMMA_SIDE},
+        "image_seq_length": 16,
+        "do_pan_and_scan": None,
+    },
     "llava": {
         "image_processor_type": "CLIPImageProcessor",
         "size": {"shortest_edge": _SIDE},
@@ -117,7 +156,7 @@ def make_vision_model(directory: Path, family: str = "qwen2_vl", *, seed: int = 
     else:
         config = AutoConfig.for_model(
             family,
-            text_config=_TEXT,
+            text_config={**_TEXT, **_MORE_TEXT.get(family, {})},
             vision_config=_VISION[family],
             image_token_id=IMAGE_PAD,
             video_token_id=VIDEO_PAD,
@@ -128,7 +167,7 @@ def make_vision_model(directory: Path, family: str = "qwen2_vl", *, seed: int = 
     _randomise(model, seed)
     model.save_pretrained(directory)
     write_tokenizer(directory, VOCAB_SIZE, _TEXT["max_position_embeddings"])
-    _write_vision_tokens(directory)
+    _write_vision_tokens(directory, VISION_TEMPLATE.replace(*_OTHER_PLACES.get(family, ("", ""))))
     (directory / "preprocessor_config.json").write_text(json.dumps(_LLAVA_PROCESSORS.get(family, _PROCESSOR)))
     if old_config:
         _write_old_config(directory)
@@ -160,28 +199,48 @@ def vision_reference(
     `prompt` has one placeholder for each picture.
     """
     import torch
-    from PIL import Image
 
-    model, processor = _loaded(directory)
-    images = [Image.open(io.BytesIO(each)).convert("RGB") for each in pictures]
-    pixels = processor(images, return_tensors="pt") if images else {}
-    with torch.inference_mode():
-        found = model.get_image_features(**pixels, return_dict=True).pooler_output if images else []
-    whole = expanded(prompt, [len(each) for each in found])
-    ids = torch.tensor([whole])
+    model = _loaded(directory)[0]
+    whole, inputs = _inputs(directory, prompt, pictures)
     with torch.inference_mode():
         found = model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            **({"mm_token_type_ids": (ids == IMAGE_PAD).int()} if "image_grid_thw" in pixels else {}),
+            **inputs,
             do_sample=False,
             max_new_tokens=num_tokens,
             min_new_tokens=num_tokens,
             eos_token_id=None,
             pad_token_id=0,
-            **pixels,
         )
     return whole, found[0, len(whole) :].tolist()
+
+
+def vision_log_probabilities(directory: Path, prompt: Sequence[int], pictures: Sequence[bytes]) -> Any:
+    """Returns the log probabilities of the token behind the prompt, [vocab] float32."""
+    import torch
+
+    with torch.inference_mode():
+        logits = _loaded(directory)[0](**_inputs(directory, prompt, pictures)[1], use_cache=False).logits
+    return logits[0, -1].log_softmax(-1)
+
+
+def _inputs(directory: Path, prompt: Sequence[int], pictures: Sequence[bytes]) -> tuple[list[int], dict[str, Any]]:
+    """Returns the prompt with repeated placeholders, and what the model of transformers takes for it."""
+    import torch
+    from PIL import Image
+
+    model, processor = _loaded(directory)
+    images = [Image.open(io.BytesIO(each)).convert("RGB") for each in pictures]
+    pixels = dict(processor(images, return_tensors="pt")) if images else {}
+    pixels.pop("num_crops", None)
+    with torch.inference_mode():
+        found = model.get_image_features(**pixels, return_dict=True).pooler_output if images else []
+    whole = expanded(prompt, [len(each) for each in found])
+    ids = torch.tensor([whole])
+    of_picture = (ids == IMAGE_PAD).int()
+    kinds = {"mm_token_type_ids": of_picture} if "image_grid_thw" in pixels else {}
+    if model.config.model_type == "gemma3" and images:
+        kinds = {"token_type_ids": of_picture}
+    return whole, {"input_ids": ids, "attention_mask": torch.ones_like(ids), **kinds, **pixels}
 
 
 @functools.lru_cache(maxsize=2)
@@ -192,7 +251,7 @@ def _loaded(directory: Path) -> Any:
     return model, AutoImageProcessor.from_pretrained(directory, backend="pil")
 
 
-def _write_vision_tokens(directory: Path) -> None:
+def _write_vision_tokens(directory: Path, template: str) -> None:
     path = directory / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     for token in tokenizer["added_tokens"]:
@@ -200,7 +259,7 @@ def _write_vision_tokens(directory: Path) -> None:
             token.update(content=_VISION_TOKENS[token["id"]], special=True)
     path.write_text(json.dumps(tokenizer))
     path = directory / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": VISION_TEMPLATE}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
 
 
 def _write_old_config(directory: Path) -> None:

@@ -23,7 +23,7 @@ from shared.structures.byte_cache import ByteCache
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from services.vision.encoder import EncodedPicture
+    from services.vision.encoder import EncodedPicture, VisionEncoder
 
 _PIL_SCHEME = "pil:"
 NOT_ENABLED = "this model was loaded for text: create the LLM with enable_mm=True and a model that takes pictures"
@@ -32,13 +32,14 @@ NOT_ENABLED = "this model was loaded for text: create the LLM with enable_mm=Tru
 class EncodedPrompt:
     """The pictures of one prompt, encoded."""
 
-    def __init__(self, token_id: int, pictures: Sequence["tuple[bytes, EncodedPicture]"]) -> None:
-        self._token_id, self._pictures = token_id, pictures
+    def __init__(self, encoder: "VisionEncoder", pictures: Sequence["tuple[bytes, EncodedPicture]"]) -> None:
+        self._encoder, self._pictures = encoder, pictures
 
     @property
     def tokens(self) -> list[PictureTokens]:
         """What the tokenization has to know of each picture."""
-        return [PictureTokens(self._token_id, one.num_tokens, key) for key, one in self._pictures]
+        by = self._encoder
+        return [PictureTokens(by.token_id, one.num_tokens, key, by.place, by.text) for key, one in self._pictures]
 
     def placed(self, starts: Sequence[int]) -> tuple[PlacedPicture, ...]:
         """Returns the pictures at the places in the prompt where their tokens begin."""
@@ -72,7 +73,7 @@ class PictureEncoder:
             raise ValueError(
                 f"The prompt has {len(pictures)} pictures; at most {self._limit} are taken (limit_mm_per_prompt)."
             )
-        return EncodedPrompt(self._encoder.token_id, [self._one(picture) for picture in pictures])
+        return EncodedPrompt(self._encoder, [self._one(picture) for picture in pictures])
 
     def _one(self, picture: "bytes | Image") -> "tuple[bytes, EncodedPicture]":
         from services.vision.pictures import checked_picture, open_picture

@@ -22,7 +22,7 @@ from shared.models.model_files import model_directory, tokenizer_directory
 from shared.parameters.context import check_context, truncated
 from shared.request import conversation
 from shared.request.checks import check_token_ids
-from shared.request.pictures import with_pictures
+from shared.request.pictures import with_picture_texts, with_pictures
 from shared.request.tools import checked_documents, checked_template_kwargs, checked_tools
 from shared.text.bad_words import bad_word_ids
 from shared.text.codec import EncodedPair, NoCodec, choose_codec, given_template
@@ -95,10 +95,9 @@ class PromptText:
             if not self._has_tokenizer:
                 raise ValueError(_NO_TOKENIZER)
             assert prompt.text is not None
+            text = self._with_picture_texts(prompt.text, pictures) if pictures else prompt.text
             encode: Any = self._codec.encode
-            ids = tuple(
-                _as_value_error(encode, [prompt.text], add_special_tokens=add_special_tokens, keep=keep_first)[0]
-            )
+            ids = tuple(_as_value_error(encode, [text], add_special_tokens=add_special_tokens, keep=keep_first)[0])
             if not ids:
                 raise ValueError("The prompt has no tokens.")
         if pictures and truncate_prompt_tokens:
@@ -191,23 +190,31 @@ class PromptText:
 
         return AutoTokenizer.from_pretrained(self._directory, trust_remote_code=self._trust_remote_code)
 
+    def _with_picture_texts(self, text: str, pictures: Sequence[PictureTokens]) -> str:
+        if pictures[0].place:
+            _check_places(text.count(pictures[0].place), len(pictures), pictures[0].place)
+        return with_picture_texts(text, pictures)
+
     def _with_pictures(
         self, token_ids: Sequence[int], pictures: Sequence[PictureTokens]
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         stands_for = pictures[0].token_id
-        places = token_ids.count(stands_for)
-        if places != len(pictures):
-            token = self._codec.token_text(stands_for) if self._has_tokenizer else str(stands_for)
-            raise ValueError(
-                f"The prompt has {places} places for {len(pictures)} pictures. The model's own token for a picture, "
-                f"{token!r}, must be in it once for each. chat() writes it by the chat template."
-            )
+        token = self._codec.token_text(stands_for) if self._has_tokenizer else str(stands_for)
+        _check_places(token_ids.count(stands_for), len(pictures), token)
         ids, starts = with_pictures(list(token_ids), pictures)
         return tuple(ids), starts
 
     def _compile(self, source: str) -> ChatTemplate:
         assert self._facts is not None
         return ChatTemplate(source, self._facts.named_tokens, limits.TEMPLATE_OUTPUT_CHARS_MAX)
+
+
+def _check_places(num_places: int, num_pictures: int, token: str) -> None:
+    if num_places != num_pictures:
+        raise ValueError(
+            f"The prompt has {num_places} places for {num_pictures} pictures. The model's own token for a picture, "
+            f"{token!r}, must be in it once for each. chat() writes it by the chat template."
+        )
 
 
 def _variables(options: TemplateOptions) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from shared.messages import (
     TokenizeRequest,
 )
 from shared.parameters.context import check_context, truncated
-from shared.request.pictures import with_pictures
+from shared.request.pictures import with_picture_texts, with_pictures
 from shared.text.bad_words import bad_word_ids
 from shared.text.codec import Codec, EncodedPair
 from shared.text.templates.turns import known_ids
@@ -70,6 +70,8 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
     special = request.add_special_tokens
     if request.second_prompts:
         return _pairs(codec, request)
+    if request.pictures:
+        texts = (with_picture_texts(texts[0], request.pictures),)
     if request.suffix:
         encoded = codec.encode_infill(texts, request.suffix, add_special_tokens=special)
     else:

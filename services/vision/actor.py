@@ -46,6 +46,16 @@ class FileEncoder(Protocol):
         """The token that stands for a picture in the text of a prompt."""
         ...
 
+    @property
+    def place(self) -> str:
+        """See `PictureFamily.place`."""
+        ...
+
+    @property
+    def text(self) -> str:
+        """See `PictureFamily.text`."""
+        ...
+
     def encode_file(self, file: bytes) -> EncodedPicture:
         """Returns the embeddings of the picture in a file. Raises ServiceError for a file that is no picture."""
         ...
@@ -162,6 +172,8 @@ class VisionActor(Actor):
             self._encoder.token_id,
             self._host.id,
             self._host.instance_id,
+            self._encoder.place,
+            self._encoder.text,
         )
 
     def _key(self, digest: bytes) -> bytes:

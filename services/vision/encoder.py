@@ -53,12 +53,14 @@ class VisionEncoder:
         kind = family_of(config)
         own = processor_fields(directory)
         fields = {**own, **_checked(processor_kwargs, kind, kind.processor(config, own))}
-        self._family = kind(config, fields, dtype)
+        self._family = kind(config, fields, dtype, directory)
         self._load(directory, dtype)
         self._family.module.eval().to(device)
         self._device = device
         self.token_id = self._family.token_id
         """The token that stands for a picture in the text of a prompt."""
+        self.place, self.text = self._family.place, self._family.text
+        """See `PictureFamily`."""
         told = json.dumps([config.vision_config.to_dict(), fields, str(dtype), device], sort_keys=True, default=str)
         self.fingerprint = hashlib.sha256(told.encode()).digest()
         """What decides, besides weights and file, what the embeddings of a picture are."""

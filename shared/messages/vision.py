@@ -26,8 +26,8 @@ class EncodePicture(Message, frozen=True, array_like=True, tag=True):
 class PictureEncoded(Message, frozen=True, array_like=True, tag=True):
     """The reply to `EncodePicture`: the picture is `rows` times `columns` tokens of the prompt, row by row.
 
-    The embeddings are `num_bytes` bytes: numbers of the type `dtype`, [rows * columns, hidden]. The replica `holder_id`
-    has them, and may forget them.
+    The embeddings are `num_bytes` bytes: numbers of the type `dtype`, [rows * columns, width], see `PlacedPicture`. The
+    replica `holder_id` has them, and may forget them.
     """
 
     rows: int
@@ -40,6 +40,9 @@ class PictureEncoded(Message, frozen=True, array_like=True, tag=True):
     """The token that stands for a picture in the text of a prompt."""
     holder_id: str
     holder_instance_id: str
+    place: str = ""
+    """What a prompt has as text in the place of a picture, if that is not the token; see `PictureTokens.text`."""
+    text: str = ""
 
 
 class ReadPicture(Message, frozen=True, array_like=True, tag=True):
@@ -76,3 +79,6 @@ class PictureTokens(Part, frozen=True, array_like=True):
     token_id: int
     num_tokens: int
     key: bytes
+    place: str = ""
+    text: str = ""
+    """What replaces the `place` of the picture in the text of a prompt, with the token once; empty: the text stays."""

@@ -8,9 +8,12 @@ from typing import Any, cast
 from shared import limits
 from shared.flags import SettingsError
 
-MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "llava", "llava_next")
+MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "llava", "llava_next")
 """The `model_type` in config.json of the models whose pictures are served."""
-TEXT_ONLY = "--enable-mm: this model takes text only; pictures are served with Qwen2-VL, Qwen2.5-VL and LLaVA"
+TEXT_ONLY = (
+    "--enable-mm: this model takes text only; pictures are served with Gemma 3, Qwen2-VL, Qwen2.5-VL, Qwen3-VL "
+    "and LLaVA"
+)
 
 
 def check_takes_pictures(config: Mapping[str, Any]) -> None:

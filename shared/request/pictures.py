@@ -80,6 +80,30 @@ def check_file_size(size: int, param: str) -> None:
         raise ServiceError("request_too_large", told, param=param)
 
 
+def with_picture_texts(text: str, pictures: Sequence[PictureTokens]) -> str:
+    """Returns the text of a prompt in which each picture's place has become the text that the model expects there.
+
+    It is the text that is changed, because line breaks at its ends may join those beside it in one token. Raises
+    ServiceError if the prompt does not have one place for each picture.
+    """
+    if not pictures[0].place:
+        return text
+    between = text.split(pictures[0].place)
+    _check_places(len(between) - 1, len(pictures))
+    parts = [behind for picture, part in zip(pictures, between[1:], strict=True) for behind in (picture.text, part)]
+    return "".join((between[0], *parts))
+
+
+def _check_places(num_places: int, num_pictures: int) -> None:
+    if num_places != num_pictures:
+        raise ServiceError(
+            "invalid_value",
+            f"The prompt has {num_places} places for {num_pictures} pictures. Leave the model's own token for "
+            "pictures out of texts; if the texts have none, the chat template does not write it.",
+            param="messages",
+        )
+
+
 def with_pictures(token_ids: list[int], pictures: Sequence[PictureTokens]) -> tuple[list[int], tuple[int, ...]]:
     """Returns a prompt with the token of each picture as often as the picture counts, and where each begins.
 
@@ -87,13 +111,7 @@ def with_pictures(token_ids: list[int], pictures: Sequence[PictureTokens]) -> tu
     """
     stands_for = pictures[0].token_id
     places = [place for place, token in enumerate(token_ids) if token == stands_for]
-    if len(places) != len(pictures):
-        raise ServiceError(
-            "invalid_value",
-            f"The prompt has {len(places)} places for {len(pictures)} pictures. Leave the model's own token for "
-            "pictures out of texts; if the texts have none, the chat template does not write it.",
-            param="messages",
-        )
+    _check_places(len(places), len(pictures))
     found, starts, done = list[int](), list[int](), 0
     for place, picture in zip(places, pictures, strict=True):
         found += token_ids[done:place]

@@ -28,6 +28,7 @@ from tests.vision_models import (
     VISION_START,
     make_vision_model,
     picture,
+    vision_log_probabilities,
     vision_reference,
 )
 
@@ -112,9 +113,25 @@ def test_equal_to_transformers_alone_and_mixed_with_text(pictured: Pictured) -> 
     assert run(together, specs) == expected
 
 
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl"])
+def test_log_probabilities_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    pictured = Pictured(make_vision_model(tmp_path, family))
+    for limits in (CoreLimits(8, 256), CoreLimits(8, 9)):
+        engine = pictured.engine(limits)
+        size = engine.worker.facts().vocab_size
+        params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=size)
+        for prompt, files in ASKED:
+            engine.core.add(pictured.spec("a", prompt, files, params))
+            [report] = [each for _ in range(40) for outcome in engine.step() for each in outcome.logprobs]
+            found = torch.empty(size)
+            found[list(report.top_token_ids)] = torch.tensor(report.top_logprobs, dtype=torch.float32)
+            torch.testing.assert_close(found, vision_log_probabilities(tmp_path, prompt, files), rtol=0, atol=1e-4)
+
+
 @pytest.mark.spec("S-SRV-070", "S-SRV-071", "S-SRV-090")
 @pytest.mark.parametrize(
-    ("family", "tp_size", "pp_size", "num_blocks"), [("qwen2_5_vl", 2, 2, 7), ("llava_next", 2, 1, 12)]
+    ("family", "tp_size", "pp_size", "num_blocks"),
+    [("qwen2_5_vl", 2, 2, 7), ("llava_next", 2, 1, 12), ("gemma3", 1, 2, 7), ("qwen3_vl", 2, 1, 7)],
 )
 def test_ranks_take_pictures_as_one_process_does(
     family: str, tp_size: int, pp_size: int, num_blocks: int, tmp_path: Path
@@ -157,12 +174,51 @@ def test_a_config_of_the_first_checkpoints_is_read(one: Pictured) -> None:
     assert run(one.engine(), [one.spec("a", *ASKED[1], greedy(NUM))]) == [one.expected(*ASKED[1])]
 
 
-def test_a_preempted_sequence_goes_on_with_its_pictures(one: Pictured) -> None:
+def check_preemption(one: Pictured) -> None:
     for swap in (0.0, 0.01):
         engine = one.engine(CoreLimits(4, 64), num_gpu_blocks_override=7, swap_space=swap)
         specs = [one.spec(f"p-{number}", *each, greedy(30)) for number, each in enumerate(ASKED)]
         assert run(engine, specs) == [one.expected(*each, 30) for each in ASKED]
         assert engine.core.counters().preemptions
+
+
+def test_a_preempted_sequence_goes_on_with_its_pictures(one: Pictured) -> None:
+    check_preemption(one)
+
+
+@pytest.fixture(scope="module")
+def mutual(tmp_path_factory: pytest.TempPathFactory) -> Pictured:
+    return Pictured(make_vision_model(tmp_path_factory.mktemp("vision"), "gemma3"))
+
+
+def test_tokens_of_a_picture_see_each_other_whatever_a_step_has_of_the_prompt(mutual: Pictured) -> None:
+    check_preemption(mutual)
+    engine = mutual.engine(CoreLimits(4, 64))
+    inside = set[int]()
+    # Blocks of 16 tokens end inside pictures, so that a prompt found in the cache goes on inside one. Some of the
+    # prompts end with a picture, whose last token alone is then computed.
+    for before in (15, 17, 20):
+        for behind in ([], words(3, 7), words(30, 8)):
+            asked = [*words(before, 6), IMAGE_PAD, *behind], [ONE]
+            expected = mutual.expected(*asked)
+            for _ in range(2):
+                assert run(engine, [mutual.spec("a", *asked, greedy(NUM))]) == [expected]
+            inside.add(engine.cached["a"] - before)
+    assert {1, 12, 15} <= inside
+
+
+def test_a_step_has_a_picture_whole(mutual: Pictured) -> None:
+    engine = mutual.engine(CoreLimits(4, 9))
+    prompt = [*words(5, 6), IMAGE_PAD, *words(2, 7)]
+    assert run(engine, [mutual.spec("a", prompt, [ONE], greedy(NUM))]) == [mutual.expected(prompt, [ONE])]
+    shares = [(each.start, each.num_tokens) for plan in engine.plans for each in plan.scheduled]
+    assert shares[:3] == [(0, 5), (5, 16), (21, 2)]
+
+
+def test_layers_that_pictures_add_to_are_in_the_first_stage(tmp_path: Path) -> None:
+    make_vision_model(tmp_path, "qwen3_vl")
+    with pytest.raises(SettingsError, match="its first 2 layers, and the first of 2 stages has 1"):
+        ranks_of(tmp_path, 1, 2, enable_mm=True)
 
 
 def test_the_cache_knows_one_picture_from_another(one: Pictured) -> None:

@@ -114,10 +114,10 @@ def test_ministral_3_is_served_up_to_the_context_in_which_queries_are_not_scaled
 
 
 def test_pictures_and_other_decoders_are_refused_with_the_reason(tmp_path: Path) -> None:
-    _make(tmp_path, "qwen3_vl")
+    _make(tmp_path, "glm4v")
     config = read_config(tmp_path)
     with pytest.raises(SettingsError, match="takes text only"):
         check_extras(EngineSettings(enable_mm=True), config)
     config["text_config"]["model_type"] = "mamba"
-    with pytest.raises(ServiceError, match="'mamba' is not served here; served: qwen3_vl_text"):
+    with pytest.raises(ServiceError, match="'mamba' is not served here; served: glm4v_text"):
         find_family(config).describe(config)

@@ -14,7 +14,7 @@ from antiphon.cli import main
 from shared.request.data_urls import data_url
 from tests.models import make_model
 from tests.system.offline import FLAGS, generate
-from tests.vision_models import make_vision_model, picture, vision_reference
+from tests.vision_models import IMAGE_PAD, make_vision_model, picture, vision_reference
 
 pytestmark = [pytest.mark.system, pytest.mark.model]
 NUM = 12
@@ -87,6 +87,34 @@ def test_a_model_in_pipeline_stages_takes_pictures(eye: Path) -> None:
         found = generate(llm, [prompted(prompt, pil(ONE)), prompted(PLACE, TWO), "no picture"], GREEDY)
     wanted = [expected(eye, *each)[1] for each in ((prompt, [ONE]), (PLACE, [TWO]), ("no picture", []))]
     assert ids(found) == wanted
+
+
+@pytest.mark.spec("S-OFF-029")
+def test_what_gemma_expects_around_a_picture_is_written_before_the_text_is_tokenized(tmp_path: Path) -> None:
+    from transformers import Gemma3Processor, PreTrainedTokenizerFast
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    directory = make_vision_model(tmp_path, "gemma3")
+    begin, token, end = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(directory / "tokenizer.json"),
+        extra_special_tokens={"boi_token": begin, "image_token": token, "eoi_token": end},
+    )
+    processor = Gemma3Processor(Gemma3ImageProcessorPil.from_pretrained(directory), tokenizer, image_seq_length=16)
+    text = f"Look\n{begin}\n\nand {begin}now"
+    whole = processor(images=[pil(ONE), pil(TWO)], text=text, add_special_tokens=True)["input_ids"][0]
+    short = [each for place, each in enumerate(whole) if each != IMAGE_PAD or whole[place - 1] != IMAGE_PAD]
+    with LLM(str(directory), enable_mm=True, **FLAGS) as llm:
+        [found] = generate(llm, [prompted(text, pil(ONE), pil(TWO))], GREEDY)
+        assert found.prompt_token_ids == whole
+        assert ids([found]) == [vision_reference(directory, short, [ONE, TWO], NUM)[1]]
+        talk = [{"role": "user", "content": [{"type": "image_pil", "image_pil": pil(ONE)}]}]
+        [said] = llm.chat(talk, GREEDY, use_tqdm=False)
+        assert (said.prompt_token_ids or []).count(IMAGE_PAD) == 16
+        with pytest.raises(ValueError, match=r"has 1 places for 2 pictures.*'<\|vision_start\|>'"):
+            generate(llm, [prompted(begin, ONE, TWO)], GREEDY)
+    with pytest.raises(ValueError, match="do_pan_and_scan"):
+        LLM(str(directory), enable_mm=True, mm_processor_kwargs={"do_pan_and_scan": True}, **FLAGS)
 
 
 async def test_the_engine_for_asyncio_takes_pictures(eye: Path) -> None:

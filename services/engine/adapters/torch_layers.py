@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.adapters.delta import AdapterWeights, Block, Delta, Place, virtual_rows
+from services.engine.models.attention import StepInputs
 from services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights, Stage
 from services.engine.models.description import DecoderDescription
 from services.engine.models.linear import Linear
@@ -52,12 +53,26 @@ class AdapterStep:
                 self._groups.append((self._slots[slot], rows))
 
     def give(self, tokens: Tensor | None, rows: Tensor | None) -> None:
-        """Sets the embeddings of the step's virtual tokens: `rows` [n, hidden] for the tokens `tokens` [n]."""
+        """Sets the embeddings of the step's virtual tokens: `rows` [n, width] for the tokens `tokens` [n].
+
+        `width` is hidden, or with further embeddings (`DecoderDescription.picture_layers`) hidden * (1 + layers).
+        """
         self._given = None if tokens is None or rows is None else (tokens, rows)
 
     def with_virtual(self, embeddings: Tensor) -> Tensor:
         """Returns the embeddings [num_tokens, hidden] of the step with those of its virtual tokens."""
-        return embeddings if self._given is None else embeddings.index_copy(0, *self._given)
+        if self._given is None:
+            return embeddings
+        tokens, rows = self._given
+        return embeddings.index_copy(0, tokens, rows[:, : embeddings.shape[1]])
+
+    def with_further(self, layer: int, hidden: Tensor) -> Tensor:
+        """Returns a layer's output [num_tokens, hidden], to which the pictures' embeddings for it are added."""
+        if self._given is None:
+            return hidden
+        tokens, rows = self._given
+        width = hidden.shape[1]
+        return hidden.index_add(0, tokens, rows[:, (layer + 1) * width : (layer + 2) * width])
 
     def add(self, place: Place, y: Tensor, x: Tensor) -> Tensor:
         """Adds the products of the step's adapters to y [n, out], for x [n, in]. Returns y, which it changes."""
@@ -85,8 +100,19 @@ class AdaptedDecoder(Decoder):
         super().__init__(description, adapted(weights, step), stage=stage)
         self._step = step
 
-    def _lookup(self, ids: Tensor) -> Tensor:
-        return self._step.with_virtual(super()._lookup(ids))
+    def _with_virtual(self, embeddings: Tensor) -> Tensor:
+        return self._step.with_virtual(embeddings)
+
+    def layers(self, hidden: Tensor, positions: Tensor, step: StepInputs) -> Tensor:
+        """See `Decoder`. The first `picture_layers` layers add the further embeddings of pictures to their outputs."""
+        if not self.description.picture_layers:
+            return super().layers(hidden, positions, step)
+        prepared = self._attention.prepare(positions)
+        for index, block in enumerate(self._blocks):
+            hidden = block(hidden, prepared, step)
+            if index < self.description.picture_layers:
+                hidden = self._step.with_further(index, hidden)
+        return hidden
 
 
 class AdaptedLinear:

@@ -56,7 +56,8 @@ class PlacedPicture(msgspec.Struct, frozen=True, eq=False):
     """A picture in a prompt, as tokens [start, start + num_tokens) of it.
 
     `rows` and `columns`: how the tokens lie in the picture, row by row; their product is `num_tokens`. `embeddings`:
-    the tokens' embeddings, [num_tokens, hidden] numbers of the type `dtype` (as torch names it) as bytes.
+    the tokens' embeddings, [num_tokens, width] numbers of the type `dtype` (as torch names it) as bytes. `width` is
+    hidden, times 1 + `DecoderDescription.picture_layers`: behind its embedding a token has what those layers add.
     """
 
     start: int
@@ -208,6 +209,8 @@ class EngineFacts:
     """Most sequences that the worker has memory for at a time; None: as many as `--max-num-seqs`."""
     takes_pictures: bool = False
     """Whether prompts may have pictures."""
+    mutual_pictures: bool = False
+    """Whether the tokens of a picture attend to each other in both directions. A step then has a picture whole."""
     num_stages: int = 1
     """Number of pipeline stages. With several, as many plans are computed at the same time, so that a plan can contain
     no token that another plan in flight samples."""

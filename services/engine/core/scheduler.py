@@ -256,7 +256,7 @@ class Scheduler:
             elif idle and num_tokens > 1:
                 num_tokens = min(num_tokens, draft.idle_prompt_tokens)
                 draft.idle_prompt_tokens -= num_tokens
-            if num_tokens > 0:
+            if (num_tokens := sequence.uncut(sequence.num_scheduled_tokens, num_tokens)) > 0:
                 others = len(self.running) - index
                 may_draft = draft.num_proposers and drafts_too
                 draft_tokens = (
@@ -471,7 +471,7 @@ class Scheduler:
         num_tokens = head.num_tokens - start
         if self._limits.enable_chunked_prefill:
             num_tokens = min(num_tokens, draft.budget, draft.idle_prompt_tokens if head.idle else draft.budget)
-        num_tokens = draft.limited(head, num_tokens)
+        num_tokens = head.uncut(start, draft.limited(head, num_tokens))
         draft.idle_prompt_tokens -= num_tokens if head.idle else 0
         self._pool.share(found.shared)
         new_blocks = self._pool.allocate(self._blocks_for(start + num_tokens) - num_shared)

@@ -150,6 +150,8 @@ class Sequence:
     """Counts the sequence among those that use the prompt adapter while it has a row."""
     pictures: tuple[PlacedPicture, ...] = ()
     """See `SequenceSpec.pictures`. In `tokens` a picture's tokens are placeholders, which are all equal."""
+    whole_pictures: bool = False
+    """Whether a step must have all tokens of a picture that are not computed yet (`EngineFacts.mutual_pictures`)."""
 
     @property
     def idle(self) -> bool:
@@ -222,6 +224,18 @@ class Sequence:
         assert self.num_in_flight == 0, self.sequence_id
         self.num_computed_tokens = self.num_scheduled_tokens = num_tokens
         self.num_pending_tokens = 0
+
+    def uncut(self, start: int, num_tokens: int) -> int:
+        """Returns how many tokens from `start` on a step computes, given that it could compute `num_tokens`.
+
+        If these end inside a picture that must be whole, fewer: those before the picture. If there are none, more: up
+        to the end of the picture, which may be more than the step's budget, so that the sequence goes on.
+        """
+        end = start + num_tokens
+        for picture in self.pictures if self.whole_pictures and num_tokens > 0 else ():
+            if picture.start < end < picture.start + picture.num_tokens:
+                return picture.start - start if picture.start > start else picture.start + picture.num_tokens - start
+        return num_tokens
 
 
 def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int, vocab_size: int = 0) -> Sequence:

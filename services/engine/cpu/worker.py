@@ -92,6 +92,10 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
         return "it has no positions in rows and columns, which pictures of this model need"
     if description.latent is not None:
         return "it has no latent attention"
+    if settings.enable_mm and description.mutual_pictures:
+        return "the tokens of a picture attend to each other in this model, and it computes causal attention only"
+    if settings.enable_mm and description.picture_layers:
+        return "pictures of this model add embeddings to the outputs of layers, which it does not"
     if description.head_dim > HEAD_DIM_MAX:
         return f"the model's heads have more than {HEAD_DIM_MAX} dimensions"
     return None

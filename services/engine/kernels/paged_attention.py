@@ -5,7 +5,8 @@
     queries                  [num_tokens, heads, head_dim]; query head h reads key head h // (heads / kv_heads)
     keys, values             [num_tokens, kv_heads, head_dim], the step's own
 
-A query at position p sees keys at positions [max(0, p - window + 1), p]. With a soft cap a score s becomes
+A query at position p sees keys at positions [max(0, p - window + 1), p], and in a span of tokens that attend to each
+other (`Spans`) also those up to the end of the span. With a soft cap a score s becomes
 cap · tanh(s / cap) before the mask. A sink (arXiv 2309.17453) is one more score of a head, with a value of zero: it
 takes a part of the softmax's sum. Linear biases (ALiBi, arXiv 2108.12409) add slope · (key position - p); they are
 part of the masks. There are two kinds of sequences:
@@ -41,6 +42,9 @@ GATHER_BYTES_MAX = 4 * 2**20
 """Most bytes of gathered keys in a decode batch, so that they stay in the CPU's cache until they are read."""
 
 Integers = NDArray[np.int64]
+Spans = Sequence[tuple[int, int]]
+"""Positions [start, end) of a sequence whose tokens attend to each other in both directions, such as a picture's, in
+order. A step has a span to its end, or nothing of it; what comes before a step is in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +144,18 @@ def paged_attention(
 
 
 def plan_attention(
-    query_start_loc: Integers, seq_lens: Integers, block_tables: Integers, window: int | None, shape: AttentionShape
+    query_start_loc: Integers,
+    seq_lens: Integers,
+    block_tables: Integers,
+    window: int | None,
+    shape: AttentionShape,
+    spans: Sequence[Spans] | None = None,
 ) -> AttentionBatch:
     """Returns the attention plan for S sequences.
 
     `query_start_loc` [S + 1]: index in the step of each sequence's first query; `seq_lens` [S]: number of keys of each
-    sequence, including the step's; `block_tables` [S, any]: block ids, at least as many as the keys need.
+    sequence, including the step's; `block_tables` [S, any]: block ids, at least as many as the keys need;
+    `spans`: those of each sequence, None if there are none.
     """
     counts = np.diff(query_start_loc)
     decoding = np.flatnonzero(counts == 1)
@@ -153,7 +163,13 @@ def plan_attention(
         tile
         for index in np.flatnonzero(counts > 1).tolist()
         for tile in _tiles(
-            int(query_start_loc[index]), int(counts[index]), int(seq_lens[index]), block_tables[index], window, shape
+            int(query_start_loc[index]),
+            int(counts[index]),
+            int(seq_lens[index]),
+            block_tables[index],
+            window,
+            shape,
+            () if spans is None else spans[index],
         )
     ]
     groups = list(_group(seq_lens[decoding], shape)) if len(decoding) else []
@@ -199,27 +215,43 @@ def _decode_batch(
 
 
 def _tiles(
-    start: int, count: int, seq_len: int, block_table: Integers, window: int | None, shape: AttentionShape
+    start: int,
+    count: int,
+    seq_len: int,
+    block_table: Integers,
+    window: int | None,
+    shape: AttentionShape,
+    spans: Spans,
 ) -> Iterator[ChunkTile]:
-    """Yields the tiles of one sequence's queries, which are the last `count` of its positions."""
+    """Yields the tiles of one sequence's queries, which are the last `count` of its positions.
+
+    `spans`: those of the sequence.
+    """
     context = seq_len - count
+    spans = [span for span in spans if span[0] < seq_len and span[1] > context]
+    assert all(span[1] <= seq_len for span in spans), "a step cuts a span"
     biased = shape.alibi_slopes is not None
     rows_max = BIASED_TILE_QUERIES if biased else TILE_QUERIES
-    if context == 0 and (window is None or window >= count) and not biased:
+    if context == 0 and (window is None or window >= count) and not biased and not spans:
         yield ChunkTile(start, start + count, start, count, None, None)
         return
     for offset in range(0, count, rows_max):
         rows = min(rows_max, count - offset)
         first_query, end = context + offset, context + offset + rows
+        query_positions = np.arange(first_query, end)[:, None]
         oldest = 0 if window is None else max(0, first_query - window + 1)
+        ours = [span for span in spans if span[0] < end and span[1] > first_query]
+        end = max((end, *(span[1] for span in ours)))
         if context == 0:
             key_start, blocks = oldest, None
         else:
             first_block = oldest // shape.block_size
             key_start = first_block * shape.block_size
             blocks = _tensor(block_table[first_block : -(-end // shape.block_size)], shape)
-        query_positions, key_positions = np.arange(first_query, end)[:, None], np.arange(key_start, end)
+        key_positions = np.arange(key_start, end)
         visible = key_positions <= query_positions
+        for span in ours:
+            visible |= _within(query_positions, span) & _within(key_positions, span)
         if window is not None:
             visible &= key_positions > query_positions - window
         mask = _mask(visible, shape)
@@ -317,6 +349,10 @@ def _gather(cache: Tensor, blocks: Tensor, count: int, dtype: torch.dtype) -> Te
 def _mask(visible: NDArray[np.bool_], shape: AttentionShape) -> Tensor:
     hidden = torch.from_numpy(~visible).to(shape.device)
     return torch.zeros(hidden.shape, dtype=shape.dtype, device=shape.device).masked_fill_(hidden, float("-inf"))
+
+
+def _within(positions: Integers, span: tuple[int, int]) -> NDArray[np.bool_]:
+    return (positions >= span[0]) & (positions < span[1])
 
 
 def _biases(distances: Integers, slopes: Tensor, shape: AttentionShape) -> Tensor:

@@ -213,11 +213,16 @@ class Decoder:
         """Returns the rows of the embedding matrix, [num_tokens, hidden]."""
         return F.embedding(ids, self._weights.embedding)
 
+    def _with_virtual(self, embeddings: Tensor) -> Tensor:
+        """Returns the scaled embeddings [num_tokens, hidden] with those of virtual tokens; here there are none."""
+        return embeddings
+
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
         """Ids and positions [num_tokens] → hidden [num_tokens, hidden] before the first layer."""
         hidden = self._lookup(ids)
         if self._embedding_scale is not None:
             hidden = hidden * self._embedding_scale
+        hidden = self._with_virtual(hidden)
         if self._weights.positions is not None:
             hidden = hidden + F.embedding(positions + self.description.learned_position_offset, self._weights.positions)
         return hidden

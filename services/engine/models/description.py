@@ -51,6 +51,8 @@ class RopeParameters:
     sections: tuple[int, ...] = ()
     """Of a model that takes pictures: how many frequencies, in their order, turn by a token's position in time, by its
     row and by its column. Empty: all turn by the one position. Text has the same position in all three."""
+    interleaved_sections: bool = False
+    """Whether the frequencies of the three sections take turns, instead of one section following the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,11 @@ class DecoderDescription:
     other_parts: tuple[str, ...] = ()
     """Beginnings, each with its dot, of the names of checkpoint tensors that are not the decoder's, such as those of a
     vision encoder."""
+
+    mutual_pictures: bool = False
+    """Whether the tokens of a picture attend to all tokens of that picture, also to those behind them."""
+    picture_layers: int = 0
+    """Number of first layers to whose outputs a picture adds further embeddings of its tokens."""
 
     def __post_init__(self) -> None:
         assert self.num_heads % self.num_kv_heads == 0

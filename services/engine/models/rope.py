@@ -36,6 +36,11 @@ def inverse_frequencies(rope: RopeParameters) -> Tensor:
 def axes_of(rope: RopeParameters) -> Tensor:
     """Returns for each frequency by which of a token's three positions it turns, [rotary_dim / 2] int64."""
     sections = rope.sections or (rope.rotary_dim // 2,)
+    if rope.interleaved_sections:
+        turns = torch.arange(rope.rotary_dim // 2)
+        axes = turns % len(sections)
+        # Behind the last turn of a section, time takes its place.
+        return torch.where(turns < torch.tensor(sections)[axes] * len(sections), axes, 0)
     return torch.repeat_interleave(torch.arange(len(sections)), torch.tensor(sections))
 
 

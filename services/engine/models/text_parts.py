@@ -1,10 +1,10 @@
-"""The decoders of checkpoints with a vision encoder whose pictures are not served: their text is.
+"""The decoders of checkpoints with a vision encoder that add nothing to the decoder of another family but pictures.
 
-A decoder is that of another family; its fields are in `text_config`, and its tensors have another prefix. The tensors
-of encoder and projection are skipped.
+The decoder's fields are in `text_config`, and its tensors have another prefix. The tensors of encoder and projection
+are skipped: `services/vision` runs those whose pictures are served (`shared.models.picture_models`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -82,6 +82,8 @@ class TextPart:
     others: tuple[str, ...]
     kinds: tuple[str, ...]
     """Types of decoders that were compared with transformers."""
+    pictures: Callable[[Config, Mapping[str, Any], DecoderDescription], DecoderDescription] | None = None
+    """Returns the description with what pictures need of the decoder, given the config and the decoder's fields."""
 
     def describe(self, config: Config) -> DecoderDescription:
         """See `Family`."""
@@ -97,7 +99,8 @@ class TextPart:
         description = decoder.family.describe(fields)
         tied = (f"{self.head}.weight",) if description.tied_embeddings else ()
         context = min(description.max_positions, _unscaled_context(fields) or description.max_positions)
-        return replace(description, max_positions=context, other_parts=(*self.others, *tied))
+        description = replace(description, max_positions=context, other_parts=(*self.others, *tied))
+        return description if self.pictures is None else self.pictures(config, fields, description)
 
     def layout(self, description: DecoderDescription, /) -> tuple[Parameter, ...]:
         """See `Family`."""
@@ -119,11 +122,34 @@ def _unscaled_context(fields: Mapping[str, Any]) -> int | None:
     return integer(scaling, "original_max_position_embeddings")
 
 
+def _gemma3_pictures(config: Config, fields: Mapping[str, Any], text: DecoderDescription) -> DecoderDescription:
+    return replace(text, mutual_pictures=True)
+
+
+def _qwen3_vl_pictures(config: Config, fields: Mapping[str, Any], text: DecoderDescription) -> DecoderDescription:
+    """Adds the sections of rotary positions, which take turns, and the number of layers that pictures add to."""
+    scaling = {**(fields.get("rope_scaling") or {}), **(fields.get("rope_parameters") or {})}
+    sections = tuple(scaling.get("mrope_section") or _QWEN3_VL_SECTIONS)
+    assert text.rope is not None
+    if len(sections) != _AXES or sum(sections) != text.rope.rotary_dim // 2:
+        raise config_error(f"'mrope_section' must divide the {text.rope.rotary_dim // 2} frequencies in three.")
+    rope = replace(text.rope, sections=sections, interleaved_sections=True)
+    levels = (config.get("vision_config") or {}).get("deepstack_visual_indexes", _QWEN3_VL_LEVELS)
+    return replace(text, rope=rope, picture_layers=len(levels))
+
+
+_AXES = 3
+_QWEN3_VL_SECTIONS = (24, 20, 20)
+_QWEN3_VL_LEVELS = (8, 16, 24)
 _LLAVA_LIKE = ("language_model.model", "language_model.lm_head")
 _IN_MODEL = ("model.language_model", "lm_head")
 TEXT_PARTS = (
     TextPart(
-        ("Gemma3ForConditionalGeneration",), *_LLAVA_LIKE, ("vision_tower.", "multi_modal_projector."), ("gemma3_text",)
+        ("Gemma3ForConditionalGeneration",),
+        *_LLAVA_LIKE,
+        ("vision_tower.", "multi_modal_projector."),
+        ("gemma3_text",),
+        _gemma3_pictures,
     ),
     TextPart(
         ("Mistral3ForConditionalGeneration",),
@@ -143,7 +169,9 @@ TEXT_PARTS = (
         ("vision_tower.", "multi_modal_projector.", "image_newline"),
         ("qwen2",),
     ),
-    TextPart(("Qwen3VLForConditionalGeneration",), *_IN_MODEL, ("model.visual.",), ("qwen3_vl_text",)),
+    TextPart(
+        ("Qwen3VLForConditionalGeneration",), *_IN_MODEL, ("model.visual.",), ("qwen3_vl_text",), _qwen3_vl_pictures
+    ),
     TextPart(("Glm4vForConditionalGeneration",), *_IN_MODEL, ("model.visual.",), ("glm4v_text",)),
     TextPart(
         ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),

@@ -10,11 +10,13 @@ from functools import partial
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from services.engine.adapters.delta import LoadedAdapter
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, NewSequence, StepPlan, StepResult, default_batched_tokens
+from services.engine.kernels.paged_attention import Spans
 from services.engine.kv.layout import KvMemory
 from services.engine.models.description import DecoderDescription
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
@@ -122,12 +124,15 @@ class StepWorker(ABC):
         return adapter
 
     def _take_virtual_tokens(self, plan: StepPlan) -> None:
-        for row in plan.freed_rows if self._virtual or self._spatial else ():
+        for row in plan.freed_rows if self._virtual or self._spatial or self._spans else ():
             self._virtual.pop(row, None)
             self._spatial.pop(row, None)
+            self._spans.pop(row, None)
         for sequence in plan.new:
             if sequence.prompt_adapter:
-                self._virtual[sequence.row] = cast(Tensor, self._adapter(sequence.prompt_adapter).prepared)
+                rows = cast(Tensor, self._adapter(sequence.prompt_adapter).prepared)
+                # As wide as the embeddings of pictures, which may be in the same step.
+                self._virtual[sequence.row] = F.pad(rows, (0, rows.shape[1] * self._picture_layers))
             elif self._virtual:
                 self._virtual.pop(sequence.row, None)
             self._take_pictures(sequence)
@@ -139,6 +144,10 @@ class StepWorker(ABC):
             self._spatial[sequence.row] = SpatialPositions(sequence.num_prompt_tokens, sequence.pictures)
         elif self._spatial:
             self._spatial.pop(sequence.row, None)
+        if sequence.pictures and self._facts.mutual_pictures:
+            self._spans[sequence.row] = [(one.start, one.start + one.num_tokens) for one in sequence.pictures]
+        elif self._spans:
+            self._spans.pop(sequence.row, None)
 
     def _fill_slots(self, plan: StepPlan) -> None:
         for slot, version in plan.adapters:
@@ -159,6 +168,8 @@ class StepWorker(ABC):
         step = flatten(plan, self._table, self._facts.block_size)
         if self._spatial:
             step = replace(step, spatial=spatial_positions(plan, step, self._spatial))
+        if self._spans:
+            step = replace(step, mutual=[self._spans.get(share.row, ()) for share in plan.scheduled])
         spans = self._pooling.spans(plan)
         return replace(step, spans=spans) if len(spans) else step
 
@@ -210,15 +221,20 @@ class StepWorker(ABC):
             pooling_kind=spec.pooling_kind,
             generates=description.has_head,
             takes_pictures=spec.takes_pictures,
+            mutual_pictures=spec.takes_pictures and description.mutual_pictures,
             variant_because=spec.variant_because,
             num_stages=spec.ranks.shard.pp_size,
         )
         self._pooling = PoolingRows(spec.embedding_size)
         self._virtual: dict[int, Tensor] = {}
-        """The embeddings of the virtual tokens of each row that has any, [virtual tokens, hidden]."""
+        """The embeddings of the virtual tokens of each row that has any, [virtual tokens, width]: of a prompt adapter
+        or of pictures (`PlacedPicture.embeddings`)."""
         self._spatial: dict[int, SpatialPositions] = {}
         """Positions of the prompt of each row that has pictures, in a model with positions in rows and columns."""
+        self._spans: dict[int, Spans] = {}
+        """The pictures of each row that has any, in a model whose pictures' tokens attend to each other."""
         self._has_sections = description.rope is not None and bool(description.rope.sections)
+        self._picture_layers = description.picture_layers
         self._embeds = spec.ranks.stage is None or spec.ranks.is_first
         """Whether this worker looks tokens up; the later pipeline stages do not."""
         self._model_dtype, self._device = spec.model_dtype or dtype, spec.device

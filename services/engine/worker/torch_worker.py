@@ -85,6 +85,7 @@ class TorchWorker(StepWorker):
             trust_remote_code=settings.trust_remote_code,
             adapters=self._adapter_step if serves_adapters(settings) or settings.enable_mm else None,
         )
+        check_stage(settings, self._description, ranks.shard)
         if serves_adapters(settings):
             self.adapters = make_library(settings, config, self._adapter_step.prepare, ranks.shard)
         cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
@@ -187,7 +188,9 @@ class TorchWorker(StepWorker):
 
     def _step_inputs(self, step: FlatStep) -> StepInputs:
         attention = {
-            window: plan_attention(step.query_start_loc, step.seq_lens, step.block_tables, window, self._shape)
+            window: plan_attention(
+                step.query_start_loc, step.seq_lens, step.block_tables, window, self._shape, step.mutual
+            )
             for window in set(self._description.sliding_windows)
         }
         slots = self._tensor(step.slot_mapping(self._shape.block_size))
@@ -260,6 +263,19 @@ def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
         raise SettingsError(
             "--enable-prompt-adapter: this model scales its embeddings, and how virtual tokens are scaled differs "
             "between versions of transformers; prompt adapters are not served with it"
+        )
+
+
+def check_stage(settings: EngineSettings, description: DecoderDescription, shard: Shard) -> None:
+    """Raises `SettingsError` if the first pipeline stage lacks layers to which pictures add embeddings.
+
+    `description`: that of the rank's layers.
+    """
+    needed = description.picture_layers
+    if settings.enable_mm and shard.pp_rank == 0 and description.num_layers < needed:
+        raise SettingsError(
+            f"--pipeline-parallel-size: pictures of this model add embeddings to the outputs of its first {needed} "
+            f"layers, and the first of {shard.pp_size} stages has {description.num_layers}; use fewer stages"
         )
 
 

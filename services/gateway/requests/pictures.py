@@ -23,7 +23,8 @@ class RequestPicture:
     def tokens(self) -> PictureTokens:
         """What tokenizers have to know of the picture."""
         encoded = self.encoded
-        return PictureTokens(encoded.token_id, encoded.rows * encoded.columns, encoded.key)
+        num_tokens = encoded.rows * encoded.columns
+        return PictureTokens(encoded.token_id, num_tokens, encoded.key, encoded.place, encoded.text)
 
     def placed(self, start: int) -> PromptPicture:
         """Returns the picture in a prompt, of whose tokens the first is at `start`."""

@@ -1,16 +1,20 @@
 """What a family of picture models says about its processor and its encoder."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from shared.config import SettingsError
+
 
 class Embedded(NamedTuple):
-    """A picture as tokens: `embeddings` [rows * columns, hidden], row by row.
+    """A picture as tokens: `embeddings` [rows * columns, width], row by row. `width`: see `PlacedPicture`.
 
     A family whose tokens have no places in rows and columns gives one row.
     """
@@ -31,9 +35,17 @@ class PictureFamily(ABC):
     module: nn.Module
     token_id: int
     """The token that stands for a picture in the text of a prompt."""
+    place: str = ""
+    """What the text of a prompt has in the place of a picture and `text` replaces before it is tokenized; empty: it has
+    the token there."""
+    text: str = ""
+    """What the model expects around the tokens of a picture, with the token once."""
 
-    def __init__(self, config: Any, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
-        """`config`: the model's config as an object of transformers; `fields`: arguments of the processor."""
+    def __init__(self, config: Any, fields: Mapping[str, Any], dtype: torch.dtype, directory: Path) -> None:
+        """`config`: the model's config as an object of transformers; `fields`: arguments of the processor.
+
+        `directory`: that of the model. Raises SettingsError.
+        """
         self.dtype = dtype
 
     @staticmethod
@@ -41,11 +53,22 @@ class PictureFamily(ABC):
     def processor(config: Any, fields: Mapping[str, Any]) -> Any:
         """Returns the class of the model's image processor. `fields`: those that come with the model."""
 
-    @staticmethod
     @abstractmethod
-    def parameter(name: str) -> str | None:
+    def parameter(self, name: str) -> str | None:
         """Returns the name in `module` of a tensor of the checkpoint; None if it is not the encoder's."""
 
     @abstractmethod
     def embed(self, picture: Image.Image, device: str) -> Embedded:
         """Returns a picture with three colours as tokens. `module` is on the device."""
+
+
+def token_texts(directory: Path, *token_ids: int) -> list[str]:
+    """Returns the texts of special tokens of a model. Raises SettingsError for one that its tokenizer does not have."""
+    path = directory / "tokenizer.json"
+    try:
+        texts = {token["id"]: token["content"] for token in json.loads(path.read_bytes()).get("added_tokens", ())}
+        return [texts[token_id] for token_id in token_ids]
+    except (OSError, ValueError, KeyError) as error:
+        raise SettingsError(
+            f"--enable-mm: {path} does not have the special tokens {token_ids} that this model writes around pictures"
+        ) from error

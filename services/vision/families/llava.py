@@ -4,19 +4,15 @@ A picture of LLaVA 1.5 has one size, that of the encoder, and so always the same
 a large picture into tiles of that size (`image_grid_pinpoints`), with a learned token at the end of each row.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from PIL import Image
-from transformers import AutoModel, LlamaConfig
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
-from services.vision.families.family import Embedded, PictureFamily
+from services.vision.families.tower import TowerPictures
 from shared.config import SettingsError
 
 _PROCESSORS: dict[str, Any] = {
@@ -27,30 +23,14 @@ _PROCESSORS: dict[str, Any] = {
     "LlavaNextImageProcessor": LlavaNextImageProcessorPil,
 }
 _USUAL = {"llava": "CLIPImageProcessor", "llava_next": "LlavaNextImageProcessor"}
-_PARTS = ("vision_tower.", "multi_modal_projector.", "image_newline")
 
 
-class LlavaPictures(PictureFamily):
+class LlavaPictures(TowerPictures):
     """See PictureFamily."""
 
     FIXED = frozenset({"size", "crop_size", "do_resize", "do_center_crop", "image_grid_pinpoints"})
 
-    def __init__(self, config: Any, fields: Mapping[str, Any], dtype: torch.dtype) -> None:
-        super().__init__(config, fields, dtype)
-        self._processor = self.processor(config, fields)(**fields)
-        # The model of transformers with a decoder without layers: what is left is encoder and projection.
-        small = copy.deepcopy(config)
-        small.text_config = LlamaConfig(
-            hidden_size=config.text_config.hidden_size,
-            num_hidden_layers=0,
-            vocab_size=1,
-            intermediate_size=1,
-            num_attention_heads=1,
-            pad_token_id=None,
-        )
-        self.module = AutoModel.from_config(small, dtype=dtype)
-        del self.module.language_model
-        self.token_id = config.image_token_index
+    PARTS = (*TowerPictures.PARTS, "image_newline")
 
     @staticmethod
     def processor(config: Any, fields: Mapping[str, Any]) -> Any:
@@ -61,20 +41,3 @@ class LlavaPictures(PictureFamily):
             known = ", ".join(_PROCESSORS)
             raise SettingsError(f"--enable-mm: the model's image processor {named} is not served; served are {known}")
         return found
-
-    @staticmethod
-    def parameter(name: str) -> str | None:
-        """See PictureFamily."""
-        name = name.removeprefix("model.")
-        if not name.startswith(_PARTS):
-            return None
-        return name.replace("vision_tower.vision_model.", "vision_tower.", 1)
-
-    def embed(self, picture: Image.Image, device: str) -> Embedded:
-        """See PictureFamily."""
-        found = self._processor(picture, return_tensors="pt")
-        pixels = found["pixel_values"].to(device=device, dtype=self.dtype)
-        sizes = {"image_sizes": found["image_sizes"]} if "image_sizes" in found else {}
-        model: Any = self.module
-        output = model.get_image_features(pixels, **sizes, return_dict=True).pooler_output[0]
-        return Embedded(1, len(output), output)

@@ -167,6 +167,22 @@ def test_a_picture_counts_as_its_tokens_and_changes_the_hashes_from_its_block_on
     assert [left == right for left, right in zip(hashes[0], plain, strict=True)] == [False, False, False, False]
 
 
+def test_the_place_of_a_picture_becomes_the_text_around_its_token_before_it_is_tokenized() -> None:
+    token = ids_of("x")[0]
+    pictures = tuple(PictureTokens(token, number, b"key", "@@", "\n\nax\n\n") for number in (3, 2))
+    (prompt,) = tokenize(CODEC, TokenizeRequest("r", "m", pictures=pictures), ("q@@\n@@w",)).prompts
+    found, starts = unpack_ids(prompt.token_ids), prompt.picture_starts
+    whole = ids_of("q\n\nax\n\n\n\n\nax\n\nw")
+    first = whole.index(token)
+    second = whole.index(token, first + 1)
+    assert starts == (first, second + 2)
+    assert list(found) == [*whole[:first], *[token] * 3, *whole[first + 1 : second], token, token, *whole[second + 1 :]]
+    with pytest.raises(ServiceError, match="has 1 places for 2 pictures"):
+        tokenize(CODEC, TokenizeRequest("r", "m", pictures=pictures), ("q@@",))
+    with pytest.raises(ServiceError, match="has 3 places for 2 pictures"):
+        tokenize(CODEC, TokenizeRequest("r", "m", pictures=pictures), ("q@@x@@",))
+
+
 def test_a_prompt_needs_one_place_for_each_picture() -> None:
     request = TokenizeRequest("r", "m", pictures=(PictureTokens(ids_of("x")[0], 3, b"key"),))
     with pytest.raises(ServiceError, match="has 2 places for 1 pictures"):

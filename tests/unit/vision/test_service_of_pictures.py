@@ -34,7 +34,7 @@ FILE = bytes(range(256)) * 8192
 class Encoder:
     """Embeddings that tell which file they are of: three parts of them."""
 
-    fingerprint, token_id = b"encoder", 7
+    fingerprint, token_id, place, text = b"encoder", 7, "<place>", "\n<7>\n"
 
     def __init__(self) -> None:
         self.files: list[bytes] = []
@@ -120,6 +120,7 @@ def test_embeddings_reach_the_engine_and_another_service_takes_over() -> None:
         assert sorted(map(len, system.encoders["v1"].files)) == [5, len(FILE)]
         assert found[0].tokens == found[2].tokens != found[1].tokens
         assert (found[0].tokens.token_id, found[0].tokens.num_tokens) == (7, 6)
+        assert (found[0].tokens.place, found[0].tokens.text) == ("<place>", "\n<7>\n")
         places = [one.placed(start) for one, start in zip(found, (2, 20, 40), strict=True)]
         placed = await system.loader.load(places)
         assert [one.start for one in placed] == [2, 20, 40]

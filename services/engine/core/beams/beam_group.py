@@ -163,6 +163,7 @@ class BeamGroups:
         leader_spec = replace(spec, sequence_id=name, params=of_beams, output_token_ids=(), sequence_group="")
         leader = from_spec(leader_spec, member.rules, number, self._block_size, self._vocab_size)
         leader.beams, leader.num_rows = [leader], params.width
+        leader.whole_pictures = member.whole_pictures
         return BeamGroup(_key(spec), params, member.rules, leader.beams)
 
 

@@ -12,12 +12,14 @@
 Plain index arithmetic over whole arrays, on the CPU. Called by the workers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.engine.core.plan import StepPlan
+from services.engine.kernels.paged_attention import Spans
 from services.engine.worker.batch.pooling import NO_SPANS
 from services.engine.worker.batch.prompt_logprobs import PromptReport, report_of
 from services.engine.worker.batch.state_table import StateTable
@@ -61,6 +63,8 @@ class FlatStep:
     """The virtual tokens, whose `ids` are 0; None if there are none."""
     spatial: Integers | None = None
     """Positions for rotation in time, row and column, [3, num_tokens], of a step with pictures; None: `positions`."""
+    mutual: Sequence[Spans] | None = None
+    """For each sequence the pictures whose tokens attend to each other; None: no sequence has any."""
 
     def slot_mapping(self, block_size: int) -> Integers:
         """Returns the KV slot of each token, [num_tokens]: block id * block_size + offset in the block."""
@@ -88,10 +92,7 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
     logit_tokens = np.repeat(query_start_loc[1:] - samples, samples) + offsets
     slots = table.slots_of(rows)
     ids = table.token_ids[rows[owner], positions].astype(np.int64)
-    places, virtual = table.virtual_tokens(ids), None
-    if places is not None:
-        virtual = VirtualTokens(places, rows[owner[places]], ids[places] - table.vocab_size)
-        ids[places] = 0
+    virtual = _take_virtual(ids, rows[owner], table)
     return FlatStep(
         ids=ids,
         positions=positions,
@@ -120,8 +121,11 @@ def _flatten_decode(plan: StepPlan, table: StateTable, block_size: int) -> FlatS
     positions = np.array(starts, dtype=np.int64)
     seq_lens = positions + 1
     assert (seq_lens <= table.num_tokens[rows]).all(), "a plan runs past the known tokens"
+    ids = table.token_ids[rows, positions].astype(np.int64)
+    # The last token of a prompt may be a picture's, if the others were found in the cache.
+    virtual = _take_virtual(ids, rows, table)
     return FlatStep(
-        ids=table.token_ids[rows, positions].astype(np.int64),
+        ids=ids,
         positions=positions,
         query_start_loc=table.counting[: count + 1],
         seq_lens=seq_lens,
@@ -130,4 +134,15 @@ def _flatten_decode(plan: StepPlan, table: StateTable, block_size: int) -> FlatS
         rows=rows,
         offsets=table.zeros[:count],
         token_slots=table.slots_of(rows),
+        virtual=virtual,
     )
+
+
+def _take_virtual(ids: Integers, rows: Integers, table: StateTable) -> VirtualTokens | None:
+    """Returns the virtual tokens of a step, and sets their `ids` to 0. `rows` [num_tokens]: the row of each token."""
+    places = table.virtual_tokens(ids)
+    if places is None:
+        return None
+    virtual = VirtualTokens(places, rows[places], ids[places] - table.vocab_size)
+    ids[places] = 0
+    return virtual

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from services.engine.kernels import paged_attention as kernel
-from services.engine.kernels.paged_attention import AttentionShape, paged_attention, plan_attention, write_kv
+from services.engine.kernels.paged_attention import AttentionShape, Spans, paged_attention, plan_attention, write_kv
 
 BLOCK_SIZE, NUM_BLOCKS, KV_HEADS, GROUP, HEAD_DIM = 4, 64, 2, 3, 8
 SHAPE = AttentionShape(BLOCK_SIZE, KV_HEADS * HEAD_DIM * 4, torch.float32, torch.device("cpu"))
@@ -37,7 +38,7 @@ class Case:
         positions = np.arange(self.seq_lens[row])
         return torch.from_numpy(self.tables[row, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE)
 
-    def run(self, window: int | None) -> Tensor:
+    def run(self, window: int | None, spans: Sequence[Spans] | None = None) -> Tensor:
         # What was never written must not matter, unless it is not a number: the engine zeroes its caches.
         caches = [torch.full((NUM_BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_DIM), 1e3) for _ in range(2)]
         for row in range(len(self.counts)):
@@ -46,20 +47,22 @@ class Case:
             torch.cat([x[-count:] for x, count in zip(xs, self.counts.tolist(), strict=True)])
             for xs in (self.keys, self.values)
         ]
-        batch = plan_attention(self.starts, self.seq_lens, self.tables, window, SHAPE)
+        batch = plan_attention(self.starts, self.seq_lens, self.tables, window, SHAPE, spans)
         return paged_attention(self.queries, *new, *caches, batch)
 
-    def expected(self, window: int | None) -> Tensor:
+    def expected(self, window: int | None, spans: Sequence[Spans] | None = None) -> Tensor:
         """Query by query, key by key."""
         rows = []
         for row, count in enumerate(self.counts.tolist()):
             for i in range(count):
                 position = int(self.seq_lens[row]) - count + i
                 first = 0 if window is None else max(0, position - window + 1)
+                ends = [end for start, end in spans[row] if start <= position < end] if spans else []
+                end = max([position + 1, *ends])
                 query = self.queries[int(self.starts[row]) + i]
                 heads = []
                 for head in range(KV_HEADS * GROUP):
-                    keys, values = (x[row][first : position + 1, head // GROUP] for x in (self.keys, self.values))
+                    keys, values = (x[row][first:end, head // GROUP] for x in (self.keys, self.values))
                     weights = (keys @ query[head] / HEAD_DIM**0.5).softmax(0)
                     heads.append(weights @ values)
                 rows.append(torch.stack(heads))
@@ -90,6 +93,20 @@ def test_a_chunk_of_several_tiles_is_attention_by_definition(
     monkeypatch.setattr(kernel, "TILE_QUERIES", 4)
     case = Case([(context, 18), (0, 3)])
     torch.testing.assert_close(case.run(window), case.expected(window), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 5, 7])
+@pytest.mark.parametrize("tile", [4, 512])
+def test_tokens_of_a_span_see_those_behind_them_up_to_its_end(
+    window: int | None, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel, "TILE_QUERIES", tile)
+    case = Case([(0, 18), (6, 9), (9, 1), (3, 7), (5, 1)])
+    # Of the second and third sequence the step computes the rest of a span whose beginning is in the cache.
+    spans = [[(2, 8), (8, 9), (11, 17)], [(1, 3), (4, 12)], [(4, 10)], [], [(0, 3), (20, 30)]]
+    torch.testing.assert_close(case.run(window, spans), case.expected(window, spans), rtol=1e-5, atol=1e-5)
+    with pytest.raises(AssertionError, match="cuts a span"):
+        case.run(window, [[(16, 19)], *spans[1:]])
 
 
 def test_sequences_of_different_length_are_decoded_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,33 @@
+"""Gemma 3: a SigLIP encoder whose patches are averaged to 256 tokens, with line breaks and two tokens around them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+from services.vision.families.family import token_texts
+from services.vision.families.tower import TowerPictures
+from shared.config import SettingsError
+
+
+class Gemma3Pictures(TowerPictures):
+    """See PictureFamily."""
+
+    FIXED = frozenset({"size", "do_resize"})
+
+    def __init__(self, config: Any, fields: Mapping[str, Any], dtype: torch.dtype, directory: Path) -> None:
+        super().__init__(config, fields, dtype, directory)
+        if fields.get("do_pan_and_scan"):
+            raise SettingsError(
+                "--enable-mm: pictures of Gemma 3 are not cut into further ones (do_pan_and_scan); give "
+                "--mm-processor-kwargs='{\"do_pan_and_scan\": false}'"
+            )
+        begin, token, end = token_texts(directory, config.boi_token_id, config.image_token_id, config.eoi_token_id)
+        self.place, self.text = begin, f"\n\n{begin}{token}{end}\n\n"
+
+    @staticmethod
+    def processor(config: Any, fields: Mapping[str, Any]) -> Any:
+        """See PictureFamily."""
+        return Gemma3ImageProcessorPil

@@ -1,0 +1,52 @@
+"""What models of the shape of LLaVA share: an encoder (`vision_tower`) and a projection to tokens of the decoder."""
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from PIL import Image
+from transformers import AutoModel, LlamaConfig
+
+from services.vision.families.family import Embedded, PictureFamily
+
+
+class TowerPictures(PictureFamily):
+    """See PictureFamily. A subclass says which processor the model has."""
+
+    PARTS: ClassVar[tuple[str, ...]] = ("vision_tower.", "multi_modal_projector.")
+    """Beginnings of the names of the encoder's tensors, behind `model.`."""
+
+    def __init__(self, config: Any, fields: Mapping[str, Any], dtype: torch.dtype, directory: Path) -> None:
+        super().__init__(config, fields, dtype, directory)
+        self._processor = self.processor(config, fields)(**fields)
+        # The model of transformers with a decoder without layers: what is left is encoder and projection.
+        small = copy.deepcopy(config)
+        small.text_config = LlamaConfig(
+            hidden_size=config.text_config.hidden_size,
+            num_hidden_layers=0,
+            vocab_size=1,
+            intermediate_size=1,
+            num_attention_heads=1,
+            pad_token_id=None,
+        )
+        self.module = AutoModel.from_config(small, dtype=dtype)
+        del self.module.language_model
+        self.token_id = config.image_token_id
+
+    def parameter(self, name: str) -> str | None:
+        """See PictureFamily."""
+        name = name.removeprefix("model.")
+        if not name.startswith(self.PARTS):
+            return None
+        return name.replace("vision_tower.vision_model.", "vision_tower.", 1)
+
+    def embed(self, picture: Image.Image, device: str) -> Embedded:
+        """See PictureFamily."""
+        found = self._processor(picture, return_tensors="pt")
+        pixels = found["pixel_values"].to(device=device, dtype=self.dtype)
+        sizes = {"image_sizes": found["image_sizes"]} if "image_sizes" in found else {}
+        model: Any = self.module
+        output = model.get_image_features(pixels, **sizes, return_dict=True).pooler_output[0]
+        return Embedded(1, len(output), output)
