@@ -16,7 +16,7 @@ _VISION_TOKENS = {
     IMAGE_PAD: "<|image_pad|>",
     VIDEO_PAD: "<|video_pad|>",
 }
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "llava", "llava_siglip", "llava_next")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "internvl", "llava", "llava_siglip", "llava_next")
 VISION_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -26,7 +26,10 @@ VISION_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 """The structure of the template that Qwen publishes with these models."""
-_OTHER_PLACES = {"gemma3": ("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|>")}
+_OTHER_PLACES = {
+    "gemma3": ("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|>"),
+    "internvl": ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
+}
 """What the template of a family writes for a picture."""
 _TEXT: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -118,6 +121,11 @@ _LLAVA: dict[str, dict[str, Any]] = {
         "boi_token_index": VISION_START,
         "eoi_token_index": VISION_END,
     },
+    "internvl": {
+        "text_config": {"model_type": "qwen3", **_LLAVA_TEXT, "head_dim": 16},
+        "vision_config": {**_TOWER, "image_size": [56, 56], "patch_size": [14, 14]},
+        "image_seq_length": 4,
+    },
     "llava_next": {
         "text_config": {"model_type": "mistral", **_LLAVA_TEXT, "sliding_window": None},
         "vision_config": {"model_type": "clip_vision_model", **_TOWER},
@@ -125,6 +133,12 @@ _LLAVA: dict[str, dict[str, Any]] = {
     },
 }
 _LLAVA_PROCESSORS: dict[str, dict[str, Any]] = {
+    "internvl": {
+        "image_processor_type": "GotOcr2ImageProcessor",
+        "size": {"height": 56, "width": 56},
+        "crop_to_patches": False,
+        "max_patches": 4,
+    },
     "gemma3": {
         "image_processor_type": "Gemma3ImageProcessor",
         "size": {"height": _GEMMA_SIDE, "width": _GEMMA_SIDE},
@@ -152,7 +166,8 @@ def make_vision_model(directory: Path, family: str = "qwen2_vl", *, seed: int = 
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     if family in _LLAVA:
-        config = AutoConfig.for_model(family.removesuffix("_siglip"), image_token_index=IMAGE_PAD, **_LLAVA[family])
+        named = "image_token_id" if family == "internvl" else "image_token_index"
+        config = AutoConfig.for_model(family.removesuffix("_siglip"), **{named: IMAGE_PAD}, **_LLAVA[family])
     else:
         config = AutoConfig.for_model(
             family,
@@ -229,16 +244,20 @@ def _inputs(directory: Path, prompt: Sequence[int], pictures: Sequence[bytes]) -
     from PIL import Image
 
     model, processor = _loaded(directory)
+    kind = model.config.model_type
+    more: dict[str, Any] = {"crop_to_patches": True} if kind == "internvl" else {}
     images = [Image.open(io.BytesIO(each)).convert("RGB") for each in pictures]
-    pixels = dict(processor(images, return_tensors="pt")) if images else {}
+    pixels = dict(processor(images, return_tensors="pt", **more)) if images else {}
+    tiles = pixels.pop("num_patches", None)
     pixels.pop("num_crops", None)
     with torch.inference_mode():
         found = model.get_image_features(**pixels, return_dict=True).pooler_output if images else []
-    whole = expanded(prompt, [len(each) for each in found])
+    counts = [len(each) for each in found] if tiles is None else [int(each) * found.shape[1] for each in tiles]
+    whole = expanded(prompt, counts)
     ids = torch.tensor([whole])
     of_picture = (ids == IMAGE_PAD).int()
     kinds = {"mm_token_type_ids": of_picture} if "image_grid_thw" in pixels else {}
-    if model.config.model_type == "gemma3" and images:
+    if kind == "gemma3" and images:
         kinds = {"token_type_ids": of_picture}
     return whole, {"input_ids": ids, "attention_mask": torch.ones_like(ids), **kinds, **pixels}
 
@@ -259,7 +278,8 @@ def _write_vision_tokens(directory: Path, template: str) -> None:
             token.update(content=_VISION_TOKENS[token["id"]], special=True)
     path.write_text(json.dumps(tokenizer))
     path = directory / "tokenizer_config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template}))
+    around = {"start_image_token": "<|vision_start|>", "end_image_token": "<|vision_end|>"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template, **around}))
 
 
 def _write_old_config(directory: Path) -> None:

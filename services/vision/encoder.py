@@ -52,7 +52,7 @@ class VisionEncoder:
         config = AutoConfig.from_pretrained(directory)
         kind = family_of(config)
         own = processor_fields(directory)
-        fields = {**own, **_checked(processor_kwargs, kind, kind.processor(config, own))}
+        fields = {**own, **kind.DEFAULTS, **_checked(processor_kwargs, kind, kind.processor(config, own))}
         self._family = kind(config, fields, dtype, directory)
         self._load(directory, dtype)
         self._family.module.eval().to(device)

@@ -11,7 +11,7 @@ class EnginePictureSettings:
 
     enable_mm: bool = flag(
         False,
-        "take pictures in conversations, with a model that has a vision encoder (Gemma 3, Qwen-VL 2 to 3, LLaVA)",
+        "take pictures in conversations, with a model that has a vision encoder, such as Gemma 3 (docs/images.md)",
         alias=("--enabe-mm",),
         group="pictures",
     )

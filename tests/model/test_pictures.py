@@ -113,7 +113,7 @@ def test_equal_to_transformers_alone_and_mixed_with_text(pictured: Pictured) -> 
     assert run(together, specs) == expected
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["gemma3", "internvl", "qwen3_vl"])
 def test_log_probabilities_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     pictured = Pictured(make_vision_model(tmp_path, family))
     for limits in (CoreLimits(8, 256), CoreLimits(8, 9)):
@@ -145,7 +145,7 @@ def test_ranks_take_pictures_as_one_process_does(
     assert engine.core.counters().preemptions
 
 
-@pytest.mark.parametrize("family", ["llava", "llava_siglip", "llava_next"])
+@pytest.mark.parametrize("family", ["internvl", "llava", "llava_siglip", "llava_next"])
 def test_the_fast_backend_takes_pictures_whose_tokens_have_ordinary_positions(family: str, tmp_path: Path) -> None:
     pictured = Pictured(make_vision_model(tmp_path, family))
     specs = [pictured.spec(f"{number}", *each, greedy(NUM)) for number, each in enumerate(ASKED)]

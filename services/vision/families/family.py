@@ -32,6 +32,8 @@ class PictureFamily(ABC):
 
     FIXED: ClassVar[frozenset[str]]
     """Arguments of the processor that the encoder's weights determine."""
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {}
+    """Arguments that the model's own processor gives the image processor, whatever the file with the model says."""
     module: nn.Module
     token_id: int
     """The token that stands for a picture in the text of a prompt."""
@@ -72,3 +74,23 @@ def token_texts(directory: Path, *token_ids: int) -> list[str]:
         raise SettingsError(
             f"--enable-mm: {path} does not have the special tokens {token_ids} that this model writes around pictures"
         ) from error
+
+
+def special_token(directory: Path, name: str, usual: str) -> str:
+    """Returns the text of a special token that tokenizer_config.json names; `usual` if it does not.
+
+    Raises SettingsError if the tokenizer does not have it.
+    """
+    try:
+        config = json.loads((directory / "tokenizer_config.json").read_bytes())
+        further = config.get("extra_special_tokens")
+        found = (further.get(name) if isinstance(further, dict) else None) or config.get(name) or usual
+        text = found["content"] if isinstance(found, dict) else found
+        added = json.loads((directory / "tokenizer.json").read_bytes()).get("added_tokens", ())
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise SettingsError(
+            f"--enable-mm: the files of the tokenizer in {directory} cannot be read: {error}"
+        ) from error
+    if not any(token.get("content") == text for token in added):
+        raise SettingsError(f"--enable-mm: the tokenizer in {directory} does not have the token {text} ({name})")
+    return str(text)

@@ -16,13 +16,13 @@ class Gemma3Pictures(TowerPictures):
     """See PictureFamily."""
 
     FIXED = frozenset({"size", "do_resize"})
+    DEFAULTS: Mapping[str, Any] = {"do_pan_and_scan": False}
 
     def __init__(self, config: Any, fields: Mapping[str, Any], dtype: torch.dtype, directory: Path) -> None:
         super().__init__(config, fields, dtype, directory)
         if fields.get("do_pan_and_scan"):
             raise SettingsError(
-                "--enable-mm: pictures of Gemma 3 are not cut into further ones (do_pan_and_scan); give "
-                "--mm-processor-kwargs='{\"do_pan_and_scan\": false}'"
+                "--mm-processor-kwargs: pictures of Gemma 3 are not cut into further ones: leave out do_pan_and_scan"
             )
         begin, token, end = token_texts(directory, config.boi_token_id, config.image_token_id, config.eoi_token_id)
         self.place, self.text = begin, f"\n\n{begin}{token}{end}\n\n"

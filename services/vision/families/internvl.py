@@ -1,0 +1,41 @@
+"""InternVL 3: a picture is cut into tiles of the encoder's size, each with as many tokens, between two other tokens.
+
+The checkpoints are those whose names end with `-hf`, which transformers reads without code of their own.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+from services.vision.families.family import Embedded, special_token, token_texts
+from services.vision.families.tower import TowerPictures
+
+
+class InternVlPictures(TowerPictures):
+    """See PictureFamily."""
+
+    FIXED = frozenset({"size", "do_resize"})
+    DEFAULTS: Mapping[str, Any] = {"crop_to_patches": True}
+
+    def __init__(self, config: Any, fields: Mapping[str, Any], dtype: torch.dtype, directory: Path) -> None:
+        super().__init__(config, fields, dtype, directory)
+        [self.place] = token_texts(directory, self.token_id)
+        begin = special_token(directory, "start_image_token", "<img>")
+        self.text = f"{begin}{self.place}{special_token(directory, 'end_image_token', '</img>')}"
+
+    @staticmethod
+    def processor(config: Any, fields: Mapping[str, Any]) -> Any:
+        """See PictureFamily."""
+        return GotOcr2ImageProcessorPil
+
+    def embed(self, picture: Image.Image, device: str) -> Embedded:
+        """See PictureFamily."""
+        found = self._processor(picture, return_tensors="pt")
+        pixels = found["pixel_values"].to(device=device, dtype=self.dtype)
+        model: Any = self.module
+        output = model.get_image_features(pixels, return_dict=True).pooler_output.flatten(0, 1)
+        return Embedded(1, len(output), output)
