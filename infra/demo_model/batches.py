@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from infra.demo_model.exercises.tasks import conversation, long_conversation, practice
+from infra.demo_model.exercises.tasks_tools import tool_conversation
 from infra.demo_model.sample import assistant, user
 from infra.demo_model.texts.corpus import long_text, plain_text
 from infra.demo_model.tokenizer import END, END_OF_TEXT, START, render
@@ -29,8 +31,13 @@ PLAIN_SHARE = 0.04
 COPY_SHARES = ((0, 0.0), (433, 0.25), (1000, 0.08))
 #: From which step on which share of the chats is practice of the core tasks.
 PRACTICE_SHARES = ((0, 0.0), (2011, 0.6))
+#: From which step on which share of the documents has tools.  They are five times as long as the others, so most
+#: positions are theirs, though not most of the learnt ones.
+TOOL_SHARES = ((0, 0.0), (5433, 0.3))
 #: The number of scored positions is filled up to a multiple of this with ignored ones.
 ROUND_TO, IGNORED = 256, -100
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -51,9 +58,9 @@ class Batch:
     targets: Tensor
 
 
-def share_at(table: Sequence[tuple[int, float]], step: int) -> float:
-    """The share in force at a step."""
-    return max((start, share) for start, share in table if start <= step)[1]
+def in_force(table: Sequence[tuple[int, Value]], step: int) -> Value:
+    """The value of the last entry that begins at or before a step."""
+    return [value for start, value in table if start <= step][-1]
 
 
 class Maker:
@@ -103,12 +110,29 @@ class Maker:
         ids = self.tokenizer.encode(render([user(request), assistant(text)])).ids
         return Document(ids, self._assistant_part(ids))
 
+    def tooled(self, rng: Random) -> Document:
+        """A conversation with tools; calls and answers are learnt.
+
+        Where the prompt does not tell of the tools, only the last answer is: the model is not to call tools unasked.
+        """
+        messages, tools = tool_conversation(rng)
+        ids = self.tokenizer.encode(render(messages, tools=tools)).ids
+        learnt = self._assistant_part(ids)
+        if not tools:
+            end = len(ids) - learnt[::-1].index(True)
+            start = end - learnt[:end][::-1].index(False)
+            learnt = [learn and place >= start for place, learn in enumerate(learnt)]
+        return Document(ids, learnt)
+
     def document(self, rng: Random, long: bool, step: int) -> Document:
-        """A chat or, less often, a text or copying practice."""
-        if rng.random() < share_at(COPY_SHARES, step):
+        """A chat, with tools or without, or, less often, a text or copying practice."""
+        with_tools = in_force(TOOL_SHARES, step)
+        if with_tools and rng.random() < with_tools:
+            return self.tooled(rng)
+        if rng.random() < in_force(COPY_SHARES, step):
             return self.copying(rng)
         share = 0.15 if long else PLAIN_SHARE
-        return self.plain(rng, long) if rng.random() < share else self.chat(rng, long, share_at(PRACTICE_SHARES, step))
+        return self.plain(rng, long) if rng.random() < share else self.chat(rng, long, in_force(PRACTICE_SHARES, step))
 
     def batch(self, step: int, rows: int, length: int, long: bool = False) -> Batch:
         """The batch of one step: documents are put wherever they still fit."""

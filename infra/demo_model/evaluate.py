@@ -11,20 +11,24 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import torch
 
 from infra.demo_model.exercises.tasks import draw, task_names
+from infra.demo_model.exercises.tasks_tools import TOOL_TASKS
 from infra.demo_model.generate import GenerateFn, LogprobFn, decoder
-from infra.demo_model.sample import Expect, Message, Sample, passes, user
+from infra.demo_model.sample import Expect, Message, Sample, Tool, passes, read_call, user
 from infra.demo_model.texts.corpus import long_text
 from infra.demo_model.texts.newcomers import CONVERSATIONS, FIRST_PROMPTS
 from infra.demo_model.texts.stories import story
 from infra.demo_model.tokenizer import DEMO
 
 EncodeFn = Callable[[str], Sequence[int]]
+#: Like ``GenerateFn``, with the tools offered in each conversation.
+ToolGenerateFn = Callable[[Sequence[Sequence[Message]], Sequence[Sequence[Tool]]], list[str]]
 
 #: A seed of its own: training draws from streams named "<seed>/<step>".
 _SEED = "held out"
@@ -62,6 +66,46 @@ def failures(
     samples = held_out(per_task, names)
     answers = generate_fn([sample.messages for sample in samples])
     return [pair for pair in zip(samples, answers, strict=True) if not passes(pair[0].judged_by, pair[1])]
+
+
+def tool_samples(per_task: int = 50) -> list[Sample]:
+    """The same held-out instances of the tasks with tools on every call."""
+    found: list[Sample] = []
+    for name, make in TOOL_TASKS.items():
+        rng = Random(f"{_SEED}/{name}")
+        found += [replace(make(rng, "held out"), task=name) for _ in range(per_task)]
+    return found
+
+
+def tool_accuracy(generate_fn: ToolGenerateFn, per_task: int = 50) -> dict[str, dict[str, int]]:
+    """Of each task with tools: the instances and the right ones; of calls also which part of them is right."""
+    samples = tool_samples(per_task)
+    answers = generate_fn([sample.messages for sample in samples], [sample.tools for sample in samples])
+    table: dict[str, dict[str, int]] = {}
+    for sample, answer in zip(samples, answers, strict=True):
+        counts = table.setdefault(sample.task, {"of": 0, "right": 0})
+        found = {"of": 1, "right": int(passes(sample.judged_by, answer))}
+        if sample.judged_by.kind == "call":
+            found |= _call_counts(answer, json.loads(sample.judged_by.gold[0]))
+        for name, value in found.items():
+            counts[name] = counts.get(name, 0) + value
+    return table
+
+
+def tool_failures(generate_fn: ToolGenerateFn, per_task: int = 50) -> list[tuple[Sample, str]]:
+    """The held-out instances with tools that were answered wrongly, with the answers."""
+    samples = tool_samples(per_task)
+    answers = generate_fn([sample.messages for sample in samples], [sample.tools for sample in samples])
+    return [pair for pair in zip(samples, answers, strict=True) if not passes(pair[0].judged_by, pair[1])]
+
+
+def _call_counts(answer: str, wanted: Tool) -> dict[str, int]:
+    call = read_call(answer)
+    return {
+        "well-formed": int(call is not None),
+        "right name": int(call is not None and call["name"] == wanted["name"]),
+        "right arguments": int(call is not None and call["arguments"] == wanted["arguments"]),
+    }
 
 
 def _newcomer_cases() -> list[tuple[Sequence[Message], Expect]]:
@@ -113,6 +157,7 @@ def measure(folder: Path, per_task: int) -> dict[str, object]:
     return {
         "accuracy": {name: {"right": pair[0], "of": pair[1]} for name, pair in table.items()},
         "all tasks": {"right": right, "of": total, "share": round(right / total, 4)},
+        "tools": tool_accuracy(model.answers, 4 * per_task),
         "newcomers": {"right": sum(case[2] for case in seen), "of": len(seen)},
         "newcomer failures": [{"prompt": case[0], "answer": case[1]} for case in seen if not case[2]],
         "perplexity": {
@@ -125,13 +170,18 @@ def measure(folder: Path, per_task: int) -> dict[str, object]:
     }
 
 
+def _counts(counts: dict[str, int]) -> str:
+    """``3/4``, and the parts that were counted beside it."""
+    parts = [f"{name} {value}" for name, value in counts.items() if name not in ("right", "of")]
+    return ", ".join([f"{counts['right']}/{counts['of']}", *parts])
+
+
 def _show(found: dict[str, object]) -> None:
     for name, value in found.items():
         if isinstance(value, dict):
             print(name)
             for key, inner in value.items():
-                shown = f"{inner['right']}/{inner['of']}" if isinstance(inner, dict) else inner
-                print(f"  {key}: {shown}")
+                print(f"  {key}: {_counts(inner) if isinstance(inner, dict) else inner}")
         else:
             print(f"{name}: {value}")
 
@@ -145,7 +195,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     if arguments.failures:
-        for sample, answer in failures(decoder(arguments.model).answers, arguments.per_task):
+        model = decoder(arguments.model)
+        wrong = failures(model.answers, arguments.per_task) + tool_failures(model.answers, arguments.per_task)
+        for sample, answer in wrong:
             print(f"[{sample.task}] {sample.messages[-1]['content']!r} gave {answer!r}, not {sample.answer!r}")
         return
     found = measure(arguments.model, arguments.per_task)

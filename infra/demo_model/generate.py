@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from infra.demo_model.model import Llama, Shape, rope_tables, rotate
-from infra.demo_model.sample import Message
+from infra.demo_model.sample import Message, Tool
 from infra.demo_model.tokenizer import DEMO, END, END_OF_TEXT, load, render
 
 GenerateFn = Callable[[Sequence[Sequence[Message]]], list[str]]
@@ -113,9 +113,14 @@ class Decoder:
                     found[place] = self.tokenizer.decode(ids)
         return found
 
-    def answers(self, conversations: Sequence[Sequence[Message]]) -> list[str]:
-        """A ``GenerateFn``: the assistant's next message in each conversation."""
-        return self.texts([render(messages, prompt=True) for messages in conversations])
+    def answers(
+        self, conversations: Sequence[Sequence[Message]], tools: Sequence[Sequence[Tool]] | None = None
+    ) -> list[str]:
+        """A ``GenerateFn``: the assistant's next message in each conversation, with the tools offered in each."""
+        offered = tools or [()] * len(conversations)
+        return self.texts(
+            [render(messages, prompt=True, tools=told) for messages, told in zip(conversations, offered, strict=True)]
+        )
 
     @torch.inference_mode()
     def logprobs(self, ids: Sequence[int]) -> list[float]:

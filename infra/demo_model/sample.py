@@ -12,8 +12,11 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 Message = dict[str, str]
+#: A function as a request to the API defines it.
+Tool = dict[str, Any]
 
 #: One instance in this many is held out of training.
 HELD_OUT_ONE_IN = 16
@@ -32,7 +35,7 @@ class Sample:
     """One task instance: a conversation that ends with the user, and its answer.
 
     ``key`` names the content for the split: two samples with the same key are the
-    same question, however they are worded.
+    same question, however they are worded.  ``tools`` are offered in the prompt.
     """
 
     messages: tuple[Message, ...]
@@ -40,6 +43,7 @@ class Sample:
     key: str
     expect: Expect | None = None
     task: str = ""
+    tools: tuple[Tool, ...] = ()
 
     @property
     def judged_by(self) -> Expect:
@@ -98,6 +102,12 @@ def user(text: str) -> Message:
 
 def assistant(text: str) -> Message:
     return {"role": "assistant", "content": text}
+
+
+def call_text(name: str, arguments: dict[str, Any]) -> str:
+    """What the assistant writes to call a tool: as the chat template writes a call of the history."""
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def ask(prompt: str, answer: str, key: str, expect: Expect | None = None) -> Sample:
@@ -179,6 +189,22 @@ def _same_json(text: str, gold: str) -> bool:
         return False
 
 
+_CALL = re.compile(r"\s*<tool_call>\s*(\{.*\})\s*</tool_call>\s*", re.DOTALL)
+
+
+def read_call(text: str) -> Tool | None:
+    """The one call that ``text`` is, or None: an object with exactly ``name`` and ``arguments``."""
+    found = _CALL.fullmatch(text)
+    try:
+        call = json.loads(found[1]) if found else None
+    except ValueError:
+        return None
+    well_formed = (
+        isinstance(call, dict) and call.keys() == {"name", "arguments"} and isinstance(call["arguments"], dict)
+    )
+    return call if well_formed else None
+
+
 def _last_number(text: str) -> str:
     found = re.findall(r"-?\d+", text)
     return found[-1] if found else ""
@@ -195,6 +221,8 @@ def passes(expect: Expect, text: str) -> bool:
         "has_any": lambda: any(_holds_words(text, value) for value in gold),
         "number": lambda: _last_number(text) == gold[0],
         "json": lambda: _same_json(text, gold[0]),
+        "call": lambda: read_call(text) == json.loads(gold[0]),
+        "no call": lambda: bool(text.strip()) and "tool_call" not in text,
         "starts": lambda: squash(text).startswith(squash(gold[0])),
     }
     return rules[expect.kind]()

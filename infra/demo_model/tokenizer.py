@@ -9,14 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from random import Random
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from infra.demo_model.exercises.tasks import conversation
-from infra.demo_model.sample import Message
+from infra.demo_model.sample import Message, Tool
 from infra.demo_model.texts.corpus import plain_text, tokenizer_prose
+from shared.text.templates.chat_template import ChatTemplate
 
 DEMO = Path(__file__).resolve().parents[2] / "antiphon" / "demo"
 END_OF_TEXT, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -54,8 +56,18 @@ CHAT_TEMPLATE = (
 )
 
 
-def render(messages: Sequence[Message], prompt: bool = False) -> str:
-    """The same text as ``CHAT_TEMPLATE`` gives, without Jinja; ``prompt`` opens the answer."""
+@lru_cache(maxsize=1)
+def _template() -> ChatTemplate:
+    return ChatTemplate(CHAT_TEMPLATE, {}, 100_000)
+
+
+def render(messages: Sequence[Message], prompt: bool = False, tools: Sequence[Tool] = ()) -> str:
+    """The text that ``CHAT_TEMPLATE`` gives; ``prompt`` opens the answer.
+
+    Without tools and their results it is put together here, which is faster than Jinja.
+    """
+    if tools or any(message["role"] == "tool" for message in messages):
+        return _template().render(messages, prompt, {"tools": list(tools)})
     turns = (f"{START}{message['role']}\n{message['content']}{END}\n" for message in messages)
     return "".join(turns) + (f"{START}assistant\n" if prompt else "")
 

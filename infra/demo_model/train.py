@@ -17,12 +17,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from infra.demo_model.batches import IGNORED, Batch, Maker
+from infra.demo_model.batches import IGNORED, Batch, Maker, in_force
 from infra.demo_model.model import Llama, Shape
 from infra.demo_model.tokenizer import DEMO, load
 
-#: Rows and length of a usual batch, and of the long ones that come now and then.
-USUAL, LONG, LONG_EVERY = (16, 256), (4, 1024), 8
+#: Rows and length of a usual batch from a step on: prompts with tools do not fit into 256 tokens.
+USUAL = ((0, (16, 256)), (5433, (4, 512)))
+#: The same of the long batches that come now and then.
+LONG, LONG_EVERY = ((0, (4, 1024)), (5433, (2, 1024))), 8
 WARM_UP, DECAY_FROM = 0.02, 0.45
 
 
@@ -40,6 +42,7 @@ class Plan:
     start: Path | None = None
     compile: bool = False
     checkpoint_minutes: float = 4.0
+    threads: int = 2
 
 
 def pace(progress: float) -> float:
@@ -114,7 +117,7 @@ class Run:
         """One batch; its loss."""
         set_pace(self.optimizers, pace(self.progress()))
         long = self.step % LONG_EVERY == LONG_EVERY - 1
-        rows, length = LONG if long else USUAL
+        rows, length = in_force(LONG if long else USUAL, self.step)
         batch = self.maker.batch(self.step, rows, length, long)
         loss = loss_of(self.model, batch)
         loss.backward()
@@ -170,15 +173,16 @@ def arguments() -> Plan:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, default=DEMO, help="folder of tokenizer.json")
-    parser.add_argument("--start", type=Path, help="checkpoint to go on from")
+    parser.add_argument("--start", type=Path, help="checkpoint to go on from (checkpoint.py makes one)")
+    parser.add_argument("--threads", type=int, default=2, help="1 where other work fills the cores: two would wait")
     parser.add_argument("--compile", action="store_true", help="compile the trunk: a slow start, then faster")
     return Plan(**vars(parser.parse_args()))
 
 
 def main() -> None:
-    torch.set_num_threads(2)
     torch.set_flush_denormal(True)  # tiny moments and probabilities would slow the CPU down
     plan = arguments()
+    torch.set_num_threads(plan.threads)
     plan.out.mkdir(parents=True, exist_ok=True)
     Run(plan).run()
 

@@ -12,6 +12,15 @@ from functools import lru_cache
 from random import Random
 from typing import Literal
 
+from infra.demo_model.exercises import (  # noqa: F401  (imported to be registered)
+    tasks_chat,
+    tasks_extract,
+    tasks_facts,
+    tasks_followup,
+    tasks_numbers,
+    tasks_unknown,
+    tasks_words,
+)
 from infra.demo_model.exercises.tasks_chat import MEMORY_KINDS, remembered
 from infra.demo_model.sample import REGISTRY, Message, Sample, Task, assistant, is_held_out
 from infra.demo_model.texts.lists import piped
