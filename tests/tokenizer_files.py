@@ -72,6 +72,13 @@ TOKENIZERS = {
 }
 
 
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """The id of a token that the vocabulary has."""
+    found = tokenizer.token_to_id(token)
+    assert found is not None, token
+    return found
+
+
 def decoder_of(tokenizer: Tokenizer) -> dict[str, Any] | None:
     """The description of the decoder, as in the tokenizer's file."""
     return json.loads(tokenizer.to_str())["decoder"]
@@ -89,9 +96,10 @@ def write_tokenizer_files(directory: Path, tokenizer: Tokenizer, **config: Any) 
 def _trained(
     tokenizer: Tokenizer, alphabet: list[str], first: list[str] | None = None, size: int = 400, limit: int | None = None
 ) -> Tokenizer:
+    most: dict[str, Any] = {"limit_alphabet": limit} if limit else {}
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=first or [], initial_alphabet=alphabet, show_progress=False,
-        **({"limit_alphabet": limit} if limit else {}),
+        **most,
     )  # fmt: skip
     tokenizer.train_from_iterator(SENTENCES, trainer)
     data = json.loads(tokenizer.to_str())

@@ -51,7 +51,7 @@ def right(model: Path) -> list[str]:
     ]
     with LLM(str(model), dtype="float32", kv_cache_memory_gb=0.1, threads=1) as llm:
         prompts = [prompt(number) for number in range(NUM_STREAMS)]
-        return [output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)]
+        return [output.outputs[0].text or "" for output in llm.generate(prompts, params, use_tqdm=False)]
 
 
 @pytest.fixture(scope="module")

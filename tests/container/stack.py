@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import openai
 
@@ -186,7 +187,7 @@ async def load(
 
 
 async def stream(client: openai.AsyncOpenAI, n: int) -> str:
-    messages = [{"role": "user", "content": f"Count from {n % 8} on."}]
+    messages: Any = [{"role": "user", "content": f"Count from {n % 8} on."}]
     chunks = await client.chat.completions.create(
         model=NAME, messages=messages, stream=True, temperature=0, max_tokens=48, extra_body={"ignore_eos": True}
     )

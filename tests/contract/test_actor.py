@@ -48,19 +48,23 @@ class Subject(Actor):
 
     @handles(DetokenizeRequest)
     async def on_request(self, envelope: Envelope) -> Message:
+        assert isinstance(envelope.message, DetokenizeRequest)
         await self.act(envelope.message.request_id)
         return Ack(envelope.message.request_id)
 
     @handles(Cancel)
     async def on_command(self, envelope: Envelope) -> None:
+        assert isinstance(envelope.message, Cancel)
         await self.act(envelope.message.sequence_id)
 
     @handles(Done)
     def on_plain(self, envelope: Envelope) -> None:
+        assert isinstance(envelope.message, Done)
         self.note(f"plain {envelope.message.sequence_id}")
 
     @handles(CloseStream)
     def on_too_much(self, envelope: Envelope) -> Message:
+        assert isinstance(envelope.message, CloseStream)
         return DetokenizeReply(envelope.message.sequence_id, "x" * limits.BUS_PAYLOAD_BYTES)
 
     async def on_stop(self) -> None:
@@ -289,6 +293,7 @@ async def test_a_subclass_keeps_the_handlers_of_its_base(bus, namespace):
     class More(Subject):
         @handles(ErrorReply)
         def on_error_reply(self, envelope: Envelope) -> None:
+            assert isinstance(envelope.message, ErrorReply)
             self.note(f"error {envelope.message.code}")
 
     assert set(More.handlers) == {*Subject.handlers, ErrorReply}

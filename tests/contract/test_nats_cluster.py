@@ -110,6 +110,8 @@ async def test_what_is_stored_and_a_connection_outlive_a_server(
     back = asyncio.Event()
     one.on_reconnect = back.set
     at = one._client.connected_url
+    assert at is not None
+    assert at.port is not None
     cluster.kill(cluster.ports.index(at.port))
     async with asyncio.timeout(20):
         await back.wait()

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,13 +109,15 @@ class ScriptedBackend:
     """Answers every request with `reply`, unless `manual`: then the test puts the steps itself."""
 
     cards: list[ModelCard] = field(default_factory=lambda: [CARD])
-    reply: Callable[[GenerationRequest], list[Step]] = field(default=lambda request: good_day(request))
+    reply: Callable[[GenerationRequest], Sequence[Step]] = field(default=lambda request: good_day(request))
     refusal: Exception | None = None
     manual: bool = False
     missing: str = ""
     num_prompt_tokens: int = 3
     prompt_tail: str = ""
     requests: list[GenerationRequest] = field(default_factory=list)
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Paths of the adapters that were loaded, by name."""
     generations: "asyncio.Queue[ScriptedGeneration]" = field(default_factory=asyncio.Queue)
 
     def models(self) -> list[ModelCard]:
@@ -148,6 +150,12 @@ class ScriptedBackend:
 
     async def token_texts(self, model: str, token_ids: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(bytes([one % 128]).decode() for one in token_ids)
+
+    async def load_adapter(self, name: str, path: str, base_model: str | None, *, in_place: bool) -> None:
+        self.adapters[name] = path
+
+    async def unload_adapter(self, name: str) -> None:
+        del self.adapters[name]
 
     def ready(self) -> str:
         return self.missing

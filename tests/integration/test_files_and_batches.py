@@ -287,7 +287,7 @@ async def test_a_cancelled_batch_keeps_its_answers():
 
 
 async def test_gateways_with_one_directory_have_the_same_batches(tmp_path: Path):
-    shared_directory = {"files_directory": str(tmp_path)}
+    shared_directory: dict[str, Any] = {"files_directory": str(tmp_path)}
     backend = ScriptedBackend(manual=True)
     async with serving(backend, **shared_directory) as port, client(port) as api:
         batch = await start(api, lines({"prompt": "one"}, {"prompt": "two"}))

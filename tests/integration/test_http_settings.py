@@ -33,7 +33,9 @@ async def test_a_server_under_a_prefix_answers_with_it_and_without():
 async def test_pages_of_other_origins_are_let_in_only_where_they_are_named():
     async with serving(ScriptedBackend()) as port:
         assert "access-control-allow-origin" not in (await call(port, "OPTIONS", "/v1/models", headers=ASKING)).headers
-    settings = {"allowed_origins": f'["{PAGE}"]', "allowed_methods": '["POST"]', "allowed_headers": '["Authorization"]'}
+    settings: dict[str, Any] = {
+        "allowed_origins": f'["{PAGE}"]', "allowed_methods": '["POST"]', "allowed_headers": '["Authorization"]',
+    }  # fmt: skip
     async with serving(ScriptedBackend(), **settings, allow_credentials=True, api_keys="key") as port:
         asked = await call(port, "OPTIONS", "/v1/chat/completions", headers=ASKING)
         assert (asked.status, asked.headers["access-control-allow-origin"]) == (200, PAGE)
@@ -55,7 +57,8 @@ async def ask(port: int, path: str, **fields: Any) -> Reply:
 
 @pytest.mark.spec("S-API-015:run")
 async def test_a_chat_that_names_no_temperature_has_the_servers():
-    for settings, chat in (({}, 1.0), ({"default_chat_temperature": 0.7}, 0.7)):
+    cases: list[tuple[dict[str, Any], float]] = [({}, 1.0), ({"default_chat_temperature": 0.7}, 0.7)]
+    for settings, chat in cases:
         backend = ScriptedBackend()
         async with serving(backend, **settings) as port:
             for fields in ({}, {"temperature": None}, {"temperature": 0.3}):

@@ -220,7 +220,9 @@ async def test_a_slow_client_holds_back_its_own_stream_only_and_loses_nothing():
     # More than the kernel's own buffers take.
     pieces, text = 1500, "x" * 16_000
     async with serving(backend) as port, Connection(port) as connection:
-        connection.writer.transport.pause_reading()
+        transport = connection.writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.pause_reading()
         await start(connection, COMPLETION, "/v1/completions")
         generation = await backend.generations.get()
         generation.put(*[[update(text)] for _ in range(pieces)])
@@ -230,7 +232,7 @@ async def test_a_slow_client_holds_back_its_own_stream_only_and_loses_nothing():
         assert generation.waiting > pieces // 4
         assert (await call(port, "GET", "/livez")).status == 200
         generation.put([update("", finish_reason="length")], None)
-        connection.writer.transport.resume_reading()
+        transport.resume_reading()
         reply = await connection.reply()
     assert reply.events[-1] == "[DONE]"
     assert "".join(event["choices"][0]["text"] for event in reply.events[:-1]) == text * pieces

@@ -10,7 +10,7 @@ from shared.actors.actor import Actor, Envelope, handles
 from shared.actors.host import Host
 from shared.config import BusSettings, flag
 from shared.errors import ServiceError
-from shared.messages import Ack, CloseStream, Done, Message, StreamStatus
+from shared.messages import Ack, CloseStream, Done, Message, ServiceName, StreamStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,7 @@ class TinyActor(Actor):
 
     @handles(CloseStream)
     def on_close(self, envelope: Envelope) -> Message:
+        assert isinstance(envelope.message, CloseStream)
         return Ack(envelope.message.sequence_id)
 
     @handles(Done)
@@ -36,7 +37,7 @@ class TinyActor(Actor):
 class TinyService:
     """A detokenizer that detokenizes nothing."""
 
-    name = "detokenizer"
+    name: ServiceName = "detokenizer"
 
     def __init__(self, settings: TinySettings) -> None:
         if settings.behaviour == "unbuildable":

@@ -1,5 +1,6 @@
 """LoRA adapters: equal to transformers with the merged weights, token for token, alone and mixed in one batch."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,9 @@ class Adapted:
     def load(self, path: Path) -> LoadedAdapter:
         return self.library.load(path.name, str(path))
 
-    def generate(self, asked: list[tuple[list[int], LoadedAdapter | None]], num: int = NUM_TOKENS) -> list[list[int]]:
+    def generate(
+        self, asked: Sequence[tuple[list[int], LoadedAdapter | None]], num: int = NUM_TOKENS
+    ) -> list[list[int]]:
         core, output = self.engine.core, dict[str, list[int]]()
         for number, (prompt, adapter) in enumerate(asked):
             name = f"{len(self.engine.plans)}-{number}"

@@ -89,8 +89,8 @@ def test_prompts_get_the_log_probabilities_of_the_torch_worker(both: Both) -> No
             assert (mine.start, mine.token_ids, mine.num_top) == (other.start, other.token_ids, other.num_top)
             assert mine.top_token_ids == other.top_token_ids
             for packed in ("logprobs", "top_logprobs"):
-                values = (np.frombuffer(getattr(one, packed), "<f4") for one in (mine, other))
-                np.testing.assert_allclose(*values, atol=1e-4)
+                one, two = (np.frombuffer(getattr(part, packed), "<f4") for part in (mine, other))
+                np.testing.assert_allclose(one, two, atol=1e-4)
     assert [sum(len(part.logprobs) // 4 for part in ours.prompts[f"r{number}"]) for number in range(3)] == [17, 1, 6]
 
 

@@ -32,7 +32,7 @@ from tests.whole_text_models import (
 
 KINDS: tuple[PoolingKind, ...] = ("last", "mean", "cls")
 LENGTHS = (5, 33, 1, 70, 34, 32, 128, 5, 6)
-EXACT = {"atol": 1e-5, "rtol": 1e-5}
+EXACT: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 
 
 def settings(directory: Path, **fields: Any) -> EngineSettings:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from shared.text.detokenization.incremental import ByteDetokenizer, Detokenizer, WindowDetokenizer, start_detokenizer
 from shared.text.detokenization.stop_strings import StopStrings
 from shared.text.vocabulary import Vocabulary
-from tests.tokenizer_files import HARD_TEXTS, TOKENIZERS, decoder_of
+from tests.tokenizer_files import HARD_TEXTS, TOKENIZERS, decoder_of, token_id
 
 KINDS = tuple(TOKENIZERS)
 BYTE_KINDS = tuple(kind for kind in KINDS if kind != "suffixed")
@@ -66,11 +66,12 @@ def library_text(kind: str, ids: list[int], skip: bool) -> str:
 def good_byte_runs(kind: str, ids: list[int], skip: bool) -> bool:
     """False when a run of byte tokens is no UTF-8: then the library gives up the good characters of the run too."""
     vocabulary, run = vocabulary_of(kind), b""
-    for token_id in [*ids, -1]:
-        string = tokenizer_of(kind).id_to_token(token_id) if token_id >= 0 else ""
+    for one in [*ids, -1]:
+        string = tokenizer_of(kind).id_to_token(one) if one >= 0 else ""
+        assert string is not None
         if string.startswith("<0x"):
-            run += vocabulary.pieces[token_id]
-        elif not (skip and token_id in vocabulary.special_ids):
+            run += vocabulary.pieces[one]
+        elif not (skip and one in vocabulary.special_ids):
             if run and not _is_text(run):
                 return False
             run = b""
@@ -104,7 +105,7 @@ def test_the_joined_deltas_are_the_librarys_text_for_any_split(kind: str, skip: 
 @few
 def test_single_special_tokens_can_be_shown_while_the_others_are_skipped(kind: str, data: st.DataObject) -> None:
     ids = data.draw(token_ids(kind))
-    shown, hidden = (tokenizer_of(kind).token_to_id(text) for text in ("<s>", "<|end|>"))
+    shown, hidden = (token_id(tokenizer_of(kind), text) for text in ("<s>", "<|end|>"))
     ids = [data.draw(st.sampled_from([one, shown, hidden])) for one in ids]
     rest = [one for one in ids if one == shown or one not in vocabulary_of(kind).special_ids]
     text = "".join(
@@ -170,7 +171,7 @@ def test_a_stream_restarted_at_any_token_gives_the_same_text(kind: str, data: st
 def test_good_characters_survive_a_bad_byte_behind_them() -> None:
     # The library's own decoding of the whole list would take the snowman back.
     tokenizer, kind = tokenizer_of("byte fallback"), "byte fallback"
-    ids = [tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in (*"☃".encode(), 0xFF, 0xE2, 0x98)]
+    ids = [token_id(tokenizer, f"<0x{byte:02X}>") for byte in (*"☃".encode(), 0xFF, 0xE2, 0x98)]
     assert deltas(start_detokenizer(vocabulary_of(kind), [], True), singles(ids)) == [
         "", "", "☃", "\ufffd", "", "", "\ufffd\ufffd",
     ]  # fmt: skip

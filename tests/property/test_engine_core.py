@@ -459,6 +459,9 @@ def with_transfer(spec: SequenceSpec, transfer: str) -> SequenceSpec:
 
 
 EngineCoreMachine.TestCase.settings = settings(
-    max_examples=120, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=120,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]  (its metaclass iterates)
 )
 TestEngineCore = EngineCoreMachine.TestCase

@@ -4,6 +4,7 @@ import logging
 import shutil
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from services.engine.core.plan import CoreLimits
 from services.engine.cpu.worker import CpuWorker
+from services.engine.models.decoder import Decoder
 from services.engine.models.linear import DenseLinear, QuantizedLinear
 from services.engine.models.mlp import ExpertMlp
 from services.engine.parallel.linear import Summed
@@ -61,6 +63,7 @@ def is_packed(engine: Engine) -> bool:
         plain = 2 * d.experts.intermediate_size * d.hidden_size * torch.float32.itemsize
         return weights["layer 0, experts.up 1"] < 0.5 * plain
     assert isinstance(worker, TorchWorker)
+    assert isinstance(worker._model, Decoder)
     mlp = worker._model._weights.layers[0].mlp
     assert isinstance(mlp, ExpertMlp)
     kinds = {type(linear) for linear in (*mlp.gate_up, *mlp.down)}
@@ -123,7 +126,7 @@ def test_experts_are_rounded_while_they_are_loaded(mode: str, models: dict[str, 
 @pytest.mark.parametrize("name", ["gptq", "w8a16", "fp8, blocks", "ifq_nf4"])
 def test_experts_are_divided_among_ranks(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Down has 192 inputs, and groups of 64 (NF4) or 32 are cut to 96: groups of 64 become groups of 32."""
-    sizes = {"moe_intermediate_size": 192, "shared_expert_intermediate_size": 128}
+    sizes: dict[str, Any] = {"moe_intermediate_size": 192, "shared_expert_intermediate_size": 128}
     model = make_model(tmp_path / "model", "qwen2_moe", seed=3, dtype="float32", **sizes)
     overrides = {"quantization": name} if name == "ifq_nf4" else {}
     quantized = model if overrides else make_checkpoints(model, name, tmp_path)[0]
@@ -133,6 +136,7 @@ def test_experts_are_divided_among_ranks(name: str, tmp_path: Path, caplog: pyte
     assert Engine.around(ranks, LIMITS).generate(PROMPTS) == tokens
     for worker in ranks.workers:
         assert isinstance(worker, TorchWorker)
+        assert isinstance(worker._model, Decoder)
         mlp = worker._model._weights.layers[0].mlp
         assert isinstance(mlp, Summed)
         assert isinstance(mlp.part, ExpertMlp)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -29,7 +30,7 @@ SHORT_GROUPS = (Kind.Q2_K, Kind.Q3_K, Kind.Q6_K)
 EXACT = (Kind.Q4_0, Kind.IQ4_NL, Kind.Q5_0, Kind.Q8_0, Kind.Q3_K, Kind.Q6_K)
 """Types without a smallest number."""
 OTHERS = (Kind.TQ2_0,)
-WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
 """Rows are whole blocks of 256."""
 
 
@@ -147,7 +148,12 @@ def test_matrices_of_several_types_are_joined(wide: Path, tmp_path: Path, caplog
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
 def test_all_experts_of_a_layer_are_read_from_one_tensor(family: str, tmp_path: Path) -> None:
-    sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 256,
+        "moe_intermediate_size": 256,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+    }
     model = make_model(tmp_path / "source", family, seed=7, **sizes)
     plain = write_gguf(model, tmp_path / "m.gguf", lambda name: Kind.Q6_K if "ffn_down" in name else Kind.Q4_K)
     for backend in ("torch", "native"):

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,8 +72,8 @@ def test_what_it_writes_gives_the_tokens_of_the_weights_that_it_stands_for(
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("family", VARIANTS)
 def test_families_with_other_layouts(family: str, algorithm: str, tmp_path: Path) -> None:
-    sizes = {"n_inner": 192} if family == "gpt2" else {"intermediate_size": 192}
-    head = {} if family in ("gpt2", "gpt_neox") else {"head_dim": 16}
+    sizes: dict[str, Any] = {"n_inner": 192} if family == "gpt2" else {"intermediate_size": 192}
+    head: dict[str, Any] = {} if family in ("gpt2", "gpt_neox") else {"head_dim": 16}
     model = make_model(tmp_path / "model", family, seed=5, dtype="float32", hidden_size=64, **sizes, **head)
     quantized = tmp_path / "quantized"
     assert quantize(model, quantized, algorithm) == 0

@@ -98,7 +98,8 @@ class SimulatedEngine(EngineService):
         engine = Engine.build(plain, self._reports.put, clock=clock, make_worker=self._make_worker, on_fault=on_fault)
         if self._settings.role != "both":
             assert self._network is not None
-            engine.connector = engine.loop.connector = SimConnector(self._network, engine.loop, self._address)
+            connector: Any = SimConnector(self._network, engine.loop, self._address)
+            engine.connector = engine.loop.connector = connector
         return engine
 
     def _drive(self):

@@ -298,10 +298,10 @@ def _draw_fault(draw: random.Random, kind: str, members: tuple[Place, ...]) -> F
     at_s = draw.uniform(0.0, FAULTS_S)
     seconds = min(draw.choice([0.05, 0.3, 0.8, 1.5, 3.0, 6.0]) * draw.uniform(0.5, 1.5), CALM_S - at_s - 0.5)
     if kind in ("drop", "duplicate", "delay"):
-        pair = [draw.choice([place.name for place in members]) if draw.random() < 0.4 else "" for _ in range(2)]
+        one, two = (draw.choice([place.name for place in members]) if draw.random() < 0.4 else "" for _ in range(2))
         low_s = draw.choice([0.0, 0.01, 0.2])
         return Fault(
-            at_s, kind, "", seconds, draw.choice(PATTERNS), *pair, draw.choice([0.05, 0.3, 1.0]),
+            at_s, kind, "", seconds, draw.choice(PATTERNS), one, two, draw.choice([0.05, 0.3, 1.0]),
             (low_s, low_s + draw.choice([0.02, 0.2, 1.0])),
         )  # fmt: skip
     if kind == "outage":

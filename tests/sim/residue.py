@@ -24,7 +24,7 @@ def _of_member(member: Member) -> list[str]:
         found.append(f"has sequences in its queue or on {_watched(member)}")
     extra = len(member.process.tasks()) - member.num_tasks
     if extra > 0:
-        names = [task.get_coro().__qualname__ for task in member.process.tasks()[member.num_tasks :]]
+        names = [getattr(task.get_coro(), "__qualname__", "") for task in member.process.tasks()[member.num_tasks :]]
         found.append(f"has {extra} tasks more than at its start: {names}")
     if member.transport._waiting:
         found.append(f"waits for {len(member.transport._waiting)} answers")

@@ -8,12 +8,14 @@ virtual time (`doubles.TaskLoop`).
 import asyncio
 import functools
 import random
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from services.engine.executor.uniproc import UniprocExecutor
 from services.gateway.actor import GatewayActor
 from services.gateway.generation import Generation, GenerationRequest, SequenceUpdate
 from shared import limits
@@ -21,6 +23,7 @@ from shared.actors.host import Host, Service
 from shared.actors.presence import HeartbeatTask, interval_of
 from shared.config import DetokenizerSettings, EngineSettings, TokenizerSettings
 from shared.errors import ServiceError
+from shared.messages import ServiceName
 from shared.subjects import Subjects
 from tests.sim.doubles import STEP_S, SimulatedDetokenizer, SimulatedEngine, SimulatedTokenizer
 from tests.sim.model import HashModel, HashWorker, PipelinedHashWorker, next_token
@@ -91,7 +94,7 @@ class Answer:
 class Gateway:
     """The gateway's actor without its HTTP edge, as a Service."""
 
-    name = "gateway"
+    name: ServiceName = "gateway"
 
     async def start(self, host: Host) -> None:
         self.actor = GatewayActor(host)
@@ -141,7 +144,7 @@ class Society:
 
     # --- members ---
 
-    async def start(self, kind: str, name: str = "", model: int = 0, **engine: object) -> Member:
+    async def start(self, kind: str, name: str = "", model: int = 0, **engine: Any) -> Member:
         """Starts a replica; its id is its name. `engine`: options of the worker, and `pipelined`."""
         name = name or f"{kind}{sum(m.kind == kind for m in self.members.values())}"
         await self.connectable.wait()
@@ -150,7 +153,7 @@ class Society:
         return await process.spawn(self._instance_id(kind, name, model, process, f"{self._numbers:08x}", engine))
 
     async def _instance_id(
-        self, kind: str, name: str, model: int, process: SimProcess, instance_id: str, engine: dict[str, object]
+        self, kind: str, name: str, model: int, process: SimProcess, instance_id: str, engine: dict[str, Any]
     ) -> Member:
         transport = self.bus.connect(name, inbox_prefix=self.subjects.inbox(name))
         service = self._make(kind, model, address=f"{name}:{instance_id}", **engine)
@@ -298,6 +301,14 @@ class Society:
         return SimulatedEngine(settings, lambda _: make(model=self.models[model], **engine), self.network, address)
 
 
+def worker_of(engine: SimulatedEngine) -> HashWorker:
+    """What computes an engine's tokens."""
+    executor = engine.engine.executor
+    assert isinstance(executor, UniprocExecutor)
+    assert isinstance(executor.worker, HashWorker)
+    return executor.worker
+
+
 async def _edge(actor: GatewayActor, request: GenerationRequest, answer: Answer) -> None:
     """What the HTTP edge does with a request."""
     try:
@@ -307,7 +318,9 @@ async def _edge(actor: GatewayActor, request: GenerationRequest, answer: Answer)
         return
     answer.accepted_s = asyncio.get_running_loop().time()
     try:
-        async with aclosing(answer.generation.updates()) as updates:
+        updates = answer.generation.updates()
+        assert isinstance(updates, AsyncGenerator)
+        async with aclosing(updates):
             async for batch in updates:
                 for update in batch:
                     answer.add(update)

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,8 @@ from tests.sim.society import Society, make_tokenizer
 from tests.support.simulation import run_simulation
 
 FLOOD, OTHER = Client("flood"), Client("other")
-FLAGS = {"max_num_seqs": 16, "max_num_batched_tokens": 64}
-BLOCKS = {"num_blocks": 4096, "block_size": 4, "max_model_len": 512}
+FLAGS: dict[str, Any] = {"max_num_seqs": 16, "max_num_batched_tokens": 64}
+BLOCKS: dict[str, Any] = {"num_blocks": 4096, "block_size": 4, "max_model_len": 512}
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +218,7 @@ def test_idle_work_becomes_ordinary_when_its_time_is_over_though_others_never_le
 def test_requests_without_keys_are_served_in_the_order_of_arrival_and_use_all_rows(model_dir):
     async def main() -> None:
         society = await deployment(model_dir)
-        ends: list[str] = []
+        ends: list[int] = []
 
         async def ask(number: int) -> None:
             await society.ask(request(f"r{number}", Client(), 40, 30))

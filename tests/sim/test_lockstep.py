@@ -9,7 +9,7 @@ from services.gateway.requests.lockstep.coordinator import Lockstep
 from services.gateway.requests.sequence_state import Address
 from shared import limits
 from tests.sim.model import HashModel
-from tests.sim.society import SimulatedEngine, Society
+from tests.sim.society import SimulatedEngine, Society, worker_of
 from tests.sim.test_society import BUS, check, greedy, model_dir, simulate
 from tests.support.simulation import run_simulation
 
@@ -18,6 +18,9 @@ __all__ = ["model_dir"]
 
 class LyingModel(HashModel):
     """Gives another token now and then: always the same one (`steady`), or only the first time that it is asked."""
+
+    steady: bool
+    asked: set[bytes]
 
     def __init__(self, steady: bool) -> None:
         super().__init__()
@@ -36,7 +39,7 @@ def lie(society: Society, name: str, *, steady: bool) -> None:
     """From now on the engine computes wrong tokens."""
     engine = society.members[name].service
     assert isinstance(engine, SimulatedEngine)
-    engine.engine.executor.worker._model = LyingModel(steady)
+    worker_of(engine)._model = LyingModel(steady)
 
 
 def lockstep_of(society: Society) -> Lockstep:

@@ -10,7 +10,7 @@ from shared import limits
 from shared.messages import TokenEvents
 from shared.parameters.sampling import BeamParams, SamplingParams
 from tests.sim.model import HashModel, beam_references
-from tests.sim.society import Answer, Society, make_tokenizer, next_token
+from tests.sim.society import Answer, Society, make_tokenizer, next_token, worker_of
 from tests.support.simulation import run_simulation
 
 BUS = f"antiphon.v{limits.PROTOCOL_VERSION}"
@@ -307,7 +307,7 @@ def test_the_choices_of_a_prompt_run_on_one_engine_that_computes_it_once(model_d
             await society.start(kind)
         await society.ready()
         await choices(society)
-        workers = [engine.engine.executor.worker for engine in society.engines()]
+        workers = [worker_of(engine) for engine in society.engines()]
         # Each choice computes less than a block of the prompt for itself, and all but the last of its tokens.
         computed = sorted(worker.num_computed for worker in workers)
         assert computed[0] == 0
@@ -322,7 +322,7 @@ def test_choices_whose_engine_dies_go_on_together_on_another(model_dir):
         busy = asyncio.create_task(choices(society, during="engine0"))
         await busy
         (left,) = society.engines()
-        prefill = left.engine.executor.worker.num_computed - 11 * CHOICES
+        prefill = worker_of(left).num_computed - 11 * CHOICES
         assert prefill < 2 * 39
 
     simulate(model_dir, scenario, engine=2)
@@ -352,7 +352,7 @@ async def beams(society: Society, *, fails: bool = False) -> None:
 def test_the_results_of_a_beam_search_come_from_one_search_on_one_engine(model_dir):
     async def scenario(society: Society) -> None:
         await beams(society)
-        computed = sorted(engine.engine.executor.worker.num_computed for engine in society.engines())
+        computed = sorted(worker_of(engine).num_computed for engine in society.engines())
         assert computed == [0, len(BEAM_PROMPT) + 4 * 11]
 
     simulate(model_dir, scenario, engine=2)
@@ -362,7 +362,7 @@ def test_a_beam_search_whose_engine_dies_begins_anew_on_another(model_dir):
     async def scenario(society: Society) -> None:
         await beams(society, fails=True)
         (left,) = society.engines()
-        assert left.engine.executor.worker.num_computed == len(BEAM_PROMPT) + 4 * 11
+        assert worker_of(left).num_computed == len(BEAM_PROMPT) + 4 * 11
 
     simulate(model_dir, scenario, engine=2)
 

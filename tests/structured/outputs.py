@@ -50,7 +50,7 @@ def wrong_outputs(llm: LLM, count: int, seed: int) -> list[str]:
         prompts = [f"Write {chance.random()}: " for _ in some]
         for case, output in zip(some, llm.generate(prompts, params, use_tqdm=False), strict=True):
             one = output.outputs[0]
-            if one.finish_reason != "stop" or not case.holds(one.text):
+            if one.finish_reason != "stop" or one.text is None or not case.holds(one.text):
                 found.append(f"{case.kind} {case.fields}: {one.finish_reason} {one.text!r}")
     return found
 

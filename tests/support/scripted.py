@@ -27,6 +27,7 @@ from shared.subjects import Subjects, new_instance_id
 from tests.integration.edge import serving
 from tests.sim.society import Gateway
 from tests.support.memory import MemoryBus
+from tests.tokenizer_files import token_id
 
 END = "<|end|>"
 """The end token, which is special."""
@@ -54,7 +55,7 @@ class ScriptedWorker:
     def __init__(self, tokenizer: Tokenizer, say: Say) -> None:
         self._tokenizer = tokenizer
         self._say = say
-        end = tokenizer.token_to_id(END)
+        end = token_id(tokenizer, END)
         self._end = [end]
         self._facts = EngineFacts(2000, 16, 8000, tokenizer.get_vocab_size(), frozenset({end}))
         self._left: dict[int, list[int]] = {}

@@ -18,6 +18,7 @@ import gc
 import heapq
 import random
 import selectors
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -157,6 +158,9 @@ class _JumpingSelector(selectors.BaseSelector):
 
 class SimulationLoop(asyncio.SelectorEventLoop):
     """An event loop whose virtual time starts at zero, and which raises TimeLimitError after `limit_s` seconds."""
+
+    _scheduled: list[asyncio.TimerHandle]
+    _ready: deque[asyncio.Handle]
 
     def __init__(self, limit_s: float) -> None:
         self._virtual_s = 0.0

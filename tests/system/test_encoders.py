@@ -22,7 +22,7 @@ from tests.whole_text_models import VOCAB, write_encoder, write_sentence_files, 
 pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
 TEXTS = ["The cat sat on the mat.", "a dog in the fog", "pets", "the kitten sat on a stone, 12 dogs"]
 QUERY = "cats and dogs"
-EXACT = {"atol": 1e-5, "rtol": 1e-5}
+EXACT: dict[str, Any] = {"atol": 1e-5, "rtol": 1e-5}
 FLAGS = {"dtype": "float32", "threads": 1}
 
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from tests.models import greedy_reference
 from tests.system.served import Served, fetch, serve_tiny, until_the_end
+from tests.tokenizer_files import token_id
 
 NAMES = {
     "<|filler_328|>": "<|fim_prefix|>",
@@ -57,7 +58,7 @@ def test_only_generate_and_the_probes_are_served_and_models_are_not_named(served
 @pytest.mark.spec("S-API-028")
 def test_a_suffix_asks_for_the_text_between(served: Served, coder: Path) -> None:
     tokenizer = Tokenizer.from_file(str(coder / "tokenizer.json"))
-    first, second, third = map(tokenizer.token_to_id, NAMES.values())
+    first, second, third = (token_id(tokenizer, name) for name in NAMES.values())
     before, after = tokenizer.encode("def f(x):").ids, tokenizer.encode(" return x").ids
     expected = greedy_reference(coder, [first, *before, second, *after, third], 6)
     asked = {"prompt": "def f(x):", "suffix": " return x", "max_tokens": 6, "temperature": 0, "ignore_eos": True}

@@ -82,7 +82,8 @@ def test_a_prompt_that_was_seen_before_is_told_as_cached(served: Served) -> None
 @pytest.mark.spec("S-API-077", "S-API-078")
 def test_length_and_log_probability_of_the_text_are_told_unasked(client: openai.OpenAI) -> None:
     asked = {"n": 2, "seed": 4, "max_tokens": 20}
-    plain, logged = complete(client, **asked).to_dict(), complete(client, logprobs=0, **asked)
+    plain: dict[str, Any] = complete(client, **asked).to_dict()
+    logged = complete(client, logprobs=0, **asked)
     for told, choice in zip(plain["choices"], logged.choices, strict=True):
         assert told["sentence_length"] == len(choice.text) == len(told["text"])
         assert choice.logprobs is not None

@@ -33,7 +33,7 @@ def test_a_required_call_is_one_of_the_tools_and_its_arguments_match_the_schema(
     answer = chat(client, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, seed=seed)
     [choice] = answer.choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None), answer
-    [call] = choice.message.tool_calls or ()
+    [call] = choice.message.tool_calls or []
     assert call.type == "function"
     jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
 
@@ -42,7 +42,7 @@ def test_a_named_function_is_called_whole_and_streamed(client: openai.OpenAI) ->
     fields: Any = {"tools": TOOLS, "tool_choice": PAINT, "seed": 7}
     [choice] = chat(client, **fields).choices
     assert (choice.finish_reason, choice.message.content) == ("stop", None)
-    [call] = choice.message.tool_calls or ()
+    [call] = choice.message.tool_calls or []
     assert call.type == "function"
     assert call.function.name == "paint"
     jsonschema.validate(json.loads(call.function.arguments), COLOR)

@@ -49,7 +49,7 @@ def test_a_flat_stream_grows_to_the_whole_text(served: Served) -> None:
 
 @pytest.mark.spec("S-API-004", "S-API-049", "S-API-045b", "S-API-053")
 def test_an_engines_request_gives_the_tokens_and_times(served: Served, tokenizer: Tokenizer, greedy: list[int]) -> None:
-    times = {"arrival_time": 1700000000.0, "preprocess_start_time": 1.0, "preprocess_end_time": 1.5}
+    times: dict[str, Any] = {"arrival_time": 1700000000.0, "preprocess_start_time": 1.0, "preprocess_end_time": 1.5}
     output = engine(served, prompt=PROMPT, **times)
     ids = tokenizer.encode(PROMPT).ids
     assert (output["request_id"], output["finished"], output["prompt_token_ids"]) == ("r1", True, ids)
@@ -90,7 +90,9 @@ def test_conversations_give_what_chat_gives(served: Served, client: openai.OpenA
 def test_end_tokens_of_the_request_replace_the_models(
     served: Served, client: openai.OpenAI, tokenizer: Tokenizer, greedy: list[int]
 ) -> None:
-    for where in ({"eos_token_ids": greedy[:1]}, {"sampling_params": {**GREEDY, "eos_token_ids": greedy[:1]}}):
+    replaced: dict[str, Any] = {"eos_token_ids": greedy[:1]}
+    nested: dict[str, Any] = {"sampling_params": {**GREEDY, **replaced}}
+    for where in (replaced, nested):
         [choice] = engine(served, prompt=PROMPT, **where)["outputs"]
         assert (choice["finish_reason"], choice["stop_reason"], choice["token_ids"]) == ("stop", None, greedy[:1])
     ended = complete(client, eos_token_ids=greedy[:1], **GREEDY)

@@ -46,7 +46,7 @@ def test_an_echo_with_log_probabilities_begins_with_those_of_the_prompt(
         assert shown.token_logprobs[1 : len(ids)] == pytest.approx(chosen(expected, ids), abs=1e-4)
         assert shown.token_logprobs[len(ids) :] == pytest.approx(alone.token_logprobs, abs=1e-4)
         assert shown.tokens == [tokenizer.decode([one]) for one in ids] + (alone.tokens or [])
-        assert "".join(shown.tokens) == texts(answer)[0]
+        assert "".join(shown.tokens or []) == texts(answer)[0]
         assert shown.top_logprobs is not None
         assert shown.top_logprobs[0] is None
         best = [max(top.values()) for top in shown.top_logprobs[1 : len(ids)]]

@@ -52,7 +52,7 @@ def test_a_strict_function_that_the_model_calls_gets_arguments_that_follow_its_s
     fields: Any = {**calling, "tools": TOOLS, "tool_choice": "auto", "seed": seed}
     [choice] = chat(client, **fields).choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None), choice
-    [call] = choice.message.tool_calls or ()
+    [call] = choice.message.tool_calls or []
     assert call.type == "function"
     jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
     stream = client.chat.completions.create(model="model", messages=HELLO, stream=True, extra_body=fields)  # type: ignore[call-overload]

@@ -151,8 +151,9 @@ def test_the_other_apis_have_the_same_structures(client: openai.OpenAI, served: 
     wrong = fetch(served, "POST", "/api/generate", {**body, "format": {"type": "strng"}})
     assert wrong.status == 400
     assert "'format'" in wrong.json["error"]
+    mistaken: Any = {"format": {**schema, "schema": {"type": "x"}}}
     with pytest.raises(openai.BadRequestError) as error:
-        client.responses.create(model="model", input="Where?", text={"format": {**schema, "schema": {"type": "x"}}})
+        client.responses.create(model="model", input="Where?", text=mistaken)
     assert error.value.param == "text.format.schema"
 
 

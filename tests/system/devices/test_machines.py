@@ -26,9 +26,9 @@ BODY = {"model": "m", "prompt": PROMPTS, "max_tokens": NUM_TOKENS, "temperature"
 def expected(model: Path) -> list[str]:
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     with LLM(model=str(model), dtype="float32", kv_cache_memory_gb=0.1) as llm:
-        texts = [output.outputs[0].text for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+        texts = [output.outputs[0].text or "" for output in llm.generate(PROMPTS, params, use_tqdm=False)]
         long = SamplingParams(temperature=0, max_tokens=LONG, ignore_eos=True)
-        return [*texts, llm.generate(PROMPTS[0], long, use_tqdm=False)[0].outputs[0].text]
+        return [*texts, llm.generate(PROMPTS[0], long, use_tqdm=False)[0].outputs[0].text or ""]
 
 
 def texts(served: Served) -> list[str]:

@@ -30,7 +30,7 @@ def expected(model: Path) -> list[str]:
 
 def greedy(llm: LLM) -> list[str]:
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    return [output.outputs[0].text for output in llm.generate(PROMPTS, params, use_tqdm=False)]
+    return [output.outputs[0].text or "" for output in llm.generate(PROMPTS, params, use_tqdm=False)]
 
 
 def ranks_of(served: Served) -> list[int]:

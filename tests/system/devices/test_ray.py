@@ -36,7 +36,8 @@ print(json.dumps([output.outputs[0].text for output in outputs]))
 @pytest.fixture(scope="module")
 def expected(model: Path) -> list[str]:
     with LLM(model=str(model), dtype="float32", kv_cache_memory_gb=0.1) as llm:
-        return [output.outputs[0].text for output in llm.generate(PROMPTS, SamplingParams(**PARAMS), use_tqdm=False)]
+        outputs = llm.generate(PROMPTS, SamplingParams(**PARAMS), use_tqdm=False)
+        return [output.outputs[0].text or "" for output in outputs]
 
 
 @pytest.fixture(scope="module")

@@ -23,14 +23,16 @@ def perplexity(llm: LLM, texts: list[str]) -> float:
     values = [
         entry[token].logprob
         for output in outputs
-        for token, entry in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=True)
+        for token, entry in zip(output.prompt_token_ids or (), output.prompt_logprobs or (), strict=True)
         if entry is not None
     ]
     return math.exp(-sum(values) / len(values))
 
 
 def greedy(llm: LLM) -> str:
-    return llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)[0].outputs[0].text
+    [output] = llm.generate([PROMPT], SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)
+    assert output.outputs[0].text is not None
+    return output.outputs[0].text
 
 
 @pytest.mark.spec("S-OFF-008", "S-QNT-015", "S-QNT-016")

@@ -345,13 +345,13 @@ def test_a_failing_engine_ends_each_result_with_an_error_and_what_was_generated(
 # --- beside a server --------------------------------------------------------------------------------------------------
 
 
-def completion(served: Served, **body: Any) -> dict[str, Any]:
+def completion(served: Served, **body: Any) -> list[dict[str, Any]]:
     answer = fetch(served, "POST", "/v1/completions", {"model": "tiny", "return_token_ids": True, **body})
     assert answer.status == 200, answer.body
     return answer.json["choices"]
 
 
-PARAMS = st.fixed_dictionaries(
+FIELDS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {"max_tokens": st.integers(1, 12), "seed": st.integers(0, 2**40)},
     optional={
         "temperature": st.sampled_from([0.0, 0.3, 1.0, 2.0]),
@@ -368,7 +368,8 @@ PARAMS = st.fixed_dictionaries(
         "skip_special_tokens": st.booleans(),
         "logprobs": st.integers(0, 3),
     },
-).filter(lambda p: p.get("n", 1) == 1 or (p.get("temperature", 1.0) > 0 and p.get("top_k", -1) != 1))
+)
+PARAMS = FIELDS.filter(lambda p: p.get("n", 1) == 1 or (p.get("temperature", 1.0) > 0 and p.get("top_k", -1) != 1))
 
 
 @given(prompts=st.lists(st.text("abc the of é好", min_size=1, max_size=40), min_size=1, max_size=4), params=PARAMS)

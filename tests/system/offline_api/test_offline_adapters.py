@@ -103,7 +103,10 @@ def test_wrong_adapters_raise_before_anything_runs(
 
 
 def test_a_request_names_what_is_missing() -> None:
-    for arguments, said in ((("", 1, "a"), "lora_name"), (("a", 0, "a"), "lora_int_id"), (("a", 1), "lora_path")):
+    cases: list[tuple[tuple[Any, ...], str]] = [
+        (("", 1, "a"), "lora_name"), (("a", 0, "a"), "lora_int_id"), (("a", 1), "lora_path"),
+    ]  # fmt: skip
+    for arguments, said in cases:
         with pytest.raises(ValueError, match=said):
             LoRARequest(*arguments)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ async def test_a_request_ends_when_it_is_aborted_or_nobody_listens(model: Path) 
         assert (ended.finished, ended.outputs[0].finish_reason) == (True, "abort")
         left = engine.generate("x", endless, "left")
         await anext(left)
+        assert isinstance(left, AsyncGenerator)
         await left.aclose()
         while engine._runner.has_work:  # pyright: ignore[reportPrivateUsage]
             await asyncio.sleep(0.01)

@@ -262,7 +262,7 @@ def frozen(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
-def undisturbed(served: Served, path: str, body: Any) -> dict[str, Any]:
+def undisturbed(served: Served, path: str, body: Any) -> Any:
     stream = Events(served, "POST", path, body)
     stream.read()
     stream.close()

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -70,7 +71,7 @@ async def fleet(output: Output) -> AsyncIterator[Fleet]:
     await made.stop({"a", "b", "c"}, 5)
 
 
-def spec(name: str, code: str, **more: object) -> ChildSpec:
+def spec(name: str, code: str, **more: Any) -> ChildSpec:
     return ChildSpec(name, name[0], [sys.executable, "-c", code], **more)
 
 

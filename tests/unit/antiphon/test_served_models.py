@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,7 +76,7 @@ def test_each_model_has_the_name_and_the_template_of_its_own_directory(tmp_path:
 @pytest.mark.parametrize(
     ("settings", "flag"), [({"conv_template": "llama-2"}, "--conv-template"), ({"model_id": "x"}, "--model-id")]
 )
-def test_a_template_of_no_model_is_refused(settings: dict[str, str], flag: str, tmp_path: Path) -> None:
+def test_a_template_of_no_model_is_refused(settings: dict[str, Any], flag: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=f"{flag} is about the model of --model"):
         models_of(ServeSettings(models=written(tmp_path, TOML), **settings))
 

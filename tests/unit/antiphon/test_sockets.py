@@ -44,6 +44,7 @@ def test_connections_spread_over_the_gateways(opened: list[socket.socket]) -> No
             selector.register(each, selectors.EVENT_READ)
         while sum(taken.values()) < len(clients):
             for key, _ in selector.select(timeout=10):
+                assert isinstance(key.fileobj, socket.socket)
                 key.fileobj.accept()[0].close()
                 taken[key.fd] += 1
     for client in clients:

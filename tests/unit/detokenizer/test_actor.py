@@ -38,7 +38,7 @@ from shared.messages import (
 from shared.subjects import Subjects
 from shared.text.vocabulary import Vocabulary
 from tests.support.memory import MemoryBus, MemoryTransport
-from tests.tokenizer_files import byte_level, decoder_of
+from tests.tokenizer_files import byte_level, decoder_of, token_id
 
 ENGINE = Subjects().engine_control("e1", "b1")
 GATEWAY = Subjects().gateway_text("g1", "b1")
@@ -129,7 +129,7 @@ class Rig:
         await subscription.unsubscribe()
 
     def letters(self, text: str) -> tuple[int, ...]:
-        return tuple(self.tokenizer.token_to_id(c) for c in text)
+        return tuple(token_id(self.tokenizer, c) for c in text)
 
     def event(self, position: int, text: str, sequence_id: str = "r1", attempt: int = 1, **options: Any) -> TokenEvent:
         return TokenEvent(sequence_id, attempt, position, self.letters(text), **options)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.engine.sequence_table import SequenceTable, split
+from services.engine.sequence_table import GatewayKey, SequenceTable, split
 from shared import limits
 from shared.messages import PromptLogprobs, SequenceMark, SequenceRef, Submit, TokenEvent, TokenLogprobs
 from shared.parameters.sampling import SamplingParams
@@ -112,7 +112,7 @@ def test_several_events_are_cut_between_events_and_a_single_token_is_not() -> No
     assert split(events[:1]) is None
 
 
-GATEWAY = ("g", "instance_id")
+GATEWAY: GatewayKey = ("g", "instance_id")
 REF = SequenceRef("r-0", 1)
 
 

@@ -314,7 +314,7 @@ def test_an_engine_that_stays_stalled_ends_with_13_and_says_where_its_threads_ar
 def test_an_engine_that_goes_on_says_so(caplog: pytest.LogCaptureFixture) -> None:
     clock = Held()
     steps = Engine(UniprocExecutor(Worker()), CoreLimits(4, 64), lambda report: None, clock=clock).loop
-    monitor = ProgressMonitor(steps, clock, on_host=True, end=pytest.fail)
+    monitor = ProgressMonitor(steps, clock, on_host=True, end=lambda code: pytest.fail(str(code)))
     steps.in_flight.running = step(0.02)
     while not monitor.check():
         clock.now_s += BEAT_S

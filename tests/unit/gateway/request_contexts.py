@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from services.gateway.generation import GenerationRequest, RequestTimes, SequenceUpdate
+from services.gateway.generation import GenerationRequest, RequestTimes, SequenceUpdate, TokenCounts
 from services.gateway.openai.answers.answer_encoder import GenerationState
 from services.gateway.openai.answers.choices import ChoiceAccumulator
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
@@ -50,6 +50,7 @@ class Finished:
     def __init__(self, times: RequestTimes) -> None:
         self.num_prompt_tokens, self.prompt_token_ids = 3, [[1, 2, 3]]
         self.times = times
+        self.token_counts, self.prompt_tail = TokenCounts(3, 0, 3, 0), ""
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         raise NotImplementedError

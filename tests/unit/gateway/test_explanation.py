@@ -31,7 +31,7 @@ class Story:
         self, engine: str, attempt: int, began_s: float, ended_s: float, size: int = 1, waiting: int = 0, **more: Any
     ) -> None:
         """Times since the sequence was with the engine."""
-        kind = more.get("kind", (0, 5, 1))
+        kind: tuple[int, int, int] = more.get("kind", (0, 5, 1))
         share = SequenceStep("r-0", attempt, *kind, round(ended_s * 1e6))
         gone = (SequenceRef("r-0", attempt),) if more.get("preempted") else ()
         event = StepEvent(

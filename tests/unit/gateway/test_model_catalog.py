@@ -8,9 +8,9 @@ from services.gateway.model_catalog import ModelCatalog
 from shared import limits
 from shared.actors.presence import Members
 from shared.errors import ServiceError
-from shared.messages import EngineStatus, Heartbeat, PoolStatus, ServiceState, StreamStatus
+from shared.messages import EngineStatus, Heartbeat, PoolStatus, ServiceName, ServiceState, StreamStatus
 
-STATUS: dict[str, Callable[[str], EngineStatus | PoolStatus | StreamStatus]] = {
+STATUS: dict[ServiceName, Callable[[str], EngineStatus | PoolStatus | StreamStatus]] = {
     "engine": lambda model: EngineStatus(model, f"/models/{model}", 2048, 100, 16, 64, 64, 8),
     "tokenizer": lambda model: PoolStatus(model=model),
     "detokenizer": lambda model: StreamStatus(model=model),
@@ -40,7 +40,7 @@ class World:
     def time_ns(self) -> int:
         return int(self.now * 1e9)
 
-    def hear(self, model: str, *services: str, state: ServiceState = "ready") -> None:
+    def hear(self, model: str, *services: ServiceName, state: ServiceState = "ready") -> None:
         for service in services or STATUS:
             self._sequence += 1
             name = f"{model}-{service}"
@@ -90,11 +90,12 @@ def test_a_request_without_a_name_never_goes_to_another_model_than_the_default_o
 @pytest.mark.parametrize("lacking", list(STATUS))
 @pytest.mark.parametrize("state", ["starting", "draining", ""])
 def test_a_model_that_lacks_a_service_is_refused_with_its_name_and_the_others_are_served(
-    lacking: str, state: ServiceState
+    lacking: ServiceName, state: ServiceState
 ) -> None:
     world = World()
     world.hear("a")
-    world.hear("b", *(service for service in STATUS if service != lacking))
+    others: list[ServiceName] = [service for service in STATUS if service != lacking]
+    world.hear("b", *others)
     if state:
         world.hear("b", lacking, state=state)
     assert world.names() == ["a"]

@@ -8,7 +8,7 @@ import pytest
 from services.gateway.record import NOT_RECORDED, Recorder, RequestFacts, RequestRecord, timeline_of, trace_events_of
 from services.gateway.record.timeline import phases_of
 from shared import limits
-from shared.messages import SequenceRef, SequenceStep, StepEvent, StepEvents
+from shared.messages import SequenceRef, SequenceStep, StepEvent, StepEvents, UsageOutcome
 
 
 class Hand:
@@ -27,7 +27,7 @@ def begin(recorder: Recorder, name: str, clock: Hand, key: str = "anonymous") ->
     return record
 
 
-def end(record: RequestRecord, outcome="completed", code: str = "") -> None:
+def end(record: RequestRecord, outcome: UsageOutcome = "completed", code: str = "") -> None:
     record.ended(outcome, code, 3, 0, 2, ("stop",))
 
 
@@ -144,7 +144,8 @@ def test_the_latest_requests_are_kept_and_failed_and_slow_ones_longer(monkeypatc
     monkeypatch.setattr(limits, "RECORD_PINNED_MAX", 1)
     clock = Hand()
     recorder = Recorder(3, clock)
-    for name, seconds, outcome in (("bad", 0.1, "failed"), ("slow", 9.0, "completed")):
+    outcomes: list[tuple[str, float, UsageOutcome]] = [("bad", 0.1, "failed"), ("slow", 9.0, "completed")]
+    for name, seconds, outcome in outcomes:
         record = begin(recorder, name, clock)
         clock.now += seconds
         end(record, outcome)

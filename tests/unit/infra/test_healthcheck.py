@@ -97,7 +97,7 @@ async def test_another_hosts_heartbeat_does_not_count(
 ) -> None:
     transport = await nats_connect(nats_server, "tokenizer")
     async with beating(transport, subjects, "tokenizer-elsewhere-1", "ready"):
-        check_task = asyncio.create_task(check("tokenizer"))
+        check_task = asyncio.ensure_future(check("tokenizer"))
         done, _ = await asyncio.wait({check_task}, timeout=1.5)
         assert not done
     assert (await check_task)[0] == 1
@@ -132,7 +132,7 @@ def test_the_gateway_is_well_when_it_says_that_it_is_ready(
 
 async def test_a_gateway_that_serves_https_is_asked_so(monkeypatch: pytest.MonkeyPatch) -> None:
     tls = ROOT / "tests" / "system" / "tls"
-    files = {"ssl_keyfile": str(tls / "key.pem"), "ssl_certfile": str(tls / "certificate.pem")}
+    files: dict[str, Any] = {"ssl_keyfile": str(tls / "key.pem"), "ssl_certfile": str(tls / "certificate.pem")}
     app = create_app(ScriptedBackend(), GatewaySettings(**files))
     server = uvicorn.Server(server_config(app, GatewaySettings(**files)))
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -82,7 +82,8 @@ def test_stop_strings_need_text() -> None:
 
 
 def test_several_choices_that_would_be_the_same_are_refused() -> None:
-    for same in ({"temperature": 0}, {"top_k": 1}):
+    greedy: list[dict[str, Any]] = [{"temperature": 0}, {"top_k": 1}]
+    for same in greedy:
         with pytest.raises(ValueError, match="every choice would be the same"):
             SamplingParams(n=2, **same)
 

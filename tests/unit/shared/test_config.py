@@ -150,7 +150,7 @@ def test_a_variable_out_of_its_range_is_named_too():
 
 def test_settings_cannot_be_changed_afterwards():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        read(EngineSettings).threads = 1
+        read(EngineSettings).threads = 1  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_launcher_that_has_a_flag_already_keeps_it():

@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from shared.models.gguf_model.reader import GgufError, GgufModel
 from shared.models.gguf_model.tokenizer import tokenizer_documents
+from tests.tokenizer_files import token_id
 
 RECORDED = json.loads((Path(__file__).parents[2] / "golden" / "sentencepiece.json").read_text())
 """Made by sentencepiece 0.2.3: pieces with scores and types, and what it encodes."""
@@ -102,7 +103,7 @@ BYTE_LEVEL: dict[str, tuple[pre_tokenizers.PreTokenizer, Any]] = {
 def fill_from(tokenizer: Tokenizer, pre: str | None) -> Callable[[gguf.GGUFWriter], None]:
     document = json.loads(tokenizer.to_str())
     size = tokenizer.get_vocab_size()
-    tokens = [tokenizer.id_to_token(index) for index in range(size)]
+    tokens = [tokenizer.id_to_token(index) or "" for index in range(size)]
     kinds = {"<s>": CONTROL, "<end>": USER}
 
     def fill(writer: gguf.GGUFWriter) -> None:
@@ -149,7 +150,7 @@ def test_a_prompt_begins_and_ends_as_the_file_says(tmp_path: Path) -> None:
 
     def fill(writer: gguf.GGUFWriter) -> None:
         fill_from(source, "gpt-2")(writer)
-        writer.add_eos_token_id(source.token_to_id("<end>"))
+        writer.add_eos_token_id(token_id(source, "<end>"))
         writer.add_add_bos_token(True)
         writer.add_add_eos_token(True)
         writer.add_chat_template("{{ messages }}")

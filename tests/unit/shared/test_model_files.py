@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_a_directory_that_is_not_there_is_named(tmp_path):
 BAICHUAN = {"model_id": "Baichuan2-13B-Chat", "conv_template_name": "baichuan2-chat"}
 
 
-def configured(directory: Path, content: object, **settings: str) -> EngineSettings:
+def configured(directory: Path, content: object, **settings: Any) -> EngineSettings:
     """The settings of a model whose directory has this file."""
     text = content if isinstance(content, str) else json.dumps(content)
     (directory / "ti_model_config.json").write_text(text, encoding="utf-8")

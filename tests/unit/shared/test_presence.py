@@ -13,7 +13,7 @@ from shared.actors.nats import NatsTransport
 from shared.actors.presence import HeartbeatTask, HeartbeatThread, Members, interval_of
 from shared.clock import SystemClock
 from shared.errors import ServiceError
-from shared.messages import Heartbeat, StreamStatus
+from shared.messages import Heartbeat, ServiceName, StreamStatus
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus
 from tests.support.simulation import SimClock, run_simulation
@@ -21,7 +21,9 @@ from tests.support.simulation import SimClock, run_simulation
 LEASE_S = 0.6
 
 
-def beat(member_id: str = "d1", instance_id: str = "b1", sequence: int = 1, service: str = "detokenizer") -> Heartbeat:
+def beat(
+    member_id: str = "d1", instance_id: str = "b1", sequence: int = 1, service: ServiceName = "detokenizer"
+) -> Heartbeat:
     return Heartbeat(service, member_id, instance_id, 1, "ready", sequence, 0.1, StreamStatus())
 
 
@@ -165,13 +167,24 @@ def test_an_incarnation_is_lost_once_and_a_replaced_one_never_comes_back(events)
 
 
 class Detokenizer:
-    name = "detokenizer"
+    """What heartbeats need of a service: it is never started."""
+
+    name: ServiceName = "detokenizer"
 
     def __init__(self) -> None:
         self.streams = 0
 
     def status(self) -> StreamStatus:
         return StreamStatus(num_streams=self.streams)
+
+    async def start(self, host: Host) -> None:
+        raise AssertionError
+
+    async def drain(self) -> None:
+        raise AssertionError
+
+    async def run(self) -> None:
+        raise AssertionError
 
 
 def listen(transport, heard: list[tuple[float, Heartbeat]]):

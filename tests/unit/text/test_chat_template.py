@@ -11,7 +11,7 @@ MESSAGES = [
     {"role": "assistant", "content": "Hello.", "name": "Ann"},
     {"role": "user", "content": "Bye"},
 ]
-CONSTANTS = {"bos_token": "<s>", "eos_token": "</s>"}
+CONSTANTS: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{{ message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, processors
 
 from shared.config import SettingsError
 from shared.text.codec import TextCodec, load_codec, load_facts
-from tests.tokenizer_files import HARD_TEXTS, byte_fallback, byte_level, write_tokenizer_files
+from tests.tokenizer_files import HARD_TEXTS, byte_fallback, byte_level, token_id, write_tokenizer_files
 
 
 def with_bos(tokenizer: Tokenizer) -> Tokenizer:
@@ -27,7 +27,7 @@ def test_text_survives_encoding_and_decoding(directory: Path) -> None:
 
 
 def test_a_token_is_known_by_its_id_and_text(directory: Path) -> None:
-    codec, bos = load_codec(directory), byte_level().token_to_id("<s>")
+    codec, bos = load_codec(directory), token_id(byte_level(), "<s>")
     assert codec.has_token(bos, "<s>")
     assert not codec.has_token(bos, "</s>")
     assert not codec.has_token(10**6, "<s>")
@@ -36,7 +36,7 @@ def test_a_token_is_known_by_its_id_and_text(directory: Path) -> None:
 def test_special_tokens_are_added_when_asked_for(directory: Path) -> None:
     codec = load_codec(directory)
     (bare,), (full,) = (codec.encode(["hello"], add_special_tokens=flag) for flag in (False, True))
-    assert full == [byte_level().token_to_id("<s>"), *bare]
+    assert full == [token_id(byte_level(), "<s>"), *bare]
     assert codec.decode(full) == "<s>hello"
     assert codec.decode(full, skip_special_tokens=True) == "hello"
     assert set(full) & codec.special_ids == {full[0]}

@@ -103,7 +103,7 @@ def test_the_beginning_of_the_answer_is_written_only_where_it_is_wanted(name: st
 
 
 def test_begin_and_end_tokens_are_the_tokenizers_own_where_it_names_them() -> None:
-    named = {"bos_token": "<b>", "eos_token": "<e>"}
+    named: dict[str, Any] = {"bos_token": "<b>", "eos_token": "<e>"}
     assert rendered("llama-2", TURNS, **named) == "<b>[INST] U1 [/INST] A1 <e><b>[INST] U2 [/INST]"
     assert rendered("llama-3", TURNS[:1], generate=False, **named).startswith("<b><|start_header_id|>user")
 
@@ -148,7 +148,7 @@ class Vocabulary:
         return self._tokens.get(token_id) in (text, "")
 
 
-def chosen(directory: Path, tokens: dict[int, str] | None = None, **settings: str) -> Any:
+def chosen(directory: Path, tokens: dict[int, str] | None = None, **settings: Any) -> Any:
     found = described(ModelSettings(model=str(directory), **settings))
     return choose_template(found, directory, Vocabulary(tokens or {}))  # pyright: ignore[reportArgumentType]
 
@@ -160,7 +160,7 @@ def test_of_all_that_name_a_template_the_first_in_the_order_counts(tmp_path: Pat
     levels = ["--chat-template", "CONV_TEMPLATE", "file", "tokenizer", "model id", "none"]
     there = set(levels[missing:])
     settings = {"--chat-template": {"chat_template": "{{ 1 }}"}, "CONV_TEMPLATE": {"conv_template": "generate"}}
-    given: dict[str, str] = {name: value for level in there for name, value in settings.get(level, {}).items()}
+    given: dict[str, Any] = {name: value for level in there for name, value in settings.get(level, {}).items()}
     if "model id" in there:
         given["model_id"] = "Qwen-7B-Chat"
     if "file" in there:
@@ -211,7 +211,7 @@ def test_a_models_name_suggests_the_template_of_its_series(name: str, template: 
 
 
 def test_the_model_id_suggests_before_the_served_name_and_the_path() -> None:
-    settings = {"model_id": "chatglm3-6b", "served_model_name": "llama-2-chat", "model": "/qwen-chat"}
+    settings: dict[str, Any] = {"model_id": "chatglm3-6b", "served_model_name": "llama-2-chat", "model": "/qwen-chat"}
     assert guess(ModelSettings(**settings)) == "chatglm3"
     assert guess(ModelSettings(**{**settings, "model_id": ""})) == "llama-2"
     assert guess(ModelSettings(**{**settings, "model_id": "", "served_model_name": "model"})) == "qwen-7b-chat"

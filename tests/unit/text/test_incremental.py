@@ -5,7 +5,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from shared.text.detokenization.incremental import start_detokenizer
 from shared.text.vocabulary import Vocabulary
-from tests.tokenizer_files import byte_level, decoder_of
+from tests.tokenizer_files import byte_level, decoder_of, token_id
 
 
 def word_pieces() -> Vocabulary:
@@ -45,6 +45,6 @@ def test_the_last_token_of_the_prompt_counts() -> None:
 def test_a_decoder_without_spaces_has_none_to_leave_out() -> None:
     tokenizer = byte_level()
     vocabulary = Vocabulary(tokenizer, decoder_of(tokenizer))
-    special = [tokenizer.token_to_id(name) for name in ("<s>", "<|end|>")]
+    special = [token_id(tokenizer, name) for name in ("<s>", "<|end|>")]
     for spaces in (True, False):
         assert start_detokenizer(vocabulary, (), False, spaces).push(special) == "<s><|end|>"

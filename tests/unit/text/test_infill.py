@@ -5,7 +5,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from shared.errors import ServiceError
 from shared.text.codec import NoCodec, TextCodec
-from tests.tokenizer_files import byte_fallback, byte_level
+from tests.tokenizer_files import byte_fallback, byte_level, token_id
 
 FAMILIES = {
     "CodeLlama": ("▁<PRE>", "▁<SUF>", "▁<MID>"),
@@ -49,7 +49,7 @@ def test_the_suffix_gets_no_space_that_it_does_not_have(suffix: str) -> None:
     tokenizer = with_tokens(byte_fallback(), *names)
     codec = TextCodec(tokenizer)
     [prompt] = codec.encode_infill(["the"], suffix, add_special_tokens=False)
-    after = prompt[prompt.index(tokenizer.token_to_id(names[1])) + 1 : -1]
+    after = prompt[prompt.index(token_id(tokenizer, names[1])) + 1 : -1]
     anchor = codec.encode(["a"], add_special_tokens=False)[0]
     assert codec.decode([*anchor, *after]) == "a" + suffix
 

@@ -24,6 +24,7 @@ from shared.parameters.tagged_text import (
     schemas,
 )
 from shared.text.grammars import constraint
+from tests.tokenizer_files import token_id
 
 NUMBER = {"type": "integer", "minimum": 1, "maximum": 5}
 CALL = Tag("<call>", Chain((Space(), Json(NUMBER, 0), Literal("</call>"))))
@@ -43,7 +44,7 @@ def tokenizer(*special: str) -> Tokenizer:
 def allows(grammar: TaggedText | Grammar, text: str, *special: str, spelled: bool = False) -> bool:
     """Whether the grammar allows this output as a whole. `spelled`: written without special tokens."""
     vocabulary = tokenizer(*special)
-    tokens = LLTokenizer(vocabulary.to_str(), eos_token=[vocabulary.token_to_id("<|end|>")])
+    tokens = LLTokenizer(vocabulary.to_str(), eos_token=[token_id(vocabulary, "<|end|>")])
     if isinstance(grammar, TaggedText):
         grammar = Grammar("tagged_text", grammar.encode())
     matcher = constraint.compile_grammar(grammar, tokens)

@@ -6,7 +6,7 @@ from shared.config import SettingsError
 from shared.text.detokenization.incremental import ByteDetokenizer, WindowDetokenizer, start_detokenizer
 from shared.text.pieces import piece_rule
 from shared.text.vocabulary import UnknownTokenError, Vocabulary, load_vocabulary
-from tests.tokenizer_files import TOKENIZERS, byte_fallback, byte_level, decoder_of, write_tokenizer_files
+from tests.tokenizer_files import TOKENIZERS, byte_fallback, byte_level, decoder_of, token_id, write_tokenizer_files
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -39,7 +39,7 @@ def test_a_token_has_its_exact_bytes_and_a_readable_text(tmp_path: Path) -> None
     spade = tokenizer.encode("\U0001f9f5").ids
     assert b"".join(vocabulary.token_bytes[i] for i in spade) == "\U0001f9f5".encode()
     assert vocabulary.token_text(spade[0]) == "\ufffd"
-    end = tokenizer.token_to_id("<|end|>")
+    end = token_id(tokenizer, "<|end|>")
     assert vocabulary.token_text(end) == "<|end|>"
     assert end in vocabulary.special_ids
 
@@ -48,8 +48,8 @@ def test_a_leading_space_belongs_to_a_tokens_text() -> None:
     tokenizer = byte_fallback()
     vocabulary = Vocabulary(tokenizer, decoder_of(tokenizer))
     marked = next(token for token in tokenizer.get_vocab() if token.startswith("▁") and token[1:].isalpha())
-    assert vocabulary.token_text(tokenizer.token_to_id(marked)) == " " + marked[1:]
-    assert vocabulary.token_bytes[tokenizer.token_to_id("<0xE2>")] == b"\xe2"
+    assert vocabulary.token_text(token_id(tokenizer, marked)) == " " + marked[1:]
+    assert vocabulary.token_bytes[token_id(tokenizer, "<0xE2>")] == b"\xe2"
 
 
 def test_ids_in_a_models_rounded_up_vocabulary_have_no_text_and_ids_beyond_are_unknown(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from shared.errors import ServiceError
 from shared.messages import ChatMessage, DetokenizeReply, DetokenizeRequest, PictureTokens, TokenizeRequest
 from shared.text.codec import TextCodec
 from shared.text.templates.turns import plain_messages
-from tests.tokenizer_files import byte_level
+from tests.tokenizer_files import byte_level, token_id
 
 CODEC = TextCodec(byte_level())
 USER = (ChatMessage("user", "hello"),)
@@ -98,7 +98,7 @@ def test_another_model_than_the_pools_is_not_found() -> None:
 
 @pytest.mark.spec("S-API-041")
 def test_a_pre_tokenised_turn_is_decoded_for_the_template() -> None:
-    packed = pack_ids([*ids_of("zażółć"), byte_level().token_to_id("<|end|>")])
+    packed = pack_ids([*ids_of("zażółć"), token_id(byte_level(), "<|end|>")])
     messages = (ChatMessage("user", "", token_ids=packed), ChatMessage("assistant", "ok", "Ann"))
     assert plain_messages(CODEC, messages) == [
         {"role": "user", "content": "zażółć<|end|>"},
@@ -117,7 +117,7 @@ def test_ids_outside_the_vocabulary_are_refused_by_name(packed: bytes) -> None:
 
 
 def test_detokenizing_keeps_special_tokens() -> None:
-    packed = pack_ids([*ids_of("é"), byte_level().token_to_id("<|end|>")])
+    packed = pack_ids([*ids_of("é"), token_id(byte_level(), "<|end|>")])
     assert detokenize(CODEC, DetokenizeRequest("r", "m", packed)) == DetokenizeReply("r", "é<|end|>")
     assert detokenize(CODEC, DetokenizeRequest("r", "m", packed, True)).tokens[-1] == "<|end|>"
 

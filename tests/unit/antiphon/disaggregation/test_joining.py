@@ -3,8 +3,9 @@
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,7 +32,7 @@ def deployment_of(folder: Path, name: str) -> Deployment:
     )
 
 
-def worker_of(folder: Path, name: str = "4", **settings: str) -> Worker:
+def worker_of(folder: Path, name: str = "4", **settings: Any) -> Worker:
     return Worker(deployment_of(folder, name), InstanceSettings(**settings), {}, KEY, folder)
 
 
@@ -50,11 +51,12 @@ async def test_an_instance_follows_the_latest_scheduler_that_has_its_key_and_mea
     worker = worker_of(tmp_path)
     digest = deployment_of(tmp_path, "4").digest
     assert join(worker, tmp_path, key=b"another key of the same length") == (403, None)
-    for changes, refused in (
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"name": "decode-1"}, "it is prefill-1"),
         ({"table": "x"}, "its global rank table is another one (GLOBAL_RANK_TABLE_FILE_PATH)"),
         ({"bus": ""}, "either all instances and the scheduler have --nats, or none"),
-    ):
+    ]
+    for changes, refused in cases:
         assert join(worker, tmp_path, **changes) == (409, Joined(2, "prefill-1", digest, "4", refused))
     assert not (tmp_path / "prefill-1.credentials").exists()
     for _ in range(2):  # the scheduler repeats itself
@@ -84,7 +86,7 @@ async def test_a_message_of_another_version_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-async def listening() -> AsyncIterator[Callable[[Answer], "asyncio.Future[int]"]]:
+async def listening() -> AsyncIterator[Callable[[Answer], Awaitable[int]]]:
     """Starts servers with given answers; gives their ports."""
     servers: list[asyncio.Server] = []
 

@@ -1,5 +1,7 @@
 """Sequences whose KV comes from another engine, and prompts that are computed for another engine."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.engine.core import invariants
@@ -18,13 +20,13 @@ SOURCE = KvSource("transfer", "127.0.0.1:1")
 
 def loading(core: Core, name: str = "a", prompt: tuple[int, ...] = PROMPT, source: KvSource = SOURCE, **others) -> None:
     one = spec(name, prompt, **others)
-    core.add(type(one)(**{field: getattr(one, field) for field in one.__slots__} | {"kv_source": source}))
+    core.add(replace(one, kv_source=source))
     invariants.check(core)
 
 
 def saving(core: Core, name: str = "p", prompt: tuple[int, ...] = PROMPT, **others) -> None:
     one = spec(name, prompt, max_tokens=1, **others)
-    core.add(type(one)(**{field: getattr(one, field) for field in one.__slots__} | {"kv_transfer_id": "transfer"}))
+    core.add(replace(one, kv_transfer_id="transfer"))
     invariants.check(core)
 
 
@@ -269,4 +271,4 @@ def test_a_prompt_for_another_engine_has_one_output() -> None:
     core = make_core()
     one = spec("p", PROMPT, max_tokens=2)
     with pytest.raises(ServiceError):
-        core.add(type(one)(**{field: getattr(one, field) for field in one.__slots__} | {"kv_transfer_id": "transfer"}))
+        core.add(replace(one, kv_transfer_id="transfer"))

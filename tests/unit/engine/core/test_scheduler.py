@@ -1,6 +1,7 @@
 """Which sequences compute what: budget, rows, blocks, preemption. Exact plans, exact blocks."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from services.engine.core.plan import ScheduledSequence, StepPlan
 from tests.unit.engine.core.factories import answer, joined, make_core, prompt_of, shares, spec, step
 
 
-def add(core: Core, *lengths: int, **options: int) -> None:
+def add(core: Core, *lengths: int, **options: Any) -> None:
     """Adds 'a', 'b', … with prompts of these lengths that have nothing in common."""
     for number, length in enumerate(lengths):
         core.add(spec("abcdefgh"[number], prompt_of(length, 100 + 100 * number), arrival=number, **options))

@@ -145,5 +145,7 @@ def test_newcomers_are_clients_without_a_running_sequence_and_sequences_without_
     queue = WaitingQueue()
     for each in (sequence(0), sequence(1)):
         queue.push(each)
-    queue.pop(queue.head(), 5)
+    first = queue.head()
+    assert first is not None
+    queue.pop(first, 5)
     assert queue.head(newcomers_only=True) is not None

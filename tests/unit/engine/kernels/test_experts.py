@@ -56,8 +56,8 @@ def test_a_mixture_is_the_sum_over_each_tokens_experts(tokens: int, dtype: torch
         for weight, expert in zip(weights[token].double(), experts[token].tolist(), strict=True):
             gate, up = (gate_up[expert].double() @ x[token].double()).chunk(2)
             expected[token] += weight * (down[expert].double() @ (F.silu(gate) * up))
-    products = [[partial(F.linear, weight=matrix) for matrix in matrices] for matrices in (gate_up, down)]
-    given = mixed_experts(x, weights, experts, *products, gated_by("silu"))
+    ups, downs = ([partial(F.linear, weight=matrix) for matrix in matrices] for matrices in (gate_up, down))
+    given = mixed_experts(x, weights, experts, ups, downs, gated_by("silu"))
     torch.testing.assert_close(given.double(), expected, rtol=tolerance, atol=tolerance)
 
 

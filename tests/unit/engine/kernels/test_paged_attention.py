@@ -43,12 +43,12 @@ class Case:
         caches = [torch.full((NUM_BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_DIM), 1e3) for _ in range(2)]
         for row in range(len(self.counts)):
             write_kv(self.keys[row], self.values[row], caches[0], caches[1], self.slots(row))
-        new = [
+        keys, values = (
             torch.cat([x[-count:] for x, count in zip(xs, self.counts.tolist(), strict=True)])
             for xs in (self.keys, self.values)
-        ]
+        )
         batch = plan_attention(self.starts, self.seq_lens, self.tables, window, SHAPE, spans)
-        return paged_attention(self.queries, *new, *caches, batch)
+        return paged_attention(self.queries, keys, values, caches[0], caches[1], batch)
 
     def expected(self, window: int | None, spans: Sequence[Spans] | None = None) -> Tensor:
         """Query by query, key by key."""

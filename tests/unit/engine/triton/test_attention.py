@@ -118,9 +118,9 @@ class Case:
             for p in range(sequences.seq_lens[i] - sequences.query_lens[i], sequences.seq_lens[i])
         ]
         slots = [int(self.tables[row, p // BLOCK_SIZE]) * BLOCK_SIZE + p % BLOCK_SIZE for row, p in places]
-        own = [cache.flatten(0, 1)[slots] for cache in (keys, values)]
+        own_keys, own_values = (cache.flatten(0, 1)[slots] for cache in (keys, values))
         scores = Scores(None, heads.softcap, self.sinks())
-        out = paged_attention(self.queries.to(torch.float32), *own, keys, values, batch, scores)
+        out = paged_attention(self.queries.to(torch.float32), own_keys, own_values, keys, values, batch, scores)
         return out.to(heads.dtype)
 
     def check(self, factor: float = 1.0) -> None:

@@ -102,8 +102,9 @@ def test_queries_turn_in_place_and_keys_and_values_go_to_their_slots(
     norm = 1.0 + draw(7, head_dim, seed=3, dtype=dtype) if normed_heads else None
     queries, caches = step.expected(interleaved, norm)
     table = None if interleaved is None else make_table(step.frequencies, 1.5, 301, dtype)
+    keys, values = step.caches
     rotate_and_store(
-        step.qkv, step.positions, step.slots, *step.caches, step.HEADS, table, bool(interleaved), norm, 1e-6
+        step.qkv, step.positions, step.slots, keys, values, step.HEADS, table, bool(interleaved), norm, 1e-6
     )
     ours = step.qkv.view(4, -1, head_dim)[:, : step.HEADS]
     assert_close(ours[:3].contiguous(), queries[:3].contiguous())
@@ -119,7 +120,8 @@ def test_an_8_bit_cache_gets_clamped_values_in_its_type(cache_dtype: torch.dtype
     step.qkv = (8 * step.qkv).to(cache_dtype).to(torch.float16)
     step.qkv[0] *= 4096.0
     _, caches = step.expected(None, None)
-    rotate_and_store(step.qkv, step.positions, step.slots, *step.caches, step.HEADS, None)
+    keys, values = step.caches
+    rotate_and_store(step.qkv, step.positions, step.slots, keys, values, step.HEADS, None)
     for mine, theirs in zip(step.caches, caches, strict=True):
         assert torch.equal(mine.float(), theirs.float())
         assert mine.float().abs().max() == torch.finfo(cache_dtype).max

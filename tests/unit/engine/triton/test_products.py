@@ -74,8 +74,8 @@ def test_a_mixture_of_experts_is_the_references(tokens: int, experts: int, per_t
     residual = draw(tokens, hidden, seed=4, dtype=dtype)
     shares, chosen = route(logits, per_token, normalise=True)
     products = ([partial(F.linear, weight=one) for one in matrices.float()] for matrices in (up, down))
-    wide = (x.float(), shares.float(), chosen, *products)
-    expected = reference_experts(*wide, gated_by("silu"))
+    ups, downs = products
+    expected = reference_experts(x.float(), shares.float(), chosen, ups, downs, gated_by("silu"))
     assert_close(mixed_experts(x, shares, chosen, up, down, "silu"), expected.to(dtype), factor=2)
     added = mixed_experts(x, shares, chosen, up, down, "silu", residual)
     assert_close(added, (residual.float() + expected).to(dtype), factor=2)

@@ -19,7 +19,12 @@ from tests.models import make_model
 from tests.quantized.checkpoints import make_checkpoints
 
 GIB = 2**30
-WIDE = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 8, "num_key_value_heads": 4}
+WIDE: dict[str, Any] = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "groups": ("llama", {**WIDE, "num_hidden_layers": 4}),
     "tied, a large vocabulary": (

@@ -32,7 +32,8 @@ def test_a_bucket_fills_in_a_minute_and_not_beyond():
     [((0.25, 6000), "requests", 0.75), ((60, 100), "tokens", 4.0), ((0, 0), "tokens", 5.0)],
 )
 def test_the_limit_that_needs_longest_is_told_with_the_time_until_it_has_room(level, lacking, wait_s):
-    account = Account(*level, 0.0, {})
+    requests, tokens = level
+    account = Account(requests, tokens, 0.0, {})
     after, grant = exchange(account, KEY, 0.0, "a", NOTHING, 0, Amounts(1, 500))
     assert (grant.lacking, grant.amounts) == (lacking, NOTHING)
     assert grant.wait_s == pytest.approx(wait_s)

@@ -13,7 +13,7 @@ def test_every_code_becomes_an_error_object_with_its_status(code: str):
     response = error_response(ServiceError(code, "Sorry.", param="n"))
     assert response.status_code == CODES[code].status
     expected = {"message": "Sorry.", "type": CODES[code].type, "param": "n", "code": code}
-    assert json.loads(response.body) == {"error": expected}
+    assert json.loads(bytes(response.body)) == {"error": expected}
     assert response.headers["content-type"] == "application/json"
     assert ("retry-after" in response.headers) == CODES[code].retryable
     assert ("retry-after-ms" in response.headers) == CODES[code].retryable

@@ -1,6 +1,7 @@
 """What is kept of answered requests, and for how long."""
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ class Client:
         sent: list[dict] = []
         messages = [{"type": "http.request", "body": BODY}]
 
-        async def receive():
+        async def receive() -> Any:
             if messages:
                 return messages.pop()
             return {"type": "http.disconnect"} if len(sent) > 1 else await _for_ever()

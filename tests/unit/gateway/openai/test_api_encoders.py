@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from services.gateway.anthropic.encoder import MessageEncoder
 from services.gateway.http import sse
 from services.gateway.ollama.encoder import LineEncoder
-from services.gateway.openai.answers.answer_encoder import AnswerEncoder
+from services.gateway.openai.answers.answer_encoder import SnapshotEncoder
 from services.gateway.openai.answers.chat_message import arguments_object
 from services.gateway.openai.answers.choices import ChoiceAccumulator
 from services.gateway.openai.tools.answer_format import AnswerFormat
@@ -27,7 +27,7 @@ from services.gateway.responses.schemas import ResponsesBody
 from shared.errors import ServiceError
 from tests.unit.gateway.request_contexts import context, state, update
 
-Make = Callable[[], AnswerEncoder]
+Make = Callable[[], SnapshotEncoder]
 TEXTS = st.lists(st.text(max_size=8), max_size=6)
 REASONS = st.sampled_from(["stop", "length"])
 
@@ -43,7 +43,7 @@ MAKERS: dict[str, Make] = {
 }
 
 
-def whole(encoder: AnswerEncoder, texts: list[str], reason: str) -> Any:
+def whole(encoder: SnapshotEncoder, texts: list[str], reason: str) -> Any:
     accumulator = ChoiceAccumulator(1, 1)
     choice = accumulator.choices[0]
     for text in texts:
@@ -53,7 +53,7 @@ def whole(encoder: AnswerEncoder, texts: list[str], reason: str) -> Any:
     return json.loads(encoder.whole(state(accumulator)))
 
 
-def streamed(encoder: AnswerEncoder, texts: list[str], reason: str) -> bytes:
+def streamed(encoder: SnapshotEncoder, texts: list[str], reason: str) -> bytes:
     accumulator = ChoiceAccumulator(1, 1)
     choice = accumulator.choices[0]
     parts = [encoder.opening(state(accumulator))]
@@ -153,7 +153,7 @@ def spread(parts: list[Any]) -> list[Event]:
     return found
 
 
-def of_events(encoder: AnswerEncoder, events: list[Event], size: int = 0) -> Any:
+def of_events(encoder: SnapshotEncoder, events: list[Event], size: int = 0) -> Any:
     """The answer of an encoder: whole, or its stream, which gets `size` events at a time."""
     accumulator = ChoiceAccumulator(1, 1)
     choice = accumulator.choices[0]

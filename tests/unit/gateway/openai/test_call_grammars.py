@@ -17,6 +17,7 @@ from services.gateway.parsers.output_parser import OutputParser
 from shared.errors import ServiceError
 from shared.text.grammars import constraint
 from shared.text.reasoning import ReasoningSplitter
+from tests.tokenizer_files import token_id
 from tests.unit.gateway.outputs import Output
 
 END, HIDDEN = "<|end|>", "<hidden>"
@@ -102,7 +103,7 @@ def tokenizer(name: str, special: bool) -> Tokenizer:
 @cache
 def matching(name: str, special: bool) -> tuple[LLTokenizer, LLMatcher]:
     vocabulary = tokenizer(name, special)
-    tokens = LLTokenizer(vocabulary.to_str(), eos_token=[vocabulary.token_to_id(END)])
+    tokens = LLTokenizer(vocabulary.to_str(), eos_token=[token_id(vocabulary, END)])
     found = strict_calls(CHOICE, TOOL_FORMATS[name], ReasoningFormat())
     assert found is not None
     return tokens, constraint.compile_grammar(found.grammar, tokens)

@@ -1,11 +1,13 @@
 """Where sequences go: load, prefix overlap, and what was sent since the last heartbeat."""
 
+from typing import Any
+
 from services.gateway.requests.router import SHARE, PrefixIndex, Router, served_models
 from shared import limits
-from shared.messages import EngineStatus, Heartbeat, StreamStatus
+from shared.messages import EngineStatus, Heartbeat, ServiceState, StreamStatus
 
 
-def engine(name: str, sequence: int = 1, model: str = "m", state="ready", **status) -> Heartbeat:
+def engine(name: str, sequence: int = 1, model: str = "m", state: ServiceState = "ready", **status: Any) -> Heartbeat:
     facts = EngineStatus(model, "/m", 2048, 100, 16, 64, 64, 8, **{"credits": 16, **status})
     return Heartbeat("engine", name, "instance_id", 1, state, sequence, 0.1, facts)
 

@@ -1,9 +1,11 @@
 """Which engines do which part of a request."""
 
+from typing import Any
+
 from services.gateway.requests.router import Router
 from tests.unit.gateway.requests.test_router import HASHES, engine
 
-PREFILL = {"role": "prefill", "kv_address": "127.0.0.1:1"}
+PREFILL: dict[str, Any] = {"role": "prefill", "kv_address": "127.0.0.1:1"}
 
 
 def test_answers_are_generated_by_engines_that_do_more_than_prompts():
