@@ -50,6 +50,7 @@ class Attention:
     window: int | None = None
     softcap: float | None = None
     alibi: bool = False
+    sinks: bool = False
     queries: int = 1
 
 
@@ -78,6 +79,7 @@ ATTENTIONS = {
     "Gemma 2 9B": Attention(16, 8, 256, window=4096, softcap=50.0),
     "Baichuan 13B": Attention(40, 40, 128, alibi=True),
     "GPT-NeoX": Attention(64, 64, 96),
+    "gpt-oss": Attention(64, 8, 64, window=128, sinks=True),
 }
 
 
@@ -88,7 +90,8 @@ def attention(a: Attention) -> Callable[[], None]:
         many = ManyWork(64, tile, *(words(8) for _ in range(4)), words(64))
         work = DeviceWork(words(256, 512), a.window, few, many)
         slopes = empty(a.heads, dtype=F32) if a.alibi else None
-        geometry = Geometry(a.kv_heads, a.head_dim**-0.5, a.softcap, slopes)
+        sinks = empty(a.heads, dtype=F32) if a.sinks else None
+        geometry = Geometry(a.kv_heads, a.head_dim**-0.5, a.softcap, slopes, sinks)
         queries = empty(64, a.heads + 2 * a.kv_heads, a.head_dim, dtype=a.dtype)[:, : a.heads]
         cache = empty(1024, 64, a.kv_heads, a.head_dim, dtype=a.cache or a.dtype)
         attended = empty(64, a.heads, a.head_dim, dtype=a.dtype)
@@ -98,13 +101,15 @@ def attention(a: Attention) -> Callable[[], None]:
     return start
 
 
-def rope(a: Attention, rotary: int, interleaved: bool, normed_heads: bool) -> Callable[[], None]:
+def rope(
+    a: Attention, rotary: int, interleaved: bool, normed_heads: bool, norm_last: bool = False
+) -> Callable[[], None]:
     def start() -> None:
         cache = empty(1024, 64, a.kv_heads, a.head_dim, dtype=a.cache or a.dtype)
         norm = empty(a.heads + a.kv_heads, a.head_dim, dtype=a.dtype) if normed_heads else None
         table = empty(8192, 2, rotary // 2, dtype=a.dtype) if rotary else None
         qkv = empty(64, (a.heads + 2 * a.kv_heads) * a.head_dim, dtype=a.dtype)
-        rotate_and_store(qkv, words(64), words(64), cache, cache, a.heads, table, interleaved, norm, 1e-6)
+        rotate_and_store(qkv, words(64), words(64), cache, cache, a.heads, table, interleaved, norm, 1e-6, norm_last)
 
     return start
 
@@ -121,7 +126,7 @@ def norms(width: int, dtype: torch.dtype) -> Callable[[], None]:
 
 def activations(width: int, dtype: torch.dtype) -> Callable[[], None]:
     def start() -> None:
-        for kind in ("silu", "gelu", "gelu_tanh", "relu"):
+        for kind in ("silu", "gelu", "gelu_tanh", "relu", "swigluoai"):
             activated(empty(64, width, dtype=dtype), kind, gated=True)
         activated(empty(64, width, dtype=dtype), "gelu", gated=False)
 
@@ -148,6 +153,17 @@ def experts(tokens: int, count: int, per_token: int, hidden: int, inner: int, dt
         x, chosen = empty(tokens, hidden, dtype=dtype), empty(tokens, per_token, dtype=torch.int64)
         up, down = empty(count, 2 * inner, hidden, dtype=dtype), empty(count, hidden, inner, dtype=dtype)
         mixed_experts(x, empty(tokens, per_token, dtype=dtype), chosen, up, down, "silu", x)
+
+    return start
+
+
+def biased_experts(tokens: int) -> Callable[[], None]:
+    """Returns a case with the experts of gpt-oss-20b."""
+
+    def start() -> None:
+        x, chosen = empty(tokens, 2880), empty(tokens, 4, dtype=torch.int64)
+        up, down, biases = empty(32, 5760, 2880), empty(32, 2880, 2880), (empty(32, 5760), empty(32, 2880))
+        mixed_experts(x, empty(tokens, 4), chosen, up, down, "swigluoai", x, biases)
 
     return start
 
@@ -218,6 +234,7 @@ def all_cases() -> Iterator[Case]:
     yield Case("rotation and cache, Llama 3.1 8B", rope(llama, 128, False, False))
     yield Case("rotation and cache, Qwen3 0.6B", rope(qwen, 128, False, True))
     yield Case("rotation and cache, GLM 4", rope(Attention(32, 2, 128), 64, True, False))
+    yield Case("rotation and cache, Hunyuan 7B", rope(llama, 128, False, True, norm_last=True))
     yield Case("rotation and cache, GPT-2", rope(Attention(12, 12, 64, dtype=F16), 0, False, False))
     eight = ATTENTIONS["Llama 3.1 8B, cache e4m3"]
     yield Case("rotation and cache, cache e4m3", rope(eight, 128, False, False), NOT_ON_SM_80)
@@ -230,6 +247,7 @@ def all_cases() -> Iterator[Case]:
     for tokens, label in ((8, "decode"), (256, "batch"), (8192, "prefill")):
         yield Case(f"experts, Mixtral 8x7B, {label}", experts(tokens, 8, 2, 4096, 14336, BF16))
         yield Case(f"experts, Qwen3 30B-A3B, {label}", experts(tokens, 128, 8, 2048, 768, F16))
+        yield Case(f"experts, gpt-oss-20b, {label}", biased_experts(tokens))
     yield Case("experts, float32", experts(64, 8, 2, 1024, 2048, F32))
     for name, weight in QUANTIZED.items():
         yield Case(f"products of quantized weights, {name}", quantized(weight, BF16))
