@@ -16,7 +16,17 @@ _VISION_TOKENS = {
     IMAGE_PAD: "<|image_pad|>",
     VIDEO_PAD: "<|video_pad|>",
 }
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "internvl", "llava", "llava_siglip", "llava_next")
+FAMILIES = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "gemma3",
+    "internvl",
+    "mistral3",
+    "llava",
+    "llava_siglip",
+    "llava_next",
+)
 VISION_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -126,6 +136,11 @@ _LLAVA: dict[str, dict[str, Any]] = {
         "vision_config": {**_TOWER, "image_size": [56, 56], "patch_size": [14, 14]},
         "image_seq_length": 4,
     },
+    "mistral3": {
+        "text_config": {"model_type": "mistral", **_LLAVA_TEXT, "head_dim": 16, "rms_norm_eps": 1e-3},
+        "vision_config": {"model_type": "pixtral", **_TOWER, "image_size": 112, "head_dim": 16},
+        "tie_word_embeddings": False,
+    },
     "llava_next": {
         "text_config": {"model_type": "mistral", **_LLAVA_TEXT, "sliding_window": None},
         "vision_config": {"model_type": "clip_vision_model", **_TOWER},
@@ -133,6 +148,11 @@ _LLAVA: dict[str, dict[str, Any]] = {
     },
 }
 _LLAVA_PROCESSORS: dict[str, dict[str, Any]] = {
+    "mistral3": {
+        "image_processor_type": "PixtralImageProcessor",
+        "size": {"longest_edge": 112},
+        "patch_size": {"height": 14, "width": 14},
+    },
     "internvl": {
         "image_processor_type": "GotOcr2ImageProcessor",
         "size": {"height": 56, "width": 56},
@@ -184,6 +204,9 @@ def make_vision_model(directory: Path, family: str = "qwen2_vl", *, seed: int = 
     write_tokenizer(directory, VOCAB_SIZE, _TEXT["max_position_embeddings"])
     _write_vision_tokens(directory, VISION_TEMPLATE.replace(*_OTHER_PLACES.get(family, ("", ""))))
     (directory / "preprocessor_config.json").write_text(json.dumps(_LLAVA_PROCESSORS.get(family, _PROCESSOR)))
+    if family == "mistral3":
+        named = {"image_break_token": "<|video_pad|>", "image_end_token": "<|vision_end|>"}
+        (directory / "processor_config.json").write_text(json.dumps(named))
     if old_config:
         _write_old_config(directory)
     return directory
@@ -204,6 +227,18 @@ def expanded(token_ids: Sequence[int], counts: Sequence[int]) -> list[int]:
     """Returns a prompt with each placeholder repeated as often as its picture has tokens."""
     rest = iter(counts)
     return [each for token in token_ids for each in ([token] * next(rest) if token == IMAGE_PAD else [token])]
+
+
+def in_rows(token_ids: Sequence[int], sizes: Sequence[Sequence[int]]) -> list[int]:
+    """Returns a prompt with pictures of so many rows and columns of tokens as the processor of Pixtral writes them."""
+    rest, found = iter(sizes), list[int]()
+    for token in token_ids:
+        if token == IMAGE_PAD:
+            rows, columns = next(rest)
+            found += [*([IMAGE_PAD] * columns + [VIDEO_PAD]) * (rows - 1), *[IMAGE_PAD] * columns, VISION_END]
+        else:
+            found.append(token)
+    return found
 
 
 def vision_reference(
@@ -245,15 +280,18 @@ def _inputs(directory: Path, prompt: Sequence[int], pictures: Sequence[bytes]) -
 
     model, processor = _loaded(directory)
     kind = model.config.model_type
-    more: dict[str, Any] = {"crop_to_patches": True} if kind == "internvl" else {}
+    of_processor = {"internvl": {"crop_to_patches": True}, "mistral3": {"patch_size": 28}}
+    more: dict[str, Any] = of_processor.get(kind, {})
     images = [Image.open(io.BytesIO(each)).convert("RGB") for each in pictures]
     pixels = dict(processor(images, return_tensors="pt", **more)) if images else {}
     tiles = pixels.pop("num_patches", None)
     pixels.pop("num_crops", None)
     with torch.inference_mode():
-        found = model.get_image_features(**pixels, return_dict=True).pooler_output if images else []
-    counts = [len(each) for each in found] if tiles is None else [int(each) * found.shape[1] for each in tiles]
+        found: Any = model.get_image_features(**pixels, return_dict=True).pooler_output if images else []
+    counts = [len(each) for each in found] if tiles is None else [int(each) * len(found[0]) for each in tiles]
     whole = expanded(prompt, counts)
+    if kind == "mistral3" and images:
+        whole = in_rows(prompt, [[int(side) // 28 for side in size] for size in pixels["image_sizes"]])
     ids = torch.tensor([whole])
     of_picture = (ids == IMAGE_PAD).int()
     kinds = {"mm_token_type_ids": of_picture} if "image_grid_thw" in pixels else {}

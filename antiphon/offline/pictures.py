@@ -17,7 +17,7 @@ from shared.errors import ServiceError
 from shared.messages import PictureTokens
 from shared.models.model_files import model_directory
 from shared.models.picture_models import processor_kwargs
-from shared.request.pictures import ImageUrl, PictureInput, TakePicture, read_image_url
+from shared.request.pictures import ImageUrl, PictureInput, TakePicture, plain_places, read_image_url
 from shared.structures.byte_cache import ByteCache
 
 if TYPE_CHECKING:
@@ -39,12 +39,24 @@ class EncodedPrompt:
     def tokens(self) -> list[PictureTokens]:
         """What the tokenization has to know of each picture."""
         by = self._encoder
-        return [PictureTokens(by.token_id, one.num_tokens, key, by.place, by.text) for key, one in self._pictures]
+        return [
+            PictureTokens(by.token_id, one.num_tokens, key, by.place, by.text, one.layout)
+            for key, one in self._pictures
+        ]
 
     def placed(self, starts: Sequence[int]) -> tuple[PlacedPicture, ...]:
         """Returns the pictures at the places in the prompt where their tokens begin."""
         return tuple(
-            PlacedPicture(start, one.num_tokens, one.rows, one.columns, key, one.embeddings, one.dtype)
+            PlacedPicture(
+                start,
+                one.num_tokens,
+                one.rows,
+                one.columns,
+                key,
+                one.embeddings,
+                one.dtype,
+                plain_places(one.layout, self._encoder.token_id),
+            )
             for start, (key, one) in zip(starts, self._pictures, strict=True)
         )
 

@@ -18,6 +18,7 @@ from shared.codec import Decoder
 from shared.errors import ServiceError
 from shared.messages import EncodePicture, ErrorReply, PictureEncoded, PromptPicture, ReadEmbeddings
 from shared.picture_parts import read_parts
+from shared.request.pictures import plain_places
 from shared.structures.byte_cache import ByteCache
 
 _ENCODED = Decoder([PictureEncoded, ErrorReply])
@@ -85,8 +86,9 @@ class PictureLoader:
                 task = self._reading[told.key] = asyncio.create_task(self._read(picture))
                 task.add_done_callback(lambda _: self._reading.pop(told.key, None))
             embeddings = await asyncio.shield(task)
+        plain = plain_places(told.layout, told.token_id)
         return PlacedPicture(
-            picture.start, told.rows * told.columns, told.rows, told.columns, told.key, embeddings, told.dtype
+            picture.start, told.num_tokens, told.rows, told.columns, told.key, embeddings, told.dtype, plain
         )
 
     async def _read(self, picture: PromptPicture) -> bytes:

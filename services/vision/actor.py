@@ -174,6 +174,7 @@ class VisionActor(Actor):
             self._host.instance_id,
             self._encoder.place,
             self._encoder.text,
+            picture.layout,
         )
 
     def _key(self, digest: bytes) -> bytes:

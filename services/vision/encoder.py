@@ -23,6 +23,7 @@ from transformers import AutoConfig
 from services.vision.families import family_of
 from services.vision.families.family import PictureFamily
 from services.vision.pictures import open_picture
+from shared.codec import TOKEN_BYTES, pack_ids
 from shared.config import SettingsError
 from shared.models.picture_models import processor_fields
 
@@ -37,11 +38,13 @@ class EncodedPicture:
     columns: int
     embeddings: bytes
     dtype: str
+    layout: bytes = b""
+    """See `PictureTokens.layout`."""
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of the picture."""
-        return self.rows * self.columns
+        """Number of tokens of the picture in a prompt."""
+        return len(self.layout) // TOKEN_BYTES or self.rows * self.columns
 
 
 class VisionEncoder:
@@ -76,10 +79,12 @@ class VisionEncoder:
     @torch.inference_mode()
     def encode(self, picture: Image.Image) -> EncodedPicture:
         """Returns the embeddings of a picture."""
-        rows, columns, output = self._family.embed(picture, self._device)
+        rows, columns, output, layout = self._family.embed(picture, self._device)
         assert len(output) == rows * columns, (output.shape, rows, columns)
+        assert not layout or layout.count(self.token_id) == len(output), (output.shape, layout)
         numbers = output.to("cpu").contiguous()
-        return EncodedPicture(rows, columns, numbers.view(torch.uint8).numpy().tobytes(), _TYPES[numbers.dtype])
+        data = numbers.view(torch.uint8).numpy().tobytes()
+        return EncodedPicture(rows, columns, data, _TYPES[numbers.dtype], pack_ids(layout))
 
     def _load(self, directory: Path, dtype: torch.dtype) -> None:
         module, tensors = self._family.module, dict[str, Tensor]()

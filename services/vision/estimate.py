@@ -19,7 +19,8 @@ def encoder_bytes(directory: Path, processor_kwargs: Mapping[str, Any], device: 
     """
     check_takes_pictures(read_model_fields(directory))
     config: Any = AutoConfig.from_pretrained(directory)
-    fields = {**processor_fields(directory), **processor_kwargs}
+    kind = family_of(config)
+    fields = {**processor_fields(directory), **kind.DEFAULTS, **processor_kwargs}
     with torch.device("meta"):
-        module = family_of(config)(config, fields, encoder_dtype(config, device)).module
+        module = kind(config, fields, encoder_dtype(config, device), directory).module
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))

@@ -5,6 +5,7 @@ there when it does not have the picture's embeddings, and an engine reads the em
 and embeddings are read in parts, so that each fits into a bus message.
 """
 
+from shared.codec import TOKEN_BYTES
 from shared.messages.base import Message, Part
 
 
@@ -24,7 +25,7 @@ class EncodePicture(Message, frozen=True, array_like=True, tag=True):
 
 
 class PictureEncoded(Message, frozen=True, array_like=True, tag=True):
-    """The reply to `EncodePicture`: the picture is `rows` times `columns` tokens of the prompt, row by row.
+    """The reply to `EncodePicture`: the picture has `rows` times `columns` embeddings, row by row.
 
     The embeddings are `num_bytes` bytes: numbers of the type `dtype`, [rows * columns, width], see `PlacedPicture`. The
     replica `holder_id` has them, and may forget them.
@@ -43,6 +44,13 @@ class PictureEncoded(Message, frozen=True, array_like=True, tag=True):
     place: str = ""
     """What a prompt has as text in the place of a picture, if that is not the token; see `PictureTokens.text`."""
     text: str = ""
+    layout: bytes = b""
+    """The picture as packed token ids, if other tokens are between those of its embeddings (`PictureTokens.layout`)."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the prompt, with those that have no embedding of the picture."""
+        return len(self.layout) // TOKEN_BYTES or self.rows * self.columns
 
 
 class ReadPicture(Message, frozen=True, array_like=True, tag=True):
@@ -82,3 +90,5 @@ class PictureTokens(Part, frozen=True, array_like=True):
     place: str = ""
     text: str = ""
     """What replaces the `place` of the picture in the text of a prompt, with the token once; empty: the text stays."""
+    layout: bytes = b""
+    """The packed token ids that the token becomes, which occurs among them; empty: `num_tokens` times the token."""

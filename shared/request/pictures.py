@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from shared import limits
+from shared.codec import unpack_ids
 from shared.errors import ServiceError
 from shared.messages import PictureTokens
 from shared.request.checks import missing, refuse, unsupported
@@ -105,7 +106,7 @@ def _check_places(num_places: int, num_pictures: int) -> None:
 
 
 def with_pictures(token_ids: list[int], pictures: Sequence[PictureTokens]) -> tuple[list[int], tuple[int, ...]]:
-    """Returns a prompt with the token of each picture as often as the picture counts, and where each begins.
+    """Returns a prompt with the tokens of each picture in place of its token, and where each begins.
 
     Raises ServiceError if the prompt does not have one such token for each picture.
     """
@@ -116,9 +117,14 @@ def with_pictures(token_ids: list[int], pictures: Sequence[PictureTokens]) -> tu
     for place, picture in zip(places, pictures, strict=True):
         found += token_ids[done:place]
         starts.append(len(found))
-        found += [stands_for] * picture.num_tokens
+        found += unpack_ids(picture.layout) if picture.layout else [stands_for] * picture.num_tokens
         done = place + 1
     return found + token_ids[done:], tuple(starts)
+
+
+def plain_places(layout: bytes, token_id: int) -> tuple[int, ...]:
+    """Returns the places in `PictureTokens.layout` of tokens other than `token_id`."""
+    return tuple(place for place, token in enumerate(unpack_ids(layout)) if token != token_id)
 
 
 def _file_of(url: str, param: str) -> bytes:

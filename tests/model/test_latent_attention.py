@@ -63,7 +63,7 @@ DEEPSEEK_V3: dict[str, Any] = {
     "norm_topk_prob": True,
 }
 """The sizes of the model's own config.json."""
-QUANTIZABLE = {"hidden_size": 64, "kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 16}
+QUANTIZABLE: dict[str, Any] = {"hidden_size": 64, "kv_lora_rank": 32, "q_lora_rank": 32, "v_head_dim": 16}
 """Inputs of every matrix are multiples of 32."""
 
 

@@ -18,6 +18,7 @@ from services.vision.pictures import open_picture
 from shared.config import SettingsError
 from shared.errors import ServiceError
 from shared.parameters.sampling import SamplingParams
+from shared.request.pictures import plain_places
 from tests.model.harness import Engine, greedy, make_prompt, make_worker
 from tests.model.test_parallel import ranks_of
 from tests.models import make_model
@@ -60,7 +61,9 @@ class Pictured:
             one = self.encoder.encode(open_picture(file))
             start = whole.index(IMAGE_PAD, start)
             key = hashlib.sha256(file).digest()
-            found.append(PlacedPicture(start, one.num_tokens, one.rows, one.columns, key, one.embeddings, one.dtype))
+            plain = plain_places(one.layout, IMAGE_PAD)
+            where = start, one.num_tokens, one.rows, one.columns
+            found.append(PlacedPicture(*where, key, one.embeddings, one.dtype, plain))
             start += one.num_tokens
         return tuple(found)
 
@@ -113,7 +116,7 @@ def test_equal_to_transformers_alone_and_mixed_with_text(pictured: Pictured) -> 
     assert run(together, specs) == expected
 
 
-@pytest.mark.parametrize("family", ["gemma3", "internvl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["gemma3", "internvl", "mistral3", "qwen3_vl"])
 def test_log_probabilities_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     pictured = Pictured(make_vision_model(tmp_path, family))
     for limits in (CoreLimits(8, 256), CoreLimits(8, 9)):
@@ -131,7 +134,13 @@ def test_log_probabilities_are_those_of_transformers(family: str, tmp_path: Path
 @pytest.mark.spec("S-SRV-070", "S-SRV-071", "S-SRV-090")
 @pytest.mark.parametrize(
     ("family", "tp_size", "pp_size", "num_blocks"),
-    [("qwen2_5_vl", 2, 2, 7), ("llava_next", 2, 1, 12), ("gemma3", 1, 2, 7), ("qwen3_vl", 2, 1, 7)],
+    [
+        ("qwen2_5_vl", 2, 2, 7),
+        ("llava_next", 2, 1, 12),
+        ("gemma3", 1, 2, 7),
+        ("qwen3_vl", 2, 1, 7),
+        ("mistral3", 1, 2, 8),
+    ],
 )
 def test_ranks_take_pictures_as_one_process_does(
     family: str, tp_size: int, pp_size: int, num_blocks: int, tmp_path: Path
@@ -145,7 +154,7 @@ def test_ranks_take_pictures_as_one_process_does(
     assert engine.core.counters().preemptions
 
 
-@pytest.mark.parametrize("family", ["internvl", "llava", "llava_siglip", "llava_next"])
+@pytest.mark.parametrize("family", ["internvl", "mistral3", "llava", "llava_siglip", "llava_next"])
 def test_the_fast_backend_takes_pictures_whose_tokens_have_ordinary_positions(family: str, tmp_path: Path) -> None:
     pictured = Pictured(make_vision_model(tmp_path, family))
     specs = [pictured.spec(f"{number}", *each, greedy(NUM)) for number, each in enumerate(ASKED)]

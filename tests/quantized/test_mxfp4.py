@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from services.engine.core.plan import CoreLimits
 from services.engine.cpu.worker import CpuWorker
+from services.engine.models.decoder import Decoder
 from services.engine.models.linear import QuantizedLinear
 from services.engine.models.mlp import ExpertMlp
 from services.engine.quantization.formats.mxfp4 import LEVELS, Mxfp4
@@ -66,6 +67,7 @@ def test_experts_in_mxfp4_stay_so_and_give_the_text_of_the_weights_that_they_sta
         assert sizes["layer 0, experts.up 1"] < 0.25 * 128 * 64 * 4
         return
     assert isinstance(worker, TorchWorker)
+    assert isinstance(worker._model, Decoder)
     mlp = worker._model._weights.layers[0].mlp
     assert isinstance(mlp, ExpertMlp)
     assert {type(linear) for linear in (*mlp.gate_up, *mlp.down)} == {QuantizedLinear}

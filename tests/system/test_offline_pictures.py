@@ -14,7 +14,7 @@ from antiphon.cli import main
 from shared.request.data_urls import data_url
 from tests.models import make_model
 from tests.system.offline import FLAGS, generate
-from tests.vision_models import IMAGE_PAD, make_vision_model, picture, vision_reference
+from tests.vision_models import IMAGE_PAD, VIDEO_PAD, make_vision_model, picture, vision_reference
 
 pytestmark = [pytest.mark.system, pytest.mark.model]
 NUM = 12
@@ -100,7 +100,7 @@ def test_what_gemma_expects_around_a_picture_is_written_before_the_text_is_token
         tokenizer_file=str(directory / "tokenizer.json"),
         extra_special_tokens={"boi_token": begin, "image_token": token, "eoi_token": end},
     )
-    processor = Gemma3Processor(Gemma3ImageProcessorPil.from_pretrained(directory), tokenizer, image_seq_length=16)
+    processor: Any = Gemma3Processor(Gemma3ImageProcessorPil.from_pretrained(directory), tokenizer, image_seq_length=16)
     text = f"Look\n{begin}\n\nand {begin}now"
     whole = processor(images=[pil(ONE), pil(TWO)], text=text, add_special_tokens=True)["input_ids"][0]
     short = [each for place, each in enumerate(whole) if each != IMAGE_PAD or whole[place - 1] != IMAGE_PAD]
@@ -115,6 +115,17 @@ def test_what_gemma_expects_around_a_picture_is_written_before_the_text_is_token
             generate(llm, [prompted(begin, ONE, TWO)], GREEDY)
     with pytest.raises(ValueError, match="do_pan_and_scan"):
         LLM(str(directory), enable_mm=True, mm_processor_kwargs={"do_pan_and_scan": True}, **FLAGS)
+
+
+@pytest.mark.spec("S-OFF-029")
+def test_rows_of_a_picture_of_mistral_end_with_tokens_of_their_own(tmp_path: Path) -> None:
+    directory = make_vision_model(tmp_path, "mistral3")
+    text = "Look <|image_pad|> and <|image_pad|>"
+    with LLM(str(directory), enable_mm=True, **FLAGS) as llm:
+        [found] = generate(llm, [prompted(text, pil(ONE), TWO)], GREEDY)
+    whole, output = expected(directory, text, [ONE, TWO])
+    assert (found.prompt_token_ids, ids([found])) == (whole, [output])
+    assert VIDEO_PAD in whole
 
 
 async def test_the_engine_for_asyncio_takes_pictures(eye: Path) -> None:

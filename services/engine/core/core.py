@@ -468,7 +468,9 @@ class Core:
             raise ServiceError("unsupported_parameter", message, param="prompt_logprobs")
         end = 0
         for picture in spec.pictures:
-            fits = picture.start >= end and 0 < picture.num_tokens == picture.rows * picture.columns
+            fits = (
+                picture.start >= end and 0 < picture.num_tokens - len(picture.plain) == picture.rows * picture.columns
+            )
             end = picture.start + picture.num_tokens
             # Equal keys mean equal KV, so an empty key would answer with another picture's.
             whole = fits and end <= len(spec.prompt_token_ids) and bool(picture.key) and bool(picture.embeddings)

@@ -55,8 +55,8 @@ def default_batched_tokens(on_cpu: bool, max_num_seqs: int) -> int:
 class PlacedPicture(msgspec.Struct, frozen=True, eq=False):
     """A picture in a prompt, as tokens [start, start + num_tokens) of it.
 
-    `rows` and `columns`: how the tokens lie in the picture, row by row; their product is `num_tokens`. `embeddings`:
-    the tokens' embeddings, [num_tokens, width] numbers of the type `dtype` (as torch names it) as bytes. `width` is
+    `rows` and `columns`: how the embedded tokens lie in the picture, row by row. `embeddings`: those of these tokens,
+    in order, [rows * columns, width] numbers of the type `dtype` (as torch names it) as bytes. `width` is
     hidden, times 1 + `DecoderDescription.picture_layers`: behind its embedding a token has what those layers add.
     """
 
@@ -68,6 +68,8 @@ class PlacedPicture(msgspec.Struct, frozen=True, eq=False):
     """Equal keys mean equal embeddings."""
     embeddings: bytes
     dtype: str
+    plain: tuple[int, ...] = ()
+    """Places among the tokens of the picture that have no embedding of the picture, but that of their own id."""
 
 
 class NewSequence(msgspec.Struct, frozen=True):

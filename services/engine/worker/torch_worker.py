@@ -74,6 +74,7 @@ class TorchWorker(StepWorker):
         self._dtype = choose_torch_dtype(settings.dtype, weight_dtype(config), self._device, model_dir)
         form = weight_form(settings, model_dir, config, self._device, native=False)
         check_extras(settings, config)
+        check_stages(settings, config, ranks.shard)
         self._adapter_step = AdapterStep(settings.max_loras or 0, self._dtype, self._device)
         self._model, self._description = load_model(
             model_dir,
@@ -85,7 +86,6 @@ class TorchWorker(StepWorker):
             trust_remote_code=settings.trust_remote_code,
             adapters=self._adapter_step if serves_adapters(settings) or settings.enable_mm else None,
         )
-        check_stage(settings, self._description, ranks.shard)
         if serves_adapters(settings):
             self.adapters = make_library(settings, config, self._adapter_step.prepare, ranks.shard)
         cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
@@ -266,16 +266,16 @@ def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
         )
 
 
-def check_stage(settings: EngineSettings, description: DecoderDescription, shard: Shard) -> None:
-    """Raises `SettingsError` if the first pipeline stage lacks layers to which pictures add embeddings.
-
-    `description`: that of the rank's layers.
-    """
-    needed = description.picture_layers
-    if settings.enable_mm and shard.pp_rank == 0 and description.num_layers < needed:
+def check_stages(settings: EngineSettings, config: Mapping[str, Any], shard: Shard) -> None:
+    """Raises `SettingsError`, on every rank, if the first stage lacks layers to which pictures add embeddings."""
+    if not settings.enable_mm or shard.pp_size == 1 or not has_family(config):
+        return
+    description = find_family(config).describe(config)
+    first, needed = len(Shard(pp_size=shard.pp_size).layers(description.num_layers)), description.picture_layers
+    if first < needed:
         raise SettingsError(
             f"--pipeline-parallel-size: pictures of this model add embeddings to the outputs of its first {needed} "
-            f"layers, and the first of {shard.pp_size} stages has {description.num_layers}; use fewer stages"
+            f"layers, and the first of {shard.pp_size} stages has {first}; use fewer stages"
         )
 
 

@@ -23,8 +23,9 @@ class RequestPicture:
     def tokens(self) -> PictureTokens:
         """What tokenizers have to know of the picture."""
         encoded = self.encoded
-        num_tokens = encoded.rows * encoded.columns
-        return PictureTokens(encoded.token_id, num_tokens, encoded.key, encoded.place, encoded.text)
+        return PictureTokens(
+            encoded.token_id, encoded.num_tokens, encoded.key, encoded.place, encoded.text, encoded.layout
+        )
 
     def placed(self, start: int) -> PromptPicture:
         """Returns the picture in a prompt, of whose tokens the first is at `start`."""

@@ -6,7 +6,7 @@ decoder is a module of `services/engine/models`.
 
 from typing import Any
 
-from services.vision.families import gemma3, internvl, llava, qwen_vl
+from services.vision.families import gemma3, internvl, llava, mistral3, qwen_vl
 from services.vision.families.family import PictureFamily
 from shared.config import SettingsError
 from shared.models.picture_models import TEXT_ONLY
@@ -17,6 +17,7 @@ _BY_TYPE: dict[str, type[PictureFamily]] = {
     "qwen3_vl": qwen_vl.QwenVlPictures,
     "gemma3": gemma3.Gemma3Pictures,
     "internvl": internvl.InternVlPictures,
+    "mistral3": mistral3.Mistral3Pictures,
     "llava": llava.LlavaPictures,
     "llava_next": llava.LlavaPictures,
 }

@@ -22,6 +22,8 @@ class Embedded(NamedTuple):
     rows: int
     columns: int
     embeddings: Tensor
+    layout: tuple[int, ...] = ()
+    """The tokens of the picture in a prompt, if there are others between those with embeddings (`token_id`)."""
 
 
 class PictureFamily(ABC):
@@ -64,16 +66,16 @@ class PictureFamily(ABC):
         """Returns a picture with three colours as tokens. `module` is on the device."""
 
 
-def token_texts(directory: Path, *token_ids: int) -> list[str]:
+def token_texts(directory: Path, *ids: int) -> list[str]:
     """Returns the texts of special tokens of a model. Raises SettingsError for one that its tokenizer does not have."""
-    path = directory / "tokenizer.json"
-    try:
-        texts = {token["id"]: token["content"] for token in json.loads(path.read_bytes()).get("added_tokens", ())}
-        return [texts[token_id] for token_id in token_ids]
-    except (OSError, ValueError, KeyError) as error:
-        raise SettingsError(
-            f"--enable-mm: {path} does not have the special tokens {token_ids} that this model writes around pictures"
-        ) from error
+    texts = {token["id"]: token["content"] for token in _added_tokens(directory)}
+    return [_known(texts, token_id, directory) for token_id in ids]
+
+
+def token_ids(directory: Path, *texts: str) -> list[int]:
+    """Returns the ids of special tokens of a model. Raises SettingsError for one that its tokenizer does not have."""
+    ids = {token["content"]: token["id"] for token in _added_tokens(directory)}
+    return [_known(ids, text, directory) for text in texts]
 
 
 def special_token(directory: Path, name: str, usual: str) -> str:
@@ -81,16 +83,29 @@ def special_token(directory: Path, name: str, usual: str) -> str:
 
     Raises SettingsError if the tokenizer does not have it.
     """
+    config = _read_object(directory / "tokenizer_config.json")
+    further = config.get("extra_special_tokens")
+    found = (further.get(name) if isinstance(further, dict) else None) or config.get(name) or usual
+    text = str(found["content"] if isinstance(found, dict) else found)
+    token_ids(directory, text)
+    return text
+
+
+def _added_tokens(directory: Path) -> list[dict[str, Any]]:
+    return _read_object(directory / "tokenizer.json").get("added_tokens") or []
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads((directory / "tokenizer_config.json").read_bytes())
-        further = config.get("extra_special_tokens")
-        found = (further.get(name) if isinstance(further, dict) else None) or config.get(name) or usual
-        text = found["content"] if isinstance(found, dict) else found
-        added = json.loads((directory / "tokenizer.json").read_bytes()).get("added_tokens", ())
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        return dict(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise SettingsError(f"--enable-mm: {path} cannot be read as a JSON object: {error}") from error
+
+
+def _known(found: Mapping[Any, Any], name: object, directory: Path) -> Any:
+    if name not in found:
         raise SettingsError(
-            f"--enable-mm: the files of the tokenizer in {directory} cannot be read: {error}"
-        ) from error
-    if not any(token.get("content") == text for token in added):
-        raise SettingsError(f"--enable-mm: the tokenizer in {directory} does not have the token {text} ({name})")
-    return str(text)
+            f"--enable-mm: the tokenizer in {directory} does not have the token {name!r}, which this model has in "
+            "prompts with pictures"
+        )
+    return found[name]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -16,7 +16,7 @@ class Gemma3Pictures(TowerPictures):
     """See PictureFamily."""
 
     FIXED = frozenset({"size", "do_resize"})
-    DEFAULTS: Mapping[str, Any] = {"do_pan_and_scan": False}
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"do_pan_and_scan": False}
 
     def __init__(self, config: Any, fields: Mapping[str, Any], dtype: torch.dtype, directory: Path) -> None:
         super().__init__(config, fields, dtype, directory)

@@ -5,7 +5,7 @@ The checkpoints are those whose names end with `-hf`, which transformers reads w
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from PIL import Image
@@ -19,7 +19,7 @@ class InternVlPictures(TowerPictures):
     """See PictureFamily."""
 
     FIXED = frozenset({"size", "do_resize"})
-    DEFAULTS: Mapping[str, Any] = {"crop_to_patches": True}
+    DEFAULTS: ClassVar[Mapping[str, Any]] = {"crop_to_patches": True}
 
     def __init__(self, config: Any, fields: Mapping[str, Any], dtype: torch.dtype, directory: Path) -> None:
         super().__init__(config, fields, dtype, directory)

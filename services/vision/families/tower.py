@@ -30,6 +30,8 @@ class TowerPictures(PictureFamily):
             intermediate_size=1,
             num_attention_heads=1,
             pad_token_id=None,
+            # Some projections normalise as the decoder does.
+            rms_norm_eps=getattr(config.text_config, "rms_norm_eps", 1e-6),
         )
         self.module = AutoModel.from_config(small, dtype=dtype)
         del self.module.language_model

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_values_replace_and_extend_fields_and_objects_are_merged() -> None:
 
 
 def test_every_service_finds_the_same_directory_and_the_models_own_stays_as_it_is(model: Path, cache: Path) -> None:
-    given = {"model": str(model), "hf_overrides": '{"text_config": {"layers": 4}}'}
+    given: dict[str, Any] = {"model": str(model), "hf_overrides": '{"text_config": {"layers": 4}}'}
     directory = model_directory(EngineSettings(**given))
     assert directory.parent == cache
     assert read_config(directory) == merged(CONFIG, {"text_config": {"layers": 4}})

@@ -6,6 +6,7 @@ from shared.blocks import chain_hashes, split_hashes
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
 from shared.messages import ChatMessage, DetokenizeReply, DetokenizeRequest, PictureTokens, TokenizeRequest
+from shared.request.pictures import plain_places
 from shared.text.codec import TextCodec
 from shared.text.templates.turns import plain_messages
 from tests.tokenizer_files import byte_level, token_id
@@ -181,6 +182,16 @@ def test_the_place_of_a_picture_becomes_the_text_around_its_token_before_it_is_t
         tokenize(CODEC, TokenizeRequest("r", "m", pictures=pictures), ("q@@",))
     with pytest.raises(ServiceError, match="has 3 places for 2 pictures"):
         tokenize(CODEC, TokenizeRequest("r", "m", pictures=pictures), ("q@@x@@",))
+
+
+def test_a_picture_may_have_other_tokens_between_its_own() -> None:
+    token, end = ids_of("x")[0], ids_of("y")[0]
+    layout = [token, token, end, token, token, end]
+    pictures = (PictureTokens(token, 6, b"key", layout=pack_ids(layout)), PictureTokens(token, 1, b"other"))
+    (prompt,) = tokenize(CODEC, TokenizeRequest("r", "m", pictures=pictures), ("qxwx",)).prompts
+    assert list(unpack_ids(prompt.token_ids)) == [*ids_of("q"), *layout, *ids_of("w"), token]
+    assert prompt.picture_starts == (1, 8)
+    assert plain_places(pictures[0].layout, token) == (2, 5)
 
 
 def test_a_prompt_needs_one_place_for_each_picture() -> None:

@@ -62,13 +62,13 @@ def spatial_positions(plan: StepPlan, step: FlatStep, rows: Mapping[int, Spatial
 
 
 def embedding_rows(pictures: Sequence[PlacedPicture], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Returns the embeddings of all tokens of the pictures, [num_tokens, hidden]."""
+    """Returns the embeddings of the pictures, [all embedded tokens, width], see `PlacedPicture`."""
     return torch.cat([_embeddings(picture).to(device=device, dtype=dtype) for picture in pictures])
 
 
 def _embeddings(picture: PlacedPicture) -> Tensor:
     numbers = torch.frombuffer(bytearray(picture.embeddings), dtype=getattr(torch, picture.dtype))
-    return numbers.view(picture.num_tokens, -1)
+    return numbers.view(picture.rows * picture.columns, -1)
 
 
 def _text(position: int, count: int) -> Integers:

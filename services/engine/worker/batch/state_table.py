@@ -218,9 +218,9 @@ class StateTable:
         """Numbers the tokens of the prompt's pictures in order, from the vocabulary's size on."""
         first = self._columns.vocab_size
         for picture in sequence.pictures:
-            numbers = np.arange(first, first + picture.num_tokens)
-            self.token_ids[sequence.row, picture.start : picture.start + picture.num_tokens] = numbers
-            first += picture.num_tokens
+            places = np.delete(np.arange(picture.start, picture.start + picture.num_tokens), picture.plain)
+            self.token_ids[sequence.row, places] = np.arange(first, first + len(places))
+            first += len(places)
 
     def _grow(self, rows: Rows) -> NDArray[np.int64]:
         """Lengthens each of the rows by one token, up to `max_model_len`. Returns the positions of these tokens."""

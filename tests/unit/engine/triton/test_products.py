@@ -88,9 +88,9 @@ def test_experts_with_biases_and_a_clamped_activation_are_the_references(tokens:
     up, down = draw(experts, 2 * inner, hidden, seed=2) / 4, draw(experts, hidden, inner, seed=3) / 6
     biases = draw(experts, 2 * inner, seed=4) * 3, draw(experts, hidden, seed=5)
     shares, chosen = route(logits, 2, normalise=True)
-    products = (
+    ups, downs = (
         [partial(F.linear, weight=weight, bias=bias) for weight, bias in zip(matrices, added, strict=True)]
         for matrices, added in zip((up, down), biases, strict=True)
     )
-    expected = reference_experts(x, shares, chosen, *products, gated_by("swigluoai"))
+    expected = reference_experts(x, shares, chosen, ups, downs, gated_by("swigluoai"))
     assert_close(mixed_experts(x, shares, chosen, up, down, "swigluoai", None, biases), expected, factor=2)

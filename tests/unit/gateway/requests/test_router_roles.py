@@ -48,6 +48,7 @@ def test_prefill_engines_of_another_configuration_get_work_that_would_wait_for_t
     got = []
     for number in range(6):
         chosen = router.choose_prefill(able, 1000, [], "", configuration="x")
+        assert chosen is not None
         router.record_dispatch(chosen, f"s{number}", 1000, [])
         got.append(chosen.id)
     assert got[0] == "b"

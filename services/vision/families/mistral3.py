@@ -1,0 +1,52 @@
+"""Mistral Small 3.1 and later: a Pixtral encoder, and pictures of any size with one more token behind each row."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+
+from services.vision.families.family import Embedded, token_ids
+from services.vision.families.tower import TowerPictures
+from shared.config import SettingsError
+
+
+class Mistral3Pictures(TowerPictures):
+    """See PictureFamily."""
+
+    FIXED = frozenset({"patch_size"})
+
+    def __init__(self, config: Any, fields: Mapping[str, Any], dtype: torch.dtype, directory: Path) -> None:
+        self._side: int = config.vision_config.patch_size * config.spatial_merge_size
+        """Rows and columns of pixels of a token."""
+        super().__init__(config, {**fields, "patch_size": self._side}, dtype, directory)
+        named = _processor_config(directory)
+        break_token = named.get("image_break_token", "[IMG_BREAK]")
+        self._break_id, self._end_id = token_ids(directory, break_token, named.get("image_end_token", "[IMG_END]"))
+
+    @staticmethod
+    def processor(config: Any, fields: Mapping[str, Any]) -> Any:
+        """See PictureFamily."""
+        return PixtralImageProcessorPil
+
+    def embed(self, picture: Image.Image, device: str) -> Embedded:
+        """See PictureFamily."""
+        found = self._processor(picture, return_tensors="pt")
+        pixels, sizes = found["pixel_values"].to(device=device, dtype=self.dtype), found["image_sizes"]
+        model: Any = self.module
+        output = model.get_image_features(pixels, image_sizes=sizes, return_dict=True).pooler_output[0]
+        rows, columns = (int(side) // self._side for side in sizes[0])
+        layout = [*[self.token_id] * columns, self._break_id] * rows
+        return Embedded(rows, columns, output, (*layout[:-1], self._end_id))
+
+
+def _processor_config(directory: Path) -> Mapping[str, Any]:
+    path = directory / "processor_config.json"
+    try:
+        found = json.loads(path.read_bytes()) if path.is_file() else {}
+    except ValueError as error:
+        raise SettingsError(f"--enable-mm: {path} is not JSON: {error}") from error
+    return found if isinstance(found, dict) else {}
