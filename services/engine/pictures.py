@@ -18,7 +18,7 @@ from shared.codec import Decoder
 from shared.errors import ServiceError
 from shared.messages import EncodePicture, ErrorReply, PictureEncoded, PromptPicture, ReadEmbeddings
 from shared.picture_parts import read_parts
-from shared.request.pictures import plain_places
+from shared.request.pictures import num_picture_tokens, plain_places
 from shared.structures.byte_cache import ByteCache
 
 _ENCODED = Decoder([PictureEncoded, ErrorReply])
@@ -88,7 +88,7 @@ class PictureLoader:
             embeddings = await asyncio.shield(task)
         plain = plain_places(told.layout, told.token_id)
         return PlacedPicture(
-            picture.start, told.num_tokens, told.rows, told.columns, told.key, embeddings, told.dtype, plain
+            picture.start, num_picture_tokens(told), told.rows, told.columns, told.key, embeddings, told.dtype, plain
         )
 
     async def _read(self, picture: PromptPicture) -> bytes:

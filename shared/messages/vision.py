@@ -5,7 +5,6 @@ there when it does not have the picture's embeddings, and an engine reads the em
 and embeddings are read in parts, so that each fits into a bus message.
 """
 
-from shared.codec import TOKEN_BYTES
 from shared.messages.base import Message, Part
 
 
@@ -46,11 +45,6 @@ class PictureEncoded(Message, frozen=True, array_like=True, tag=True):
     text: str = ""
     layout: bytes = b""
     """The picture as packed token ids, if other tokens are between those of its embeddings (`PictureTokens.layout`)."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of tokens of the prompt, with those that have no embedding of the picture."""
-        return len(self.layout) // TOKEN_BYTES or self.rows * self.columns
 
 
 class ReadPicture(Message, frozen=True, array_like=True, tag=True):

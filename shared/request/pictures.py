@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import msgspec
 
 from shared import limits
-from shared.codec import unpack_ids
+from shared.codec import TOKEN_BYTES, unpack_ids
 from shared.errors import ServiceError
-from shared.messages import PictureTokens
+from shared.messages import PictureEncoded, PictureTokens
 from shared.request.checks import missing, refuse, unsupported
 
 MEDIA_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif")
@@ -120,6 +120,11 @@ def with_pictures(token_ids: list[int], pictures: Sequence[PictureTokens]) -> tu
         found += unpack_ids(picture.layout) if picture.layout else [stands_for] * picture.num_tokens
         done = place + 1
     return found + token_ids[done:], tuple(starts)
+
+
+def num_picture_tokens(picture: PictureEncoded) -> int:
+    """Returns the number of tokens of a picture in a prompt, with those that have no embedding of the picture."""
+    return len(picture.layout) // TOKEN_BYTES or picture.rows * picture.columns
 
 
 def plain_places(layout: bytes, token_id: int) -> tuple[int, ...]:

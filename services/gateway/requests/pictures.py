@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from services.gateway.requests.service_clients import ServiceClients
 from shared.errors import ServiceError
 from shared.messages import EncodePicture, PictureEncoded, PictureFile, PictureTokens, PromptPicture
-from shared.request.pictures import PictureInput
+from shared.request.pictures import PictureInput, num_picture_tokens
 
 _OF_THE_PICTURE = ("invalid_value", "request_too_large")
 
@@ -23,9 +23,8 @@ class RequestPicture:
     def tokens(self) -> PictureTokens:
         """What tokenizers have to know of the picture."""
         encoded = self.encoded
-        return PictureTokens(
-            encoded.token_id, encoded.num_tokens, encoded.key, encoded.place, encoded.text, encoded.layout
-        )
+        num_tokens = num_picture_tokens(encoded)
+        return PictureTokens(encoded.token_id, num_tokens, encoded.key, encoded.place, encoded.text, encoded.layout)
 
     def placed(self, start: int) -> PromptPicture:
         """Returns the picture in a prompt, of whose tokens the first is at `start`."""
