@@ -34,6 +34,8 @@ PRACTICE_SHARES = ((0, 0.0), (2011, 0.6))
 #: From which step on which share of the documents has tools.  They are five times as long as the others, so most
 #: positions are theirs, though not most of the learnt ones.
 TOOL_SHARES = ((0, 0.0), (5433, 0.3))
+#: From which step on which share of those asks for each offered tool, so that more of the document is learnt.
+SEVERAL_SHARES = ((0, 0.0), (5608, 0.6), (6050, 0.3))
 #: The number of scored positions is filled up to a multiple of this with ignored ones.
 ROUND_TO, IGNORED = 256, -100
 
@@ -110,12 +112,12 @@ class Maker:
         ids = self.tokenizer.encode(render([user(request), assistant(text)])).ids
         return Document(ids, self._assistant_part(ids))
 
-    def tooled(self, rng: Random) -> Document:
+    def tooled(self, rng: Random, several: float = 0.0) -> Document:
         """A conversation with tools; calls and answers are learnt.
 
         Where the prompt does not tell of the tools, only the last answer is: the model is not to call tools unasked.
         """
-        messages, tools = tool_conversation(rng)
+        messages, tools = tool_conversation(rng, several)
         ids = self.tokenizer.encode(render(messages, tools=tools)).ids
         learnt = self._assistant_part(ids)
         if not tools:
@@ -128,7 +130,7 @@ class Maker:
         """A chat, with tools or without, or, less often, a text or copying practice."""
         with_tools = in_force(TOOL_SHARES, step)
         if with_tools and rng.random() < with_tools:
-            return self.tooled(rng)
+            return self.tooled(rng, in_force(SEVERAL_SHARES, step))
         if rng.random() < in_force(COPY_SHARES, step):
             return self.copying(rng)
         share = 0.15 if long else PLAIN_SHARE

@@ -191,9 +191,10 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=DEMO)
     parser.add_argument("--per-task", type=int, default=50)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--threads", type=int, default=2, help="1 where other work fills the cores: two would wait")
     parser.add_argument("--failures", action="store_true", help="print wrong answers instead of figures")
     arguments = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(arguments.threads)
     if arguments.failures:
         model = decoder(arguments.model)
         wrong = failures(model.answers, arguments.per_task) + tool_failures(model.answers, arguments.per_task)

@@ -150,9 +150,15 @@ TOOL_TASKS: dict[str, Callable[[Random, Split], Sample]] = {
 }
 
 
-def tool_conversation(rng: Random) -> tuple[list[Message], tuple[Tool, ...]]:
-    """A training conversation with tools: its messages and the tools that are offered."""
+def tool_conversation(rng: Random, several: float = 0.0) -> tuple[list[Message], tuple[Tool, ...]]:
+    """A training conversation with tools: its messages and the tools that are offered.
+
+    ``several`` is the share of those in which a question for each offered tool is asked.
+    """
     system: list[Message] = [{"role": "system", "content": rng.choice(SYSTEM_PROMPTS)}] if rng.random() < 0.2 else []
+    if several and rng.random() < several:
+        messages, tools = _for_each_tool(rng)
+        return [*system, *messages], tools
     if rng.random() < 0.2:
         sample = no_tool_needed(rng, "train")
         return [*system, *sample.messages, assistant(sample.answer)], sample.tools
@@ -172,6 +178,19 @@ def tool_conversation(rng: Random) -> tuple[list[Message], tuple[Tool, ...]]:
 def _episode(rng: Random, asked: Question) -> list[Message]:
     result, answer, _ = _result(rng, asked)
     return [user(asked.text), assistant(asked.call()), _tool_message(result), assistant(answer)]
+
+
+def _for_each_tool(rng: Random) -> tuple[list[Message], tuple[Tool, ...]]:
+    """Two or three tools, and a question for each in another order than that of the tools."""
+    count = rng.choice((2, 2, 2, 3))
+    asked: dict[str, Question] = {}
+    while len(asked) < count:
+        found = _draw_question(rng, "train")
+        if found.name not in asked and found.group not in {other.group for other in asked.values()}:
+            asked[found.name] = found
+    order = list(asked.values())
+    rng.shuffle(order)
+    return [message for found in order for message in _episode(rng, found)], tuple(one.tool for one in asked.values())
 
 
 def _again(rng: Random, asked: Question) -> list[Message]:

@@ -95,6 +95,12 @@ def test_a_call_is_not_learnt_where_no_tool_is_offered() -> None:
         assert tools or "tool_call" not in learnt
 
 
+def test_a_question_for_each_tool_is_asked_where_several_are() -> None:
+    messages, tools = tool_conversation(Random(1), several=1.0)
+    called = [call["name"] for message in messages if (call := read_call(message["content"])) is not None]
+    assert sorted(called) == sorted(tool["function"]["name"] for tool in tools)
+
+
 def test_a_prompt_without_tools_is_that_of_before() -> None:
     assert render([user("Hi")], prompt=True, tools=()) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
