@@ -35,7 +35,7 @@ PRACTICE_SHARES = ((0, 0.0), (2011, 0.6))
 #: positions are theirs, though not most of the learnt ones.
 TOOL_SHARES = ((0, 0.0), (5433, 0.3))
 #: From which step on which share of those asks for each offered tool, so that more of the document is learnt.
-SEVERAL_SHARES = ((0, 0.0), (5608, 0.6), (6050, 0.3))
+SEVERAL_SHARES = ((0, 0.0), (5433, 0.4))
 #: The number of scored positions is filled up to a multiple of this with ignored ones.
 ROUND_TO, IGNORED = 256, -100
 
