@@ -149,7 +149,10 @@ LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Latent attention. Wide latents are expanded for chunks of a prompt; the others are not."""
 MORE_VARIANTS.update(LATENT_VARIANTS)
-FOREIGN_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in ("cohere",)}
+FOREIGN_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere": ("cohere", {}),
+    "cohere, untied": ("cohere", {"tie_word_embeddings": False}),
+}
 """Architectures without a family here."""
 TORCH_VARIANTS = (*FOREIGN_VARIANTS, *LATENT_VARIANTS)
 """Variants that only PyTorch's operations compute."""
@@ -193,4 +196,3 @@ MORE_FAMILY_VARIANTS = (
     "baichuan2 13B",
     "chatglm",
 )
-FOREIGN_VARIANTS["cohere, untied"] = MORE_VARIANTS["cohere, untied"] = ("cohere", {"tie_word_embeddings": False})
