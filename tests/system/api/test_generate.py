@@ -189,7 +189,8 @@ def test_a_stream_can_tell_its_token_counts_in_every_chunk_and_its_times_at_the_
     times = chunks[-1].to_dict()["timings"]
     assert isinstance(times, dict)
     assert times["completion_tokens"] == 200
-    assert times["decode_tokens_per_s"] > 0
+    rate = times["decode_tokens_per_s"]
+    assert rate is None or rate > 0  # None: a busy machine gave all tokens at one moment
     assert times["queue_s"] + times["prefill_s"] + times["decode_s"] <= times["total_s"]
 
 
