@@ -1,18 +1,20 @@
 """Private directories of this user, for files that later starts trust: compiled code, packed weights, converted models.
 
-A file is not used if another user could have written it. Called by the CPU backend and by `shared.models.gguf_model`.
+A file is not used if another user could have written it. Called by the CPU backend and by `shared.models`.
 """
 
 import fcntl
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _IN_MEMORY = ("tmpfs", "ramfs")
+_SCRATCH = ".writing-"
 
 
 def user_directory(asked: str, usual: str) -> Path | None:
@@ -21,6 +23,39 @@ def user_directory(asked: str, usual: str) -> Path | None:
         return Path(asked or usual).expanduser()
     except RuntimeError:
         return None
+
+
+def models_cache(usual: str, name: str) -> Path:
+    """Returns the directory of made models: `usual` in the home, or one with `name` in the temporary directory.
+
+    Raises OSError, with a message for the user, if neither can be written by this user alone.
+    """
+    home = user_directory("", usual)
+    if home is not None and is_usable(home):
+        return home
+    temporary = Path(tempfile.gettempdir()) / f"antiphon-{name}-{os.geteuid()}"
+    if is_usable(temporary):
+        return temporary
+    raise OSError(f"neither {home} nor {temporary} is a private directory that can be written: set HOME to one")
+
+
+@contextmanager
+def made_whole(directory: Path, mark: str, keep: int) -> Generator[Path]:
+    """Gives an empty directory, which becomes `directory` when it is complete: several processes may make one at once.
+
+    `mark` is a file that every complete one has. Afterwards all but the newest `keep` beside it are deleted.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=directory.parent))
+    try:
+        yield scratch
+        try:
+            scratch.rename(directory)
+        except OSError:
+            if not (directory / mark).is_file():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    remove_oldest_directories(directory.parent, "[0-9a-f]*", keep)
 
 
 def make_directory(directory: Path) -> None:

@@ -10,18 +10,15 @@ config.json and the values, so that all processes use the same one.
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from shared.cache_dirs import is_usable, remove_oldest_directories, user_directory
+from shared.cache_dirs import made_whole, models_cache
 from shared.flags import SettingsError
 from shared.settings.hf_overrides import HF_OVERRIDES, overrides_of
 
-_CACHE = "~/.cache/antiphon/overrides"
-_CONFIG, _SCRATCH = "config.json", ".writing-"
+_CACHE, _CONFIG = "~/.cache/antiphon/overrides", "config.json"
 _KEPT = 64
 
 
@@ -49,7 +46,7 @@ def with_overrides(directory: Path, text: str) -> Path:
         return directory
     try:
         content = json.dumps(merged(_read(path), overrides), ensure_ascii=False, sort_keys=True)
-        made = _cache() / _key(directory, content)
+        made = models_cache(_CACHE, "overrides") / _key(directory, content)
         if not (made / _CONFIG).is_file():
             _make(made, directory, content)
         os.utime(made)
@@ -68,37 +65,14 @@ def _read(path: Path) -> dict[str, Any]:
     return cast(dict[str, Any], value)
 
 
-def _cache() -> Path:
-    """Returns the directory of all such directories: in the home, or without one in the temporary directory."""
-    home = user_directory("", _CACHE)
-    if home is not None and is_usable(home):
-        return home
-    temporary = Path(tempfile.gettempdir()) / f"antiphon-overrides-{os.geteuid()}"
-    if is_usable(temporary):
-        return temporary
-    raise SettingsError(
-        f"--hf-overrides: neither {home} nor {temporary} is a private directory that can be written: set HOME to one"
-    )
-
-
 def _key(directory: Path, content: str) -> str:
     names = "\0".join(sorted(path.name for path in directory.iterdir()))
     return hashlib.sha256(f"{directory}\0{names}\0{content}".encode()).hexdigest()[:32]
 
 
 def _make(made: Path, directory: Path, content: str) -> None:
-    """Makes a directory, renamed into place when it is complete: several processes may do so at the same time."""
-    scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=made.parent))
-    try:
+    with made_whole(made, _CONFIG, _KEPT) as scratch:
         for path in directory.iterdir():
             if path.name != _CONFIG:
                 (scratch / path.name).symlink_to(path)
         (scratch / _CONFIG).write_text(content, encoding="utf-8")
-        try:
-            scratch.rename(made)
-        except OSError:
-            if not (made / _CONFIG).is_file():
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    remove_oldest_directories(made.parent, "[0-9a-f]*", _KEPT)

@@ -83,7 +83,7 @@ def special_token(directory: Path, name: str, usual: str) -> str:
 
     Raises SettingsError if the tokenizer does not have it.
     """
-    config = _read_object(directory / "tokenizer_config.json")
+    config = read_object(directory / "tokenizer_config.json")
     further = config.get("extra_special_tokens")
     found = (further.get(name) if isinstance(further, dict) else None) or config.get(name) or usual
     text = str(found["content"] if isinstance(found, dict) else found)
@@ -92,10 +92,11 @@ def special_token(directory: Path, name: str, usual: str) -> str:
 
 
 def _added_tokens(directory: Path) -> list[dict[str, Any]]:
-    return _read_object(directory / "tokenizer.json").get("added_tokens") or []
+    return read_object(directory / "tokenizer.json").get("added_tokens") or []
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """Returns a JSON object of a model's directory. Raises SettingsError if there is none."""
     try:
         return dict(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:

@@ -1,6 +1,5 @@
 """Mistral Small 3.1 and later: a Pixtral encoder, and pictures of any size with one more token behind each row."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,8 @@ import torch
 from PIL import Image
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
-from services.vision.families.family import Embedded, token_ids
+from services.vision.families.family import Embedded, read_object, token_ids
 from services.vision.families.tower import TowerPictures
-from shared.config import SettingsError
 
 
 class Mistral3Pictures(TowerPictures):
@@ -23,7 +21,8 @@ class Mistral3Pictures(TowerPictures):
         self._side: int = config.vision_config.patch_size * config.spatial_merge_size
         """Rows and columns of pixels of a token."""
         super().__init__(config, {**fields, "patch_size": self._side}, dtype, directory)
-        named = _processor_config(directory)
+        path = directory / "processor_config.json"
+        named = read_object(path) if path.is_file() else {}
         break_token = named.get("image_break_token", "[IMG_BREAK]")
         self._break_id, self._end_id = token_ids(directory, break_token, named.get("image_end_token", "[IMG_END]"))
 
@@ -41,12 +40,3 @@ class Mistral3Pictures(TowerPictures):
         rows, columns = (int(side) // self._side for side in sizes[0])
         layout = [*[self.token_id] * columns, self._break_id] * rows
         return Embedded(rows, columns, output, (*layout[:-1], self._end_id))
-
-
-def _processor_config(directory: Path) -> Mapping[str, Any]:
-    path = directory / "processor_config.json"
-    try:
-        found = json.loads(path.read_bytes()) if path.is_file() else {}
-    except ValueError as error:
-        raise SettingsError(f"--enable-mm: {path} is not JSON: {error}") from error
-    return found if isinstance(found, dict) else {}

@@ -9,12 +9,11 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
-from shared.cache_dirs import is_usable, remove_oldest_directories, user_directory
+from shared.cache_dirs import made_whole, models_cache
 from shared.flags import SettingsError
 from shared.models.gguf_model.config import generation_config, model_config
 from shared.models.gguf_model.reader import GgufError, GgufModel, part_paths
@@ -29,7 +28,6 @@ _HEAD_BYTES = 16 * 2**20
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 _TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 _MORE = ("special_tokens_map.json", "chat_template.jinja", "chat_template.json", "ti_model_config.json")
-_SCRATCH = ".writing-"
 _MADE = ".made-from-gguf"
 """Name of an empty file in directories that are made here."""
 
@@ -65,7 +63,7 @@ def model_of_file(path: Path, flag: str, *, tokenizer: bool = True, beside: Path
     path = path.resolve()
     replaced = _replacements(beside)
     try:
-        directory = _cache() / _key(path, tokenizer, replaced)
+        directory = models_cache(_CACHE, "gguf") / _key(path, tokenizer, replaced)
         if not (directory / _CONFIG).is_file():
             _make(directory, path, tokenizer, replaced)
         os.utime(directory)
@@ -83,17 +81,6 @@ def _replacements(beside: Path | None) -> dict[str, Path]:
     return {name: beside / name for name in names if (beside / name).is_file()}
 
 
-def _cache() -> Path:
-    """Returns the directory of all converted models: in the home, or without one in the temporary directory."""
-    home = user_directory("", _CACHE)
-    if home is not None and is_usable(home):
-        return home
-    temporary = Path(tempfile.gettempdir()) / f"antiphon-gguf-{os.geteuid()}"
-    if is_usable(temporary):
-        return temporary
-    raise GgufError(f"neither {home} nor {temporary} is a private directory that can be written: set HOME to one")
-
-
 def _key(path: Path, tokenizer: bool, replaced: dict[str, Path]) -> str:
     digest = hashlib.sha256(f"{_FORMAT}\0{path}\0{tokenizer}".encode())
     for part in part_paths(path):
@@ -107,11 +94,9 @@ def _key(path: Path, tokenizer: bool, replaced: dict[str, Path]) -> str:
 
 
 def _make(directory: Path, path: Path, tokenizer: bool, replaced: dict[str, Path]) -> None:
-    """Makes a directory, renamed into place when it is complete: two processes may do so at the same time."""
     model = GgufModel(path)
     documents = _documents(model, tokenizer, replaced)
-    made = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=directory.parent))
-    try:
+    with made_whole(directory, _CONFIG, _KEPT) as made:
         for name, document in documents.items():
             (made / name).write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
         for name, other in replaced.items():
@@ -120,14 +105,6 @@ def _make(directory: Path, path: Path, tokenizer: bool, replaced: dict[str, Path
         (made / _MADE).touch()
         for part in model.paths:
             (made / part.name).symlink_to(part)
-        try:
-            made.rename(directory)
-        except OSError:
-            if not (directory / _CONFIG).is_file():
-                raise
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-    remove_oldest_directories(directory.parent, "[0-9a-f]*", _KEPT)
 
 
 def _documents(model: GgufModel, tokenizer: bool, replaced: dict[str, Path]) -> dict[str, Any]:

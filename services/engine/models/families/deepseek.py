@@ -20,6 +20,7 @@ from services.engine.models.config_fields import (
     rope_parameters,
 )
 from services.engine.models.description import DecoderDescription, Experts, LatentAttention
+from services.engine.models.families.glm4_moe import expert_groups
 from services.engine.models.layout import Names, named_layout
 
 _V2, _V3, _GLM, _YOUTU = "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"
@@ -121,10 +122,7 @@ def _sigmoid_router(fields: Config) -> dict[str, Any]:
 
 
 def _groups(fields: Config) -> dict[str, int]:
-    groups, chosen = integer(fields, "n_group", 1), integer(fields, "topk_group", 1)
-    experts = integer(fields, "n_routed_experts")
-    if experts % groups:
-        raise config_error(f"'n_group' ({groups}) must divide 'n_routed_experts' ({experts}).")
+    groups, chosen = expert_groups(fields)
     return {"num_groups": groups, "num_chosen_groups": chosen}
 
 

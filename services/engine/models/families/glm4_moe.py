@@ -52,16 +52,11 @@ def sigmoid_experts(config: Config, *, normalise: bool) -> Experts:
 
     The first `first_k_dense_replace` layers have none. `normalise`: what a config without `norm_topk_prob` means.
     """
-    num_experts, num_groups = integer(config, "n_routed_experts"), integer(config, "n_group", 1)
-    chosen_groups, per_token = integer(config, "topk_group", 1), integer(config, "num_experts_per_tok")
-    if num_experts % num_groups or chosen_groups > num_groups:
-        raise config_error(f"'n_group' ({num_groups}) must divide 'n_routed_experts', and be at least 'topk_group'.")
-    if per_token > num_experts // num_groups * chosen_groups:
-        raise config_error(f"'num_experts_per_tok' ({per_token}) is more than the chosen groups have.")
+    num_groups, chosen_groups = expert_groups(config)
     first, size = int(number(config, "first_k_dense_replace", 0)), integer(config, "moe_intermediate_size")
     return Experts(
-        num_experts=num_experts,
-        num_per_token=per_token,
+        num_experts=integer(config, "n_routed_experts"),
+        num_per_token=integer(config, "num_experts_per_tok"),
         intermediate_size=size,
         layers=frozenset(range(first, integer(config, "num_hidden_layers"))),
         normalise=boolean(config, "norm_topk_prob", normalise),
@@ -73,6 +68,17 @@ def sigmoid_experts(config: Config, *, normalise: bool) -> Experts:
         num_chosen_groups=chosen_groups,
         scale=number(config, "routed_scaling_factor", 1.0),
     )
+
+
+def expert_groups(config: Config) -> tuple[int, int]:
+    """Returns how many groups of experts there are, and from how many of them a token's experts are chosen."""
+    num_experts, num_groups = integer(config, "n_routed_experts"), integer(config, "n_group", 1)
+    chosen_groups, per_token = integer(config, "topk_group", 1), integer(config, "num_experts_per_tok")
+    if num_experts % num_groups or chosen_groups > num_groups:
+        raise config_error(f"'n_group' ({num_groups}) must divide 'n_routed_experts', and be at least 'topk_group'.")
+    if per_token > num_experts // num_groups * chosen_groups:
+        raise config_error(f"'num_experts_per_tok' ({per_token}) is more than the chosen groups have.")
+    return num_groups, chosen_groups
 
 
 def drafting_layers(config: Config) -> tuple[str, ...]:
