@@ -89,7 +89,7 @@ class GatewayService:
             versions=self._actor.versions,
             comparisons=self._actor.shadow.comparisons,
         )
-        self._server = Server(server_config(self._app, self._settings))
+        self._server = Server(server_config(self._app, self._settings), others(self._settings))
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))
 
     def status(self) -> GatewayStatus:
@@ -162,7 +162,7 @@ class GatewayService:
         await continue_batches(self._app)
         if (responses := self._recorded_responses()) is not None:
             self._background.append(asyncio.create_task(responses.watch()))
-        await self._server.serve_beside(listener, others(self._settings))
+        await self._server.serve(sockets=[listener])
 
 
 def _make_streams(host: Host, settings: GatewaySettings) -> Streams | None:

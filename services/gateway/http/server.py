@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from services.gateway.http.waiting import accept_waiting
 from shared import limits
 from shared.config import GatewaySettings, SettingsError
 
+_log = logging.getLogger(__name__)
+
 BACKLOG = 2048
 TICKS_A_SECOND = 10
 """Ticks per second of uvicorn's main loop. uvicorn counts ticks and updates the date header at each multiple of 10."""
@@ -22,19 +25,19 @@ TICKS_A_SECOND = 10
 class Server(uvicorn.Server):
     """uvicorn without signal handling, which `shared.actors.service` does, and without waking up ten times a second."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, others: Sequence[socket.socket] = ()) -> None:
+        """`others`: the listening sockets of the other gateways; what waits there is served too."""
         super().__init__(config)
         self._leave = asyncio.Event()
+        self._others = others
         self._beside: asyncio.Task[None] | None = None
 
-    async def serve_beside(self, listener: socket.socket, others: Sequence[socket.socket]) -> None:
-        """Serves until `leave`: the connections of this socket, and what waits in those of the other gateways."""
-        if others:
-            self._beside = asyncio.create_task(accept_waiting(others, self._accepted))
-        try:
-            await self.serve(sockets=[listener])
-        finally:
-            await self._end_beside()
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serves the connections of the sockets, and those that wait for other gateways."""
+        await super().startup(sockets)
+        if self._others:
+            self._beside = asyncio.create_task(accept_waiting(self._others, self._accepted))
+            self._beside.add_done_callback(_tell_failure)
 
     async def _accepted(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -77,6 +80,11 @@ class Server(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await self._leave.wait()
+
+
+def _tell_failure(beside: asyncio.Task[None]) -> None:
+    if not beside.cancelled() and (error := beside.exception()) is not None:
+        _log.error("connections that wait for other gateways are not accepted any more", exc_info=error)
 
 
 def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
