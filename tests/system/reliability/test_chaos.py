@@ -29,7 +29,8 @@ def _antiphon(*words: str, timeout_s: float = 120) -> subprocess.CompletedProces
 @pytest.fixture(scope="module")
 def served(model: Path) -> Iterator[Served]:
     replicas = [f"--{service}=2" for service in ("gateways", "tokenizers", "engines", "detokenizers")]
-    with until_the_end(serve_tiny(model, *replicas, "--log-level=debug", environ={"OPENAI_API_KEYS": KEY})) as started:
+    tiny = serve_tiny(model, *replicas, "--log-level=debug", environ={"OPENAI_API_KEYS": KEY})
+    with until_the_end(tiny, reconnects=True) as started:
         yield started
 
 
