@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import io
 import itertools
 import os
 import secrets
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,19 @@ def _no_threads_stay() -> Iterator[None]:
     ranks = sys.modules.get("tests.support.ranks")
     if ranks is not None:
         ranks.end_ranks()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[Any]:
+    """Tells what every task waited for when a test ran out of time: the traceback only has the event loop."""
+    report = yield
+    if call.excinfo is not None and "from pytest-timeout" in str(call.excinfo.value):
+        told = io.StringIO()
+        tasks: Iterable[asyncio.Task[Any]] = asyncio.tasks.__dict__["_all_tasks"]  # of every event loop
+        for task in [one for one in tasks if not one.done()]:
+            task.print_stack(limit=6, file=told)
+        report.sections.append(("tasks at the timeout", told.getvalue()))
+    return report
 
 
 # --- NATS -------------------------------------------------------------------------------------------------------------

@@ -152,7 +152,8 @@ class Fleet:
                 "antiphon", f"{member.spec.name} ended ({describe(exit_code)}); it starts again in {verdict:.1f} s"
             )
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(member.stopping.wait(), verdict)
+                async with asyncio.timeout(verdict):
+                    await member.stopping.wait()
 
     async def _run_once(self, member: _Member) -> int:
         member.child = Child(member.spec, self._sink)

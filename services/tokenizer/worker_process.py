@@ -54,7 +54,8 @@ class WorkerProcess(Generic[T]):
         """Returns the worker's answer. Raises WorkerLostError; the worker must then be killed."""
         self.fresh = False
         try:
-            answer = await asyncio.wait_for(self._exchange(pack_frame(message)), wall_s)
+            async with asyncio.timeout(wall_s):
+                answer = await self._exchange(pack_frame(message))
         except TimeoutError:
             raise WorkerLostError(f"took longer than {wall_s:g} s") from None
         except (EOFError, OSError, msgspec.MsgspecError):

@@ -8,6 +8,7 @@ The library alone does not give the guarantees of `transport`. This module adds:
 - Safe time limits. A PONG whose waiting future was cancelled ends the library's read loop. Round trips (PING and PONG)
   are therefore not cancelled while their connection lives: after a timeout the caller returns and the round trip goes
   on in the background.
+- Cancellation that is heard. A cancelled request ends also if its reply comes at that moment (`cancellation`).
 - Reconnections that begin anew. The library leaves the tasks and the socket of an attempt that failed late to the next
   one, and waits until a lost connection has written its data. Here both are ended first.
 - Size checks. If headers push a message over the server's limit, or a subject is too long, the server closes the
@@ -31,6 +32,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 
 from shared import limits
+from shared.actors.cancellation import kept_cancellation
 from shared.actors.credentials import read_credentials, without_credentials
 from shared.actors.durable_log import DurableLog, LogConfig
 from shared.actors.key_value import KeyValueStore
@@ -83,6 +85,18 @@ class _Client(Client):
         """Returns when the server has processed everything sent before. Raises FlushTimeoutError."""
         await self._round_trip(timeout)
         await self._round_trip(timeout)
+
+    async def request(
+        self,
+        subject: str,
+        payload: bytes = b"",
+        timeout: float = 0.5,
+        old_style: bool = False,
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        """See the library. Its stores and logs send their requests here too."""
+        with kept_cancellation():
+            return await super().request(subject, payload, timeout, old_style, headers)
 
     def abandon_round_trips(self) -> None:
         """Cancels all round trips. Only for a lost connection, on which no PONG will arrive any more."""

@@ -7,6 +7,7 @@ from nats.aio.client import Client
 from nats.js import api
 from nats.js.errors import APIError, NotFoundError
 
+from shared.actors.cancellation import kept_cancellation
 from shared.actors.durable_log import BATCH_MESSAGES, LogConfig, Logged, LogUnavailableError
 
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
@@ -134,7 +135,8 @@ class NatsDurableLog:
             api_subject = f"$JS.API.DIRECT.GET.{self._config.name}"
             await self._client.publish(api_subject, json.dumps(wanted).encode(), reply=inbox)
             while True:
-                reply = await replies.next_msg(timeout=self._timeout_s)
+                with kept_cancellation():
+                    reply = await replies.next_msg(timeout=self._timeout_s)
                 headers = reply.headers or {}
                 if status := headers.get("Status"):
                     if status not in (_END_OF_BATCH, _NOT_FOUND):

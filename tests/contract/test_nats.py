@@ -349,3 +349,21 @@ async def test_the_replies_of_one_connection_go_to_its_own_inbox(nats_server, na
     await two.barrier()
     await one.request(subjects.tokenize("m"), b"", timeout_s=5)
     assert (await seen.next()).startswith(subjects.inbox("one") + ".")
+
+
+async def test_a_request_that_is_cancelled_as_its_reply_comes_ends(nats_server, nats_connect, namespace):
+    """As a task that works in a loop, which would otherwise never end."""
+    transport = await nats_connect(nats_server, "one")
+
+    async def answer(message) -> None:
+        await transport.publish(message.reply, b"reply")
+
+    await transport.subscribe(namespace, lambda message: answering.append(asyncio.create_task(answer(message))))
+    answering: list[asyncio.Task[None]] = []
+    request = asyncio.create_task(transport.request(namespace, b"", timeout_s=30.0))
+    while not (waiting := transport._client._resp_map):
+        await asyncio.sleep(0)
+    next(iter(waiting.values())).add_done_callback(lambda _: request.cancel())
+    with pytest.raises(asyncio.CancelledError):
+        await request
+    assert len(answering) == 1
