@@ -93,6 +93,18 @@ class Decoder:
         )
         return logits
 
+    def without_logits(self, prompt: list[int]) -> None:
+        """A part of a prompt, which no token follows yet."""
+        arrays: dict[str, NDArray[np.generic]] = {
+            "ids": np.array(prompt, dtype=np.int64),
+            "positions": np.arange(len(prompt)),
+            "query_start_loc": np.array([0, len(prompt)]),
+            "block_tables": np.arange(self._blocks).reshape(1, -1),
+        }
+        addresses = {name: array.ctypes.data for name, array in arrays.items()}
+        step = Step(num_tokens=len(prompt), num_sequences=1, table_width=self._blocks, **addresses)
+        self.decoder.model.step(step)
+
     def free(self) -> None:
         self.decoder.model.free()
 
@@ -184,6 +196,15 @@ def test_a_sequence_gets_the_same_logits_whoever_shares_its_step(models: dict[st
         assert torch.equal(both[TOKENS:], alone.logits(prompt(2, 7)))
         together.free()
         alone.free()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_of_a_prompt_needs_no_logits(models: dict[str, Path], kind: str) -> None:
+    for family in FAMILIES:
+        decoder = Decoder(models[family], kind, VARIANTS[0], torch.float32)
+        decoder.without_logits(prompt(0)[:20])
+        assert decoder.logits(prompt(0)).isfinite().all()
+        decoder.free()
 
 
 def test_weights_take_the_memory_of_their_bits(models: dict[str, Path]) -> None:

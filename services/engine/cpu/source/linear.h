@@ -52,10 +52,11 @@ long quantized_terms_at_once(long rows, const Quantized& w) {
 template <class T>
 long kept_size(long rows, const Linear<T>& w) {
   if (!w.quantized) return kept_size(rows, static_cast<const Matrix<T>&>(w));
+  if (!rows) return 0;
   long size = prepared_size(rows, w);
   with_kernel<T>(*w.quantized, {}, nullptr, [&](const auto& kernel) {
     const long step = quantized_terms_at_once<std::decay_t<decltype(kernel)>>(std::min(rows, kPassRows), *w.quantized);
-    if (rows && step < w.quantized->terms) size += w.panels * kPassRows * kPanel;
+    if (step < w.quantized->terms) size += w.panels * kPassRows * kPanel;
   });
   return size;
 }
