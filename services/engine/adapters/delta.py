@@ -11,11 +11,13 @@ which ranks; everywhere else B is zero. A prompt adapter is the embeddings of vi
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from services.engine.models.description import DecoderDescription
+
+if TYPE_CHECKING:  # The service imports this module, and torch only while it loads its model.
+    import torch
+    from torch import Tensor
 
 TARGETS = ("qkv", "o", "up", "down")
 """The matrices of a layer that an adapter can change, by their names in `layout`."""
@@ -37,8 +39,8 @@ class Block:
 class Delta:
     """The low-rank product of one matrix: `a` [rank, in] and `b` [out, rank], with the scale in `b`."""
 
-    a: Tensor
-    b: Tensor
+    a: "Tensor"
+    b: "Tensor"
     blocks: tuple[Block, ...]
 
 
@@ -65,11 +67,11 @@ class AdapterWeights:
     version: str
     rank: int
     deltas: Mapping[Place, Delta]
-    virtual: Tensor | None = None
+    virtual: "Tensor | None" = None
     """Of a prompt adapter: the embeddings of its virtual tokens, [virtual tokens, hidden]."""
 
 
-def virtual_rows(virtual: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+def virtual_rows(virtual: "Tensor", dtype: "torch.dtype", device: "torch.device") -> "Tensor":
     """Returns the embeddings of virtual tokens as workers read them."""
     return virtual.to(dtype=dtype, device=device).contiguous()
 

@@ -11,10 +11,13 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from services.engine.adapters.delta import AdapterWeights, LoadedAdapter
-from services.engine.adapters.peft_files import AdapterReader
 from shared.models.adapter_config import unusable
+
+if TYPE_CHECKING:  # It imports torch, which the service does only while it loads its model.
+    from services.engine.adapters.peft_files import AdapterReader
 
 
 class AdapterLibrary:
@@ -25,7 +28,7 @@ class AdapterLibrary:
 
     def __init__(
         self,
-        reader: AdapterReader,
+        reader: "AdapterReader",
         prepare: Callable[[AdapterWeights], object],
         capacity: int,
         prompt_capacity: int = 0,

@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -222,3 +224,9 @@ async def test_an_engine_has_started_only_when_it_is_warm() -> None:
     await service.drain()
     await running
     await transport.close()
+
+
+def test_the_service_imports_torch_only_while_it_loads_a_model() -> None:
+    """Else importing torch, most of the start-up time, would come before the service connects to the bus."""
+    code = "import sys, services.engine.__main__; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
