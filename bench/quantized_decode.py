@@ -22,7 +22,7 @@ from bench.engine.lookahead import decode, make_core
 from services.engine.cpu import worker as cpu_worker
 from services.engine.cpu.worker import load_cpu_worker
 from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
-from services.engine.quantization.online import QUANTIZED_MATRICES
+from services.engine.quantization.online import HEAD, QUANTIZED_MATRICES
 from services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4
 from services.engine.quantization.weight import QuantizedWeight
 from services.engine.worker.interface import ModelWorker
@@ -76,6 +76,8 @@ def rounding(name: str, rounded: Callable[[Tensor], QuantizedWeight] | None) -> 
     """Patches the C++ worker so that it rounds the matrices of the models that it loads; None: not at all."""
 
     def quantize(matrix: str, weight: Tensor) -> Tensor | QuantizedWeight:
+        if rounded is not None and matrix == HEAD:
+            return quantize_int8(weight)
         return rounded(weight) if rounded is not None and matrix in QUANTIZED_MATRICES else weight
 
     def form(*_arguments: Any, **_options: Any) -> WeightForm:

@@ -183,7 +183,7 @@ def test_a_bias_of_zeros_that_a_package_added_changes_nothing(model: Path, tmp_p
 def test_plain_weights_are_rounded_while_they_are_loaded(
     mode: str, levels: int, backend: str, model: Path, tmp_path: Path
 ) -> None:
-    """The tokens are those of the rounded weights in transformers; embedding, head and norms stay as they are."""
+    """The tokens are those of the rounded weights in transformers; embedding and norms stay as they are."""
     from services.engine.quantization.online import online_quantizer
 
     quantize = online_quantizer(mode)  # type: ignore[arg-type]
@@ -197,7 +197,33 @@ def test_plain_weights_are_rounded_while_they_are_loaded(
             tensors[key] = rounded.dequantized()
             row = tensors[key][0]
             assert len(np.unique(row[: min(len(row), 64)])) <= levels
+    head = quantize("head", tensors["lm_head.weight"])
+    assert isinstance(head, QuantizedWeight)
+    assert head.kind == "int8"
+    tensors["lm_head.weight"] = head.dequantized()
     save_file(tensors, plain / "model.safetensors", {"format": "pt"})
     prompts = [make_prompt(length) for length in (5, 40)]
     engine = Engine(model, CoreLimits(8, 24, enable_prefix_caching=False), backend, quantization=mode)
+    assert engine.generate(prompts) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]
+
+
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_a_head_that_is_the_embedding_is_rounded_beside_it(backend: str, tmp_path: Path) -> None:
+    from services.engine.quantization.online import online_quantizer
+
+    model = make_model(tmp_path / "tied", "qwen2", seed=5, dtype="float32", tie_word_embeddings=True)
+    quantize = online_quantizer("ifq")
+    plain = tmp_path / "plain"
+    shutil.copytree(model, plain)
+    config = json.loads((plain / "config.json").read_text())
+    (plain / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    tensors = load_file(plain / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    for key, tensor in tensors.items():
+        name = "head" if key == "lm_head.weight" else "o" if "_proj" in key and key.endswith("weight") else ""
+        rounded = quantize(name, tensor)
+        tensors[key] = rounded.dequantized() if isinstance(rounded, QuantizedWeight) else rounded
+    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+    prompts = [make_prompt(length) for length in (5, 40)]
+    engine = Engine(model, CoreLimits(8, 24, enable_prefix_caching=False), backend, quantization="ifq")
     assert engine.generate(prompts) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]

@@ -114,6 +114,9 @@ def test_experts_are_rounded_while_they_are_loaded(mode: str, models: dict[str, 
         if "_proj" in key:
             rounded = quantize("o", tensor) if key.endswith("weight") else tensor
             tensors[key] = rounded.dequantized() if isinstance(rounded, QuantizedWeight) else rounded
+    head = quantize("head", tensors["lm_head.weight"])
+    assert isinstance(head, QuantizedWeight)
+    tensors["lm_head.weight"] = head.dequantized()
     save_file(tensors, plain / "model.safetensors", {"format": "pt"})
     tokens = expected(plain)
     # PyTorch's operations do not multiply quantized weights, so `auto` means plain weights there.

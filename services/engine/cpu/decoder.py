@@ -8,7 +8,7 @@ import ctypes
 import logging
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import get_args
 
@@ -122,18 +122,20 @@ class NativeDecoder:
         if reader.has("positions"):
             self._table(-1, "positions", reader.tensor("positions"))
         self._norm(reader, -1, "final_norm", "final_norm")
-        as_it_is = self._matrix(-1, "head", 0, lambda: self._head(reader), _bias(reader, "head"))
+        embedding = cache(lambda: reader.tensor("embedding"))  # The reader counts what it reads.
+        as_it_is = self._matrix(-1, "head", 0, lambda: self._head(reader, embedding), _bias(reader, "head"))
         if not (as_it_is and d.tied_embeddings and not d.normalised_head):
-            self._table(-1, "embedding", reader.tensor("embedding"))
+            self._table(-1, "embedding", embedding())
+        embedding.cache_clear()
         for layer in range(d.num_layers):
             self._load_layer(reader, layer)
         _release_freed_memory()
 
-    def _head(self, reader: ParameterReader) -> Matrix:
+    def _head(self, reader: ParameterReader, embedding: Callable[[], Tensor]) -> Matrix:
         if self.description.normalised_head:
-            return F.normalize(reader.tensor("embedding" if self.description.tied_embeddings else "head.weight"))
+            return F.normalize(embedding() if self.description.tied_embeddings else reader.tensor("head.weight"))
         if self.description.tied_embeddings:
-            return reader.rounded("head", reader.tensor("embedding"))
+            return reader.tied_head(embedding())
         return reader.matrix("head")
 
     def _load_layer(self, reader: ParameterReader, layer: int) -> None:

@@ -20,7 +20,7 @@ from services.engine.models.layout import Parameter
 from services.engine.models.registry import find_family, has_family
 from services.engine.parallel.shard import Shard, local_description, sharded
 from services.engine.quantization.online import online_quantizer
-from services.engine.quantization.weight import Quantize
+from services.engine.quantization.weight import Quantize, QuantizedWeight
 from services.engine.worker.capacity.budget import (
     cpu_budget,
     device_budget,
@@ -233,6 +233,11 @@ def _weights(
             plain = backend == "gpu" and "experts." in name and d.latent is None
             known[key] = _parameter_bytes(parameter, d, dtype, None if plain else quantize, shard)
         total += known[key]
+    if d.tied_embeddings and d.has_head and quantize is not None:
+        # Rounded, the head is a matrix beside the embedding.
+        with torch.device("meta"):
+            head = quantize("head", torch.empty(d.vocab_size, d.hidden_size, dtype=dtype))
+        total += head.nbytes if isinstance(head, QuantizedWeight) else 0
     return total
 
 

@@ -134,6 +134,13 @@ class ParameterReader:
         quantize = self._form.quantize
         return weight if quantize is None else quantize(within_layer(name), weight)
 
+    def tied_head(self, embedding: Tensor) -> Matrix:
+        """Returns the output head that is the embedding: rounded, which is a second matrix, or the same tensor."""
+        head = self.rounded("head", embedding) if self._description.has_head else embedding
+        if isinstance(head, QuantizedWeight):
+            self.read_bytes += head.nbytes
+        return head
+
     def floats(self, name: str) -> Tensor:
         """Returns a plain tensor as float32, rounded to the computing type."""
         return self.tensor(name).to(torch.float32)

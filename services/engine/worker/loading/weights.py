@@ -24,6 +24,7 @@ from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.parallel.linear import Summed
 from services.engine.parallel.shard import is_summed, local_description
 from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
+from services.engine.quantization.weight import QuantizedWeight
 from services.engine.worker.loading.parameters import ParameterReader, within_layer
 
 
@@ -204,6 +205,9 @@ def _head(embedding: Tensor, loader: _Loader, description: DecoderDescription) -
     the file's mapped pages and takes no memory of its own.
     """
     if description.tied_embeddings:
+        head = loader.reader.tied_head(embedding)
+        if isinstance(head, QuantizedWeight):
+            return loader.operations.linear(head)
         make = loader.operations.linear if loader.reader.is_mapped("embedding") else loader.operations.unpacked_linear
         return make(embedding)
     if description.normalised_head:
