@@ -29,6 +29,7 @@ is `model_token` of the model's served name.
 | `step.<id>`                  | engine               | StepEvents                                                   |
 | `str.rec.<request id>`       | gateway              | the record of a stream, kept by the bus                      |
 | `res.<response id>`          | gateway              | a finished response, kept by the bus                         |
+| `res.picture-<digest>-<n>`   | gateway              | part of a picture of responses, kept by the bus              |
 | `str.tok.<id>.<instance_id>` | gateway              | the accepted tokens of its streams, kept by the bus          |
 | `bg.rec.<request id>`        | gateway              | the record of a request without a client, kept by the bus    |
 | `bg.ev.<request id>`         | gateway              | its events, kept by the bus                                  |
@@ -165,7 +166,7 @@ class Subjects:
         return self._join("str", "tok", gateway_id, instance_id)
 
     def response(self, response_id: str) -> str:
-        """A finished response of `/v1/responses`, `*`: all."""
+        """A finished response of `/v1/responses`, or a part of a picture of such responses, `*`: all."""
         return self._join("res", response_id)
 
     def background_record(self, request_id: str) -> str:

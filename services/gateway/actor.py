@@ -26,7 +26,7 @@ from services.gateway.requests.messages import split_sequence_id
 from services.gateway.requests.placement.dispatcher import Dispatcher
 from services.gateway.requests.placement.engine_controls import EngineControls
 from services.gateway.requests.placement.moves import Moves
-from services.gateway.requests.preparation import prepare, tokenize_message
+from services.gateway.requests.preparation import prepare, tokenize_only
 from services.gateway.requests.progress_watch import ProgressWatch
 from services.gateway.requests.request_actor import RequestActor
 from services.gateway.requests.router import Router, model_of
@@ -62,9 +62,9 @@ from shared.messages import (
     StreamTaken,
     TextEvents,
     TokenEvents,
-    TokenizeReply,
 )
 from shared.parameters.pooling import generates_nothing
+from shared.request.pictures import PictureInput
 
 log = logging.getLogger(__name__)
 TICK_S = limits.HEARTBEAT_INTERVAL_S
@@ -226,10 +226,13 @@ class GatewayActor(Actor):
 
     async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:
         """See Backend."""
-        message = tokenize_message(request, self.resolve_model(request.model), 0, return_tokens=return_tokens)
-        reply = await self._clients.tokenizer(message, request.num_characters, request.trace_headers)
-        assert isinstance(reply, TokenizeReply)
-        return [(unpack_ids(prompt.token_ids), list(prompt.tokens)) for prompt in reply.prompts]
+        card = self.resolve_model(request.model)
+        prompts = await tokenize_only(self._parts, request, card, return_tokens=return_tokens)
+        return [(unpack_ids(prompt.token_ids), list(prompt.tokens)) for prompt in prompts]
+
+    async def fetch_pictures(self, pictures: Sequence[PictureInput]) -> list[PictureInput]:
+        """See Backend."""
+        return await self.pictures.fetched(pictures)
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
         """See Backend."""

@@ -48,6 +48,7 @@ from services.gateway.openai.serving import Serving
 from services.gateway.record import RecordDirectory, Recorder
 from services.gateway.replay import endpoints as replay
 from services.gateway.responses.endpoints import ResponseEndpoints
+from services.gateway.responses.pictures import PictureFiles
 from services.gateway.responses.store import ResponseStore
 from services.gateway.shadow import ShadowCollector
 from services.gateway.streams.background import BackgroundStreams
@@ -161,25 +162,32 @@ def create_app(
     _add_console(app, RequestEndpoints(records), TopologyEndpoint(members), ConsolePage())
     _add_admin(app, admin_engines.EngineEndpoints(engine_controls), admin_models.ModelEndpoints(versions, compared))
     _add_replay(app, replay.ReplayEndpoints(records, serving))
-    made = ResponseEndpoints(serving, finished_responses, background, keys)
+    files = FileStore(settings.files_directory)
+    made = ResponseEndpoints(serving, finished_responses, background, keys, PictureFiles(files))
     app.state.responses = made.recorded
-    app.state.batches = _add_apis(app, serving, keys, streams, made) if settings.use_openai else _refuse_apis(app)
+    app.state.batches = (
+        _add_apis(app, serving, keys, streams, made, files) if settings.use_openai else _refuse_apis(app)
+    )
     openapi.add_schemas(app, [*BODIES.values()], [*ERROR_SCHEMAS.values()])
     return app
 
 
 def _add_apis(
-    app: FastAPI, serving: Serving, keys: ApiKeys, streams: Streams | None, made: ResponseEndpoints
+    app: FastAPI,
+    serving: Serving,
+    keys: ApiKeys,
+    streams: Streams | None,
+    made: ResponseEndpoints,
+    files: FileStore,
 ) -> Batches:
     """Adds the APIs besides `/generate`. Returns the batches, which run requests of their own."""
     _add_generation(app, serving, streams)
     _add_pooling(app, PoolingEndpoints(serving.backend, serving.metrics))
-    _add_service(app, ServiceEndpoints(serving.backend, serving.metrics))
+    _add_service(app, ServiceEndpoints(serving.backend, serving.metrics, serving.defaults.pictures_max))
     _add_adapters(app, adapters.AdapterEndpoints(serving.backend))
     _add_anthropic(app, MessageEndpoints(serving), streams)
     _add_responses(app, made, streams)
     _add_ollama(app, OllamaEndpoints(serving))
-    files = FileStore(serving.settings.files_directory)
     _add_files(app, FileEndpoints(files))
     running = Batches(BatchStore(files), InProcessClient(lambda: app), keys)
     _add_batches(app, BatchEndpoints(running))

@@ -4,7 +4,7 @@ The HTTP edge (`app`, `http`, `openai`) does not use the bus; the actors (`actor
 depend on this file.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -302,6 +302,10 @@ class Backend(Protocol):
 
     async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:
         """Returns for each text, or for the conversation, its token ids and (if `return_tokens`) each token's text."""
+        ...
+
+    async def fetch_pictures(self, pictures: Sequence[PictureInput]) -> list[PictureInput]:
+        """Returns the pictures, those that are named by URL with their files. Raises ServiceError that names one."""
         ...
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:

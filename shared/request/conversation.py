@@ -20,6 +20,27 @@ class ContentPart(msgspec.Struct, kw_only=True):
     image_url: ImageUrl | str | None = None
 
 
+class NamedPart(ContentPart, kw_only=True):
+    """A picture of another API than chat completions: a part of the type `image_url` that errors call by its own name.
+
+    `path`: name of the part; `field`: of its member with the picture, "" if the part is the picture itself.
+    """
+
+    type: str = "image_url"
+    path: str
+    field: str = ""
+
+    @property
+    def param(self) -> str:
+        """Name of the picture."""
+        return f"{self.path}.{self.field}" if self.field else self.path
+
+    @property
+    def type_param(self) -> str:
+        """Name of what says that the part is a picture."""
+        return f"{self.path}.type" if self.field else self.path
+
+
 class FunctionCall(msgspec.Struct, kw_only=True):
     """The name of a called function, and its arguments: the text of a JSON object, or the object itself."""
 
@@ -60,8 +81,8 @@ _ROLES = {
     "function": "tool",
 }
 _NO_PICTURES = (
-    "Content of type 'image_url' is taken only at /v1/chat/completions, of a server that was started with --enable-mm "
-    "and a model that has a vision encoder, such as Qwen2-VL."
+    "Pictures are taken only by a server that was started with --enable-mm and a model that has a vision encoder, such "
+    "as Qwen2-VL."
 )
 _ONLY_ASSISTANT = ("tool_calls", "function_call", "reasoning", "reasoning_content")
 
@@ -201,7 +222,7 @@ def _template_part(part: int | ContentPart, path: str, take_picture: TakePicture
     if not _is_picture(part):
         return {"type": "text", "text": _part(part, path)}
     assert isinstance(part, ContentPart)
-    take_picture(part.image_url, f"{path}.image_url")
+    take_picture(part.image_url, part.param if isinstance(part, NamedPart) else f"{path}.image_url")
     return {"type": "image"}
 
 
@@ -213,7 +234,8 @@ def _part(part: Any, path: str) -> str:
     if not isinstance(part, ContentPart):
         refuse(path, "must not mix token ids and content parts")
     if part.type == "image_url":
-        raise ServiceError("unsupported_parameter", _NO_PICTURES, param=f"{path}.type")
+        param = part.type_param if isinstance(part, NamedPart) else f"{path}.type"
+        raise ServiceError("unsupported_parameter", f"'{param}': {_NO_PICTURES}", param=param)
     if part.type != "text":
         unsupported(f"{path}.type", f"Content of type '{part.type}' is")
     if part.text is None:

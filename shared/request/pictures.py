@@ -1,12 +1,14 @@
 """Reads the pictures of a request (`image_url` parts of messages) and puts their tokens into its prompt.
 
-Pure: nothing is fetched or decoded as a picture.
+Every API gives its pictures to the conversation as `image_url` parts, so they all have these checks. Pure: nothing is
+fetched or decoded as a picture.
 """
 
 import base64
 import binascii
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -17,7 +19,7 @@ from shared.messages import PictureEncoded, PictureTokens
 from shared.request.checks import missing, refuse, unsupported
 
 MEDIA_TYPES = ("image/png", "image/jpeg", "image/jpg", "image/webp", "image/gif")
-_BASE64 = ";base64"
+_BASE64, _DATA = ";base64", "data:"
 
 
 class ImageUrl(msgspec.Struct, kw_only=True):
@@ -29,7 +31,10 @@ class ImageUrl(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class PictureInput:
-    """A picture of a request: its file, or the `url` to fetch it from. `param`: its name in the request, for errors."""
+    """A picture of a request: its file, or the `url` to fetch it from, or both if it was fetched.
+
+    `param`: its name in the request, for errors.
+    """
 
     param: str
     file: bytes = b""
@@ -41,16 +46,25 @@ def read_image_url(given: ImageUrl | str | None, param: str) -> PictureInput:
     if given is None:
         missing(param)
     asked = ImageUrl(url=given) if isinstance(given, str) else given
-    if asked.detail not in (None, "auto"):
-        unsupported(f"{param}.detail", f"The size is that of --mm-processor-kwargs; the detail '{asked.detail}' is")
+    check_detail(asked.detail, f"{param}.detail")
     if not asked.url:
         missing(f"{param}.url")
-    scheme = asked.url.partition(":")[0].lower()
-    if scheme == "data":
+    if is_data_url(asked.url):
         return PictureInput(param, file=_file_of(asked.url, param))
-    if scheme in ("http", "https"):
+    if asked.url.partition(":")[0].lower() in ("http", "https"):
         return PictureInput(param, url=asked.url)
     refuse(param, "must be a data URL with a picture, or begin with https:// or http://")
+
+
+def check_detail(detail: Any, param: str) -> None:
+    """Raises ServiceError for a `detail` other than "auto": the size of pictures is a setting of the server."""
+    if detail not in (None, "auto"):
+        unsupported(param, f"The size is that of --mm-processor-kwargs; the detail '{detail}' is")
+
+
+def is_data_url(url: ImageUrl | str | None) -> bool:
+    """Whether a picture comes with its request, and is not fetched."""
+    return isinstance(url, str) and url[: len(_DATA)].lower() == _DATA
 
 
 TakePicture = Callable[[ImageUrl | str | None, str], None]
@@ -133,7 +147,7 @@ def plain_places(layout: bytes, token_id: int) -> tuple[int, ...]:
 
 
 def _file_of(url: str, param: str) -> bytes:
-    head, comma, text = url[len("data:") :].partition(",")
+    head, comma, text = url[len(_DATA) :].partition(",")
     media_type = head.lower().removesuffix(_BASE64)
     if not comma or not head.lower().endswith(_BASE64):
         refuse(param, "must be a data URL in base64, such as data:image/png;base64,…")
@@ -143,6 +157,6 @@ def _file_of(url: str, param: str) -> bytes:
     try:
         file = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        refuse(param, "has a data URL whose base64 is damaged")
+        refuse(param, "has no picture: its base64 is damaged")
     check_file_size(len(file), param)
     return file

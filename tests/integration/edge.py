@@ -9,7 +9,7 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import uvicorn
@@ -28,6 +28,7 @@ from services.gateway.streams.streams import Streams
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.messages import Heartbeat
+from shared.request.pictures import PictureInput
 
 CARD = ModelCard(name="org/toy", path="/models/toy", max_model_len=512, vocab_size=300, created=1_700_000_000)
 Batch = list[SequenceUpdate]
@@ -118,6 +119,8 @@ class ScriptedBackend:
     requests: list[GenerationRequest] = field(default_factory=list)
     adapters: dict[str, str] = field(default_factory=dict)
     """Paths of the adapters that were loaded, by name."""
+    remote: dict[str, bytes] = field(default_factory=dict)
+    """Files of pictures, by URL."""
     generations: "asyncio.Queue[ScriptedGeneration]" = field(default_factory=asyncio.Queue)
 
     def models(self) -> list[ModelCard]:
@@ -144,6 +147,9 @@ class ScriptedBackend:
         self.requests.append(request)
         text = request.texts[0] if request.texts else "".join(message.content for message in request.messages)
         return [(list(text.encode()), list(text) if return_tokens else [])]
+
+    async def fetch_pictures(self, pictures: Sequence[PictureInput]) -> list[PictureInput]:
+        return [replace(one, file=one.file or self.remote[one.url]) for one in pictures]
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
         return bytes(one % 128 for one in token_ids).decode()

@@ -5,7 +5,7 @@ request from `call`. A generation ends exactly once: then its limits are settled
 """
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from services.gateway.access.call import Call, current_call
@@ -26,6 +26,7 @@ from services.gateway.record import Recorder, RequestFacts
 from shared import limits
 from shared.errors import ServiceError
 from shared.messages import UsageOutcome, UsageRecord
+from shared.request.pictures import PictureInput
 from shared.security.api_keys import ANONYMOUS, ApiKey
 
 CHARS_PER_TOKEN = 4
@@ -93,6 +94,10 @@ class GuardedBackend:
     async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:
         """See Backend."""
         return await self._backend.tokenize(request, return_tokens=return_tokens)
+
+    async def fetch_pictures(self, pictures: Sequence[PictureInput]) -> list[PictureInput]:
+        """See Backend."""
+        return await self._backend.fetch_pictures(pictures)
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
         """See Backend."""

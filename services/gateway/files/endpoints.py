@@ -15,7 +15,8 @@ from shared.request.checks import missing, refuse, unsupported
 
 LIST_MAX = 10_000
 """Files in one page, as many as in OpenAI's API."""
-_PURPOSE = "batch"
+_PURPOSES = ("batch", "vision", "user_data")
+"""Input of batches, and pictures that requests name by their id."""
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _FIELDS = ("purpose", _ANCHOR, _SECONDS)
 
@@ -60,7 +61,8 @@ class FileEndpoints:
     async def content(self, file_id: str) -> Response:
         """Answers with the data of a file."""
         found = await self._store.get(file_id)
-        return FileResponse(self._store.path(file_id), media_type="application/jsonl", filename=found.filename)
+        kind = "application/octet-stream" if found.purpose in _PURPOSES[1:] else "application/jsonl"
+        return FileResponse(self._store.path(file_id), media_type=kind, filename=found.filename)
 
     async def delete(self, file_id: str) -> Response:
         """Removes a file. A batch that reads it fails."""
@@ -115,9 +117,9 @@ def _extend_field(fields: dict[str, str], name: str, data: bytes) -> None:
 def _purpose(fields: dict[str, str]) -> str:
     if "purpose" not in fields:
         missing("purpose")
-    if fields["purpose"] != _PURPOSE:
-        unsupported("purpose", f"A 'purpose' other than '{_PURPOSE}' is")
-    return _PURPOSE
+    if fields["purpose"] not in _PURPOSES:
+        unsupported("purpose", f"A 'purpose' other than {', '.join(map(repr, _PURPOSES))} is")
+    return fields["purpose"]
 
 
 def _ttl_s(fields: dict[str, str]) -> int:

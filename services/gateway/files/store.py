@@ -209,6 +209,10 @@ class FileStore:
         await self.get(file_id)
         await asyncio.to_thread(self._delete, file_id)
 
+    async def read(self, file_id: str) -> bytes:
+        """Returns the data of an existing file, which the caller knows to be small. Raises FileNotFoundError."""
+        return await asyncio.to_thread(self.path(file_id).read_bytes)
+
     def path(self, file_id: str) -> Path:
         """Returns where the data of an existing file is."""
         return self.directory / file_id

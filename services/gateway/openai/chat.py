@@ -91,15 +91,17 @@ def generation_request(
     request = _with_conversation(request, body, card, choice, pictures)
     if not pictures:
         return request
-    check_pictures(pictures, defaults.pictures_max)
+    request = _with_pictures(request, pictures, defaults.pictures_max)
     if request.truncate_prompt_tokens:
         refuse("truncate_prompt_tokens", "cannot be given together with pictures, which could be cut")
     if params.prompt_logprobs is not None:
         refuse("prompt_logprobs", "cannot be given together with pictures")
-    return replace(request, pictures=tuple(pictures))
+    return request
 
 
-def tokenize_request(body: TokenizeBody, card: ModelCard, request_id: str) -> GenerationRequest:
+def tokenize_request(
+    body: TokenizeBody, card: ModelCard, request_id: str, pictures_max: int = limits.IMAGES_MAX
+) -> GenerationRequest:
     """Returns the request of `/tokenize`. Raises ServiceError naming the first parameter that is wrong."""
     if body.prompt is not None and body.messages is not None:
         refuse("messages", "cannot be given together with 'prompt'")
@@ -107,7 +109,14 @@ def tokenize_request(body: TokenizeBody, card: ModelCard, request_id: str) -> Ge
     if body.messages is None:
         texts, _ = parameters.prompts(body.prompt, card.vocab_size)
         return replace(request, texts=texts, add_special_tokens=given(body.add_special_tokens, True))
-    return _with_conversation(request, body, card, tool_choice(body))
+    pictures: list[PictureInput] | None = [] if card.takes_pictures else None
+    request = _with_conversation(request, body, card, tool_choice(body), pictures)
+    return _with_pictures(request, pictures, pictures_max) if pictures else request
+
+
+def _with_pictures(request: GenerationRequest, pictures: list[PictureInput], most: int) -> GenerationRequest:
+    check_pictures(pictures, most)
+    return replace(request, pictures=tuple(pictures))
 
 
 def _with_conversation(

@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,10 +17,14 @@ ID_PREFIX: dict[Kind, str] = {"completion": "cmpl-", "chat": "chatcmpl-"}
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What a run that resumes a stream takes from the first run of the request. `created`: Unix seconds."""
+    """What a run that resumes a stream takes from the first run of the request. `created`: Unix seconds.
+
+    `fetched`: files of pictures that the first run has fetched, by URL.
+    """
 
     created: int
     seed: int | None
+    fetched: Mapping[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from services.gateway.openai.answers import full_response as responses
 from services.gateway.openai.bodies import unsupported_params
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.chat import tokenize_request
+from shared import limits
 from shared.errors import ServiceError
 from shared.request.checks import check_token_ids
 from shared.version import __version__
@@ -20,9 +21,11 @@ from shared.version import __version__
 class ServiceEndpoints:
     """The endpoints that do not generate text."""
 
-    def __init__(self, backend: Backend, metrics: GatewayMetrics) -> None:
+    def __init__(self, backend: Backend, metrics: GatewayMetrics, pictures_max: int = limits.IMAGES_MAX) -> None:
+        """`pictures_max`: most pictures of a conversation."""
         self._backend = backend
         self._metrics = metrics
+        self._pictures_max = pictures_max
 
     async def models(self) -> Response:
         """Lists the models that can be used now."""
@@ -42,7 +45,7 @@ class ServiceEndpoints:
         unsupported_params.check(read_fields(data), schemas.TokenizeBody)
         body = read_body(data, schemas.TOKENIZE_DECODER)
         card = self._backend.resolve_model(body.model)
-        wanted = tokenize_request(body, card, request.state.request_id)
+        wanted = tokenize_request(body, card, request.state.request_id, self._pictures_max)
         [(tokens, texts)] = await self._backend.tokenize(wanted, return_tokens=bool(body.return_token_strs))
         return json_response(
             schemas.TokenizeAnswer(

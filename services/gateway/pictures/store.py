@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.gateway.pictures.remote import RemotePictures
 from shared import limits
@@ -41,11 +41,11 @@ class PictureStore:
         loop = asyncio.get_running_loop()
 
         async def one(picture: PictureInput) -> PictureInput:
-            if not picture.url:
+            if not picture.url or picture.file:
                 return picture
             file = await loop.run_in_executor(self._threads, self._remote.fetch, picture.url, picture.param)
             check_file_size(len(file), picture.param)
-            return PictureInput(picture.param, file=file)
+            return replace(picture, file=file)
 
         found: list[PictureInput] = []
         for first in range(0, len(pictures), limits.IMAGE_READS_MAX):

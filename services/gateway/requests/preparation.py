@@ -20,7 +20,7 @@ from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
-from shared.messages import TokenizeReply, TokenizeRequest
+from shared.messages import TokenizedPrompt, TokenizeReply, TokenizeRequest
 from shared.parameters.context import check_context, truncated
 from shared.parameters.sampling import SamplingParams, check, check_vocabulary
 from shared.request.choices import param_of_number
@@ -133,6 +133,23 @@ async def _tokenized(
     reply = await clients.tokenizer(message, request.num_characters, request.trace_headers)
     assert isinstance(reply, TokenizeReply)
     return reply
+
+
+async def tokenize_only(
+    parts: GatewayParts, request: GenerationRequest, card: ModelCard, *, return_tokens: bool
+) -> tuple[TokenizedPrompt, ...]:
+    """Returns the prompts of a request that generates nothing. Raises ServiceError, see `tokenize`."""
+    message = tokenize_message(request, card, 0, return_tokens=return_tokens)
+    fetched = await parts.pictures.fetched(request.pictures)
+    files = parts.pictures.hold(fetched)
+    try:
+        pictures = await encoded(parts.clients, card.served_by, fetched, files)
+        message = msgspec.structs.replace(message, pictures=tuple([picture.tokens for picture in pictures]))
+        reply = await parts.clients.tokenizer(message, request.num_characters, request.trace_headers)
+    finally:
+        parts.pictures.release(files)
+    assert isinstance(reply, TokenizeReply)
+    return reply.prompts
 
 
 def _prompts(reply: TokenizeReply, pictures: Sequence[RequestPicture]) -> list[Prompt]:

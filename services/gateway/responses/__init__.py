@@ -5,6 +5,7 @@
 | `endpoints`       | creates, retrieves, streams, cancels and deletes responses                |
 | `schemas`         | the body of a request, and the fields that are refused or have no effect  |
 | `input_items`     | reads the input of a request: the items, and the conversation they are    |
+| `pictures`        | reads its pictures                                                        |
 | `text_format`     | reads the format of the output text                                       |
 | `convert`         | converts a body to the body of a chat request of `openai`                 |
 | `response_object` | the object that describes a response                                      |
@@ -15,6 +16,7 @@
 | `event_log`       | the events of one such response                                           |
 | `store`           | keeps finished responses                                                  |
 | `log_store`       | keeps them on the bus, for all gateways                                   |
+| `stored_pictures` | takes the files of pictures out of what is kept                           |
 """
 
 from services.gateway.openai.openapi import Body

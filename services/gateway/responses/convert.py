@@ -13,7 +13,7 @@ from services.gateway.openai.bodies.parameters import RequestDefaults
 from services.gateway.openai.chat import ChatRequest, chat_request
 from services.gateway.openai.schemas import ChatBody
 from services.gateway.responses import text_format, tools
-from services.gateway.responses.schemas import LOGPROBS, ResponsesBody
+from services.gateway.responses.schemas import LOGPROBS, PICTURE_URLS, ResponsesBody
 from shared.config import GatewaySettings
 from shared.request.checks import refuse, unsupported
 from shared.request.conversation import Turn
@@ -76,7 +76,7 @@ def check(body: ResponsesBody) -> None:
     if body.background and body.store is False:
         refuse("background", "needs 'store' to be true: a background response is read from the store")
     for number, name in enumerate(body.include or ()):
-        if name != LOGPROBS:
+        if name not in (LOGPROBS, PICTURE_URLS):
             unsupported(f"include[{number}]", f"Including '{name}' in a response is")
     for name, value in (body.reasoning or {}).items():
         if name != "effort" and value is not None:

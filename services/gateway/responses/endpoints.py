@@ -1,6 +1,7 @@
 """The endpoints of the Responses API."""
 
 import time
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,16 +14,18 @@ from services.gateway.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.http.json_response import json_response
 from services.gateway.http.request_id import is_id
 from services.gateway.openai.bodies import unsupported_params
+from services.gateway.openai.bodies.parameter_names import renamed
 from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.listing import check_query, page
-from services.gateway.openai.request_context import Arrival, RequestContext
+from services.gateway.openai.request_context import Arrival, RequestContext, Resumption
 from services.gateway.openai.serving import Serving, nothing
-from services.gateway.responses import convert, input_items, schemas, snapshot
+from services.gateway.responses import convert, input_items, pictures, schemas, snapshot
 from services.gateway.responses.background import BackgroundResponse, BackgroundResponses
 from services.gateway.responses.encoder import ResponseEncoder
 from services.gateway.responses.event_log import EventLog
 from services.gateway.responses.input_items import Input
-from services.gateway.responses.recorded import RecordedResponses, final_of, items_of
+from services.gateway.responses.pictures import PictureFiles
+from services.gateway.responses.recorded import RecordedResponses, final_of
 from services.gateway.responses.response_object import ID_PREFIX, ResponseObject, output_turn
 from services.gateway.responses.schemas import ResponsesBody
 from services.gateway.responses.store import MemoryResponseStore, ResponseStore, StoredResponse, unknown_response
@@ -46,11 +49,16 @@ class ResponseEndpoints:
         store: ResponseStore | None = None,
         streams: BackgroundStreams | None = None,
         keys: ApiKeys | None = None,
+        files: PictureFiles | None = None,
     ) -> None:
-        """`streams` records responses that run in the background, which go on with `keys`; by default they are not."""
+        """`streams` records responses that run in the background, which go on with `keys`; by default they are not.
+
+        `files` reads pictures that are uploaded files; by default there are none.
+        """
         self._serving = serving
         self._store = MemoryResponseStore(time.monotonic) if store is None else store
         self._background = BackgroundResponses()
+        self._files = files
         self.recorded: RecordedResponses | None = None
         if streams is not None and keys is not None:
             self.recorded = RecordedResponses(serving, self._store, streams, keys, self.create)
@@ -66,8 +74,10 @@ class ResponseEndpoints:
             body.store = not current_call().in_batch
         convert.check(body)
         given = input_items.read(body.input, request.state.request_id)
+        if self._files is not None:
+            await self._files.read_into(given.turns)
         turns = [*await self._earlier_turns(body.previous_response_id), *given.turns]
-        context = self._context(request, arrival, body, turns)
+        context = await self._fetched(request, self._context(request, arrival, body, turns), turns)
         encoder = ResponseEncoder(ResponseObject(body, context), context)
 
         async def store() -> None:
@@ -126,13 +136,13 @@ class ResponseEndpoints:
     ) -> Response:
         """Lists the input items of a response, without those of the responses that it continues."""
         check_query(request, ("limit", "order", "after"))
-        _, record = await self._unfinished(response_id)
+        recorded, record = await self._unfinished(response_id)
         if running := self._running(response_id):
             items = running.input_items
-        elif record is not None:
-            items = items_of(record)
+        elif recorded is not None and record is not None:
+            items = await recorded.items(record)
         else:
-            items = (await self._stored(response_id)).input_items
+            items = (await self._stored(response_id, with_pictures=True)).input_items
         return json_response(page(items, limit=limit, order=order, after=after))
 
     # --- inside ---
@@ -142,12 +152,28 @@ class ResponseEndpoints:
         param = "previous_response_id"
         if response_id is None:
             return []
-        if self._running(response_id) or (await self._unfinished(response_id))[1] is not None:
+        recorded, unfinished = await self._unfinished(response_id)
+        is_running = recorded is not None and unfinished is not None and not await recorded.is_stored(unfinished)
+        if is_running or self._running(response_id):
             refuse(param, f"names the response '{response_id}', which is in progress")
-        record = await self._stored(response_id, param)
+        with renamed({"response_id": param}):
+            record = await self._stored(response_id, with_pictures=True)
         if record.response["status"] not in _CONTINUED:
             refuse(param, f"names the response '{response_id}', which is {record.response['status']}")
-        return record.turns
+        return pictures.earlier(record.turns)
+
+    async def _fetched(self, request: Request, context: RequestContext, turns: list[Turn]) -> RequestContext:
+        """Fetches the pictures that the input names by URL: a response that continues this one has the same files."""
+        wanted = context.request
+        if not any(picture.url for picture in wanted.pictures):
+            return context
+        resumption: Resumption | None = getattr(request.state, "resumption", None)
+        known = {} if resumption is None else resumption.fetched
+        fetched = await self._serving.backend.fetch_pictures(
+            [replace(one, file=known.get(one.url, one.file)) for one in wanted.pictures]
+        )
+        pictures.keep_files(turns, fetched)
+        return replace(context, request=replace(wanted, pictures=tuple(fetched)))
 
     def _context(self, request: Request, arrival: Arrival, body: ResponsesBody, turns: list[Turn]) -> RequestContext:
         serving, request_id = self._serving, request.state.request_id
@@ -224,12 +250,12 @@ class ResponseEndpoints:
         )
         await self._store.put(record)
 
-    async def _stored(self, response_id: str, param: str = "response_id") -> StoredResponse:
+    async def _stored(self, response_id: str, *, with_pictures: bool = False) -> StoredResponse:
         """Returns a stored response. One of another key is answered like one that does not exist."""
         record = await self._store.get(response_id)
         if record is None or not may_see(record.key_name):
-            raise unknown_response(response_id, param)
-        return record
+            raise unknown_response(response_id)
+        return await self._store.with_pictures(record) if with_pictures else record
 
     def _running(self, response_id: str) -> BackgroundResponse | None:
         """Returns a response that runs in the background, if the current call's key made it."""

@@ -1,7 +1,7 @@
 """Reads the input of a response: checks its items, gives them ids, and converts them to turns of a conversation. Pure.
 
-Items are messages of text, calls of functions, and what the functions have returned. `_READERS` has a function for each
-type of item.
+Items are messages of texts and pictures, calls of functions, and what the functions have returned. `_READERS` has a
+function for each type of item.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,15 +9,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from services.gateway.openai.bodies.content_blocks import check_fields, content_text
+from services.gateway.openai.bodies.content_blocks import ReadPicture, check_fields, content_of, content_parts
+from services.gateway.responses import pictures
 from shared import limits
 from shared.request.checks import check_nesting, missing, refuse, unsupported
-from shared.request.conversation import FunctionCall, ToolCall, Turn
+from shared.request.conversation import ContentPart, FunctionCall, NamedPart, ToolCall, Turn
 
 Item = dict[str, Any]
 """An item of a response as JSON."""
 _TEXT = ("input_text", "output_text", "text")
-_NO_EFFECT = ("annotations", "logprobs")
+_NO_EFFECT = ("annotations", "logprobs", "prompt_cache_breakpoint")
+_PICTURES: dict[str, ReadPicture] = {pictures.TYPE: pictures.read}
 _MESSAGE_FIELDS = frozenset({"type", "id", "status", "role", "content", "phase"})
 _CALL_FIELDS = frozenset({"type", "id", "status", "call_id", "name", "arguments"})
 _OUTPUT_FIELDS = frozenset({"type", "id", "status", "call_id", "output"})
@@ -75,11 +77,30 @@ def _message(item: Mapping[str, Any], path: str) -> tuple[Item, Turn]:
         missing(f"{path}.{'role' if role is None else 'content'}")
     if role not in _ROLES:
         refuse(f"{path}.role", "must be 'user', 'assistant', 'system' or 'developer'")
-    text = content_text(_content(content, path), f"{path}.content", _TEXT, _NO_EFFECT)
+    blocks = _blocks(content, path)
+    # Instructions have no pictures, and neither have the model's answers.
+    parts = content_parts(blocks, f"{path}.content", _TEXT, _PICTURES if role == "user" else {}, _NO_EFFECT)
+    shown = {"type": "message", "role": role, "status": "completed", "content": _shown(role, blocks, parts)}
+    return shown, Turn(role=role, content=content_of(parts))
+
+
+def _shown(role: str, blocks: list[dict[str, Any]], parts: list[ContentPart]) -> list[Item]:
+    """Returns the content of a message as an item shows it: its text as one block, or with pictures each block."""
     kind = "output_text" if role == "assistant" else "input_text"
-    block = {"type": kind, "text": text, **({"annotations": []} if role == "assistant" else {})}
-    shown = {"type": "message", "role": role, "status": "completed", "content": [block]}
-    return shown, Turn(role=role, content=text)
+    text = content_of(parts)
+    if isinstance(text, str):
+        return [{"type": kind, "text": text, **({"annotations": []} if role == "assistant" else {})}]
+    return [
+        pictures.shown(block) if isinstance(part, NamedPart) else {"type": kind, "text": part.text}
+        for block, part in zip(blocks, parts, strict=True)
+    ]
+
+
+def _shown_output(output: Any) -> Any:
+    """Returns the result of a function as an item shows it."""
+    if isinstance(output, str):
+        return output
+    return [pictures.shown(block) if block["type"] == pictures.TYPE else block for block in output]
 
 
 def _call(item: Mapping[str, Any], path: str) -> tuple[Item, Turn]:
@@ -101,9 +122,14 @@ def _call_output(item: Mapping[str, Any], path: str) -> tuple[Item, Turn]:
     output = item.get("output")
     if output is None:
         missing(f"{path}.output")
-    text = content_text(_content(output, path, "output"), f"{path}.output", _TEXT, _NO_EFFECT)
-    shown = {"type": "function_call_output", "status": "completed", "call_id": item["call_id"], "output": output}
-    return shown, Turn(role="tool", tool_call_id=item["call_id"], content=text)
+    parts = content_parts(_blocks(output, path, "output"), f"{path}.output", _TEXT, _PICTURES, _NO_EFFECT)
+    shown = {
+        "type": "function_call_output",
+        "status": "completed",
+        "call_id": item["call_id"],
+        "output": _shown_output(output),
+    }
+    return shown, Turn(role="tool", tool_call_id=item["call_id"], content=content_of(parts))
 
 
 def _arguments(text: str, path: str) -> dict[str, Any]:
@@ -122,9 +148,11 @@ def _with_calls(turn: Turn, calls: list[ToolCall]) -> Turn:
     return msgspec.structs.replace(turn, tool_calls=[*(turn.tool_calls or ()), *calls])
 
 
-def _content(content: Any, path: str, field: str = "content") -> str | list[dict[str, Any]]:
-    is_blocks = isinstance(content, list) and all(isinstance(block, dict) for block in content)
-    if not isinstance(content, str) and not is_blocks:
+def _blocks(content: Any, path: str, field: str = "content") -> list[dict[str, Any]]:
+    """Returns the blocks of a content; a string is one block of text."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
         refuse(f"{path}.{field}", "must be a string or a list of objects")
     return content
 

@@ -2,15 +2,17 @@
 
 import logging
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
+from services.gateway.pictures.kept import KeptPicture, KeptPictures, responses_log
+from services.gateway.responses import stored_pictures
 from services.gateway.responses.store import StoredResponse
-from shared import limits
-from shared.actors.durable_log import DurableLog, LogConfig, LogUnavailableError, Storage
+from shared.actors.durable_log import LogUnavailableError, Storage
 from shared.actors.host import Host
 from shared.errors import ServiceError
-from shared.subjects import bucket_name
 
 log = logging.getLogger(__name__)
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -27,15 +29,8 @@ class LogResponseStore:
 
     def __init__(self, host: Host, storage: Storage) -> None:
         self._subject = host.subjects.response
-        config = LogConfig(
-            name=bucket_name(host.subjects.namespace, "responses"),
-            subject=host.subjects.response("*"),
-            storage=storage,
-            max_age_s=limits.RESPONSE_TTL_S,
-            max_bytes=limits.RESPONSES_BYTES_MAX,
-            per_subject=1,
-        )
-        self._log: DurableLog = host.transport.durable_log(config, timeout_s=limits.STREAM_STORE_TIMEOUT_S)
+        self._log = responses_log(host, storage)
+        self._pictures = KeptPictures(self._log, self._subject)
         self._is_open = False
 
     async def put(self, record: StoredResponse) -> None:
@@ -48,7 +43,8 @@ class LogResponseStore:
     async def keep(self, record: StoredResponse) -> None:
         """See ResponseStore."""
         try:
-            await self._append(record.id, msgspec.msgpack.encode(record))
+            stored, files = stored_pictures.taken_out(record)
+            await self._append(record.id, msgspec.msgpack.encode(stored), files)
         except ServiceError as error:
             log.warning("the response %s is not stored: %s", record.id, error)
 
@@ -64,6 +60,16 @@ class LogResponseStore:
             raise _unavailable(error) from error
         return None if found is None or found.payload == _DELETED else _DECODER.decode(found.payload)
 
+    async def with_pictures(self, record: StoredResponse) -> StoredResponse:
+        """See ResponseStore."""
+        try:
+            await self._open()
+            files = await self._pictures.get(stored_pictures.names_in(record))
+        except LogUnavailableError as error:
+            self._is_open = False
+            raise _unavailable(error) from error
+        return stored_pictures.put_back(record, files)
+
     async def delete(self, response_id: str) -> bool:
         """See ResponseStore."""
         if await self.get(response_id) is None:
@@ -74,9 +80,12 @@ class LogResponseStore:
             raise _unavailable(error) from error
         return True
 
-    async def _append(self, response_id: str, data: bytes) -> None:
+    async def _append(
+        self, response_id: str, data: bytes, files: Mapping[KeptPicture, bytes] = MappingProxyType({})
+    ) -> None:
         try:
             await self._open()
+            await self._pictures.put(files)
             await self._log.append(self._subject(response_id), data)
         except LogUnavailableError:
             self._is_open = False  # a bus that was started again may have lost it

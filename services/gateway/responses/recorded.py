@@ -20,6 +20,7 @@ from services.gateway.openai.request_context import RequestContext
 from services.gateway.openai.serving import Serving
 from services.gateway.responses import input_items, schemas, snapshot
 from services.gateway.responses.encoder import ResponseEncoder
+from services.gateway.responses.response_object import FINAL
 from services.gateway.responses.store import ResponseStore, StoredResponse
 from services.gateway.streams.background import BackgroundRun, BackgroundStreams
 from services.gateway.streams.background_store import History
@@ -31,7 +32,7 @@ from shared.actors.durable_log import LogUnavailableError
 from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
-_PERMANENT = ("invalid_api_key", "permission_denied")
+_PERMANENT = ("invalid_api_key", "permission_denied", "invalid_value")
 _RETRY_S = 1.0
 _WATCH_S = 1.0
 """Interval in which a gateway looks whether others are gone."""
@@ -92,6 +93,22 @@ class RecordedResponses:
         here = self.streams.running.get(record.request_id)
         return EventReader(self.streams.store, record.request_id, None if here is None else here.writer)
 
+    async def items(self, record: StreamRecord) -> list[input_items.Item]:
+        """Returns the input items of a response that has not ended. Raises ServiceError('bus_unavailable')."""
+        try:
+            return await self._items(record)
+        except LogUnavailableError as error:
+            raise _unavailable(error) from error
+
+    async def is_stored(self, record: StreamRecord) -> bool:
+        """Whether a response has ended and is stored. One that clients have seen at its end is stored very soon."""
+        if (await self.response(record))["status"] not in FINAL:
+            return False
+        try:
+            return await self._stored_elsewhere(record.request_id)
+        except LogUnavailableError as error:
+            raise _unavailable(error) from error
+
     def reader(self, run: BackgroundRun) -> EventReader:
         """Returns what reads the events of a response that runs here."""
         return EventReader(self.streams.store, run.writer.request_id, run.writer)
@@ -128,7 +145,7 @@ class RecordedResponses:
         try:
             history = await self.streams.stop(record, ending)
             if history.final:
-                await self._store.keep(_kept(record, history))
+                await self._store.keep(await self._kept(record, history))
                 await self.streams.store.forget(record.request_id)
             else:
                 await self._stored_elsewhere(record.request_id)
@@ -193,7 +210,7 @@ class RecordedResponses:
         """Runs the stored request, as soon as its model can be used. If it cannot be used for long, it has failed."""
         record, history = claim.record, writer.history
         if history.ended and final_of(history)["status"] not in ("completed", "incomplete"):
-            await self._store_it(record.request_id, _kept(record, history))
+            await self._store_it(record.request_id, lambda: self._kept(record, history))
             return
         attempts = int(limits.BACKGROUND_RETRY_S / _RETRY_S)
         for attempt in range(1, attempts + 1):
@@ -226,7 +243,11 @@ class RecordedResponses:
         except Exception as error:
             await self._failed(run, runner.metrics.count_error, as_service_error(error))
         if writer.history.ended:
-            await self._store_it(request.state.request_id, kept(writer.history))
+
+            async def stored() -> StoredResponse:
+                return kept(writer.history)
+
+            await self._store_it(request.state.request_id, stored)
 
     async def _failed(self, run: BackgroundRun, count: Callable[[str], None], error: ServiceError) -> None:
         count(error.code)
@@ -250,24 +271,40 @@ class RecordedResponses:
         except LogUnavailableError as unavailable:
             log.warning("the failure of the response %s is not stored: %s", record.request_id, unavailable)
             return
-        await self._store_it(record.request_id, _kept(record, history))
+        await self._store_it(record.request_id, lambda: self._kept(record, history))
 
-    async def _stored_elsewhere(self, request_id: str) -> None:
-        """Waits until the gateway that has ended a response has stored it, for a limited time."""
+    async def _items(self, record: StreamRecord) -> list[input_items.Item]:
+        body = read_body((await self.streams.store.body(record)).body, schemas.RESPONSES_DECODER)
+        return input_items.read(body.input, record.request_id).items
+
+    async def _kept(self, record: StreamRecord, history: History) -> StoredResponse:
+        """Returns what is stored of a response that no other continues: it was cancelled, or has failed."""
+        return StoredResponse(
+            response=final_of(history),
+            input_items=await self._items(record),
+            turns=[],
+            encoded_bytes=len(record.body) + len(history.final),
+            events=history.events,
+            key_name=record.key_name,
+        )
+
+    async def _stored_elsewhere(self, request_id: str) -> bool:
+        """Waits until a response that has ended is stored, for a limited time. Returns whether it is."""
         for _ in range(int(limits.STREAM_STORE_TIMEOUT_S / limits.STREAM_FLUSH_S)):
             if await self.streams.store.find(request_id) is None:
-                return
+                return True
             await asyncio.sleep(limits.STREAM_FLUSH_S)
+        return False
 
-    async def _store_it(self, request_id: str, kept: StoredResponse) -> None:
+    async def _store_it(self, request_id: str, kept: Callable[[], Awaitable[StoredResponse]]) -> None:
         """Stores a response that has ended, as soon as the bus answers."""
         while True:
             try:
-                await self._store.keep(kept)
+                await self._store.keep(await kept())
                 await self.streams.store.forget(request_id)
                 return
             except LogUnavailableError as error:
-                log.warning("the response %s waits for the bus: %s", kept.id, error)
+                log.warning("the response of the request %s waits for the bus: %s", request_id, error)
                 await asyncio.sleep(limits.STREAM_STORE_TIMEOUT_S)
 
     def _keep(self, request_id: str, task: "asyncio.Task[None]") -> None:
@@ -285,24 +322,6 @@ class RecordedResponses:
 def final_of(history: History) -> dict[str, Any]:
     """Returns the response after these events."""
     return msgspec.json.decode(history.final) if history.final else snapshot.response_of(history.events)
-
-
-def items_of(record: StreamRecord) -> list[input_items.Item]:
-    """Returns the input items of a response that has not ended."""
-    body = read_body(record.body, schemas.RESPONSES_DECODER)
-    return input_items.read(body.input, record.request_id).items
-
-
-def _kept(record: StreamRecord, history: History) -> StoredResponse:
-    """Returns what is stored of a response that no other continues: it was cancelled, or has failed."""
-    return StoredResponse(
-        response=final_of(history),
-        input_items=items_of(record),
-        turns=[],
-        encoded_bytes=len(record.body) + len(history.final),
-        events=history.events,
-        key_name=record.key_name,
-    )
 
 
 def _unavailable(error: LogUnavailableError) -> ServiceError:

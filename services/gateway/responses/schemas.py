@@ -7,6 +7,8 @@ import msgspec
 from services.gateway.openai.bodies.unsupported_params import FieldRules, Unsupported
 
 LOGPROBS = "message.output_text.logprobs"
+PICTURE_URLS = "message.input_image.image_url"
+"""Without effect: input items always have the URLs of their pictures."""
 
 
 class ResponsesBody(msgspec.Struct, kw_only=True):
@@ -24,7 +26,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     text: dict[str, Any] | None = None
     """Format of the output text. `text_format` checks it."""
     include: list[str] | None = None
-    """Additional content of the output: LOGPROBS is the only one that is supported."""
+    """Additional content of the output: LOGPROBS. PICTURE_URLS is accepted too; others are not supported."""
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     """Functions that the model may call. `tools` checks them."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from services.gateway.responses import pictures
 from services.gateway.responses.input_items import Item
 from shared import limits
 from shared.errors import ServiceError
@@ -46,9 +47,11 @@ class StoredResponse:
     def num_bytes(self) -> int:
         """Size of the record in memory, an estimate."""
         turns = sum(len(turn.content) for turn in self.turns if isinstance(turn.content, str))
+        urls = [part.image_url for part in pictures.parts_of(self.turns)]
+        shown = sum(len(url) for url in urls if isinstance(url, str))
         calls = sum(len(msgspec.json.encode(turn.tool_calls)) for turn in self.turns if turn.tool_calls)
         overhead = _OVERHEAD_BYTES + _ITEM_BYTES * len(self.input_items)
-        return overhead + self.encoded_bytes + turns + calls + sum(map(len, self.events))
+        return overhead + self.encoded_bytes + turns + shown + calls + sum(map(len, self.events))
 
 
 class ResponseStore(Protocol):
@@ -63,7 +66,14 @@ class ResponseStore(Protocol):
         ...
 
     async def get(self, response_id: str) -> StoredResponse | None:
-        """Returns a response; None if it is not stored, or not any more."""
+        """Returns a response; None if it is not stored, or not any more. It may have references for its pictures."""
+        ...
+
+    async def with_pictures(self, record: StoredResponse) -> StoredResponse:
+        """Returns a response, which `get` has returned, with the data URLs of its pictures.
+
+        Raises ServiceError('not_found') if one of them is not stored any more.
+        """
         ...
 
     async def delete(self, response_id: str) -> bool:
@@ -114,6 +124,10 @@ class MemoryResponseStore:
         self._records.move_to_end(response_id)
         return self._records[response_id][0]
 
+    async def with_pictures(self, record: StoredResponse) -> StoredResponse:
+        """See ResponseStore. Here they are in the record."""
+        return record
+
     async def delete(self, response_id: str) -> bool:
         """See ResponseStore."""
         self._shrink()
@@ -135,11 +149,11 @@ class MemoryResponseStore:
         return True
 
 
-def unknown_response(response_id: str, param: str = "response_id") -> ServiceError:
+def unknown_response(response_id: str) -> ServiceError:
     """Returns the error for a response that is not stored."""
     hours = limits.RESPONSE_TTL_S / 3600
     message = (
         f"Response with id '{response_id}' not found. A response is kept for {hours:g} hours or until the space is "
         "needed, and only if 'store' is not false."
     )
-    return ServiceError("not_found", message, param=param)
+    return ServiceError("not_found", message, param="response_id")

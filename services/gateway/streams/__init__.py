@@ -16,6 +16,7 @@
 | `journal`          | notes accepted tokens, and writes them every tenth of a second         |
 | `record`           | what is stored of a stream                                             |
 | `store`            | the two logs of the bus that hold it                                   |
+| `body_pictures`    | takes pictures out of the body of a recorded request                   |
 | `background`       | runs requests that have no client, and takes them over                 |
 | `event_writer`     | writes and reads the events of one of them                             |
 | `background_store` | the two logs of the bus that hold them                                 |

@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+import msgspec
 from starlette.requests import Request
 
 from services.gateway.openai.request_context import RequestContext
 from services.gateway.openai.serving import ResponseRunner
 from services.gateway.streams.background_store import BackgroundStore, EventBatch, History
+from services.gateway.streams.body_pictures import without_pictures
 from services.gateway.streams.claim import Claim, claimed_record, is_recordable, new_record
 from services.gateway.streams.event_writer import EventWriter
 from services.gateway.streams.journal import Journal, JournaledStream
@@ -70,12 +72,17 @@ class BackgroundStreams:
 
         Raises ServiceError('bus_unavailable') if the record cannot be written.
         """
-        if not self._journal.is_open or not is_recordable(request, context):
+        if not self._journal.is_open:
+            return None
+        cut = without_pictures(request.state.body, context.request.pictures)
+        if not is_recordable(context, cut.body):
             return None
         record = new_record(request, context, self._host, self._journal.position + 1, outlives_client=True)
+        record = msgspec.structs.replace(record, body=cut.body, pictures=cut.pictures, fetched=cut.fetched)
         self._beginning.add(record.request_id)
         try:
             await self.store.open()
+            await self.store.keep_pictures(cut.files)
             revision = await self.store.create(record)
         except LogUnavailableError as error:
             raise unavailable(error) from error
@@ -101,15 +108,18 @@ class BackgroundStreams:
             return None
         writer = EventWriter(self.store, record.request_id, claimed.token, await self.store.history(record.request_id))
         await writer.claim()
+        whole = await self.store.body(record)
         if writer.history.ended:
-            return Claim(claimed, new_revision, accepted, START), writer
+            return Claim(claimed, new_revision, accepted, START, whole), writer
+        if not whole.is_whole:
+            raise ServiceError("internal_error", "The bus has dropped a picture of the response, for want of space.")
         num_events = len(writer.history.events)
         position = parse(writer.history.position, "position")
         if position.number is None:
             position = Position(number=num_events)
         if position.number != num_events or num_events < 2:
             raise ServiceError("internal_error", "The events of the response are not all there, so it cannot go on.")
-        return Claim(claimed, new_revision, accepted, position), writer
+        return Claim(claimed, new_revision, accepted, position, whole), writer
 
     def resumed(self, claim: Claim, writer: EventWriter, context: RequestContext) -> BackgroundRun:
         """Returns what goes on with a request that this gateway has taken over."""

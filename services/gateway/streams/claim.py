@@ -1,6 +1,7 @@
 """A stream that a gateway takes over: its record, what is known of its output, and the request that runs it again."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from starlette.types import Message
 from services.gateway.access.call import current_call
 from services.gateway.generation import ResumedOutput
 from services.gateway.openai.request_context import RequestContext, Resumption
+from services.gateway.streams.body_pictures import WholeBody
 from services.gateway.streams.position import Position
 from services.gateway.streams.positioned import PositionedEvents
 from services.gateway.streams.record import Accepted, StreamRecord
@@ -18,10 +20,22 @@ from shared.actors.host import Host
 
 
 class Claim:
-    """A stream that this gateway has taken over and is about to run. Goes with the request to its endpoint."""
+    """A stream that this gateway has taken over and is about to run. Goes with the request to its endpoint.
 
-    def __init__(self, record: StreamRecord, revision: int, accepted: list[Accepted], position: Position) -> None:
+    `whole`: the body of the request and the pictures that it names by URL; by default the body is that in the record.
+    """
+
+    def __init__(
+        self,
+        record: StreamRecord,
+        revision: int,
+        accepted: list[Accepted],
+        position: Position,
+        whole: WholeBody | None = None,
+    ) -> None:
         self.record = record
+        self.body = record.body if whole is None else whole.body
+        self.fetched: Mapping[str, bytes] = {} if whole is None else whole.fetched
         self.revision = revision
         self.accepted = accepted
         self.position = position
@@ -29,7 +43,7 @@ class Claim:
     @property
     def resumption(self) -> Resumption:
         """Returns what the endpoint needs to make the same request again."""
-        return Resumption(self.record.created, self.record.seed)
+        return Resumption(self.record.created, self.record.seed, self.fetched)
 
     def run(self, context: RequestContext) -> tuple[PositionedEvents, tuple[Accepted, ...], ResumedOutput]:
         """Returns what the new run needs: its events, the tokens with which it begins, and those for the engines."""
@@ -49,13 +63,13 @@ class Claim:
         return events, replayed, resumed
 
 
-def is_recordable(request: Request, context: RequestContext) -> bool:
+def is_recordable(context: RequestContext, body: bytes) -> bool:
     """Whether the output of a request, produced again, gives the same events, and its body is not too large."""
     wanted = context.request
     plain = wanted.num_sequences == wanted.n and wanted.params.beam is None and not wanted.only_echoes
     if not plain or wanted.params.prompt_logprobs is not None or context.num_sequences > limits.STREAM_SEQUENCES_MAX:
         return False
-    return len(request.state.body) <= limits.STREAM_BODY_BYTES_MAX
+    return len(body) <= limits.STREAM_BODY_BYTES_MAX
 
 
 def new_record(
@@ -123,13 +137,13 @@ def stored_request(claim: Claim) -> Request:
         "raw_path": record.path.encode(),
         "root_path": "",
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(record.body)).encode())],
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(claim.body)).encode())],
         "client": None,
         "server": None,
         "state": {"request_id": record.request_id, "claim": claim, "resumption": claim.resumption},
     }
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": record.body, "more_body": False}
+        return {"type": "http.request", "body": claim.body, "more_body": False}
 
     return Request(scope, receive)

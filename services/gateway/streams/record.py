@@ -2,6 +2,7 @@
 
 import msgspec
 
+from services.gateway.streams.body_pictures import BodyPicture, FetchedPicture
 from shared.codec import TOKEN_BYTES, pack_ids, unpack_ids
 
 
@@ -50,6 +51,9 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True):
     outlives_client: bool
     journal_from: int
     progress: tuple[Progress, ...] = ()
+    pictures: tuple[BodyPicture, ...] = ()
+    """What was taken out of the body. The files are in the log of responses, with those of `fetched`."""
+    fetched: tuple[FetchedPicture, ...] = ()
 
 
 class JournalEntry(msgspec.Struct, frozen=True, array_like=True):

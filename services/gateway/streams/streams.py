@@ -87,7 +87,7 @@ class Streams:
         asked = request.headers.get(RESUMABLE, "0") not in ("0", "false")
         if path is None or not (asked or self._records_all):
             return None
-        if not self.journal.is_open or not is_recordable(request, context):
+        if not self.journal.is_open or not is_recordable(context, request.state.body):
             return None
         record = new_record(request, context, self._host, self.journal.position + 1, outlives_client=asked)
         await self._store.create(record)

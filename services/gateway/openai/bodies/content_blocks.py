@@ -1,13 +1,18 @@
-"""Reads the text of content blocks, of which messages consist in several APIs. Pure."""
+"""Reads the texts and pictures of content blocks, of which messages consist in several APIs. Pure."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from shared.errors import ServiceError
 from shared.request.checks import missing, refuse, unsupported
+from shared.request.conversation import ContentPart, NamedPart
 
 Block = Mapping[str, Any]
 """A content block as decoded JSON: `type` and the fields of that type."""
+ReadPicture = Callable[[Block, str], NamedPart]
+"""Returns the picture of a block with this path. Raises ServiceError that names the block or its member."""
+Content = str | list[int | ContentPart]
+"""The content of a turn of a conversation."""
 NOTHING: Mapping[str, Collection[Any] | None] = {}
 
 
@@ -60,3 +65,54 @@ def content_text(
         return content
     blocks = [block_text(block, f"{path}[{number}]", types, no_effect) for number, block in enumerate(content)]
     return "\n".join(blocks)
+
+
+def content_part(
+    block: Block,
+    path: str,
+    types: Collection[str],
+    pictures: Mapping[str, ReadPicture],
+    no_effect: Collection[str] = (),
+) -> ContentPart:
+    """Returns the text or the picture of a block.
+
+    `pictures` has what reads a block of a picture, by the name of its type. Others: see `block_text`.
+    """
+    kind = block.get("type")
+    if isinstance(kind, str) and kind in pictures:
+        return pictures[kind](block, path)
+    return ContentPart(type="text", text=block_text(block, path, types, no_effect))
+
+
+def content_parts(
+    blocks: list[dict[str, Any]],
+    path: str,
+    types: Collection[str],
+    pictures: Mapping[str, ReadPicture],
+    no_effect: Collection[str] = (),
+) -> list[ContentPart]:
+    """Returns the texts and pictures of a list of blocks, see `content_part`."""
+    return [content_part(block, f"{path}[{number}]", types, pictures, no_effect) for number, block in enumerate(blocks)]
+
+
+def content_of(parts: list[ContentPart]) -> Content:
+    """Returns the content of a turn: the parts if there is a picture, else the texts, which are joined by line breaks.
+
+    The chat template gets text parts joined in the same way at `/v1/chat/completions`.
+    """
+    if any(isinstance(part, NamedPart) for part in parts):
+        return [*parts]
+    return "\n".join([part.text or "" for part in parts])
+
+
+def joined_contents(first: Content, then: Content) -> Content:
+    """Returns the content of one turn that was two: texts are joined by a line break."""
+    if isinstance(first, str) and isinstance(then, str):
+        return f"{first}\n{then}"
+    return [*_parts(first), *_parts(then)]
+
+
+def _parts(content: Content) -> list[int | ContentPart]:
+    if isinstance(content, str):
+        return [ContentPart(type="text", text=content)] if content else []
+    return content

@@ -430,7 +430,7 @@ def test_a_picture_that_is_not_taken_is_refused_with_what_to_do():
         messages=[{"role": "user", "content": pictures}],
     )
     assert "--enable-mm" in error.message
-    assert "/v1/chat/completions" in error.message
+    assert "'messages[0].content[0].type'" in error.message
 
 
 def test_conversations_are_bounded():
