@@ -171,7 +171,7 @@ async def test_a_failure_in_a_stream_is_an_error_event():
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "Content of type 'image' is not",
+            "Missing required parameter: 'messages[0].content[0].source.type'.",
         ),
         ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "'messages[0].content[0].type'"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}, "'messages[0].content[0].text'"),

@@ -211,7 +211,8 @@ async def test_the_schema_of_a_strict_tool_is_named_as_this_api_names_it(system:
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "is_error": 1}]}]},
          "'messages[0].content[0].is_error' must be"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a",
-                                                     "content": [{"type": "image"}]}]}]}, "Content of type 'image'"),
+                                                     "content": [{"type": "image"}]}]}]},
+         "'messages[0].content[0].content[0].source'"),
     ],
 )  # fmt: skip
 async def test_what_is_wrong_is_refused_by_name(change: dict[str, Any], told: str) -> None:

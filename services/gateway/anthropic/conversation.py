@@ -1,18 +1,30 @@
 """Converts the messages of Anthropic's API to turns of a conversation. Pure.
 
-A message consists of content blocks: texts, calls of tools (`tool_use`), their results (`tool_result`) and the model's
-reasoning (`thinking`). A result becomes a turn of its own; the other blocks of a message become one turn.
+A message consists of content blocks: texts, pictures (`image`), calls of tools (`tool_use`), their results
+(`tool_result`) and the model's reasoning (`thinking`). A result becomes a turn of its own; the other blocks of a
+message become one turn.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from services.gateway.anthropic import pictures
 from services.gateway.anthropic.schemas import Content, InputMessage
-from services.gateway.openai.bodies.content_blocks import block_text, check_fields, content_text
+from services.gateway.openai.bodies.content_blocks import (
+    ReadPicture,
+    block_text,
+    check_fields,
+    content_of,
+    content_part,
+    content_parts,
+    joined_contents,
+)
 from shared.request.checks import check_nesting, missing, refuse
-from shared.request.conversation import FunctionCall, ToolCall, Turn
+from shared.request.conversation import ContentPart, FunctionCall, ToolCall, Turn
 
 TEXT = ("text",)
+_PICTURES: dict[str, ReadPicture] = {pictures.TYPE: pictures.read}
 NO_EFFECT = ("cache_control", "citations")
 _ROLES = ("user", "assistant")
 _CALL = frozenset({"type", "id", "name", "input"})
@@ -47,14 +59,22 @@ def _user(content: Content, path: str) -> list[Turn]:
     if isinstance(content, str):
         return [Turn(role="user", content=content)]
     found: list[Turn] = []
+    parts: list[ContentPart] = []
     for number, block in enumerate(content):
         place = f"{path}.content[{number}]"
-        if block.get("type") == "tool_result":
-            found.append(_result(block, place))
-        else:
-            turn = Turn(role="user", content=block_text(block, place, TEXT, NO_EFFECT))
-            found.append(_joined(found.pop(), turn) if found and found[-1].role == "user" else turn)
+        if block.get("type") != "tool_result":
+            parts.append(content_part(block, place, TEXT, _PICTURES, NO_EFFECT))
+            continue
+        found += _said(parts)
+        parts.clear()
+        found.append(_result(block, place))
+    found += _said(parts)
     return found or [Turn(role="user", content="")]
+
+
+def _said(parts: list[ContentPart]) -> list[Turn]:
+    """Returns the turn of what a user says between the results of tools; none if that is nothing."""
+    return [Turn(role="user", content=content_of(parts))] if parts else []
 
 
 def _assistant(content: Content, path: str) -> Turn:
@@ -101,8 +121,11 @@ def _result(block: Mapping[str, Any], path: str) -> Turn:
         refuse(f"{path}.is_error", "must be true or false")
     if content is not None and not _is_content(content):
         refuse(f"{path}.content", "must be a string or a list of content blocks")
-    text = "" if content is None else content_text(content, f"{path}.content", TEXT, NO_EFFECT)
-    return Turn(role="tool", tool_call_id=block["tool_use_id"], content=f"{_ERROR if failed else ''}{text}")
+    blocks = [{"type": "text", "text": content or ""}] if content is None or isinstance(content, str) else content
+    result = content_of(content_parts(blocks, f"{path}.content", TEXT, _PICTURES, NO_EFFECT))
+    if failed:
+        result = _ERROR + result if isinstance(result, str) else [ContentPart(type="text", text=_ERROR), *result]
+    return Turn(role="tool", tool_call_id=block["tool_use_id"], content=result)
 
 
 def _thinking(block: Mapping[str, Any], path: str) -> str:
@@ -118,14 +141,14 @@ def _is_content(content: Any) -> bool:
 
 
 def _joined(first: Turn, then: Turn) -> Turn:
-    """Returns one turn of the texts, calls and reasoning of two."""
-    texts = [turn.content for turn in (first, then) if isinstance(turn.content, str)]
+    """Returns one turn of the texts, pictures, calls and reasoning of two."""
+    contents = [turn.content or "" for turn in (first, then)]
     if first.role == "assistant":
-        texts = [text for text in texts if text]
+        contents = [content for content in contents if content]
     reasoning = [turn.reasoning for turn in (first, then) if turn.reasoning is not None]
     return Turn(
         role=first.role,
-        content="\n".join(texts),
+        content=functools.reduce(joined_contents, contents) if contents else "",
         tool_calls=[*(first.tool_calls or ()), *(then.tool_calls or ())] or None,
         reasoning="\n".join(reasoning) if reasoning else None,
     )

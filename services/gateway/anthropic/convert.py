@@ -43,10 +43,11 @@ def messages(
     return ChatRequest(replace(request, grammar_param=new_name(request.grammar_param, _NAMES)), answer)
 
 
-def count_tokens(body: CountTokensBody, card: ModelCard, request_id: str) -> GenerationRequest:
+def count_tokens(body: CountTokensBody, card: ModelCard, request_id: str, pictures_max: int) -> GenerationRequest:
     """Returns the request whose prompt `/v1/messages/count_tokens` counts. Raises ServiceError, see `messages`."""
     with renamed(_NAMES):
-        return tokenize_request(TokenizeBody(messages=turns(body), **tools.tool_fields(body)), card, request_id)
+        counted = TokenizeBody(messages=turns(body), **tools.tool_fields(body))
+        return tokenize_request(counted, card, request_id, pictures_max)
 
 
 def turns(body: CountTokensBody) -> list[Turn]:

@@ -53,6 +53,6 @@ class MessageEndpoints:
         )
         body = read_body(data, schemas.COUNT_TOKENS_DECODER)
         card = self._serving.backend.resolve_model(body.model)
-        wanted = convert.count_tokens(body, card, request.state.request_id)
+        wanted = convert.count_tokens(body, card, request.state.request_id, self._serving.defaults.pictures_max)
         [(tokens, _)] = await self._serving.backend.tokenize(wanted, return_tokens=False)
         return json_response({"input_tokens": len(tokens)})
