@@ -7,8 +7,9 @@ get ids, and a result without an id belongs to the first open call of its functi
 from collections.abc import Sequence
 
 from services.gateway.ollama.schemas import OllamaMessage, OllamaToolCall
+from services.gateway.openai.bodies.content_blocks import Content, content_of
 from shared.request.checks import check_nesting, refuse, unsupported
-from shared.request.conversation import FunctionCall, ToolCall, Turn
+from shared.request.conversation import ContentPart, FunctionCall, NamedPart, ToolCall, Turn
 
 
 def turns_of(messages: Sequence[OllamaMessage]) -> list[Turn]:
@@ -28,14 +29,33 @@ def turns_of(messages: Sequence[OllamaMessage]) -> list[Turn]:
         ]
         calls += made
         open_calls[:] = made
-        turn = Turn(role=message.role, content=message.content, tool_calls=made or None, reasoning=message.thinking)
+        content = with_pictures(message.content, message.images, f"{path}.images")
+        turn = Turn(role=message.role, content=content, tool_calls=made or None, reasoning=message.thinking)
         found.append(turn)
     return found
 
 
+def with_pictures(text: str, images: Sequence[str] | None, path: str) -> Content:
+    """Returns the content of a turn: the pictures, then the text, in the order in which Ollama gives them to models.
+
+    `images`: files in base64; `path`: their name. Raises ServiceError.
+    """
+    if not images:
+        return text
+    parts: list[ContentPart] = [_picture(image, f"{path}[{number}]") for number, image in enumerate(images)]
+    return content_of([*parts, ContentPart(type="text", text=text)] if text else parts)
+
+
+def _picture(image: str, path: str) -> NamedPart:
+    if image.startswith("data:"):
+        refuse(path, "must be the file in base64 alone, without 'data:' and a media type before it")
+    # The media type is not known, and has no effect: the format is that of the file's bytes.
+    return NamedPart(path=path, image_url=f"data:image/png;base64,{image}")
+
+
 def _check_fields(message: OllamaMessage, path: str) -> None:
-    if message.images:
-        unsupported(f"{path}.images", f"The field '{path}.images' is")
+    if message.images and message.role not in ("user", "tool"):
+        refuse(f"{path}.images", "is a field of messages with the role 'user' or 'tool'")
     for name in ("tool_calls", "thinking") if message.role != "assistant" else ():
         if getattr(message, name):
             refuse(f"{path}.{name}", "is a field of messages with the role 'assistant'")
@@ -64,12 +84,13 @@ def _result(message: OllamaMessage, open_calls: list[ToolCall], path: str) -> Tu
         assert call.function is not None
         return not message.tool_name or call.function.name == message.tool_name
 
+    content = with_pictures(message.content, message.images, f"{path}.images")
     call = next(filter(answered, open_calls), None)
     if call is not None:
         open_calls.remove(call)
-        return Turn(role="tool", tool_call_id=call.id, content=message.content)
+        return Turn(role="tool", tool_call_id=call.id, content=content)
     if message.tool_call_id:
-        return Turn(role="tool", tool_call_id=message.tool_call_id, name=message.tool_name, content=message.content)
+        return Turn(role="tool", tool_call_id=message.tool_call_id, name=message.tool_name, content=content)
     if not message.tool_name:
         refuse(f"{path}.tool_name", "is needed: no call of an earlier message waits for this result")
-    return Turn(role="function", name=message.tool_name, content=message.content)
+    return Turn(role="function", name=message.tool_name, content=content)

@@ -9,7 +9,7 @@ from typing import Any
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.ollama import options
-from services.gateway.ollama.conversation import turns_of
+from services.gateway.ollama.conversation import turns_of, with_pictures
 from services.gateway.ollama.schemas import OllamaChatBody, OllamaFields, OllamaGenerateBody
 from services.gateway.openai.bodies import parameters
 from services.gateway.openai.bodies.parameter_names import new_name, renamed
@@ -19,7 +19,7 @@ from services.gateway.openai.completions import completion_request
 from services.gateway.openai.schemas import ChatBody, CompletionBody
 from services.gateway.openai.tools.answer_format import reasoning_format
 from shared.config import GatewaySettings
-from shared.request.checks import missing, refuse, unsupported
+from shared.request.checks import refuse, unsupported
 from shared.request.conversation import Turn
 
 _FORMAT = "format"
@@ -45,19 +45,20 @@ def generate(
 
     Raises ServiceError naming the first parameter that is wrong.
     """
-    if body.prompt is None:
-        missing("prompt")
+    prompt = body.prompt or ""
     if not body.raw:
         system = [Turn(role="system", content=body.system)] if body.system else []
-        turns = [*system, Turn(role="user", content=body.prompt)]
+        turns = [*system, Turn(role="user", content=with_pictures(prompt, body.images, "images"))]
         return _chat(body, turns, None, card, request_id, defaults, settings)
     if body.system:
         unsupported("system", "'system' with 'raw' is")
+    if body.images:
+        unsupported("images", "'images' with 'raw' is")
     if body.think:
         refuse("think", "cannot be true together with 'raw'")
     fields = _fields(body, card)
     with renamed(_NAMES):
-        request = completion_request(CompletionBody(prompt=body.prompt, **fields), card, request_id, defaults)
+        request = completion_request(CompletionBody(prompt=prompt, **fields), card, request_id, defaults)
     if fields["max_tokens"] is None:
         request = replace(request, params=parameters.without_limit(request.params))
     return ChatRequest(_with_format_named(request), None)

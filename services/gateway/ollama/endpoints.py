@@ -42,7 +42,7 @@ class OllamaEndpoints:
         arrival = Arrival.now()
         body = read_body(await _checked(request, OllamaGenerateBody), schemas.GENERATE_DECODER)
         card = self._card(body.model)
-        if not body.prompt:
+        if not body.prompt and not body.images:
             return _loaded(body, "generate", card, arrival)
         serving = self._serving
         wanted = convert.generate(body, card, request.state.request_id, serving.defaults, serving.settings)

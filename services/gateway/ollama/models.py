@@ -30,7 +30,11 @@ def tags(cards: Sequence[ModelCard]) -> dict[str, Any]:
 
 def show(card: ModelCard, settings: GatewaySettings) -> dict[str, Any]:
     """Returns the answer of `/api/show`."""
-    abilities = {"tools": knows_calls(card, settings), "thinking": reasoning_format(card, settings) is not None}
+    abilities = {
+        "vision": card.takes_pictures,
+        "tools": knows_calls(card, settings),
+        "thinking": reasoning_format(card, settings) is not None,
+    }
     return {
         "modelfile": f"FROM {card.path}",
         "parameters": "",

@@ -27,11 +27,12 @@ class OllamaToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class OllamaMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message of a conversation. Images are refused."""
+    """One message of a conversation."""
 
     role: str
     content: str = ""
-    images: list[Any] | None = None
+    images: list[str] | None = None
+    """Pictures before the text of the message: files in base64."""
     tool_calls: list[OllamaToolCall] | None = None
     tool_name: str | None = None
     """In a message of a tool: the function whose result it is."""
@@ -66,10 +67,12 @@ class OllamaChatBody(OllamaFields, kw_only=True):
 
 
 class OllamaGenerateBody(OllamaFields, kw_only=True):
-    """Body of `/api/generate`: a prompt to answer. Without a prompt the model is only looked up."""
+    """Body of `/api/generate`: a prompt to answer. Without a prompt and pictures the model is only looked up."""
 
     prompt: str | None = None
     system: str | None = None
+    images: list[str] | None = None
+    """Pictures before the prompt: files in base64."""
     raw: bool | None = None
     """Whether the prompt is continued as it is, without the chat template."""
 
@@ -91,7 +94,6 @@ _EMPTY = Unsupported((None, [], {}, ""))
 RULES = FieldRules(
     no_effect=frozenset(),
     unsupported={
-        "images": _EMPTY,
         "suffix": _EMPTY,
         "template": _EMPTY,
         "context": Unsupported((None, []), "Send the conversation to /api/chat."),
@@ -102,6 +104,7 @@ RULES = FieldRules(
     },
     elsewhere={
         "messages": "Conversations go to /api/chat.",
+        "images": "Send the pictures of a message in its field 'images'.",
         "tools": "Conversations with tools go to /api/chat.",
         "prompt": "Prompts go to /api/generate.",
         "system": "Send a message with the role 'system'.",
