@@ -130,6 +130,10 @@ def _chat_request(
     first = requests[0]
     if len(requests) == 1:
         return first
+    for number, one in enumerate(requests):
+        for picture in one.pictures:
+            param = picture.param.replace("messages", f"messages[{number}]", 1)
+            refuse(param, "is a picture, which only a single conversation may have: send one conversation")
     check_num_sequences(first.n, first.num_sequences, len(requests))
     return replace(first, messages=(), conversations=tuple(one.messages for one in requests))
 

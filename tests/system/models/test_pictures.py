@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from tokenizers import Tokenizer
@@ -107,6 +108,51 @@ def test_pictures_are_answered_as_transformers_answers_them(served: Served, mode
     alone, three = (client.chat.completions.create(**drawn, n=n).choices for n in (1, 3))
     assert three[0].message.content == alone[0].message.content
     assert len({choice.message.content for choice in three}) > 1
+
+
+def test_every_api_takes_pictures(served: Served, model: Path, client: openai.OpenAI) -> None:
+    length, text = expected(model, ["What is this", ONE])
+    answered: list[str] = []
+
+    said: Any = {"type": "input_text", "text": "What is this"}
+    shown: Any = {"type": "input_image", "image_url": data_url(ONE), "detail": "auto"}
+    fields: Any = {"model": "tiny", "temperature": 0, "max_output_tokens": NUM, "extra_body": {"ignore_eos": True}}
+    response = client.responses.create(input=[{"role": "user", "content": [said, shown]}], **fields)
+    assert response.usage is not None
+    assert (response.output_text, response.usage.input_tokens) == (text, length)
+    more = client.responses.create(input="and", previous_response_id=response.id, **fields)
+    turns = [[words("What is this"), part(ONE)], text, "and"]
+    messages = [{"role": ("user", "assistant")[number % 2], "content": turn} for number, turn in enumerate(turns)]
+    assert more.output_text == text_of(ask(served, None, messages=messages))
+
+    source: Any = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(ONE).decode()}
+    blocks: Any = [words("What is this"), {"type": "image", "source": source}]
+    with anthropic.Anthropic(base_url=served.url.removesuffix("/v1"), api_key="EMPTY") as api:
+        conversation: Any = {"model": "tiny", "messages": [{"role": "user", "content": blocks}]}
+        message = api.messages.create(max_tokens=NUM, extra_body={"temperature": 0}, **conversation)
+        answered += [block.text for block in message.content if block.type == "text"]
+        assert message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0) == length
+        assert api.messages.count_tokens(**conversation).input_tokens == length
+
+    native = {"messages": messages[:1], "sampling_params": {"temperature": 0, "max_tokens": NUM, "ignore_eos": True}}
+    assert fetch(served, "POST", "/generate", native).json["outputs"][0]["text"] == text
+    tokens = fetch(served, "POST", "/tokenize", {"messages": messages[:1], "return_token_strs": True}).json
+    assert (tokens["count"], len(tokens["tokens"]), len(tokens["token_strs"])) == (length, length, length)
+
+    # Ollama's pictures are before the text.
+    asked = {"model": "tiny", "stream": False, "options": {"temperature": 0, "num_predict": NUM}}
+    pictures = {"images": [source["data"]]}
+    said = {"role": "user", "content": "What is this", **pictures}
+    chat = fetch(served, "POST", "/api/chat", {**asked, "messages": [said]}).json
+    single = fetch(served, "POST", "/api/generate", {**asked, "prompt": "What is this", **pictures}).json
+    length, first = expected(model, [ONE, "What is this"])
+    assert chat["prompt_eval_count"] == length
+    assert chat["message"]["content"] == single["response"]
+    assert "vision" in fetch(served, "POST", "/api/show", {"model": "tiny"}).json["capabilities"]
+    # These APIs have no way to go on behind the end of the text.
+    for answer, whole in ((answered[0], text), (single["response"], first)):
+        assert answer
+        assert whole.startswith(answer)
 
 
 def test_the_same_text_with_another_picture_is_another_prompt(served: Served, model: Path) -> None:
