@@ -153,7 +153,7 @@ def create_app(
     formats = http_errors.ErrorFormats(ERROR_FORMATS)
     http_errors.install(app, metrics.count_error, formats)
     keys, prefix = keys or ApiKeys(settings.api_keys), settings.root_path.rstrip("/")
-    streaming = ollama.STREAMING
+    streaming, files = ollama.STREAMING, FileStore(settings.files_directory)
     app.add_middleware(Edge, keys=keys, metrics=metrics, formats=formats, prefix=prefix, streaming=streaming)
     _allow_pages(app, settings)
     serving = Serving(backend, metrics, settings, streams)
@@ -162,12 +162,9 @@ def create_app(
     _add_console(app, RequestEndpoints(records), TopologyEndpoint(members), ConsolePage())
     _add_admin(app, admin_engines.EngineEndpoints(engine_controls), admin_models.ModelEndpoints(versions, compared))
     _add_replay(app, replay.ReplayEndpoints(records, serving))
-    files = FileStore(settings.files_directory)
-    made = ResponseEndpoints(serving, finished_responses, background, keys, PictureFiles(files))
-    app.state.responses = made.recorded
-    app.state.batches = (
-        _add_apis(app, serving, keys, streams, made, files) if settings.use_openai else _refuse_apis(app)
-    )
+    own = ResponseEndpoints(serving, finished_responses, background, keys, PictureFiles(files))
+    app.state.responses = own.recorded
+    app.state.batches = _add_apis(app, serving, keys, streams, own, files) if settings.use_openai else _refuse_apis(app)
     openapi.add_schemas(app, [*BODIES.values()], [*ERROR_SCHEMAS.values()])
     return app
 
