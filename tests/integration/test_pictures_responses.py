@@ -1,11 +1,13 @@
 """Pictures in the Responses API with the official OpenAI client. The backend is scripted: see `edge`."""
 
+import asyncio
 import random
 from typing import Any
 
 import pytest
 
 from services.gateway.pictures.kept import kept_picture
+from shared.messages import StreamTaken
 from tests.integration.edge import ScriptedBackend, call, serving, text_batches
 from tests.integration.seen_pictures import ONE, TWO, URL, data_url, eye, seen
 from tests.integration.test_background_responses import (
@@ -159,6 +161,25 @@ async def test_the_bus_keeps_a_picture_once_for_all_responses(nats_connect: Any,
         lost = await call(first, "POST", PATH, {"input": "and?", "previous_response_id": made["id"]})
         assert (lost.status, lost.error["param"]) == (404, "previous_response_id")
         assert "is not stored any more" in lost.error["message"]
+
+
+@pytest.mark.nats
+async def test_a_background_response_whose_picture_the_bus_has_dropped_fails(
+    deployment: Deployment,  # noqa: F811
+    subjects: Any,
+):
+    body = {"input": asked({"type": "input_image", "image_url": data_url(ONE)}), "background": True}
+    async with deployment.gateway("one", eye(manual=True)) as one, deployment.gateway("two", eye(manual=True)) as two:
+        name = (await one.ask("POST", "", body)).json["id"]
+        generation = await one.backend.generations.get()
+        log = two.streams.store.pictures._log  # pyright: ignore[reportPrivateUsage]
+        await log.append(subjects.response(f"picture-{kept_picture(ONE).digest}-0"), b"")
+        deployment.living = {("two", "boot")}
+        failed = await is_in(two, name, "failed")
+        assert "dropped a picture" in failed["error"]["message"]
+        one.streams.on_taken(StreamTaken(name.removeprefix("resp_"), 9))
+        await asyncio.wait_for(generation.stopped.wait(), 10)
+        assert (await two.ask("GET", f"/{name}/input_items")).status == 200
 
 
 @pytest.mark.nats

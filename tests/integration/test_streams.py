@@ -6,6 +6,7 @@ The backend is scripted: see `edge`. `tests/system/reliability/test_streams.py` 
 import asyncio
 import contextlib
 import json
+import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from services.gateway.generation import GenerationRequest
 from services.gateway.http.auth import ApiKeys
+from services.gateway.pictures.kept import kept_picture
 from services.gateway.streams.store import StreamStore
 from services.gateway.streams.streams import Streams
 from shared import limits
@@ -22,6 +24,7 @@ from shared.clock import SystemClock
 from shared.messages import StreamTaken
 from shared.security.api_keys import keys_of_text
 from tests.integration.edge import Connection, ScriptedBackend, call, serving, text_batches
+from tests.integration.seen_pictures import data_url, eye, seen
 
 pytestmark = pytest.mark.nats
 
@@ -106,6 +109,32 @@ async def test_a_stream_of_another_api_is_resumed_in_its_own_form(
             rest = await call(port, "GET", f"/v1/streams/{last.replace(':', '?from=')}")
             again = await call(port, "POST", path, body, {"last-event-id": last})
             assert rest.body == again.body == b"\n\n".join(events[number:]), last
+
+
+async def test_a_stream_with_a_large_picture_is_resumed_with_it(nats_connect, nats_server, subjects):
+    large, resumable = random.Random(5).randbytes(1_300_000), {"x-antiphon-resumable": "1"}
+    content = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": data_url(large)}}]
+    body = {"messages": [{"role": "user", "content": content}], "stream": True, "seed": 1}
+    transport, backend = await nats_connect(nats_server, "one"), eye(reply=good_day_again)
+    async with gateway(transport, subjects, backend) as (port, streams):
+        # The space of stored responses is not for every stream.
+        assert ids_of((await call(port, "POST", CHAT, body)).body) == []
+        first = await call(port, "POST", CHAT, body, resumable)
+        last = ids_of(first.body)[1]
+        rest = await call(port, "GET", f"/v1/streams/{last.replace(':', '?from=')}")
+        again = await call(port, "POST", CHAT, body, {"last-event-id": last})
+        assert rest.status == 200
+        assert first.body.endswith(rest.body)
+        assert rest.body == again.body
+        assert [seen(request) for request in backend.requests] == [[("user", ["What?", large])]] * 4
+        other = await call(port, "POST", CHAT, {**body, "seed": 2}, {"last-event-id": last})
+        assert "another body" in other.error["message"]
+        files = streams._store.pictures  # pyright: ignore[reportPrivateUsage]
+        await files._log.append(  # pyright: ignore[reportPrivateUsage]
+            subjects.response(f"picture-{kept_picture(large).digest}-0"), b""
+        )
+        lost = await call(port, "POST", CHAT, body, {"last-event-id": last})
+        assert (lost.status, lost.error["code"]) == (410, "stream_expired")
 
 
 async def test_a_connection_whose_response_is_resumed_elsewhere_gets_an_error_and_the_response_goes_on(

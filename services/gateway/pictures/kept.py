@@ -1,13 +1,13 @@
 """Keeps the files of pictures on the bus, once however many responses have them.
 
-They are in the log of finished responses, so they take part of its space, and a picture is dropped about when the last
-response is that has it: each response writes its pictures again. A file is named by its digest, and is in parts that
-any NATS server takes.
+They belong to finished responses, to responses in the background, and to streams. They are in the log of finished
+responses, so they take part of its space, and a picture is dropped about when the last response is that has it: each
+response writes its pictures again. A file is named by its digest, and is in parts that any NATS server takes.
 """
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -43,16 +43,15 @@ def responses_log(host: Host, storage: Storage) -> DurableLog:
 
 
 class KeptPictures:
-    """The pictures in the log of responses, which must be open. `subject`: that of a name in the log.
+    """The pictures in the log of responses. Methods raise LogUnavailableError."""
 
-    Methods raise LogUnavailableError.
-    """
-
-    def __init__(self, log: DurableLog, subject: Callable[[str], str]) -> None:
-        self._log, self._subject = log, subject
+    def __init__(self, host: Host, storage: Storage) -> None:
+        self._log, self._subject = responses_log(host, storage), host.subjects.response
 
     async def put(self, files: Mapping[KeptPicture, bytes]) -> None:
         """Writes files. Returns when the bus has them. Raises ServiceError if the bus takes no message of this size."""
+        if files:
+            await self._log.open()
         parts = [
             (subject, file[number * limits.IMAGE_PART_BYTES : (number + 1) * limits.IMAGE_PART_BYTES])
             for name, file in files.items()
@@ -65,6 +64,8 @@ class KeptPictures:
     async def get(self, names: Sequence[KeptPicture]) -> dict[KeptPicture, bytes]:
         """Returns the files that are all there; those that the log has dropped are left out."""
         found: dict[KeptPicture, bytes] = {}
+        if names:
+            await self._log.open()
         for name in dict.fromkeys(names):
             file = await self._file(name)
             if kept_picture(file) == name:

@@ -30,7 +30,7 @@ class LogResponseStore:
     def __init__(self, host: Host, storage: Storage) -> None:
         self._subject = host.subjects.response
         self._log = responses_log(host, storage)
-        self._pictures = KeptPictures(self._log, self._subject)
+        self._pictures = KeptPictures(host, storage)
         self._is_open = False
 
     async def put(self, record: StoredResponse) -> None:
@@ -63,10 +63,8 @@ class LogResponseStore:
     async def with_pictures(self, record: StoredResponse) -> StoredResponse:
         """See ResponseStore."""
         try:
-            await self._open()
             files = await self._pictures.get(stored_pictures.names_in(record))
         except LogUnavailableError as error:
-            self._is_open = False
             raise _unavailable(error) from error
         return stored_pictures.put_back(record, files)
 

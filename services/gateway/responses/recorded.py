@@ -27,6 +27,7 @@ from services.gateway.streams.background_store import History
 from services.gateway.streams.claim import Claim, stored_request
 from services.gateway.streams.event_writer import EventReader, EventWriter
 from services.gateway.streams.record import StreamRecord
+from services.gateway.streams.store import body_of
 from shared import limits
 from shared.actors.durable_log import LogUnavailableError
 from shared.errors import ServiceError
@@ -274,7 +275,8 @@ class RecordedResponses:
         await self._store_it(record.request_id, lambda: self._kept(record, history))
 
     async def _items(self, record: StreamRecord) -> list[input_items.Item]:
-        body = read_body((await self.streams.store.body(record)).body, schemas.RESPONSES_DECODER)
+        whole = await body_of(record, self.streams.store.pictures)
+        body = read_body(whole.body, schemas.RESPONSES_DECODER)
         return input_items.read(body.input, record.request_id).items
 
     async def _kept(self, record: StreamRecord, history: History) -> StoredResponse:

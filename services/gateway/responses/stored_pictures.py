@@ -32,7 +32,10 @@ def taken_out(record: StoredResponse) -> tuple[StoredResponse, dict[KeptPicture,
         if not is_data_url(url):
             return url
         if url not in references:
-            file = read_image_url(url, pictures.TYPE).file
+            try:
+                file = read_image_url(url, pictures.TYPE).file
+            except ServiceError:
+                return url  # Of a response that has failed because the bus had lost its picture.
             name = kept_picture(file)
             files[name] = file
             references[url] = f"{_REFERENCE}:{name.digest}:{name.size}:{url.partition(',')[0]}"

@@ -23,7 +23,7 @@ from services.gateway.streams.position import START, Position, parse
 from services.gateway.streams.positioned import PositionedEvents
 from services.gateway.streams.record import Accepted, StreamRecord, accepted_of
 from services.gateway.streams.running import RunningStream
-from services.gateway.streams.store import StreamStore, unavailable
+from services.gateway.streams.store import StreamStore, body_of, unavailable
 from shared.actors.durable_log import LogUnavailableError
 from shared.actors.host import Host
 from shared.codec import encode
@@ -82,7 +82,7 @@ class BackgroundStreams:
         self._beginning.add(record.request_id)
         try:
             await self.store.open()
-            await self.store.keep_pictures(cut.files)
+            await self.store.pictures.put(cut.files)
             revision = await self.store.create(record)
         except LogUnavailableError as error:
             raise unavailable(error) from error
@@ -108,7 +108,7 @@ class BackgroundStreams:
             return None
         writer = EventWriter(self.store, record.request_id, claimed.token, await self.store.history(record.request_id))
         await writer.claim()
-        whole = await self.store.body(record)
+        whole = await body_of(record, self.store.pictures)
         if writer.history.ended:
             return Claim(claimed, new_revision, accepted, START, whole), writer
         if not whole.is_whole:

@@ -4,12 +4,11 @@ The log of events decides. Each batch of events is appended only behind the batc
 gateway that has lost a request can add nothing, and a request ends once.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 
 import msgspec
 
-from services.gateway.pictures.kept import KeptPicture, KeptPictures, responses_log
-from services.gateway.streams.body_pictures import WholeBody, whole_body
+from services.gateway.pictures.kept import KeptPictures
 from services.gateway.streams.record import StreamRecord, decoded_record, encoded
 from shared import limits
 from shared.actors.durable_log import LogConfig, LogUnavailableError, Storage
@@ -92,8 +91,8 @@ class BackgroundStore:
             ),
             timeout_s=limits.STREAM_STORE_TIMEOUT_S,
         )
-        self._responses = responses_log(host, storage)
-        self._pictures = KeptPictures(self._responses, self._subjects.response)
+        self.pictures = KeptPictures(host, storage)
+        """What was taken out of the bodies in records."""
 
     async def open(self) -> None:
         """Creates the logs if they are not there."""
@@ -127,19 +126,6 @@ class BackgroundStore:
         """Writes a record if it still has this revision. Returns the new one; None if somebody else has written."""
         subject = self._subjects.background_record(record.request_id)
         return await self._records.append(subject, encoded(record), last=revision)
-
-    async def keep_pictures(self, files: Mapping[KeptPicture, bytes]) -> None:
-        """Writes what was taken out of a body. Raises ServiceError, see `KeptPictures.put`."""
-        if files:
-            await self._responses.open()
-            await self._pictures.put(files)
-
-    async def body(self, record: StreamRecord) -> WholeBody:
-        """Returns the body of a request with its pictures, as far as they are still there."""
-        names = [one.picture for one in (*record.pictures, *record.fetched)]
-        if names:
-            await self._responses.open()
-        return whole_body(record.body, record.pictures, record.fetched, await self._pictures.get(names))
 
     async def forget(self, request_id: str) -> None:
         """Removes the record of a request that has ended."""

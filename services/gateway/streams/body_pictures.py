@@ -66,7 +66,7 @@ def without_pictures(body: bytes, pictures: Sequence[PictureInput]) -> CutBody:
         left.append(body[end:first])
         marks.append(BodyPicture(sum(map(len, left)), name))
         end = last
-    fetched = {picture.url: picture.file for picture in pictures if picture.url}
+    fetched = {picture.url: picture.file for picture in pictures if picture.url and picture.file}
     files |= {kept_picture(file): file for file in fetched.values()}
     urls = tuple([FetchedPicture(url, kept_picture(file)) for url, file in fetched.items()])
     return CutBody(b"".join([*left, body[end:]]), tuple(marks), urls, files)

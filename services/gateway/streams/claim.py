@@ -1,7 +1,6 @@
 """A stream that a gateway takes over: its record, what is known of its output, and the request that runs it again."""
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from shared.actors.host import Host
 class Claim:
     """A stream that this gateway has taken over and is about to run. Goes with the request to its endpoint.
 
-    `whole`: the body of the request and the pictures that it names by URL; by default the body is that in the record.
+    `whole`: the body of the request, and files that it names by URL.
     """
 
     def __init__(
@@ -31,11 +30,10 @@ class Claim:
         revision: int,
         accepted: list[Accepted],
         position: Position,
-        whole: WholeBody | None = None,
+        whole: WholeBody,
     ) -> None:
         self.record = record
-        self.body = record.body if whole is None else whole.body
-        self.fetched: Mapping[str, bytes] = {} if whole is None else whole.fetched
+        self.whole = whole
         self.revision = revision
         self.accepted = accepted
         self.position = position
@@ -43,7 +41,7 @@ class Claim:
     @property
     def resumption(self) -> Resumption:
         """Returns what the endpoint needs to make the same request again."""
-        return Resumption(self.record.created, self.record.seed, self.fetched)
+        return Resumption(self.record.created, self.record.seed, self.whole.fetched)
 
     def run(self, context: RequestContext) -> tuple[PositionedEvents, tuple[Accepted, ...], ResumedOutput]:
         """Returns what the new run needs: its events, the tokens with which it begins, and those for the engines."""
@@ -137,13 +135,13 @@ def stored_request(claim: Claim) -> Request:
         "raw_path": record.path.encode(),
         "root_path": "",
         "query_string": b"",
-        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(claim.body)).encode())],
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(claim.whole.body)).encode())],
         "client": None,
         "server": None,
         "state": {"request_id": record.request_id, "claim": claim, "resumption": claim.resumption},
     }
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": claim.body, "more_body": False}
+        return {"type": "http.request", "body": claim.whole.body, "more_body": False}
 
     return Request(scope, receive)

@@ -4,6 +4,8 @@ import logging
 
 import msgspec
 
+from services.gateway.pictures.kept import KeptPictures
+from services.gateway.streams.body_pictures import WholeBody, whole_body
 from services.gateway.streams.record import (
     JournalEntry,
     StreamRecord,
@@ -26,6 +28,8 @@ class StreamStore:
     def __init__(self, host: Host, storage: Storage) -> None:
         subjects, space = host.subjects, host.subjects.namespace
         max_bytes = limits.STREAM_STORE_BYTES[storage]
+        self.pictures = KeptPictures(host, storage)
+        """What was taken out of the bodies in records."""
         self._host, self._subjects = host, subjects
         self._records = host.transport.durable_log(
             LogConfig(
@@ -88,6 +92,12 @@ class StreamStore:
         for logged in await self._journals.all_following(subject, max(1, record.journal_from)):
             found += [entry for entry in decoded_entries(logged.payload) if entry.request_id == record.request_id]
         return found
+
+
+async def body_of(record: StreamRecord, pictures: KeptPictures) -> WholeBody:
+    """Returns the body of a request with its pictures, as far as they are still there. Raises LogUnavailableError."""
+    names = [one.picture for one in (*record.pictures, *record.fetched)]
+    return whole_body(record.body, record.pictures, record.fetched, await pictures.get(names))
 
 
 def unavailable(error: LogUnavailableError) -> ServiceError:

@@ -7,9 +7,11 @@ ends, wherever it is.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,6 +19,7 @@ from services.gateway.access.call import current_call, may_see
 from services.gateway.http import request_body
 from services.gateway.http.request_id import is_id
 from services.gateway.openai.request_context import RequestContext
+from services.gateway.streams.body_pictures import CutBody, WholeBody, without_pictures
 from services.gateway.streams.claim import Claim, claimed_record, is_recordable, new_record, stored_request
 from services.gateway.streams.cut import beyond_the_end
 from services.gateway.streams.journal import Journal, JournaledStream
@@ -24,7 +27,7 @@ from services.gateway.streams.position import Position, parse
 from services.gateway.streams.positioned import PositionedEvents
 from services.gateway.streams.record import Accepted, StreamRecord, accepted_of
 from services.gateway.streams.running import RunningStream, taken
-from services.gateway.streams.store import StreamStore, unavailable
+from services.gateway.streams.store import StreamStore, body_of, unavailable
 from shared import limits
 from shared.actors.durable_log import LogUnavailableError
 from shared.actors.host import Host
@@ -32,6 +35,7 @@ from shared.codec import encode
 from shared.errors import ServiceError
 from shared.messages import StreamTaken
 
+log = logging.getLogger(__name__)
 LAST_EVENT_ID = "last-event-id"
 RESUMABLE = "x-antiphon-resumable"
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -87,9 +91,14 @@ class Streams:
         asked = request.headers.get(RESUMABLE, "0") not in ("0", "false")
         if path is None or not (asked or self._records_all):
             return None
-        if not self.journal.is_open or not is_recordable(context, request.state.body):
+        if not self.journal.is_open:
+            return None
+        # Only clients that ask for it: pictures take the space in which responses are stored.
+        cut = without_pictures(request.state.body, context.request.pictures if asked else ())
+        if not is_recordable(context, cut.body) or not await self._keep_pictures(cut):
             return None
         record = new_record(request, context, self._host, self.journal.position + 1, outlives_client=asked)
+        record = msgspec.structs.replace(record, body=cut.body, pictures=cut.pictures)
         await self._store.create(record)
         nothing = tuple(Accepted() for _ in range(context.num_sequences))
         events = PositionedEvents(record.request_id, context.num_sequences)
@@ -117,6 +126,15 @@ class Streams:
         self._grace_s = 0.0
         for stream in list(self._running.values()):
             stream.leave()
+
+    async def _keep_pictures(self, cut: CutBody) -> bool:
+        """Writes what was taken out of a body. Returns whether the bus has it."""
+        try:
+            await self._store.pictures.put(cut.files)
+        except LogUnavailableError as error:
+            log.warning("a stream with pictures is not recorded: %s", error)
+            return False
+        return True
 
     # --- resuming ---
 
@@ -152,17 +170,20 @@ class Streams:
             if found is None or not may_see(found[0].key_name) or (path and found[0].path != path):
                 raise _unknown(request_id)
             record, revision = found
-            if path and body != record.body:
+            whole = await body_of(record, self._store.pictures)
+            if not whole.is_whole:
+                raise _expired(request_id, "its pictures are not kept any more")
+            if path and body != whole.body:
                 told = "The stream was begun with another body. Send the same one, or no 'Last-Event-ID'."
                 raise ServiceError("invalid_value", told, param="Last-Event-ID")
             if time.time() - record.renewed_at > limits.STREAM_RESUME_S:
-                raise _expired(request_id)
-            claim = await self._take(record, revision, position)
+                raise _expired(request_id, f"it can be resumed for {limits.STREAM_RESUME_S:g} seconds")
+            claim = await self._take(record, revision, position, whole)
             if claim is not None:
                 return claim
         raise taken()
 
-    async def _take(self, record: StreamRecord, revision: int, position: Position) -> Claim | None:
+    async def _take(self, record: StreamRecord, revision: int, position: Position, whole: WholeBody) -> Claim | None:
         """Makes this gateway the owner. Returns None if another gateway has become the owner meanwhile."""
         here = self._running.get(record.request_id)
         if here is not None and here.journaled is not None:
@@ -180,7 +201,7 @@ class Streams:
         if owner != (self._host.id, self._host.instance_id):
             subject = self._host.subjects.gateway_control(*owner)
             await self._host.transport.publish(subject, encode(StreamTaken(record.request_id, claimed.token)))
-        return Claim(claimed, new_revision, accepted, position)
+        return Claim(claimed, new_revision, accepted, position, whole)
 
     def _resumed(self, claim: Claim, context: RequestContext) -> RunningStream:
         events, replayed, resumed = claim.run(context)
@@ -214,9 +235,6 @@ def _unknown(request_id: str) -> ServiceError:
     return ServiceError("not_found", told, param="id")
 
 
-def _expired(request_id: str) -> ServiceError:
-    told = (
-        f"The stream {request_id!r} is too old: it can be resumed for {limits.STREAM_RESUME_S:g} seconds. "
-        "Send the request again."
-    )
+def _expired(request_id: str, why: str) -> ServiceError:
+    told = f"The stream {request_id!r} is too old: {why}. Send the request again."
     return ServiceError("stream_expired", told, param="id")
