@@ -38,7 +38,7 @@ async def test_pictures_are_seen_and_shown_as_they_were_sent():
         assert made.output_text == "Good day"
         first = [("system", "Be brief."), ("user", ["What is this", ONE, TWO])]
         assert seen(backend.requests[0]) == first
-        listed = (await api.responses.input_items.list(made.id)).data
+        listed = (await api.responses.input_items.list(made.id, include=["message.input_image.image_url"])).data
         shown: Any = listed[0]
         assert [part.type for part in shown.content] == ["input_text", "input_image", "input_image"]
         assert [part.image_url for part in shown.content[1:]] == [data_url(ONE), URL]

@@ -372,6 +372,7 @@ async def test_what_is_wrong_is_refused_by_name(change: dict[str, Any], param: s
         ("/input_items?order=up", "order"),
         ("/input_items?after=x", "after"),
         ("/input_items?before=x", "before"),
+        ("/input_items?include[]=message.input_image.image_url&include[]=x", "include[1]"),
     ],
 )
 async def test_query_parameters_are_checked(query: str, param: str):

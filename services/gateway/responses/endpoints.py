@@ -34,10 +34,12 @@ from services.gateway.streams.background_store import History
 from services.gateway.streams.event_writer import EventReader
 from services.gateway.streams.record import StreamRecord
 from shared.errors import ServiceError
-from shared.request.checks import refuse
+from shared.request.checks import refuse, unsupported
 from shared.request.conversation import Turn
 
 _CONTINUED = ("completed", "incomplete")
+_INCLUDE = ("include", "include[]")
+"""Names of a list in a query. OpenAI's clients write brackets."""
 
 
 class ResponseEndpoints:
@@ -135,7 +137,11 @@ class ResponseEndpoints:
         self, request: Request, response_id: str, limit: int = 20, order: str = "desc", after: str | None = None
     ) -> Response:
         """Lists the input items of a response, without those of the responses that it continues."""
-        check_query(request, ("limit", "order", "after"))
+        check_query(request, ("limit", "order", "after", *_INCLUDE))
+        for name in _INCLUDE:
+            for number, value in enumerate(request.query_params.getlist(name)):
+                if value != schemas.PICTURE_URLS:
+                    unsupported(f"include[{number}]", f"Including '{value}' in input items is")
         recorded, record = await self._unfinished(response_id)
         if running := self._running(response_id):
             items = running.input_items
