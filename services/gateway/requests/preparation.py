@@ -130,7 +130,14 @@ async def _tokenized(
     message = tokenize_message(request, card, block_size)
     if pictures:
         message = msgspec.structs.replace(message, pictures=tuple(picture.tokens for picture in pictures))
-    reply = await clients.tokenizer(message, request.num_characters, request.trace_headers)
+    try:
+        reply = await clients.tokenizer(message, request.num_characters, request.trace_headers)
+    except ServiceError as error:
+        if error.param != "messages" or not request.prompt_names:
+            raise
+        # Chat templates know a conversation by this name only.
+        name = request.prompt_name(0)
+        raise ServiceError(error.code, error.message, param=name, retry_after_s=error.retry_after_s) from None
     assert isinstance(reply, TokenizeReply)
     return reply
 

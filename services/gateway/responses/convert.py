@@ -68,7 +68,8 @@ def response_request(
     )
     with renamed(_NAMES):
         request, answer = chat_request(chat, card, request_id, defaults, settings)
-    return ChatRequest(replace(request, grammar_param=new_name(request.grammar_param, _NAMES)), answer)
+    grammar_param = new_name(request.grammar_param, _NAMES)
+    return ChatRequest(replace(request, grammar_param=grammar_param, prompt_names=("input",)), answer)
 
 
 def check(body: ResponsesBody) -> None:

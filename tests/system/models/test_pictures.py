@@ -120,6 +120,10 @@ def test_every_api_takes_pictures(served: Served, model: Path, client: openai.Op
     response = client.responses.create(input=[{"role": "user", "content": [said, shown]}], **fields)
     assert response.usage is not None
     assert (response.output_text, response.usage.input_tokens) == (text, length)
+    content: Any = [shown, {**said, "text": "<|image_pad|>"}]
+    with pytest.raises(openai.BadRequestError, match="2 places for 1 pictures") as told:
+        client.responses.create(input=[{"role": "user", "content": content}], **fields)
+    assert told.value.param == "input"
     more = client.responses.create(input="and", previous_response_id=response.id, **fields)
     turns = [[words("What is this"), part(ONE)], text, "and"]
     messages = [{"role": ("user", "assistant")[number % 2], "content": turn} for number, turn in enumerate(turns)]
