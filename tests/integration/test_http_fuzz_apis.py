@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from services.gateway.app import create_app
 from shared.config import GatewaySettings
-from tests.integration.edge import ScriptedBackend
+from tests.integration.seen_pictures import ONE, URL, data_url, eye, in_base64
 from tests.integration.test_http_fuzz import JSON, NUMBERS, post
 
-APP = create_app(ScriptedBackend(), GatewaySettings())
+APP = create_app(eye(), GatewaySettings())
 PATHS = st.sampled_from(
     [
         "/v1/messages",
@@ -34,6 +34,17 @@ BLOCK = st.fixed_dictionaries(
     optional=dict.fromkeys(["id", "name", "tool_use_id", "thinking"], st.text() | JSON)
     | dict.fromkeys(["input", "content", "is_error"], JSON),
 )
+PICTURE_URL = st.sampled_from([data_url(ONE), URL, "data:image/png;base64,%", "file:///x"]) | JSON
+SOURCE = JSON | st.fixed_dictionaries(
+    {"type": st.sampled_from(["base64", "url"])},
+    optional={"media_type": st.just("image/png") | JSON, "data": st.just(in_base64(ONE)) | JSON, "url": PICTURE_URL},
+)
+PICTURE = st.fixed_dictionaries(
+    {"type": st.sampled_from(["image", "input_image"])},
+    optional={"source": SOURCE, "image_url": PICTURE_URL}
+    | dict.fromkeys(["detail", "file_id", "transformations"], st.just("auto") | JSON),
+)
+IMAGES = st.lists(st.just(in_base64(ONE)) | JSON, max_size=2) | JSON
 TOOL = st.fixed_dictionaries(
     {"name": st.just("f") | JSON},
     optional={"type": st.sampled_from(["custom", "function"]) | JSON, "strict": st.booleans() | JSON}
@@ -42,11 +53,13 @@ TOOL = st.fixed_dictionaries(
 CHOICE = JSON | st.fixed_dictionaries({"type": st.sampled_from(["auto", "any", "tool", "none", "function"])})
 ITEM = st.fixed_dictionaries(
     {"role": st.sampled_from(["user", "assistant", "system", "developer", "tool"]) | JSON},
-    optional={"content": st.text() | st.lists(BLOCK, max_size=2) | JSON, "type": st.just("message") | JSON}
-    | dict.fromkeys(["tool_calls", "tool_name", "tool_call_id", "thinking"], JSON),
+    optional={"content": st.text() | st.lists(BLOCK | PICTURE, max_size=2) | JSON, "type": st.just("message") | JSON}
+    | dict.fromkeys(["tool_calls", "tool_name", "tool_call_id", "thinking"], JSON)
+    | {"images": IMAGES},
 ) | st.fixed_dictionaries(
     {"type": st.sampled_from(["function_call", "function_call_output"])},
-    optional=dict.fromkeys(["call_id", "name", "arguments", "output"], st.text() | JSON),
+    optional=dict.fromkeys(["call_id", "name", "arguments"], st.text() | JSON)
+    | {"output": st.text() | JSON | st.lists(BLOCK | PICTURE, max_size=2)},
 )
 ITEMS = st.lists(ITEM, max_size=3) | JSON
 FIELDS: dict[str, Any] = {
@@ -61,6 +74,7 @@ FIELDS: dict[str, Any] = {
     "messages": ITEMS,
     "input": ITEMS | st.text(),
     "prompt": st.text() | JSON,
+    "images": IMAGES,
 }
 BODY = st.fixed_dictionaries({}, optional=FIELDS)
 USABLE: dict[str, Any] = {
@@ -76,7 +90,9 @@ USABLE: dict[str, Any] = {
     "/api/chat": st.fixed_dictionaries(
         {"messages": ITEMS}, optional={name: FIELDS[name] for name in ("options", "tools", "think")}
     ),
-    "/api/generate": st.fixed_dictionaries({"prompt": st.text()}, optional={"options": FIELDS["options"]}),
+    "/api/generate": st.fixed_dictionaries(
+        {"prompt": st.text()}, optional={"options": FIELDS["options"], "images": IMAGES}
+    ),
 }
 ALMOST_GOOD = st.sampled_from(sorted(USABLE)).flatmap(lambda path: st.tuples(st.just(path), USABLE[path]))
 
