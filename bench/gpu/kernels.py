@@ -24,6 +24,7 @@ from services.engine.triton.attention_work import DeviceWork, Geometry, Heads, S
 from services.engine.triton.blocks import gather_blocks, scatter_blocks
 from services.engine.triton.decode_attention import attend_few
 from services.engine.triton.experts import mixed_experts
+from services.engine.triton.latent_attention import RowShape, attend_few_latents, attend_many_latents
 from services.engine.triton.norm import normed
 from services.engine.triton.prefill_attention import attend_many
 from services.engine.triton.skinny import skinny_linear
@@ -85,6 +86,31 @@ class Attention:
         return paged_attention(self.queries.float(), none, none, keys, values, batch, scores)
 
 
+class LatentAttention(Attention):
+    """The same over rows of latents, which are key and value of all heads."""
+
+    RANK, ROPE = 512, 64
+
+    def __init__(self, lengths: list[tuple[int, int]], heads: int, cache: torch.dtype = BF16) -> None:
+        super().__init__(lengths, heads, 1, self.RANK + self.ROPE, cache=cache)
+        self.caches = self.caches[:1] * 2
+        tables = torch.from_numpy(self.tables).to(DEVICE)
+        self.work = plan_work(self.sequences, tables, None, Heads(heads, 2, latent=True), _put)
+
+    def run(self) -> Tensor:
+        """See `Attention`; the result has only the latents of the rows that are attended."""
+        row = RowShape(self.RANK, self.ROPE, self.geometry.scale)
+        attended = torch.full_like(self.queries[..., : self.RANK], float("nan"), memory_format=torch.contiguous_format)
+        for work, attends in ((self.work.few, attend_few_latents), (self.work.many, attend_many_latents)):
+            if work is not None:
+                attends(self.queries, self.caches[0], attended, self.work, row)
+        return attended
+
+    def expected(self) -> Tensor:
+        """See `Attention`."""
+        return super().expected()[..., : self.RANK]
+
+
 def _put(values: "np.ndarray[Any, Any]", capacity: int) -> Tensor:
     out = np.zeros(max(capacity, len(values)), dtype=np.int32)
     out[: len(values)] = values
@@ -111,6 +137,10 @@ def errors() -> Iterator[tuple[str, float]]:
         yield f"{name}, groups of 7, 64", _attention_error(Attention(lengths, 14, 2, 64))
         eight = Attention(lengths, 32, 8, 128, cache=torch.float8_e4m3fn)
         yield f"{name}, e4m3 cache", _attention_error(eight)
+        for heads in (16, 20, 128):
+            yield f"{name}, latents, {heads} heads", _attention_error(LatentAttention(lengths, heads))
+        yield f"{name}, latents, e4m3 cache", _attention_error(LatentAttention(lengths, 16, torch.float8_e4m3fn))
+    yield "guesses, latents", _attention_error(LatentAttention([(300, 9), (4000, 5)], 20))
     x, weight, residual = draw(65, 4096), draw(4096), draw(65, 4096)
     expected = residual.float() + rms_norm(x.float(), weight.float(), 1e-5)
     yield "norm", error(normed(x, weight, None, 1e-5, residual), expected)
@@ -160,6 +190,14 @@ def times() -> dict[str, dict[str, float]]:
         attention = Attention([(0, length)], 32, 8, 128)
         ms = median_ms(attention.run, 10)
         found[f"prefill attention, {length}"] = {"ms": ms, "tflop_s": 4 * length**2 / 2 * 32 * 128 / ms / 1e9}
+    for heads in (16, 128):
+        for count, length in ((1, 4096), (8, 4096), (64, 4096)):
+            latents = LatentAttention([(length - 1, 1)] * count, heads)
+            ms = median_ms(latents.run)
+            found[f"decode latent attention, {heads} heads, {count} x {length}"] = _moved(ms, count * length * 576 * 2)
+        ms = median_ms(LatentAttention([(0, 4096)], heads).run, 10)
+        rate = 4096**2 * heads * 1088 / ms / 1e9
+        found[f"prefill latent attention, {heads} heads, 4096"] = {"ms": ms, "tflop_s": rate}
     for name, width, columns in (("qkv", 6144, 4096), ("down", 4096, 14336), ("head", 128256, 4096)):
         # Several weight matrices are used in turn, because a single one would stay in the cache.
         weights = [draw(width, columns) for _ in range(max(2, int(4e8 / (2 * width * columns))))]

@@ -16,10 +16,11 @@ from services.engine.models.decoder import Decoder
 from services.engine.models.linear import QuantizedLinear
 from services.engine.models.registry import find_family
 from services.engine.worker.capacity.kv_cache import bytes_per_block
+from services.engine.worker.gpu.triton_worker import TritonWorker
 from services.engine.worker.load import load_worker
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import SettingsError
-from tests.model.harness import NUM_TOKENS, Engine, Models, make_prompt, settings
+from tests.model.harness import NUM_TOKENS, Engine, Models, make_prompt, make_worker, settings
 from tests.models import greedy_reference, make_model
 from tests.quantized.checkpoints import make_checkpoints
 from tests.unit.engine.kv.engines import PROMPT, run, started
@@ -75,15 +76,20 @@ def test_a_token_of_deepseek_v3_takes_the_bytes_of_its_latents() -> None:
     assert description.query_scale == pytest.approx(0.1352337788608801)
 
 
-def test_the_cache_has_one_row_a_token_and_layer(models: Models) -> None:
-    directory = models("deepseek_v3")
-    worker = TorchWorker(settings(directory, kv_cache_memory_gb=0.01), directory)
-    tensors = worker._cache.parts
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_the_cache_has_one_row_a_token_and_layer(backend: str, models: Models) -> None:
+    worker = make_worker(backend, models("deepseek_v3"), kv_cache_memory_gb=0.01)
+    assert isinstance(worker, TorchWorker | TritonWorker)
+    tensors = (worker._cache if isinstance(worker, TorchWorker) else worker._blocks.kv).parts
     layers, row = 2, 16 + 8
     assert [each.shape[1:] for each in tensors] == [(16, 1, row)] * layers
     assert worker.memory.cache_bytes == sum(each.nbytes for each in tensors)
     layout = worker.kv_memory().layout
     assert layout.num_bytes(16) == 16 * layers * row * 4
+    tensors[1][3, 5] = torch.arange(row, dtype=torch.float32)
+    block = np.zeros(layout.shape(16), dtype=np.uint8)
+    worker.kv_memory().read(3, block)
+    assert block[1, 0, 5, 0].view(np.float32).tolist() == list(range(row))
 
 
 @pytest.mark.parametrize("context", [0, 40])
@@ -180,13 +186,8 @@ def test_which_backend_computes_is_told_at_the_start(models: Models, caplog: pyt
     assert "the fast CPU backend is not used: it has no latent attention. PyTorch's operations compute" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"enable_lora": True, "max_loras": 1}, "--enable-lora: this model has latent attention"),
-        ({"cpu_backend": "triton"}, "--cpu-backend=triton: the kernels have no latent attention"),
-    ],
-)
-def test_what_latent_attention_cannot_do_is_refused(options: dict[str, Any], said: str, models: Models) -> None:
-    with pytest.raises(SettingsError, match=said):
+@pytest.mark.parametrize("backend", ["auto", "triton"])
+def test_adapters_are_refused(backend: str, models: Models) -> None:
+    options: dict[str, Any] = {"enable_lora": True, "max_loras": 1, "cpu_backend": backend}
+    with pytest.raises(SettingsError, match="--enable-lora: this model has latent attention"):
         load_worker(settings(models("youtu"), **options))

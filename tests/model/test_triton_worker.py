@@ -72,6 +72,9 @@ def test_a_mixed_batch_gets_the_tokens_and_log_probabilities_of_the_torch_worker
         "cohere2",
         "glm4 with experts",
         "gpt_oss",
+        "deepseek_v2 lite",
+        "deepseek_v3 with wide latents",
+        "youtu",
     ],
 )
 def test_families_of_every_kind_get_the_tokens_of_the_torch_worker(both: Both, variant: str) -> None:
@@ -107,8 +110,9 @@ def test_guesses_are_accepted_as_the_torch_worker_accepts_them(both: Both) -> No
     assert ours.tokens == theirs.tokens
 
 
-def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models) -> None:
-    directory = models("llama")
+@pytest.mark.parametrize("variant", ["llama", "youtu"])
+def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models, variant: str) -> None:
+    directory = models(variant)
     chosen = settings(
         directory, max_num_seqs=4, block_size=2, num_gpu_blocks_override=6, max_model_len=12, swap_space=0.01
     )

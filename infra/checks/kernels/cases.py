@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from services.engine.triton.activation import activated
-from services.engine.triton.attention_work import DeviceWork, FewWork, Geometry, ManyWork, queries_a_tile
+from services.engine.triton.attention_work import DeviceWork, FewWork, Geometry, Heads, ManyWork, queries_a_tile
 from services.engine.triton.blocks import copy_blocks, gather_blocks, scatter_blocks
 from services.engine.triton.decode_attention import attend_few
 from services.engine.triton.experts import mixed_experts
+from services.engine.triton.latent_attention import RowShape, attend_few_latents, attend_many_latents
+from services.engine.triton.latent_rows import store_latents
 from services.engine.triton.lora import LoraTiles, add_products, padded_rank
 from services.engine.triton.norm import normed
 from services.engine.triton.prefill_attention import attend_many
@@ -97,6 +99,51 @@ def attention(a: Attention) -> Callable[[], None]:
         attended = empty(64, a.heads, a.head_dim, dtype=a.dtype)
         attend_few(queries, cache, cache, attended, work, geometry)
         attend_many(queries, cache, cache, attended, work, geometry)
+
+    return start
+
+
+@dataclass(frozen=True)
+class Latents:
+    """Sizes and options of a layer of latent attention, with a rank of 512 and 64 dimensions that are rotated."""
+
+    heads: int
+    nope_dim: int = 128
+    dtype: torch.dtype = BF16
+    cache: torch.dtype | None = None
+    queries: int = 1
+
+
+LATENTS = {
+    "DeepSeek V3": Latents(128),
+    "DeepSeek V2-Lite": Latents(16),
+    "DeepSeek V2-Lite, float16": Latents(16, dtype=F16),
+    "DeepSeek V2-Lite, float32": Latents(16, dtype=F32),
+    "DeepSeek V2-Lite, cache e4m3": Latents(16, cache=E4M3),
+    "GLM 4.7 Flash, 9 queries": Latents(20, nope_dim=192, queries=9),
+}
+
+
+def latent_attention(a: Latents) -> Callable[[], None]:
+    """Returns a case with what is between the projections of latent attention, without products."""
+    rank, turning = 512, 64
+
+    def start() -> None:
+        heads = Heads(a.heads, a.dtype.itemsize, latent=True)
+        places = (words(8) for _ in range(4))
+        few = FewWork(8, a.queries, 64, *places, words(9), words(64), words(1), heads.split_tokens)
+        tile = queries_a_tile(a.heads, a.dtype.itemsize)
+        many = ManyWork(64, tile, *(words(8) for _ in range(4)), words(64))
+        work, row = DeviceWork(words(256, 512), None, few, many), RowShape(rank, turning, 0.1)
+        cache = empty(1024, 64, 1, rank + turning, dtype=a.cache or a.dtype)
+        absorbed = empty(64, a.heads, rank + turning, dtype=a.dtype)
+        queries = empty(64, a.heads, a.nope_dim + turning, dtype=a.dtype)
+        table, norm = empty(8192, 2, turning // 2, dtype=a.dtype), empty(rank, dtype=a.dtype)
+        projected = empty(64, 1536 + rank + turning, dtype=a.dtype)
+        store_latents(projected, queries, absorbed, words(64), words(64), cache, table, True, norm, 1e-6)
+        attended = empty(64, a.heads, rank, dtype=a.dtype)
+        attend_few_latents(absorbed, cache, attended, work, row)
+        attend_many_latents(absorbed, cache, attended, work, row)
 
     return start
 
@@ -230,6 +277,9 @@ def all_cases() -> Iterator[Case]:
     """Yields every case, in the order of the table in docs/kernels.md."""
     for name, a in ATTENTIONS.items():
         yield Case(f"attention, {name}", attention(a), NOT_ON_SM_80 if a.cache else frozenset())
+    for name, latents in LATENTS.items():
+        left_out = NOT_ON_SM_80 if latents.cache else frozenset[str]()
+        yield Case(f"latent attention, {name}", latent_attention(latents), left_out)
     llama, qwen = ATTENTIONS["Llama 3.1 8B"], ATTENTIONS["Qwen3 0.6B"]
     yield Case("rotation and cache, Llama 3.1 8B", rope(llama, 128, False, False))
     yield Case("rotation and cache, Qwen3 0.6B", rope(qwen, 128, False, True))

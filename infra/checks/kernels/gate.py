@@ -149,12 +149,14 @@ def needed_instruction(entry: Entry) -> str:
     if (
         entry.target == "sm_90"
         and narrow
-        and (kernel == "prefill" or (kernel == "grouped" and "prefill" in entry.case))
+        and (kernel in {"prefill", "latent_prefill"} or (kernel == "grouped" and "prefill" in entry.case))
     ):
         return "HGMMA"
     if entry.target == "gfx942" and kernel in {
         "prefill",
         "split",
+        "latent_prefill",
+        "latent_split",
         "grouped",
         "skinny",
         "shrink",
@@ -162,7 +164,8 @@ def needed_instruction(entry: Entry) -> str:
         "quantized",
     }:
         return "MFMA"
-    multiplies = kernel in {"prefill", "split", "grouped", "shrink", "expand"}
+    attends = {"prefill", "split", "latent_prefill", "latent_split"}
+    multiplies = kernel in {*attends, "grouped", "shrink", "expand"}
     return "HMMA" if entry.target == "sm_80" and narrow and multiplies else ""
 
 

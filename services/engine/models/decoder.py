@@ -18,7 +18,7 @@ from torch import Tensor
 
 from services.engine.models.attention import Attention, StepInputs
 from services.engine.models.description import DecoderDescription
-from services.engine.models.latent_attention import LatentWeights, ReferenceLatentAttention
+from services.engine.models.latent_attention import LatentWeights
 from services.engine.models.linear import Linear
 from services.engine.models.mlp import Mlp
 from services.engine.models.norm import Norm
@@ -233,7 +233,7 @@ def _attention(description: DecoderDescription, weights: DecoderWeights, operati
         qk_norms, sinks = tuple(x.qk_norm for x in weights.layers), tuple(x.sinks for x in weights.layers)
         return operations.attention(description, qk_norms, weights.embedding, sinks)
     latents = tuple(layer.latent for layer in weights.layers if layer.latent is not None)
-    return ReferenceLatentAttention(description, description.latent, latents, weights.embedding)
+    return operations.latent_attention(description, description.latent, latents, weights.embedding)
 
 
 class _Sequential:

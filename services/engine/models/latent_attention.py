@@ -4,7 +4,7 @@
     queries  W_q norm(latent of queries), or as they are; per head nope_dim numbers, and rope_dim that are rotated
     row      [norm(latent) | rotated part]: what the KV cache keeps of a token
 
-In plain torch operations on any device; there is no other implementation. Called by the decoder.
+In plain torch operations on any device. Created by a model's operations (`operations`), called by the decoder.
 """
 
 from collections.abc import Mapping

@@ -13,7 +13,8 @@ from typing import Protocol
 from torch import Tensor
 
 from services.engine.models.attention import Attention, ReferenceAttention
-from services.engine.models.description import ActivationKind, DecoderDescription, NormKind
+from services.engine.models.description import ActivationKind, DecoderDescription, LatentAttention, NormKind
+from services.engine.models.latent_attention import LatentWeights, ReferenceLatentAttention
 from services.engine.models.linear import DenseLinear, Linear, make_linear
 from services.engine.models.mlp import ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
 from services.engine.models.norm import Norm, make_norm
@@ -61,6 +62,12 @@ class Operations(Protocol):
         """Returns the attention of all layers, with the type and on the device of `like`; see `ReferenceAttention`."""
         ...
 
+    def latent_attention(
+        self, description: DecoderDescription, shape: LatentAttention, weights: tuple[LatentWeights, ...], like: Tensor
+    ) -> Attention:
+        """Returns the attention over latents of all layers; see `ReferenceLatentAttention`."""
+        ...
+
     def normed_linear(self, norm: Norm, linear: Linear) -> Callable[[Tensor], Tensor]:
         """Returns a function that computes linear(norm(x))."""
         ...
@@ -102,6 +109,12 @@ class TorchOperations:
     ) -> Attention:
         """See `Operations`."""
         return ReferenceAttention(description, qk_norms, like, sinks)
+
+    def latent_attention(
+        self, description: DecoderDescription, shape: LatentAttention, weights: tuple[LatentWeights, ...], like: Tensor
+    ) -> Attention:
+        """See `Operations`."""
+        return ReferenceLatentAttention(description, shape, weights, like)
 
     def normed_linear(self, norm: Norm, linear: Linear) -> Callable[[Tensor], Tensor]:
         """See `Operations`."""

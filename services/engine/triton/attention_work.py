@@ -1,6 +1,7 @@
 """Makes the work lists of the attention kernels, once for each step.
 
-    few     sequences with few queries (`has_few`): (sequence, split of its keys) pairs, see `decode_attention`
+    few     sequences with few queries (`has_few`): (sequence, split of its keys) pairs, see `decode_attention` and
+            `latent_attention`
     many    the other sequences: (sequence, tile of its queries) pairs, those with most keys first, see
             `prefill_attention`
 
@@ -19,6 +20,8 @@ from torch import Tensor
 
 SPLIT_TOKENS: Final = 256
 """Keys of one split. Fixed, because a sequence's sums must not depend on the number of other sequences."""
+_SPLIT_HEADS = 32
+"""Heads of latent attention with which a split has so many keys; with more heads it has more (`Heads.split_tokens`)."""
 FEW_QUERIES: Final = 9
 """Most queries of a sequence in the decode kernel: one token, and 8 draft tokens, as many as a step usually checks."""
 _FEW_ROWS = 64
@@ -50,6 +53,18 @@ class Heads:
 
     group: int
     itemsize: int
+    latent: bool = False
+    """Whether keys and values are rows of latents (`latent_attention`). The kernel for few queries divides their heads
+    among programs, so it takes any number of heads."""
+
+    @property
+    def split_tokens(self) -> int:
+        """Keys of one split.
+
+        The partial results of latents are as wide as a row for each head. The more heads, the more keys a split has, so
+        that partial results take no more memory.
+        """
+        return SPLIT_TOKENS * max(1, self.group // _SPLIT_HEADS) if self.latent else SPLIT_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +98,7 @@ class FewWork:
     item_starts: Tensor
     items: Tensor
     num_items: Tensor
+    split_tokens: int = SPLIT_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +124,25 @@ class DeviceWork:
     many: ManyWork | None
 
 
-def has_few(query_lens: Integers, group: int) -> NDArray[np.bool_]:
+def has_few(query_lens: Integers, heads: Heads) -> NDArray[np.bool_]:
     """Returns for each sequence whether the decode kernel computes its attention.
 
-    The decode kernel takes sequences with one query, or with at most `FEW_QUERIES` queries and `_FEW_ROWS` rows.
+    The decode kernel takes sequences with one query, or with at most `FEW_QUERIES` queries and, except over latents,
+    `_FEW_ROWS` rows.
     """
-    return (query_lens == 1) | ((query_lens <= FEW_QUERIES) & (query_lens * group <= _FEW_ROWS))
+    narrow = heads.latent | (query_lens * heads.group <= _FEW_ROWS)
+    return (query_lens == 1) | ((query_lens <= FEW_QUERIES) & narrow)
 
 
-def split_items(sequences: Sequences, window: int | None) -> tuple[Integers, Integers]:
+def split_items(
+    sequences: Sequences, window: int | None, split_tokens: int = SPLIT_TOKENS
+) -> tuple[Integers, Integers]:
     """Returns `item_starts` [S + 1] and the packed (sequence, split) pairs of splits with keys visible to a query."""
-    last = -(-sequences.seq_lens // SPLIT_TOKENS)
+    last = -(-sequences.seq_lens // split_tokens)
     first = np.zeros_like(last)
     if window is not None:
         oldest = sequences.seq_lens - sequences.query_lens - window + 1
-        first = np.maximum(oldest, 0) // SPLIT_TOKENS
+        first = np.maximum(oldest, 0) // split_tokens
     counts = last - first
     starts = np.concatenate(([0], counts.cumsum()))
     owner = np.repeat(np.arange(len(counts)), counts)
@@ -152,20 +172,21 @@ def plan_work(
     `capacity`: (sequences, items) of a captured graph, to which the list is padded; only for steps in which every
     sequence has one query. Padding sequences have no items.
     """
-    few = has_few(sequences.query_lens, heads.group)
+    few = has_few(sequences.query_lens, heads)
     if few.all():
-        return DeviceWork(tables, window, _few(sequences, window, put, capacity), None)
+        return DeviceWork(tables, window, _few(sequences, window, heads.split_tokens, put, capacity), None)
     many = sequences.take(np.flatnonzero(~few))
     each = queries_a_tile(heads.group, heads.itemsize)
     tiles = query_tiles(many, each)
     columns = (many.rows, many.seq_lens, many.query_starts, many.query_lens, tiles)
     placed = ManyWork(len(tiles), each, *(put(column, len(column)) for column in columns))
     rest = sequences.take(np.flatnonzero(few))
-    return DeviceWork(tables, window, _few(rest, window, put, capacity) if few.any() else None, placed)
+    placed_few = _few(rest, window, heads.split_tokens, put, capacity) if few.any() else None
+    return DeviceWork(tables, window, placed_few, placed)
 
 
-def _few(sequences: Sequences, window: int | None, put: Put, capacity: tuple[int, int]) -> FewWork:
-    starts, items = split_items(sequences, window)
+def _few(sequences: Sequences, window: int | None, split_tokens: int, put: Put, capacity: tuple[int, int]) -> FewWork:
+    starts, items = split_items(sequences, window, split_tokens)
     real = len(sequences.rows)
     count, max_items = max(real, capacity[0]), max(len(items), capacity[1])
     padded = sequences if count == real else _pad(sequences, count)
@@ -180,6 +201,7 @@ def _few(sequences: Sequences, window: int | None, put: Put, capacity: tuple[int
         num_items=put(np.array([len(items)]), 1),
         # The kernel reads only the first `num_items` of these.
         items=put(items, max_items),
+        split_tokens=split_tokens,
     )
 
 

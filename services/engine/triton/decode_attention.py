@@ -23,12 +23,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from services.engine.triton.attention_work import SPLIT_TOKENS, DeviceWork, Geometry
+from services.engine.triton.attention_work import DeviceWork, FewWork, Geometry
 from services.engine.triton.runtime import launch, num_processors, power_of_two
 from services.engine.triton.scores import accumulate, load_rows, make_scores, with_sink
 
 _PROGRAMS_A_PROCESSOR = 4
 _COMBINED_AT_ONCE = 16
+_NARROW = 256
 
 
 @triton.jit
@@ -152,11 +153,30 @@ def attend_few(
         few.item_starts, few.items, few.num_items, g.slopes, g.sinks,
         queries.stride(0), work.tables.stride(0), work.window or 0, float(g.scale), float(g.softcap or 0.0),
         warps=4, stages=3, BLOCK_SIZE=key_cache.shape[1], QUERIES=each, ROWS=rows, TILE=tile,
-        SPLIT=SPLIT_TOKENS, WINDOW=work.window is not None, SOFTCAP=g.softcap is not None,
+        SPLIT=few.split_tokens, WINDOW=work.window is not None, SOFTCAP=g.softcap is not None,
         ALIBI=g.slopes is not None, **shared,
     )  # fmt: skip
+    combine_splits(attended, partials, bests, totals, few, kv_heads, g.sinks)
+
+
+def combine_splits(
+    attended: Tensor,
+    partials: Tensor,
+    bests: Tensor,
+    totals: Tensor,
+    few: FewWork,
+    kv_heads: int,
+    sinks: Tensor | None = None,
+) -> None:
+    """Writes the output of the sequences with several splits into `attended` [num_tokens, heads, D], in place.
+
+    `partials` [items, kv_heads · queries · group, D], `bests`, `totals` without D: what the splits gave, float32.
+    `queries` is the largest number of query tokens, rounded up to a power of two.
+    """
+    heads, width = attended.shape[1:]
     launch(
         _combine_kernel, (few.count, few.max_queries, heads),
-        attended, partials, bests, totals, few.query_starts, few.query_lens, few.item_starts, g.sinks,
-        warps=2, QUERIES=each, AT_ONCE=_COMBINED_AT_ONCE, **shared,
+        attended, partials, bests, totals, few.query_starts, few.query_lens, few.item_starts, sinks,
+        warps=2 if width <= _NARROW else 4, KV_HEADS=kv_heads, GROUP=heads // kv_heads, D=width,
+        D_PAD=power_of_two(width, 16), QUERIES=power_of_two(few.max_queries), AT_ONCE=_COMBINED_AT_ONCE,
     )  # fmt: skip

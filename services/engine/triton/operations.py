@@ -18,7 +18,14 @@ from torch import Tensor
 
 from services.engine.kernels.alibi import alibi_slopes
 from services.engine.models.attention import Attention, StepInputs
-from services.engine.models.description import ActivationKind, DecoderDescription, NormKind, RopeParameters
+from services.engine.models.description import (
+    ActivationKind,
+    DecoderDescription,
+    LatentAttention,
+    NormKind,
+    RopeParameters,
+)
+from services.engine.models.latent_attention import LatentWeights
 from services.engine.models.linear import Linear
 from services.engine.models.mlp import ExpertMatrices, ExpertParts, Mlp
 from services.engine.models.norm import Norm
@@ -30,6 +37,8 @@ from services.engine.triton.activation import activated
 from services.engine.triton.attention_work import DeviceWork, Geometry
 from services.engine.triton.decode_attention import attend_few
 from services.engine.triton.experts import mixed_experts
+from services.engine.triton.latent_attention import RowShape, attend_few_latents, attend_many_latents
+from services.engine.triton.latent_rows import store_latents
 from services.engine.triton.lora import LoraMatrix, LoraStep
 from services.engine.triton.norm import normed
 from services.engine.triton.prefill_attention import attend_many
@@ -210,10 +219,7 @@ class TritonAttention:
     ) -> None:
         self._description, self._qk_norms = description, qk_norms
         self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
-        self._tables: dict[RopeParameters | None, Tensor | None] = {None: None}
-        for rope in {rope for rope in self._ropes if rope is not None}:
-            frequencies = inverse_frequencies(rope).to(like.device)
-            self._tables[rope] = make_table(frequencies, rope.attention_factor, num_positions, like.dtype)
+        self._tables = {None: None, **_tables(self._ropes, num_positions, like)}
         slopes = None
         if description.alibi_scale is not None:
             every = alibi_slopes(description.num_heads * shard.tp_size) * description.alibi_scale
@@ -254,6 +260,71 @@ class TritonAttention:
         queries, keys = qkv[:, : d.q_size], qkv[:, d.q_size : d.q_size + d.kv_size]
         queries.copy_(normed(queries, norms[: d.num_heads].flatten(), None, d.norm_eps))
         keys.copy_(normed(keys, norms[d.num_heads :].flatten(), None, d.norm_eps))
+
+
+class TritonLatentAttention:
+    """An `Attention` over latents in the absorbed form, with work lists like `TritonAttention`.
+
+    The products with the matrices of each head, W_key and W_value, use the vendor's library.
+    """
+
+    def __init__(
+        self,
+        description: DecoderDescription,
+        shape: LatentAttention,
+        weights: tuple[LatentWeights, ...],
+        like: Tensor,
+        num_positions: int,
+    ) -> None:
+        self._num_heads, self._shape, self._weights = description.num_heads, shape, weights
+        self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
+        self._tables = _tables(self._ropes, num_positions, like)
+        scale = shape.query_dim**-0.5 if description.query_scale is None else description.query_scale
+        self._row = RowShape(shape.rank, shape.rope_dim, scale)
+
+    def prepare(self, positions: Tensor) -> Tensor:
+        """See `Attention`."""
+        return positions
+
+    def attend(self, layer: int, qkv: Tensor, prepared: Tensor, step: StepInputs) -> Tensor:
+        """See `Attention`; `qkv` as in `models/latent_attention`."""
+        shape, weights, rope = self._shape, self._weights[layer], self._ropes[layer]
+        assert rope is not None
+        key_up, value_up = weights.up.split((shape.nope_dim, shape.value_dim), dim=1)
+        first, cache = qkv[:, : qkv.shape[1] - shape.row_size], step.key_caches[layer]
+        if weights.query_up is not None:
+            assert weights.query_norm is not None
+            first = weights.query_up(normed(first, weights.query_norm, None, shape.norm_eps))
+        queries = first.unflatten(1, (self._num_heads, shape.query_dim))
+        absorbed = qkv.new_empty((len(qkv), self._num_heads, shape.row_size))
+        store_latents(
+            qkv, queries, absorbed, prepared, step.slot_mapping, cache, self._tables[rope], rope.interleaved,
+            weights.norm, shape.norm_eps,
+        )  # fmt: skip
+        _by_head(queries[..., : shape.nope_dim], key_up, absorbed[..., : shape.rank])
+        attended = qkv.new_empty((len(qkv), self._num_heads, shape.rank))
+        work: DeviceWork = step.attention[None]
+        if work.few is not None:
+            attend_few_latents(absorbed, cache, attended, work, self._row)
+        if work.many is not None:
+            attend_many_latents(absorbed, cache, attended, work, self._row)
+        values = qkv.new_empty((len(qkv), self._num_heads, shape.value_dim))
+        _by_head(attended, value_up.transpose(1, 2), values)
+        return values.flatten(1)
+
+
+def _by_head(x: Tensor, matrices: Tensor, out: Tensor) -> None:
+    """Writes x [n, heads, a] times the matrix [heads, a, b] of each head into `out` [n, heads, b]."""
+    torch.bmm(x.transpose(0, 1), matrices, out=out.transpose(0, 1))
+
+
+def _tables(ropes: tuple[RopeParameters | None, ...], num_positions: int, like: Tensor) -> dict[RopeParameters, Tensor]:
+    """Returns the table of each rotary embedding (`make_table`), with the type and on the device of `like`."""
+    return {
+        rope: make_table(inverse_frequencies(rope).to(like.device), rope.attention_factor, num_positions, like.dtype)
+        for rope in set(ropes)
+        if rope is not None
+    }
 
 
 class TritonOperations:
@@ -297,7 +368,7 @@ class TritonOperations:
         if not self._told:
             logger.warning(
                 "quantization: the Triton kernels multiply plain experts: quantized ones become %s weights while "
-                "loading, which take the memory of an unquantized model",
+                "loading, which take the memory of an unquantized model; with --cuda-backend=torch they stay quantized",
                 str(self._dtype).removeprefix("torch."),
             )
             self._told = True
@@ -312,6 +383,12 @@ class TritonOperations:
     ) -> Attention:
         """See `Operations`."""
         return TritonAttention(description, qk_norms, like, sinks, self._num_positions, self._shard)
+
+    def latent_attention(
+        self, description: DecoderDescription, shape: LatentAttention, weights: tuple[LatentWeights, ...], like: Tensor
+    ) -> Attention:
+        """See `Operations`."""
+        return TritonLatentAttention(description, shape, weights, like, self._num_positions)
 
     def normed_linear(self, norm: Norm, linear: Linear) -> Callable[[Tensor], Tensor]:
         """See `Operations`."""

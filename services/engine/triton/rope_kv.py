@@ -126,15 +126,19 @@ def rotate_and_store(
     assert qkv.is_contiguous(), "qkv must be contiguous"
     assert qkv.shape[1] == (heads + 2 * kv_heads) * head_dim, qkv.shape
     rotary = 0 if table is None else 2 * table.shape[2]
-    same = key_cache.dtype == qkv.dtype
     launch(
         _rope_kernel, (qkv.shape[0], ceil_div(heads + 2 * kv_heads, _HEADS_AT_ONCE)),
         qkv, positions, slots, table, norm, key_cache, value_cache, eps,
         warps=4, HEADS=heads, KV_HEADS=kv_heads, D=head_dim, ROTARY=rotary, HALF_PAD=power_of_two(rotary // 2),
         REST_PAD=power_of_two(head_dim - rotary), AT_ONCE=_HEADS_AT_ONCE, INTERLEAVED=interleaved,
         NORMED=norm is not None, NORM_LAST=norm is not None and norm_last,
-        LARGEST=0.0 if same else _LARGEST.get(str(key_cache.dtype), 0.0),
+        LARGEST=largest_stored(qkv.dtype, key_cache.dtype),
     )  # fmt: skip
+
+
+def largest_stored(dtype: torch.dtype, cache_dtype: torch.dtype) -> float:
+    """Returns the largest number of the cache's type, to which values are clamped; 0.0 if they need no clamping."""
+    return 0.0 if cache_dtype == dtype else _LARGEST.get(str(cache_dtype), 0.0)
 
 
 def make_table(frequencies: Tensor, scale: float, num_positions: int, dtype: torch.dtype) -> Tensor:

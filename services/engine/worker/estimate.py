@@ -126,7 +126,7 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
     if chosen.method is not None:
         weights = _prepared_bytes(model_dir, dtype, layout) // shard.size
     bounds, context = largest_step(settings, d, on_cpu=backend != "gpu"), context_length(settings, whole)
-    captures = backend == "gpu" and not settings.enforce_eager and shard.size == 1 and d.latent is None
+    captures = backend == "gpu" and not settings.enforce_eager and shard.size == 1
     cached = replace(d, head_dim=-(-d.head_dim // 32) * 32) if backend == "cpp" else d
     return Needs(
         description=d,
@@ -169,8 +169,6 @@ def predict_step(bounds: StepBounds, d: DecoderDescription, dtype: torch.dtype, 
     size, vocab = dtype.itemsize, d.vocab_size
     passing = bounds.num_tokens * _token_bytes(d, size, backend)
     if backend == "gpu":
-        if d.latent is not None:
-            passing += bounds.context * bytes_per_context_token(bounds.num_tokens, d, dtype)
         sampling = _SAMPLING_BYTES // 2 * vocab * bounds.num_samples
         return StepBytes(passing + sampling + 10 * vocab * bounds.num_reported, bounds.context, 0)
     probe = make_probe(bounds, d, 1, torch.device("cpu"))
@@ -230,7 +228,7 @@ def _weights(
         key = within_layer(name), shapes
         if key not in known:
             # The Triton kernels multiply plain experts.
-            plain = backend == "gpu" and "experts." in name and d.latent is None
+            plain = backend == "gpu" and "experts." in name
             known[key] = _parameter_bytes(parameter, d, dtype, None if plain else quantize, shard)
         total += known[key]
     if d.tied_embeddings and d.has_head and quantize is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from services.engine.cpu.worker import load_cpu_worker
-from services.engine.models.registry import find_family, has_family
+from services.engine.models.registry import has_family
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.worker.interface import ModelWorker
 from services.engine.worker.loading.model_files import read_config
@@ -127,8 +127,6 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
             )
         if settings.enable_mm:
             raise SettingsError("--cpu-backend=triton: the kernels compute without pictures; leave out --enable-mm")
-        if _has_latents(model_dir):
-            raise SettingsError("--cpu-backend=triton: the kernels have no latent attention; use --cpu-backend=torch")
         if settings.enable_lora and settings.tensor_parallel_size > 1:
             raise SettingsError("--cpu-backend=triton: the kernels do not divide adapters; leave out --enable-lora")
         if not _interprets():
@@ -154,19 +152,11 @@ def _reason_for_torch(settings: EngineSettings, device: torch.device, model_dir:
         return "they compute LoRA adapters on one device only"
     if not has_family(read_config(model_dir)):
         return "this architecture runs through transformers"
-    if _has_latents(model_dir):
-        return "they have no latent attention"
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < _OLDEST:
         return "they need a device of compute capability 8.0 or newer"
     if settings.kv_cache_dtype != "auto" and torch.cuda.get_device_capability(device) < _OLDEST_WITH_FLOAT8:
         return f"--kv-cache-dtype {settings.kv_cache_dtype} needs compute capability 8.9 or newer there"
     return None
-
-
-def _has_latents(model_dir: Path) -> bool:
-    """Whether the model in a directory has latent attention, which only PyTorch's operations compute."""
-    config = read_config(model_dir)
-    return has_family(config) and find_family(config).describe(config).latent is not None
 
 
 def _interprets() -> bool:

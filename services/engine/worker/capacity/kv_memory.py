@@ -44,9 +44,9 @@ class CacheMemory:
 
 
 class PackedMemory:
-    """A `KvMemory` of a `KvCache` on a device and of host blocks, [host blocks, layers * 2, bytes].
+    """A `KvMemory` of a `KvCache` on a device and of host blocks, [host blocks, layers * parts of a layer, bytes].
 
-    A host block holds all layers, of each its keys and then its values.
+    A host block holds all layers, of each its keys and then its values, or its rows of latents.
     """
 
     def __init__(self, cache: KvCache, host: Tensor) -> None:
@@ -54,9 +54,9 @@ class PackedMemory:
         _, block_size, num_heads, head_dim = first.shape
         name = str(first.dtype).removeprefix("torch.")
         num_layers, head_bytes = len(cache.key_caches), head_dim * first.dtype.itemsize
-        self.layout = KvLayout(num_layers, num_heads, head_bytes, name, block_size)
+        self.layout = KvLayout(num_layers, num_heads, head_bytes, name, block_size, cache.parts_per_layer)
         self._cache = cache.parts
-        self._host = host.numpy().view(np.uint8).reshape(-1, num_layers * 2, block_size, num_heads, head_bytes)
+        self._host = host.numpy().view(np.uint8).reshape(-1, len(cache.parts), block_size, num_heads, head_bytes)
 
     def read(self, block: int, out: Bytes) -> None:
         """See `KvMemory`."""

@@ -1,7 +1,8 @@
 """The KV cache on a GPU as one tensor, the swap space in main memory, and the block copies that plans ask for.
 
-    cache   [layers · 2, num_blocks, block bytes]; layer l has its keys in part 2 l, its values in part 2 l + 1
-    host    [num_host_blocks, layers · 2, block bytes]; the data of a block in all layers is contiguous
+    cache   [parts, num_blocks, block bytes]; layer l has its keys in part 2 l, its values in part 2 l + 1. Of latents a
+            layer has one part, its rows
+    host    [num_host_blocks, parts, block bytes]; the data of a block in all layers is contiguous
 
 Blocks that are swapped out or in are packed into one contiguous buffer on the device, so that one large copy moves many
 blocks. Called by the GPU worker.
@@ -42,11 +43,12 @@ class DeviceBlocks:
     ) -> None:
         shape = (block_size, description.num_kv_heads, description.head_dim)
         block_bytes = int(np.prod(shape)) * dtype.itemsize
-        parts = 2 * description.num_layers
+        per_layer = description.cache_parts
+        parts = per_layer * description.num_layers
         # Zeroed because attention also reads slots that were never written, and masks them afterwards.
         whole = torch.zeros((parts, num_blocks, block_bytes), dtype=torch.uint8, device=device)
         views = [part.view(dtype).view(num_blocks, *shape) for part in whole]
-        self.kv = KvCache(tuple(views[0::2]), tuple(views[1::2]))
+        self.kv = KvCache(tuple(views[0::per_layer]), tuple(views[1::2]) if per_layer == 2 else ())
         size = next(size for size in (8, 4, 2, 1) if block_bytes % size == 0)
         self._words = whole.view(_WORDS[size])
         # Pages are allocated when first written. An empty array of bytes could not be viewed as words afterwards.

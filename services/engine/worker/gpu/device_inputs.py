@@ -79,10 +79,9 @@ class GraphSize:
         """Maximum number of tiles of tokens with adapters (see `triton/lora`)."""
         return most_tiles(self.num_seqs, self.num_slots) if self.num_slots else 0
 
-    @property
-    def max_items(self) -> int:
+    def max_items(self, split_tokens: int) -> int:
         """Maximum number of key splits (see `attention_work`) of all sequences together."""
-        return self.num_seqs * -(-self.max_seq_len // SPLIT_TOKENS)
+        return self.num_seqs * -(-self.max_seq_len // split_tokens)
 
 
 def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, block_size: int) -> HostStep:
@@ -140,7 +139,7 @@ def place(
     if step.token_slots is not None or max_tiles:
         row_slots = step.token_slots if step.token_slots is not None else np.zeros(0, dtype=np.int64)
         adapters = put_tiles(row_slots, staging.put, max_tiles)
-    capacity = (0, 0) if graph is None else (graph.num_seqs, graph.max_items)
+    capacity = (0, 0) if graph is None else (graph.num_seqs, graph.max_items(heads.split_tokens))
     attention = {window: plan_work(step.sequences, tables, window, heads, staging.put, capacity) for window in windows}
     every = graph is not None or (len(step.logit_tokens) == len(step.ids) and step.report is None)
     logit_tokens = None if every else staging.put(step.logit_tokens)

@@ -162,7 +162,7 @@ class TritonWorker:
         self._model = Decoder(self._description, weights, operations)
         self._windows = tuple(dict.fromkeys(self._description.sliding_windows))
         group = self._description.num_heads // self._description.num_kv_heads
-        self._heads = Heads(group, self._dtype.itemsize)
+        self._heads = Heads(group, self._dtype.itemsize, latent=self._description.latent is not None)
         self._pooling_kind: PoolingKind = pooling_kind(model_dir)
         self._under_way: deque[_UnderWay | StepResult] = deque()
         self._sums: deque[_Sums] = deque()

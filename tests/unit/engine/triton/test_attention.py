@@ -44,10 +44,6 @@ class Heads:
     cache_dtype: torch.dtype | None = None
 
 
-def work_heads(heads: Heads) -> attention_work.Heads:
-    return attention_work.Heads(heads.group, heads.dtype.itemsize)
-
-
 def put(array: np.ndarray, capacity: int) -> Tensor:
     """Rubbish behind what there is: a kernel must not read it."""
     out = np.full(capacity, 99_999, dtype=np.int32)
@@ -83,13 +79,16 @@ class Case:
         caches = [torch.randn(shape, generator=generator).to(heads.dtype) for _ in range(2)]
         self.caches = [as_stored(cache, heads.cache_dtype or heads.dtype) for cache in caches]
 
+    def work_heads(self) -> attention_work.Heads:
+        return attention_work.Heads(self.heads.group, self.heads.dtype.itemsize)
+
     def sinks(self) -> Tensor | None:
         """From far below the scores of keys to far above them."""
         return torch.linspace(-9, 9, self.heads.kv_heads * self.heads.group) if self.heads.sinks else None
 
     def ours(self, capacity: tuple[int, int] = (0, 0)) -> Tensor:
         heads = self.heads
-        work = plan_work(self.sequences, torch.from_numpy(self.tables), heads.window, work_heads(heads), put, capacity)
+        work = plan_work(self.sequences, torch.from_numpy(self.tables), heads.window, self.work_heads(), put, capacity)
         attended = torch.full((max(len(self.queries), capacity[0]), *self.queries.shape[1:]), 7.0, dtype=heads.dtype)
         slopes = alibi_slopes(heads.kv_heads * heads.group) if heads.alibi else None
         geometry = Geometry(heads.kv_heads, heads.head_dim**-0.5, heads.softcap, slopes, self.sinks())
@@ -161,7 +160,7 @@ def test_a_chunk_of_several_tiles_of_queries_and_keys_attends_to_what_the_refere
 @pytest.mark.parametrize("queries", [2, 5, 9])
 def test_guesses_are_checked_by_the_kernel_for_few_queries(queries: int) -> None:
     case = Case([(SPLIT_TOKENS - 3, queries), (0, 1), (7, queries - 1)], Heads(window=40))
-    assert plan_work(case.sequences, torch.zeros(1), 40, work_heads(case.heads), put).many is None
+    assert plan_work(case.sequences, torch.zeros(1), 40, case.work_heads(), put).many is None
     case.check()
 
 

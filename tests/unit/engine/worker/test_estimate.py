@@ -123,8 +123,8 @@ def test_latents_take_what_was_predicted(changes: dict[str, Any], model: Any) ->
     assert report.weights_bytes == pytest.approx(needs.weights_bytes, rel=0.01)
     assert report.step_bytes / 3 < needs.step_bytes < report.step_bytes * 3
     on_gpu, small = (predict(settings(directory, max_model_len=n), directory, "gpu") for n in (4096, 1024))
-    assert on_gpu.step_bytes > small.step_bytes
-    assert on_gpu.graphs_bytes == 0
+    assert on_gpu.step_bytes == small.step_bytes, "the kernels read rows as they are"
+    assert on_gpu.graphs_bytes > 0
 
 
 def test_matrices_of_latents_become_plain(tmp_path: Path) -> None:
