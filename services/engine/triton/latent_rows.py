@@ -55,8 +55,7 @@ def _latent_rows_kernel(
         factor = tl.load(norm + i, mask=i < RANK, other=0.0).to(tl.float32)
         x = x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / RANK + eps)) * factor
         key = tl.load(latent + RANK + t, mask=t < ROPE, other=0.0).to(tl.float32)
-        other = tl.load(latent + RANK + partner, mask=t < ROPE, other=0.0).to(tl.float32)
-        y = key * cos + other * sin
+        y = key * cos + tl.load(latent + RANK + partner, mask=t < ROPE, other=0.0).to(tl.float32) * sin
         if LARGEST > 0:
             # Rounded to the model's type first, as in `rope_kv`.
             x = tl.minimum(tl.maximum(x.to(projected.dtype.element_ty).to(tl.float32), -LARGEST), LARGEST)
@@ -68,11 +67,11 @@ def _latent_rows_kernel(
         head = (part - 1) * AT_ONCE + tl.arange(0, AT_ONCE)
         inside = (head < HEADS)[:, None] & (t < ROPE)[None, :]
         source = queries + token * query_stride + (head * (NOPE + ROPE) + NOPE)[:, None]
-        x = tl.load(source + t[None, :], mask=inside, other=0.0).to(tl.float32)
-        other = tl.load(source + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+        query = tl.load(source + t[None, :], mask=inside, other=0.0).to(tl.float32)
+        partners = tl.load(source + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+        turned = query * cos[None, :] + partners * sin[None, :]
         place = absorbed + (token * HEADS + head)[:, None] * (RANK + ROPE) + RANK + t[None, :]
-        y = x * cos[None, :] + other * sin[None, :]
-        tl.store(place, y.to(absorbed.dtype.element_ty), mask=inside)
+        tl.store(place, turned.to(absorbed.dtype.element_ty), mask=inside)
 
 
 def store_latents(
