@@ -147,14 +147,14 @@ LATENT_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe_lite": ("glm4_moe_lite", {}),
     "youtu": ("youtu", {}),
 }
-"""Latent attention. Wide latents are expanded for chunks of a prompt; the others are not."""
+"""Latent attention. PyTorch's operations expand wide latents for chunks of a prompt; the others they do not."""
 MORE_VARIANTS.update(LATENT_VARIANTS)
 FOREIGN_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("cohere", {}),
     "cohere, untied": ("cohere", {"tie_word_embeddings": False}),
 }
 """Architectures without a family here."""
-TORCH_VARIANTS = (*FOREIGN_VARIANTS, *LATENT_VARIANTS)
+TORCH_VARIANTS = tuple(FOREIGN_VARIANTS)
 """Variants that only PyTorch's operations compute."""
 MORE_VARIANTS.update(FOREIGN_VARIANTS)
 MORE_FAMILY_VARIANTS = (

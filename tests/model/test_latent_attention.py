@@ -1,6 +1,5 @@
 """Latent attention beyond the greedy text of its families: the cache's bytes, both ways to compute, options."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.engine.core.plan import CoreLimits
+from services.engine.cpu.worker import CpuWorker
 from services.engine.kernels import latent_attention as kernel
 from services.engine.kernels.paged_attention import AttentionShape, plan_attention
 from services.engine.models.decoder import Decoder
@@ -76,16 +76,19 @@ def test_a_token_of_deepseek_v3_takes_the_bytes_of_its_latents() -> None:
     assert description.query_scale == pytest.approx(0.1352337788608801)
 
 
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_the_cache_has_one_row_a_token_and_layer(backend: str, models: Models) -> None:
+@pytest.mark.parametrize(("backend", "width"), [("torch", 24), ("triton", 24), ("native", 32)])
+def test_the_cache_has_one_row_a_token_and_layer(backend: str, width: int, models: Models) -> None:
+    """Rows are padded in the C++ backend's cache, and travel without the padding."""
     worker = make_worker(backend, models("deepseek_v3"), kv_cache_memory_gb=0.01)
-    assert isinstance(worker, TorchWorker | TritonWorker)
-    tensors = (worker._cache if isinstance(worker, TorchWorker) else worker._blocks.kv).parts
+    assert isinstance(worker, TorchWorker | TritonWorker | CpuWorker)
+    tensors = (worker._blocks.kv if isinstance(worker, TritonWorker) else worker._cache).parts
     layers, row = 2, 16 + 8
-    assert [each.shape[1:] for each in tensors] == [(16, 1, row)] * layers
+    assert [each.shape[1:] for each in tensors] == [(16, 1, width)] * layers
     assert worker.memory.cache_bytes == sum(each.nbytes for each in tensors)
     layout = worker.kv_memory().layout
     assert layout.num_bytes(16) == 16 * layers * row * 4
+    if backend == "native":
+        return
     tensors[1][3, 5] = torch.arange(row, dtype=torch.float32)
     block = np.zeros(layout.shape(16), dtype=np.uint8)
     worker.kv_memory().read(3, block)
@@ -177,13 +180,6 @@ def test_a_prompt_of_another_engine_is_continued_with_the_same_tokens(models: Mo
         decode.add("r", prefill.compute_prompt("t"))
         assert run(prefill, decode, until=(decode, "r")) == expected
         assert decode.engine.counters().kv_loaded_tokens == len(PROMPT) - 1
-
-
-def test_which_backend_computes_is_told_at_the_start(models: Models, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        worker = load_worker(settings(models("youtu")))
-    assert isinstance(worker, TorchWorker)
-    assert "the fast CPU backend is not used: it has no latent attention. PyTorch's operations compute" in caplog.text
 
 
 @pytest.mark.parametrize("backend", ["auto", "triton"])

@@ -92,6 +92,16 @@ std::vector<Shape> shapes() {
   grouped.spec.qk_norm = 3, grouped.rotary_pairs = 10;
   all.push_back(grouped);
 
+  Shape latents{"latents", spec(50, 5, 1, 26, 37, 16)};
+  latents.spec.latent_rank = 20, latents.spec.latent_nope = 7, latents.spec.latent_value = 9;
+  latents.spec.query_rank = 11, latents.spec.latent_eps = 1e-6f, latents.rotary_pairs = 3, latents.interleaved = true;
+  all.push_back(latents);
+
+  Shape rounded{"latents of 8 bits", spec(41, 40, 1, 80, 37, 64)};
+  rounded.spec.latent_rank = 64, rounded.spec.latent_nope = 33, rounded.spec.latent_value = 5;
+  rounded.spec.latent_eps = 1e-6f, rounded.rotary_pairs = 8, rounded.spec.cache = 1;
+  all.push_back(rounded);
+
   Shape panels{"heads of whole panels", spec(70, 4, 2, 64, 1100, 32)};
   panels.tied = true, panels.rotary_pairs = 32, panels.spec.qk_norm = 1, panels.biases = true, panels.window = 50;
   all.push_back(panels);
@@ -188,8 +198,12 @@ class Model {
     norm(layer, "input_norm");
     if (shape_.own_mlp_norm) norm(layer, "mlp_norm");
     if (s.residual == normed) norm(layer, "after_attention_norm"), norm(layer, "after_mlp_norm");
-    matrix(layer, "qkv", 0, (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, s.hidden_size);
-    matrix(layer, "o", 0, s.hidden_size, s.num_heads * s.head_dim);
+    if (s.latent_rank) {
+      load_latents(layer);
+    } else {
+      matrix(layer, "qkv", 0, (s.num_heads + 2 * s.num_kv_heads) * s.head_dim, s.hidden_size);
+      matrix(layer, "o", 0, s.hidden_size, s.num_heads * s.head_dim);
+    }
     if (shape_.sinks) vector(layer, "sinks", s.num_heads, 2, 0);
     if (s.qk_norm) vector(layer, "qk_norm", (s.num_heads + s.num_kv_heads) * s.head_dim, 0.3f, 1);
     if (layer == 1 || !s.num_experts) {
@@ -200,6 +214,22 @@ class Model {
     }
     if (shape_.window && layer == 0) check(antiphon_set_window(model_, layer, shape_.window));
     if (shape_.rotary_pairs) set_rope(layer);
+  }
+
+  void load_latents(int64_t layer) {
+    const antiphon_Spec& s = shape_.spec;
+    const int64_t queries = s.num_heads * (s.latent_nope + s.head_dim - s.latent_rank);
+    matrix(layer, "qkv", 0, (s.query_rank ? s.query_rank : queries) + s.head_dim, s.hidden_size);
+    if (s.query_rank) {
+      vector(layer, "q_latent_norm", s.query_rank, 0.3f, 1);
+      matrix(layer, "q_up", 0, queries, s.query_rank);
+    }
+    vector(layer, "latent_norm", s.latent_rank, 0.3f, 1);
+    for (int64_t head = 0; head < s.num_heads; head++) {
+      matrix(layer, "latent.key", head, s.latent_rank, s.latent_nope);
+      matrix(layer, "latent.value", head, s.latent_value, s.latent_rank);
+    }
+    matrix(layer, "o", 0, s.hidden_size, s.num_heads * s.latent_value);
   }
 
   void load_experts(int64_t layer) {

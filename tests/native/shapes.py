@@ -123,5 +123,32 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "seed": 1,
         },
     ),
+    "latents": (
+        "deepseek_v3",
+        {
+            "hidden_size": 56,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "kv_lora_rank": 20,
+            "q_lora_rank": 11,
+            "qk_nope_head_dim": 7,
+            "qk_rope_head_dim": 6,
+            "v_head_dim": 5,
+        },
+    ),
+    "latents of many heads": (
+        "deepseek_v2",
+        {
+            "hidden_size": 70,
+            "num_attention_heads": 37,
+            "num_key_value_heads": 37,
+            "kv_lora_rank": 80,
+            "q_lora_rank": None,
+            "qk_nope_head_dim": 33,
+            "qk_rope_head_dim": 16,
+            "v_head_dim": 18,
+            "topk_method": "greedy",
+        },
+    ),
     "a wide MLP": ("llama", {"intermediate_size": 1100, "max_position_embeddings": 1024}),
 }

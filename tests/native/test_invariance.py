@@ -23,6 +23,7 @@ MIXED = (
     "caps, windows and four norms",
     "experts beside a shared one",
     "biases for positions",
+    "latents",
 )
 OWN_KEYS = "a key head for each query head"
 

@@ -22,6 +22,7 @@ from services.engine.kernels.alibi import alibi_slopes
 from services.engine.models.description import (
     ActivationKind,
     DecoderDescription,
+    LatentAttention,
     NormKind,
     ResidualKind,
     RopeParameters,
@@ -37,14 +38,14 @@ from services.engine.worker.loading.parameters import Matrix, ParameterReader, m
 
 logger = logging.getLogger(__name__)
 
-WIDTH_MULTIPLE = 32
-"""In the KV cache, the dimensions of a head are padded to a multiple of this number."""
-HEAD_DIM_MAX = 512
+HEAD_DIM_MAX = 576
+"""That of DeepSeek's rows of latents."""
 _CPU = torch.device("cpu")
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 """The 8-bit types of the KV cache, in the order of the library's enumeration, where the model's type comes first."""
 _NORMS = ("input_norm", "mlp_norm", "after_attention_norm", "after_mlp_norm")
-_MATRICES = ("qkv", "o", "up", "down", "router", "shared.up", "shared.down", "shared.gate")
+_MATRICES = ("qkv", "o", "up", "down", "router", "shared.up", "shared.down", "shared.gate", "q_up")
+_LATENT_NORMS = ("latent_norm", "q_latent_norm")
 
 
 class NativeDecoder:
@@ -82,7 +83,7 @@ class NativeDecoder:
         self._kept: list[Tensor] = []
         self.weights: list[WeightMemory] = []
         """The matrices and tables in memory. What is missing, vectors of the layers, is small."""
-        self._caches: dict[int, tuple[Tensor, Tensor]] = {}
+        self._caches: dict[int, tuple[Tensor, ...]] = {}
         with ParameterReader(model_dir, description, layout, dtype, _CPU, form) as reader:
             self._load(reader)
             self.weights_bytes = self.mapped_bytes + reader.read_bytes
@@ -110,12 +111,16 @@ class NativeDecoder:
             self._cache.close()
         self.model.free()
 
-    def set_cache(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Sets or replaces a layer's KV cache: any tensors of the right size whose first dimension is blocks."""
-        assert keys.nbytes == values.nbytes == len(keys) * self.model.block_bytes()
-        self._caches[layer] = keys, values
-        self.model.set_table(layer, "keys", keys.data_ptr())
-        self.model.set_table(layer, "values", values.data_ptr())
+    def set_cache(self, layer: int, keys: Tensor, values: Tensor | None) -> None:
+        """Sets or replaces a layer's KV cache: any tensors of the right size whose first dimension is blocks.
+
+        Latent attention has no values.
+        """
+        parts = {"keys": keys} if values is None else {"keys": keys, "values": values}
+        self._caches[layer] = tuple(parts.values())
+        for name, part in parts.items():
+            assert part.nbytes == len(keys) * self.model.block_bytes()
+            self.model.set_table(layer, name, part.data_ptr())
 
     def _load(self, reader: ParameterReader) -> None:
         d = self.description
@@ -146,6 +151,8 @@ class NativeDecoder:
             if reader.has(f"{prefix}.{name}.weight"):
                 read = partial(reader.matrix, f"{prefix}.{name}")
                 self._matrix(layer, name, 0, read, _bias(reader, f"{prefix}.{name}"))
+        if d.latent is not None:
+            self._load_latents(reader, layer, d.latent)
         if d.qk_norm:
             heads = (("q_norm", d.num_heads), ("k_norm", d.num_kv_heads))
             parts = [reader.floats(f"{prefix}.{name}").view(-1, d.head_dim).expand(n, -1) for name, n in heads]
@@ -162,6 +169,17 @@ class NativeDecoder:
                     self._matrix(layer, f"experts.{part}", expert, partial(weights.of, expert), biases[expert])
         if d.attention_sinks:
             self._vector(layer, "sinks", reader.exact(f"{prefix}.sinks") * math.log2(math.e))
+
+    def _load_latents(self, reader: ParameterReader, layer: int, shape: LatentAttention) -> None:
+        """Passes the matrices of each head: those that queries and what is attended are multiplied by."""
+        prefix, heads = f"layers.{layer}", self.description.num_heads
+        for name in _LATENT_NORMS:
+            if reader.has(f"{prefix}.{name}"):
+                self._vector(layer, name, reader.floats(f"{prefix}.{name}"))
+        up = _Heads(partial(reader.plain_matrix, f"{prefix}.latent_up"), heads, shape.nope_dim)
+        for head in range(heads):
+            self._matrix(layer, "latent.key", head, partial(up.key, head), None)
+            self._matrix(layer, "latent.value", head, partial(up.value, head), None)
 
     def _norm(self, reader: ParameterReader, layer: int, name: str, parameter: str) -> None:
         if not reader.has(f"{parameter}.weight"):
@@ -254,6 +272,29 @@ class _Experts:
         return self._weights[expert]
 
 
+class _Heads:
+    """The matrices that make keys and values of latents, which are one parameter [heads * (nope + value), rank].
+
+    It is read when the first head's are requested.
+    """
+
+    def __init__(self, read: Callable[[], Tensor], count: int, nope_dim: int) -> None:
+        self._read, self._count, self._nope_dim = read, count, nope_dim
+        self._weights: Sequence[Tensor] = ()
+
+    def key(self, head: int) -> Tensor:
+        """Returns the matrix [rank, nope] that makes a query of rows."""
+        return self._of(head)[: self._nope_dim].t()
+
+    def value(self, head: int) -> Tensor:
+        """Returns the matrix [value, rank] that makes a value of a latent."""
+        return self._of(head)[self._nope_dim :]
+
+    def _of(self, head: int) -> Tensor:
+        self._weights = self._weights or self._read().chunk(self._count)
+        return self._weights[head]
+
+
 def _bias(reader: ParameterReader, name: str) -> Tensor | None:
     return reader.floats(f"{name}.bias").contiguous() if reader.has(f"{name}.bias") else None
 
@@ -267,7 +308,7 @@ def make_spec(
     cache_dtype: torch.dtype | None = None,
 ) -> Spec:
     """Returns the description as the library takes it."""
-    experts = d.experts
+    experts, latent = d.experts, d.latent
     return Spec(
         vocab_size=d.vocab_size,
         hidden_size=d.hidden_size,
@@ -298,6 +339,12 @@ def make_spec(
         cache=1 + _FLOAT8.index(cache_dtype) if cache_dtype in _FLOAT8 else 0,
         lora_slots=lora[0],
         lora_rank=lora[1],
+        best_of_group=experts.best_of_group if experts else 1,
+        latent_rank=latent.rank if latent else 0,
+        latent_nope=latent.nope_dim if latent else 0,
+        latent_value=latent.value_dim if latent else 0,
+        query_rank=latent.query_rank if latent else 0,
+        latent_eps=latent.norm_eps if latent else 0.0,
         norm_eps=d.norm_eps,
         query_scale=d.head_dim**-0.5 if d.query_scale is None else d.query_scale,
         attention_softcap=d.attention_softcap or 0.0,

@@ -5,6 +5,8 @@ p = min(32, block_size), u = min(64, block_size), e = min(t, u):
 
     keys    [blocks, kv_heads, block_size / p, width / t, p tokens, t dimensions]
     values  [blocks, kv_heads, block_size / u, width / 32, u / e, 32 dimensions, e tokens]
+
+Of latents there are keys only.
 """
 
 import numpy as np
@@ -30,9 +32,8 @@ class PanelMemory:
         _, block_size, self._num_heads, self._width = first.shape
         self._head_dim, self._type, self._terms = head_dim, _NUMBERS[first.dtype.itemsize], _TERMS[dtype]
         name = str(first.dtype).removeprefix("torch.")
-        self.layout = KvLayout(
-            len(cache.key_caches), self._num_heads, head_dim * first.dtype.itemsize, name, block_size
-        )
+        head_bytes, parts = head_dim * first.dtype.itemsize, cache.parts_per_layer
+        self.layout = KvLayout(len(cache.key_caches), self._num_heads, head_bytes, name, block_size, parts)
         self._cache, self._host = self._views(cache), self._views(host)
 
     def read(self, block: int, out: Bytes) -> None:
@@ -61,6 +62,8 @@ class PanelMemory:
 
     def _views(self, cache: KvCache) -> list[Numbers]:
         """Returns for the keys and the values of each layer a view whose dimensions are those of rows, split up."""
+        if not cache.value_caches:
+            return [self._keys(keys) for keys in cache.key_caches]
         pairs = zip(cache.key_caches, cache.value_caches, strict=True)
         return [view for keys, values in pairs for view in (self._keys(keys), self._values(values))]
 

@@ -43,6 +43,11 @@ _SPEC_INTEGERS = (
     "cache",
     "lora_slots",
     "lora_rank",
+    "best_of_group",
+    "latent_rank",
+    "latent_nope",
+    "latent_value",
+    "query_rank",
 )
 _SPEC_FLOATS = (
     "norm_eps",
@@ -52,6 +57,7 @@ _SPEC_FLOATS = (
     "logits_scale",
     "embedding_scale",
     "expert_scale",
+    "latent_eps",
 )
 _STEP_INTEGERS = ("num_tokens", "num_sequences", "num_logits", "num_rows", "table_width", "num_spans")
 _STEP_POINTERS = (
@@ -257,7 +263,7 @@ class NativeModel:
         self._library.check("set_rope", self._handle, layer, address, pairs, interleaved, scale)
 
     def block_bytes(self) -> int:
-        """Returns the bytes of one layer's keys in one KV block; the values take as many."""
+        """Returns the bytes of one layer's keys in one KV block; the values, if there are any, take as many."""
         return self._library.call("block_bytes", self._handle)
 
     def weight_bytes(self) -> int:

@@ -12,7 +12,6 @@ The worker shares its state table, memory planning and sampler with the torch wo
 that this one cannot (`cannot_serve`). Called by the step loop, from one thread.
 """
 
-import dataclasses
 import logging
 from collections import deque
 from collections.abc import Mapping
@@ -28,14 +27,13 @@ from numpy.typing import NDArray
 from services.engine.adapters.delta import LoadedAdapter, Place
 from services.engine.core.plan import SampledLogprobs, StepPlan, StepResult
 from services.engine.cpu.compile import CompileError
-from services.engine.cpu.decoder import HEAD_DIM_MAX, WIDTH_MULTIPLE, NativeDecoder
+from services.engine.cpu.decoder import HEAD_DIM_MAX, NativeDecoder
 from services.engine.cpu.kv_memory import PanelMemory
 from services.engine.cpu.library import load_library
 from services.engine.cpu.lora import NativeAdapters, NativeDelta
 from services.engine.cpu.native import Library, Step
 from services.engine.cpu.packed import open_cache
 from services.engine.models.config_fields import weight_dtype
-from services.engine.models.description import DecoderDescription
 from services.engine.models.registry import find_family, has_family
 from services.engine.quantization.choice import WeightForm, weight_form
 from services.engine.worker.batch.acceptance import accept
@@ -44,7 +42,7 @@ from services.engine.worker.batch.pooling import pooling_kind, with_vectors
 from services.engine.worker.batch.prompt_logprobs import packed, report_logits
 from services.engine.worker.batch.sampler import GREEDY_BELOW, Sampled, SamplingBatch, errors_of, sample
 from services.engine.worker.capacity.budget import kept_adapter_bytes
-from services.engine.worker.capacity.kv_cache import KvPlan
+from services.engine.worker.capacity.kv_cache import KvPlan, padded_heads
 from services.engine.worker.capacity.profile import StepBounds
 from services.engine.worker.configuration import configuration_hash, content_hash
 from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
@@ -90,8 +88,6 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
     description = find_family(config).describe(config)
     if settings.enable_mm and description.rope is not None and description.rope.sections:
         return "it has no positions in rows and columns, which pictures of this model need"
-    if description.latent is not None:
-        return "it has no latent attention"
     if settings.enable_mm and description.mutual_pictures:
         return "the tokens of a picture attend to each other in this model, and it computes causal attention only"
     if settings.enable_mm and description.picture_layers:
@@ -211,8 +207,8 @@ class CpuWorker(StepWorker):
 
     def _make_state(self, spec: StateSpec, kv: KvPlan, num_host_blocks: int) -> None:
         super()._make_state(spec, kv, num_host_blocks)
-        caches = zip(self._cache.key_caches, self._cache.value_caches, strict=True)
-        for layer, (keys, values) in enumerate(caches):
+        for layer, keys in enumerate(self._cache.key_caches):
+            values = self._cache.value_caches[layer] if self._cache.value_caches else None
             self._decoder.set_cache(layer, keys, values)
 
     def takes_another(self) -> bool:
@@ -403,8 +399,3 @@ def rows_with_choice(batch: SamplingBatch) -> NDArray[np.int64]:
     needs_sampling[batch.adjusted] = True
     return np.flatnonzero(needs_sampling)
 
-
-def padded_heads(description: DecoderDescription) -> DecoderDescription:
-    """Returns the description with `head_dim` padded to the width of the heads in the cache."""
-    width = -(-description.head_dim // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
-    return dataclasses.replace(description, head_dim=width)

@@ -28,8 +28,7 @@ from services.engine.triton.runtime import launch, num_processors, power_of_two
 from services.engine.triton.scores import accumulate, load_rows, make_scores, with_sink
 
 _PROGRAMS_A_PROCESSOR = 4
-_COMBINED_AT_ONCE = 16
-_NARROW = 256
+_COMBINED_AT_ONCE, _NARROW = 16, 256
 
 
 @triton.jit

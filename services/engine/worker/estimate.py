@@ -8,7 +8,7 @@ Weights are counted with tensors that have a shape and no memory. Called by `ant
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,7 +28,7 @@ from services.engine.worker.capacity.budget import (
     kept_adapter_bytes,
     rows_bytes,
 )
-from services.engine.worker.capacity.kv_cache import Budget, bytes_per_block, context_length
+from services.engine.worker.capacity.kv_cache import Budget, bytes_per_block, context_length, padded_heads
 from services.engine.worker.capacity.profile import (
     StepBounds,
     StepBytes,
@@ -116,8 +116,6 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         )
     family, device = find_family(config), torch.device("cuda" if backend == "gpu" else "cpu")
     whole = family.describe(config)
-    if backend == "cpp" and whole.latent is not None:
-        backend = "torch"
     shard = Shard.of_rank(0, settings.tensor_parallel_size, settings.pipeline_parallel_size)
     d, layout = local_description(whole, shard), family.layout(whole)
     dtype = choose_dtype(settings.dtype, weight_dtype(config), device)
@@ -127,7 +125,7 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         weights = _prepared_bytes(model_dir, dtype, layout) // shard.size
     bounds, context = largest_step(settings, d, on_cpu=backend != "gpu"), context_length(settings, whole)
     captures = backend == "gpu" and not settings.enforce_eager and shard.size == 1
-    cached = replace(d, head_dim=-(-d.head_dim // 32) * 32) if backend == "cpp" else d
+    cached = padded_heads(d) if backend == "cpp" else d
     return Needs(
         description=d,
         num_parameters=sum(math.prod(source.shape) for parameter in layout for source in parameter.sources),

@@ -20,7 +20,12 @@ struct antiphon_Spec {
   int64_t expert_scoring, expert_groups, chosen_groups;  // scoring: softmax, sigmoid
   int64_t cache;                  // type of the KV cache: the model's, float8_e4m3fn, float8_e5m2
   int64_t lora_slots, lora_rank;  // number of adapters of a step, and the largest rank of one; 0: none
+  int64_t best_of_group;          // how many of a group's experts its score is the sum of
+  // Latent attention: widths of a latent, of the parts of a query that are not rotated, of a value, and of the latent
+  // of queries (0: there is none). Rank 0: the model has keys and values. `head_dim` is the width of a row.
+  int64_t latent_rank, latent_nope, latent_value, query_rank;
   float norm_eps, query_scale, attention_softcap, logits_softcap, logits_scale, embedding_scale, expert_scale;
+  float latent_eps;  // of the norms of latents
 };
 
 // A step: `num_tokens` tokens of `num_sequences` sequences, one sequence after the other.
@@ -74,8 +79,9 @@ antiphon_Model* antiphon_new(const antiphon_Spec* spec);
 void antiphon_free(antiphon_Model* model);
 
 // Packs and copies a matrix [out][in] of the model's type. Names are those of layout.py ("qkv", "o", "up", "down",
-// "router", "experts.up", …); layer -1 is for matrices that belong to no layer. Returns 0 on success, as do the other
-// functions below that return int.
+// "router", "experts.up", …); layer -1 is for matrices that belong to no layer. Of latent attention, `expert` is the head
+// of "latent.key" [latent_rank][latent_nope] and "latent.value" [latent_value][latent_rank]. Returns 0 on success, as do
+// the other functions below that return int.
 int antiphon_set_matrix(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* weight,
                         int64_t out, int64_t in, const float* bias);
 // Sets a matrix from its packed form, as `antiphon_packed` returned it once. The memory is read in place.
@@ -93,12 +99,13 @@ int antiphon_set_lora(antiphon_Model* model, int64_t slot, int64_t layer, const 
 // Copies a vector of floats.
 int antiphon_set_vector(antiphon_Model* model, int64_t layer, const char* name, const float* values, int64_t count);
 // Sets a table of the model's type that is read in place ("embedding", "positions"), or a layer's KV cache ("keys",
-// "values"), whose type the spec says. Without an embedding table, the rows of the head are used, which then must not have 8 or 4 bits.
+// "values"; of latents only the keys, which are the rows), whose type the spec says. Without an embedding table, the rows
+// of the head are used, which then must not have 8 or 4 bits.
 int antiphon_set_table(antiphon_Model* model, int64_t layer, const char* name, const void* table);
 int antiphon_set_window(antiphon_Model* model, int64_t layer, int64_t window);
 int antiphon_set_rope(antiphon_Model* model, int64_t layer, const float* frequencies, int64_t pairs,
                       int64_t interleaved, float scale);
-// Returns the bytes of one layer's keys in one KV block; the values have as many.
+// Returns the bytes of one layer's keys in one KV block; the values, if there are any, have as many.
 int64_t antiphon_block_bytes(const antiphon_Model* model);
 int64_t antiphon_weight_bytes(const antiphon_Model* model);
 // Returns how many prompt tokens a step should have at most while other sequences wait for it.

@@ -37,7 +37,7 @@ struct AttentionInput {
   ScoreRules rules;
   long heads, group;
   const TermOf<T>* queries;  // [tokens][heads][width], scaled
-  Inputs<T> attended;        // [tokens][heads * head_dim]
+  Inputs<T> attended;        // [tokens][heads * value_dim]
 };
 
 // The tokens of one sequence in a step: tokens [first, first + count) of the step, at positions from `start` on.
@@ -86,6 +86,7 @@ Ahead ask_for_unit(const AttentionInput<T>& in, const Span& span, long head, lon
   const long unit = std::min(kUnit, shape.block_size), tokens = std::min(unit, tokens_of(key, last));
   // Each call of `ask` prefetches as many lines as are read between two calls.
   const long size = shape.size, lines = kTermsMultiple / kUnitAsks * kPanel * size / 64;
+  if (shape.latent) return Ahead(shape.at(in.cache.keys, offset), tokens * shape.width * size, lines);
   return Ahead(shape.at(in.cache.keys, offset), tokens * shape.width * size, lines, shape.at(in.cache.values, offset),
                tokens * kPanel * size, shape.width / kPanel, unit * kPanel * size);
 }
@@ -159,14 +160,10 @@ struct TileScratch {
 template <class T>
 class Attention {
  public:
-  Attention(const AttentionInput<T>& in, const Span& span, long kv_head, long first_row, char* memory,
+  Attention(const AttentionInput<T>& in, const Span& span, long kv_head, long first_row, long rows, char* memory,
             TileScratch<T>& scratch)
-      : in_(in), span_(span), head_(kv_head), first_(first_row), rows_(rows(in, span, first_row)),
+      : in_(in), span_(span), head_(kv_head), first_(first_row), rows_(rows),
         stride_(TileState<T>::query_stride(in.shape.width)), t_(memory, rows_, in.shape.width), u_(scratch) {}
-
-  static long rows(const AttentionInput<T>& in, const Span& span, long first_row) {
-    return std::min(kTile, span.count * in.group - first_row);
-  }
 
   // Returns the first and the last key that any row sees.
   long oldest() const { return t_.oldest[0]; }
@@ -198,20 +195,20 @@ class Attention {
           rows_, t_.queries, stride_, u_.unit.keys + p * kPanel * width, width, u_.scores[p], false, ahead);
     for (long r = 0; r < rows_; r++) adjust(r, key);
     weigh();
-    for (long p = 0; p < width / kPanel; p++)
+    for (long p = 0; p < in_.shape.value_panels(); p++)
       Block<T>::template multiply<Stays::panel, Halves::beside>(rows_, u_.shares, kShareStride,
                                                                 u_.unit.values + p * kUnit * kPanel, tokens,
                                                                 t_.sums + p * rows_ * kPanel, true, ahead);
   }
 
   void finish() {
-    const long head_dim = in_.shape.head_dim;
+    const long value_dim = in_.shape.value_dim;
     for (long r = 0; r < rows_; r++) {
-      TermOf<T>* to = in_.attended.row(span_.first + token(r)) + query_head(r) * head_dim;
+      TermOf<T>* to = in_.attended.row(span_.first + token(r)) + query_head(r) * value_dim;
       const float scale = in_.rules.scale(query_head(r), sum_lanes(load(t_.total + r * kLanes)), t_.highest[r]);
-      for (long d = 0; d < head_dim; d += kLanes) {
+      for (long d = 0; d < value_dim; d += kLanes) {
         const Vec value = load(t_.sums + (d / kPanel * rows_ + r) * kPanel + d % kPanel) * scale;
-        store_some(to + d, value, std::min(kLanes, head_dim - d));
+        store_some(to + d, value, std::min(kLanes, value_dim - d));
       }
     }
   }
@@ -260,7 +257,7 @@ class Attention {
   }
 
   void shrink_sums() {
-    for (long p = 0; p < in_.shape.width / kPanel; p++)
+    for (long p = 0; p < in_.shape.value_panels(); p++)
       for (long r = 0; r < rows_; r++) {
         if (u_.shrink[r] == 1.0f) continue;
         float* sums = t_.sums + (p * rows_ + r) * kPanel;
@@ -278,10 +275,10 @@ class Attention {
   TileScratch<T>& u_;
 };
 
-// Rows of a span, from `first_row` of each head on, for `heads` key heads from `kv_head` on.
+// `rows` rows of a span, from `first_row` of each head on, for `heads` key heads from `kv_head` on.
 struct Tile {
   const Span* span;
-  long kv_head, heads, first_row;
+  long kv_head, heads, first_row, rows;
 };
 
 // Returns the bytes that `attend` needs for its tiles.
@@ -296,10 +293,10 @@ long tile_bytes(const CacheShape& shape, long group) {
 template <class T>
 void attend(const AttentionInput<T>& in, const Tile& tile, const Tile* next, char* memory, TileScratch<T>& scratch) {
   const Span& span = *tile.span;
-  const long rows = Attention<T>::rows(in, span, tile.first_row), size = TileState<T>::bytes(rows, in.shape.width);
+  const long rows = tile.rows, size = TileState<T>::bytes(rows, in.shape.width);
   std::optional<Attention<T>> heads[kHeadsTogether];
   for (long h = 0; h < tile.heads; h++)
-    heads[h].emplace(in, span, tile.kv_head + h, tile.first_row, memory + h * size, scratch).start();
+    heads[h].emplace(in, span, tile.kv_head + h, tile.first_row, rows, memory + h * size, scratch).start();
   BlockShape<T>(rows).use();
   const long oldest = heads[0]->oldest(), last = heads[0]->newest();
   const auto after = [&](long head, long key) {

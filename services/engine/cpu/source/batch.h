@@ -7,6 +7,11 @@
 
 namespace antiphon {
 
+// Returns the width of what a row attends to: the values of all heads, or their latents, padded as in the cache.
+inline long attended_size(const antiphon_Spec& spec) {
+  return spec.num_heads * (spec.latent_rank ? round_up(spec.latent_rank, kTermsMultiple) : spec.head_dim);
+}
+
 template <class T>
 struct Batch {
   long count = 0;
@@ -24,7 +29,7 @@ class BatchBuffers {
             branch_.rows(count, hidden),
             normed_.rows(count, hidden),
             other_.rows(count, hidden),
-            attended_.rows(count, spec.num_heads * spec.head_dim),
+            attended_.rows(count, attended_size(spec)),
             inner_.rows(count, spec.intermediate_size)};
   }
 
@@ -38,7 +43,7 @@ class BatchBuffers {
 template <class T>
 void copy_row(const antiphon_Spec& spec, const Batch<T>& from, long row, const Batch<T>& to, long as) {
   std::memcpy(to.hidden.row(as), from.hidden.row(row), spec.hidden_size * sizeof(float));
-  std::memcpy(to.attended.row(as), from.attended.row(row), spec.num_heads * spec.head_dim * sizeof(TermOf<T>));
+  std::memcpy(to.attended.row(as), from.attended.row(row), attended_size(spec) * sizeof(TermOf<T>));
   std::memcpy(to.normed.row(as), from.normed.row(row), spec.hidden_size * sizeof(TermOf<T>));
   std::memcpy(to.other.row(as), from.other.row(row), spec.hidden_size * sizeof(TermOf<T>));
 }

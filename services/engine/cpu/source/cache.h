@@ -7,6 +7,8 @@
 // `width` is the head's dimensions padded to a multiple of 32, e = min(kTerms, u). Attention reads units of 64 tokens.
 // If blocks are smaller, `Unit` copies several blocks into one unit. Numbers are of the model's type, or of 8 bits in
 // the same order (float8.h), which `Unit` converts.
+//
+// Of latent attention (latent.h) there are keys only, the rows of latents. `Unit` makes the values of them.
 #pragma once
 
 #include "float8.h"
@@ -15,7 +17,7 @@
 namespace antiphon {
 
 constexpr long kUnit = 64;
-constexpr long kWidthMax = 512;
+constexpr long kWidthMax = 576;
 
 // The type of the numbers in the cache; spec.cache is its index.
 enum class Stored : int64_t { model, e4m3, e5m2 };
@@ -29,7 +31,9 @@ struct Cache {
 struct CacheShape {
   long kv_heads = 0, head_dim = 0, width = 0, block_size = 0;
   Stored stored = Stored::model;
-  long size = 0;  // bytes of a number
+  long size = 0;       // bytes of a number
+  long value_dim = 0;  // width of a value as it is attended
+  bool latent = false;  // whether keys are rows of latents, and there are no values
 
   // Returns the address of a number in keys or values.
   const char* at(const void* numbers, long offset) const { return (const char*)numbers + offset * size; }
@@ -39,14 +43,18 @@ struct CacheShape {
   long offset(const int64_t* blocks, long head, long key) const {
     return offset(blocks[key / block_size], head) + key % block_size * width;
   }
+  long value_panels() const { return (value_dim + kPanel - 1) / kPanel; }
   // Whether blocks contain whole units.
   bool holds_units() const { return block_size >= kUnit; }
 };
 
 template <class T>
-CacheShape make_cache_shape(long kv_heads, long head_dim, long block_size, Stored stored) {
+CacheShape make_cache_shape(long kv_heads, long head_dim, long block_size, Stored stored, long latent_rank) {
   const long size = stored == Stored::model ? (long)sizeof(T) : 1;
-  return {kv_heads, head_dim, round_up(head_dim, kTermsMultiple), block_size, stored, size};
+  // A latent is padded, so that it can be multiplied by a matrix.
+  const long value_dim = latent_rank ? round_up(latent_rank, kTermsMultiple) : head_dim;
+  return {kv_heads,   head_dim, round_up(head_dim, kTermsMultiple), block_size, stored, size, value_dim,
+          latent_rank > 0};
 }
 
 // Calls `work` with an object of the type that the cache stores in place of T.
@@ -150,6 +158,39 @@ inline void write_values(const CacheShape& shape, Bf16* values, long block, long
     }
 }
 
+// Makes values of the keys of a unit, `tokens` of them, a multiple of 32: both are the same rows in another order.
+inline void make_values(const CacheShape& shape, const float* keys, long tokens, float* values) {
+  WordVec words[kLanes];
+  for (long token = 0; token < tokens; token += kLanes) {
+    const float* panel = keys + token / kPanel * kPanel * shape.width + token % kPanel;
+    for (long d = 0; d < shape.value_panels() * kPanel; d += kLanes) {
+      for (long i = 0; i < kLanes; i++) words[i] = load_any<WordVec>(panel + (d + i) * kPanel);
+      transpose(words);
+      float* to = values + (d / kPanel * kUnit + token) * kPanel + d % kPanel;
+      for (long i = 0; i < kLanes; i++) put_any(to + i * kPanel, words[i]);
+    }
+  }
+}
+inline void make_values(const CacheShape& shape, const Bf16* keys, long tokens, Bf16* values) {
+  WordVec words[kLanes];
+  alignas(64) Bf16 rows[kLanes][kPanel];
+  for (long token = 0; token < tokens; token += kLanes) {
+    const Bf16* pairs = keys + token / kPanel * kPanel * shape.width + token % kPanel * 2;
+    for (long p = 0; p < shape.value_panels(); p++) {
+      for (long i = 0; i < kLanes; i++) words[i] = load_any<WordVec>(pairs + (p * kLanes + i) * kPanel * 2);
+      transpose(words);
+      for (long i = 0; i < kLanes; i++) put_any(rows[i], words[i]);
+      Bf16* to = values + (p * kUnit + token) * kPanel;
+      for (long i = 0; i < kLanes; i += 2, to += 2 * kPanel)
+        for (long d = 0; d < kPanel; d += kLanes) {
+          const WordVec first = widen(load_any<HalfVec>(rows[i] + d));
+          const WordVec second = widen(load_any<HalfVec>(rows[i + 1] + d));
+          put_any(to + d * 2, first | second << 16);
+        }
+    }
+  }
+}
+
 // 64 tokens of a sequence: pointers into a block that has them all, or to a copy in the model's type. After the last
 // token, a copy contains data of other units, to which attention gives no weight.
 template <class T>
@@ -162,9 +203,19 @@ class Unit {
   // the first `tokens` are read.
   void take(const CacheShape& shape, const Cache& cache, const int64_t* blocks, long head, long first, long last,
             long tokens) {
+    take_numbers(shape, cache, blocks, head, first, last, tokens);
+    if (!shape.latent) return;
+    make_values(shape, keys, tokens, own_values_);
+    values = own_values_;
+  }
+
+ private:
+  void take_numbers(const CacheShape& shape, const Cache& cache, const int64_t* blocks, long head, long first,
+                    long last, long tokens) {
     if (shape.holds_units() && shape.stored == Stored::model) {
       const long offset = shape.offset(blocks, head, first);
-      keys = (const T*)shape.at(cache.keys, offset), values = (const T*)shape.at(cache.values, offset);
+      keys = (const T*)shape.at(cache.keys, offset);
+      if (!shape.latent) values = (const T*)shape.at(cache.values, offset);
       return;
     }
     keys = own_keys_, values = own_values_;
@@ -172,17 +223,18 @@ class Unit {
       typedef decltype(type) S;
       if (shape.holds_units()) {
         const long offset = shape.offset(blocks, head, first);
-        return expand_unit(shape, (const S*)cache.keys + offset, (const S*)cache.values + offset, tokens);
+        copy((const S*)cache.keys + offset, tokens * shape.width, own_keys_);
+        if (!shape.latent) expand_values(shape, (const S*)cache.values + offset, tokens);
+        return;
       }
       for (long token = first; token < first + kUnit && token <= last; token += shape.block_size) {
         const long offset = shape.offset(blocks, head, token);
         copy_keys(shape, (const S*)cache.keys + offset, token - first);
-        copy_values(shape, (const S*)cache.values + offset, token - first);
+        if (!shape.latent) copy_values(shape, (const S*)cache.values + offset, token - first);
       }
     });
   }
 
- private:
   static void copy(const T* from, long count, T* to) {
     if (count * sizeof(T) == 64)
       std::memcpy(to, from, 64);
@@ -195,10 +247,9 @@ class Unit {
   }
 
   template <class S>
-  void expand_unit(const CacheShape& shape, const S* from_keys, const S* from_values, long tokens) {
-    copy(from_keys, tokens * shape.width, own_keys_);
+  void expand_values(const CacheShape& shape, const S* from, long tokens) {
     for (long panel = 0; panel < shape.width * kUnit; panel += kUnit * kPanel)
-      copy(from_values + panel, tokens * kPanel, own_values_ + panel);
+      copy(from + panel, tokens * kPanel, own_values_ + panel);
   }
 
   template <class S>

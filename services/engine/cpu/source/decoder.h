@@ -13,6 +13,7 @@
 #include "by_rows.h"
 #include "experts.h"
 #include "head.h"
+#include "latent.h"
 #include "lora.h"
 #if defined(__AMX_BF16__)
 #include "lone.h"
@@ -22,15 +23,21 @@ namespace antiphon {
 
 enum class Residual : int64_t { sequential, parallel, normed, post_normed };
 
+// Fewer rows of latents do not share the work of making values of a unit's keys.
+constexpr long kLatentRows = 8;
+
 template <class T>
 class Decoder {
  public:
   Decoder(const antiphon_Spec& spec, Pool& pool) : spec_(spec), pool_(pool) {
-    shape_ = make_cache_shape<T>(spec.num_kv_heads, spec.head_dim, spec.block_size, (Stored)spec.cache);
+    shape_ = make_cache_shape<T>(spec.num_kv_heads, spec.head_dim, spec.block_size, (Stored)spec.cache,
+                                 spec.latent_rank);
+    latent_ = {spec.num_heads, spec.latent_rank, spec.latent_nope, spec.head_dim - spec.latent_rank, spec.latent_value,
+               spec.query_rank, spec.latent_eps};
     experts_ = {spec.num_experts, spec.experts_per_token, spec.expert_size, spec.shared_expert_size,
                 spec.normalise_experts != 0, (Scoring)spec.expert_scoring, spec.expert_groups, spec.chosen_groups,
-                spec.expert_scale};
-    tile_bytes_ = tile_bytes<T>(shape_, group());
+                spec.expert_scale, spec.best_of_group};
+    tile_bytes_ = latent_ ? TileState<T>::bytes(kTile, shape_.width) : tile_bytes<T>(shape_, group());
     tiles_ = Memory((size_t)(pool.threads() * tile_bytes_));
     scratch_.reset(new TileScratch<T>[pool.threads()]);
     own_.reset(new OwnRows<T>[pool.threads()]);
@@ -52,7 +59,8 @@ class Decoder {
     // A full pass of kPassRows rows can need more than all rows, which are divided into even passes.
     keep_sums({tokens, logits, std::min(tokens, kPassRows)}, logits);
     keep_sums({}, std::min(logits, kPassRows));
-    const long lists = tokens * (experts_.per_token * 32 + spec_.num_kv_heads * 2 * (long)sizeof(Tile) + 64);
+    const long tiles = latent_ ? (spec_.num_heads + kLatentRows - 1) / kLatentRows : spec_.num_kv_heads;
+    const long lists = tokens * (experts_.per_token * 32 + tiles * 2 * (long)sizeof(Tile) + 64);
     return Memory::live() - before + lists;
   }
 
@@ -77,7 +85,8 @@ class Decoder {
     tokens_ = tokens;
     all_ = all_buffers_.rows(spec_, tokens_);
     asked_ = asked < tokens_ && asked <= std::max(logits, asked_most_) ? asked_buffers_.rows(spec_, asked) : all_;
-    qkv_ = qkv_buffer_.rows(tokens_, q_size() + 2 * kv_size());
+    qkv_ = qkv_buffer_.rows(tokens_, latent_ ? latent_.first() + latent_.row() : q_size() + 2 * kv_size());
+    if (latent_) latent_buffers_.prepare(latent_, tokens_);
     queries_ = query_buffer_.rows(tokens_ * spec_.num_heads, shape_.width).data;
     sampled_ = sampled_buffer_.rows(std::max(logits, 1L), spec_.hidden_size);
     angles_ = angle_buffer_.rows(tokens_, std::max(angle_width(), 1L));
@@ -132,7 +141,7 @@ class Decoder {
 
   // Whether all layers are of the kind that by_rows.h supports, and heads consist of whole panels.
   bool can_go_by_rows() const {
-    return residual() == Residual::sequential && !experts_.count && spec_.head_dim % kPanel == 0 &&
+    return residual() == Residual::sequential && !experts_.count && !latent_ && spec_.head_dim % kPanel == 0 &&
            std::all_of(weights.layers.begin(), weights.layers.end(), [](const Layer<T>& layer) {
              return layer.qkv.matrix.data && layer.o.matrix.data && layer.up.matrix.data && layer.down.matrix.data;
            });
@@ -163,7 +172,7 @@ class Decoder {
     for (const Layer<T>& layer : weights.layers)
       for (const long rows : counts) {
         for (const Packed<T>* packed :
-             {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.shared_up, &layer.shared_down})
+             {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.shared_up, &layer.shared_down, &layer.query_up})
           if (packed->matrix) most = std::max(most, kept_size(rows, packed->matrix));
         most = std::max(most, Experts<T>::kept_size(experts_, layer, rows));
       }
@@ -182,11 +191,13 @@ class Decoder {
     row_blocks_.clear();
     // Prompts: all rows with one key head come before those with the next; the last rows, which see the most keys, come
     // first.
+    const long most = tile_rows();
     for (long head = 0; head < spec_.num_kv_heads; head++)
       for (const Span& span : spans_) {
         if (alone(span)) continue;
-        for (long row = (span.count * group() - 1) / kTile * kTile; row >= 0; row -= kTile)
-          row_blocks_.push_back({&span, head, 1, row});
+        const long rows = span.count * group();
+        for (long row = (rows - 1) / most * most; row >= 0; row -= most)
+          row_blocks_.push_back({&span, head, 1, row, std::min(most, rows - row)});
       }
     // Single tokens (see `alone`): a tile has several heads, which lie side by side in each block of the cache.
     const long heads = spec_.num_kv_heads, parts = lone_parts();
@@ -194,10 +205,17 @@ class Decoder {
       if (!alone(span)) continue;
       for (long part = 0; part < parts; part++) {
         const long first = heads * part / parts;
-        row_blocks_.push_back({&span, first, heads * (part + 1) / parts - first, 0});
+        row_blocks_.push_back({&span, first, heads * (part + 1) / parts - first, 0, group()});
       }
     }
     list_asked();
+  }
+
+  // Returns how many rows a tile has at most. Over latents, the heads of a few tokens are divided among the threads.
+  long tile_rows() const {
+    if (!latent_) return kTile;
+    const long fair = (tokens_ * group() + pool_.threads() - 1) / pool_.threads();
+    return std::min(round_up(fair, kLatentRows), kTile);
   }
 
   // Returns into how many tiles the heads of a single token are divided: as few as keep all threads busy until the end.
@@ -226,7 +244,7 @@ class Decoder {
     asked_blocks_.clear();
     for (const Tile& tile : row_blocks_) {
       const long first = tile.span->first + tile.first_row / group();
-      const long last = tile.span->first + std::min((tile.first_row + kTile - 1) / group(), tile.span->count - 1);
+      const long last = tile.span->first + (tile.first_row + tile.rows - 1) / group();
       if (alone(*tile.span) || std::any_of(&asked[first], &asked[last] + 1, [](char is) { return is; }))
         asked_blocks_.push_back(tile);
     }
@@ -316,10 +334,12 @@ class Decoder {
     norm(layer.input_norm, all_, all_.normed);
     if (residual() == Residual::parallel && layer.mlp_norm) norm(layer.mlp_norm, all_, all_.other);
     adaptable(layer, LoraTarget::qkv, layer.qkv.matrix, all_.normed, all_, Target{qkv_, false});
+    const auto span_of = [this](long t) -> const Span& { return spans_[span_of_[t]]; };
+    if (latent_) return latents().before_attention(layer, qkv_, tokens_, span_of);
     if (spec_.qk_norm == 2) each(tokens_, [&](long t) { norm_heads_together(layer, t); });
     if (all_alone_) return;
     each(tokens_, [&](long t) {
-      const Span& span = spans_[span_of_[t]];
+      const Span& span = span_of(t);
       if (!alone(span))
         for (long h = 0; h < spec_.num_kv_heads; h++) split_heads(layer, span, t, h);
     });
@@ -328,7 +348,8 @@ class Decoder {
   void after_attention(const Layer<T>& layer, const Batch<T>& b) {
     const bool adds = residual() == Residual::sequential || residual() == Residual::parallel;
     const Target target = adds ? Target{b.hidden, true} : Target{b.branch, false};
-    adaptable(layer, LoraTarget::o, layer.o.matrix, b.attended, b, target);
+    const Inputs<T> attended = latent_ ? latents().values(layer, b.attended, b.count) : b.attended;
+    adaptable(layer, LoraTarget::o, layer.o.matrix, attended, b, target);
     switch (residual()) {
       case Residual::sequential:
         norm(layer.mlp_norm, b, b.normed);
@@ -412,7 +433,7 @@ class Decoder {
                           TileScratch<T>& scratch) {
 #if defined(__AMX_BF16__)
     if constexpr (sizeof(T) == sizeof(Bf16))
-      if (tile.span->count == 1 && in.group == 1 && in.shape.stored == Stored::model) {
+      if (tile.span->count == 1 && in.group == 1 && in.shape.stored == Stored::model && !in.shape.latent) {
         LoneRow row(in, *tile.span, tile.kv_head, memory, scratch);
         if (next) row.followed_by(*next->span, next->kv_head);
         return row.run();
@@ -424,7 +445,7 @@ class Decoder {
   const float* slopes() const { return weights.slopes.empty() ? nullptr : weights.slopes.data(); }
 
   // Whether the span is a single token whose keys and values are read by only one tile per key head.
-  bool alone(const Span& span) const { return span.count == 1 && group() <= kTile; }
+  bool alone(const Span& span) const { return span.count == 1 && group() <= kTile && !latent_; }
 
   void split_heads(const Layer<T>& layer, const Span& span, long t, long kv_head) {
     float* sums = qkv_.row(t);
@@ -433,6 +454,7 @@ class Decoder {
   }
 
   Heads<T> heads() const { return {spec_, shape_, weights.ropes, angles_, queries_}; }
+  Latents<T> latents() { return {pool_, latent_, shape_, heads(), latent_buffers_, kept_.as<float>()}; }
 
   void mlp(const Layer<T>& layer, const Batch<T>& b, Inputs<T> x, const Target& target) {
     float* kept = kept_.as<float>();
@@ -452,6 +474,8 @@ class Decoder {
   Pool& pool_;
   CacheShape shape_;
   ExpertShape experts_;
+  LatentShape latent_;
+  LatentBuffers<T> latent_buffers_;
   long tokens_ = 0;
 
   BatchBuffers<T> all_buffers_, asked_buffers_;

@@ -20,6 +20,7 @@ struct ExpertShape {
   Scoring scoring = Scoring::softmax;
   long groups = 1, chosen_groups = 1;
   float scale = 1;
+  long best_of_group = 2;
 };
 
 template <class T>
@@ -60,13 +61,13 @@ inline std::vector<long> best(const std::vector<float>& ranks, long count) {
   return order;
 }
 
-// Leaves only experts of the groups whose two highest ranks have the highest sums.
+// Leaves only experts of the groups whose `best_of_group` highest ranks have the highest sums.
 inline void keep_groups(const ExpertShape& shape, std::vector<float>& ranks) {
   const long size = shape.count / shape.groups;
   std::vector<float> sums(shape.groups);
   for (long g = 0; g < shape.groups; g++) {
     std::vector<float> members(ranks.begin() + g * size, ranks.begin() + (g + 1) * size);
-    const long some = std::min(2L, size);
+    const long some = std::min(shape.best_of_group, size);
     std::partial_sort(members.begin(), members.begin() + some, members.end(), std::greater<float>());
     for (long i = 0; i < some; i++) sums[g] += members[i];
   }

@@ -23,6 +23,8 @@ struct Heads {
   TermOf<T>* const queries;  // [tokens][heads][width]
 
   long group() const { return spec.num_heads / spec.num_kv_heads; }
+  float query_scale() const { return spec.query_scale * (spec.attention_softcap != 0 ? 1.0f : kLog2E); }
+  TermOf<T>* query(long t, long h) const { return queries + (t * spec.num_heads + h) * shape.width; }
 
   // Processes token `t` of the step, which is in this span.
   void split(const Layer<T>& layer, const Span& span, long t, long kv_head, const TokenHeads& heads) const {
@@ -54,6 +56,31 @@ struct Heads {
     });
   }
 
+  // Writes a row of latents, [head_dim], to the cache.
+  void keep_row(const Layer<T>& layer, const Span& span, long t, const float* row) const {
+    const long block = block_of(span, t), place = position(span, t) % shape.block_size;
+    with_stored<T>(shape, [&](auto type) {
+      typedef decltype(type) S;
+      write_key<T>(shape, (S*)layer.cache.keys, block, 0, place, row);
+    });
+  }
+
+  // Stores `count` scaled numbers of a query from dimension `first` on.
+  void keep_query(long t, long h, const float* numbers, long first, long count) const {
+    TermOf<T>* to = query(t, h) + first;
+    for (long d = 0; d < count; d += kLanes) {
+      const long some = std::min(kLanes, count - d);
+      store_some(to + d, load_some(numbers + d, some) * query_scale(), some);
+    }
+  }
+
+  void turn(long index, long t, float* head) const {
+    const float* from = angles.row(t);
+    for (long i = 0; i < index; i++) from += 2 * ropes[i].frequencies.size();
+    const Rope& rope = ropes[index];
+    rotate(rope, from, from + rope.frequencies.size(), head);
+  }
+
  private:
   static long position(const Span& span, long t) { return span.start + t - span.first; }
   long block_of(const Span& span, long t) const { return span.blocks[position(span, t) / shape.block_size]; }
@@ -62,7 +89,7 @@ struct Heads {
     for (long g = 0; g < group(); g++) {
       float* query = heads.queries + g * spec.head_dim;
       prepare(layer, t, kv_head * group() + g, query);
-      keep_query(t, kv_head * group() + g, query);
+      keep_query(t, kv_head * group() + g, query, 0, spec.head_dim);
     }
     prepare(layer, t, spec.num_heads + kv_head, heads.key);
   }
@@ -76,22 +103,6 @@ struct Heads {
   void norm(const float* weight, float* head) const {
     const float scale = 1.0f / std::sqrt(mean_square(head, spec.head_dim) + spec.norm_eps);
     for (long d = 0; d < spec.head_dim; d++) head[d] *= scale * weight[d];
-  }
-
-  void turn(long index, long t, float* head) const {
-    const float* from = angles.row(t);
-    for (long i = 0; i < index; i++) from += 2 * ropes[i].frequencies.size();
-    const Rope& rope = ropes[index];
-    rotate(rope, from, from + rope.frequencies.size(), head);
-  }
-
-  void keep_query(long t, long h, const float* head) const {
-    const float scale = spec.query_scale * (spec.attention_softcap != 0 ? 1.0f : kLog2E);
-    TermOf<T>* to = queries + (t * spec.num_heads + h) * shape.width;
-    for (long d = 0; d < spec.head_dim; d += kLanes) {
-      const long count = std::min(kLanes, spec.head_dim - d);
-      store_some(to + d, load_some(head + d, count) * scale, count);
-    }
   }
 };
 

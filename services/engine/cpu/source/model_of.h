@@ -16,7 +16,7 @@ class ModelOf final : public Model {
  public:
   explicit ModelOf(const antiphon_Spec& spec) : spec_(spec), pool_((int)spec.threads), decoder_(spec_, pool_) {
     if (spec.cache < 0 || spec.cache > (int64_t)Stored::e5m2) throw std::invalid_argument("no such type of cache");
-    if (decoder_.cache_shape().width > kWidthMax) throw std::invalid_argument("heads may have at most 512 dimensions");
+    if (decoder_.cache_shape().width > kWidthMax) throw std::invalid_argument("heads may have at most 576 dimensions");
   }
 
   void set_matrix(int64_t layer, const char* name, int64_t expert, const void* weight, int64_t out, int64_t in,
@@ -86,10 +86,10 @@ class ModelOf final : public Model {
     int64_t total = decoder_.weights.head.bytes();
     for (const Layer<T>& layer : decoder_.weights.layers) {
       for (const Packed<T>* packed : {&layer.qkv, &layer.o, &layer.up, &layer.down, &layer.router, &layer.shared_up,
-                                      &layer.shared_down, &layer.shared_gate})
+                                      &layer.shared_down, &layer.shared_gate, &layer.query_up})
         total += packed->bytes();
-      for (const auto* experts : {&layer.expert_up, &layer.expert_down})
-        for (const Packed<T>& packed : *experts) total += packed.bytes();
+      for (const auto* matrices : {&layer.expert_up, &layer.expert_down, &layer.latent_key, &layer.latent_value})
+        for (const Packed<T>& packed : *matrices) total += packed.bytes();
     }
     return total;
   }
@@ -142,8 +142,10 @@ class ModelOf final : public Model {
 
   Packed<T>& matrix_named(int64_t layer, const std::string& name, int64_t expert) {
     if (name == "head") return decoder_.weights.head;
-    if (name == "experts.up") return of_expert(at(layer).expert_up, expert);
-    if (name == "experts.down") return of_expert(at(layer).expert_down, expert);
+    if (name == "experts.up") return one_of(at(layer).expert_up, spec_.num_experts, expert);
+    if (name == "experts.down") return one_of(at(layer).expert_down, spec_.num_experts, expert);
+    if (name == "latent.key") return one_of(at(layer).latent_key, spec_.num_heads, expert);
+    if (name == "latent.value") return one_of(at(layer).latent_value, spec_.num_heads, expert);
     static const std::map<std::string, Packed<T> Layer<T>::*> places = {
         {"qkv", &Layer<T>::qkv},
         {"o", &Layer<T>::o},
@@ -153,15 +155,17 @@ class ModelOf final : public Model {
         {"shared.up", &Layer<T>::shared_up},
         {"shared.down", &Layer<T>::shared_down},
         {"shared.gate", &Layer<T>::shared_gate},
+        {"q_up", &Layer<T>::query_up},
     };
     const auto place = places.find(name);
     if (place == places.end()) throw std::invalid_argument("no matrix is called " + name);
     return at(layer).*place->second;
   }
 
-  Packed<T>& of_expert(std::vector<Packed<T>>& experts, int64_t expert) {
-    if (experts.empty()) experts.resize(spec_.num_experts);
-    return experts.at(expert);
+  // Returns the matrix of an expert or of a head.
+  static Packed<T>& one_of(std::vector<Packed<T>>& matrices, int64_t count, int64_t index) {
+    if (matrices.empty()) matrices.resize(count);
+    return matrices.at(index);
   }
 
   std::vector<float>& vector_named(int64_t layer, const std::string& name) {
@@ -174,6 +178,8 @@ class ModelOf final : public Model {
         {"mlp_norm", &Layer<T>::mlp_norm},
         {"after_attention_norm", &Layer<T>::after_attention_norm},
         {"after_mlp_norm", &Layer<T>::after_mlp_norm},
+        {"latent_norm", &Layer<T>::latent_norm},
+        {"q_latent_norm", &Layer<T>::query_latent_norm},
     };
     const std::string owner = name.substr(0, name.find('.'));
     const bool bias = name == owner + ".bias";

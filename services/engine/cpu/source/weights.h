@@ -151,6 +151,9 @@ struct Layer {
   std::vector<float> router_correction;  // added to the scores of experts for the choice; empty: nothing is
   Packed<T> qkv, o, up, down, router, shared_up, shared_down, shared_gate;
   std::vector<Packed<T>> expert_up, expert_down;
+  Norm latent_norm, query_latent_norm;  // of latent attention, as is the rest (latent.h)
+  Packed<T> query_up;                   // makes queries of their latent
+  std::vector<Packed<T>> latent_key, latent_value;  // of each head, W_keyᵀ and W_value
   Cache cache;
   long window = 0;
   long rope = -1;  // index in the model's ropes; -1: none

@@ -7,7 +7,7 @@ The core decides what each block holds. Called by the workers at start-up.
 """
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 _GIB = 2**30
 _ALIGNMENT = 64
+_WIDTH_MULTIPLE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,15 @@ def allocate_kv_cache(
     if description.latent is not None:
         return KvCache(keys, ())
     return KvCache(keys, tuple(make(shape, dtype=dtype, device=device) for _ in layers))
+
+
+def padded_heads(description: DecoderDescription) -> DecoderDescription:
+    """Returns the description with `head_dim` padded to the width of the heads in the C++ backend's cache."""
+    width = -(-description.head_dim // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE
+    latent = description.latent
+    if latent is not None:
+        latent = replace(latent, rope_dim=width - latent.rank)
+    return replace(description, head_dim=width, latent=latent)
 
 
 def _zeros_on_demand(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
