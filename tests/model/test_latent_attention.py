@@ -89,7 +89,8 @@ def test_the_cache_has_one_row_a_token_and_layer(backend: str, width: int, model
     assert layout.num_bytes(16) == 16 * layers * row * 4
     if backend == "native":
         return
-    tensors[1][3, 5] = torch.arange(row, dtype=torch.float32)
+    with torch.inference_mode():
+        tensors[1][3, 5] = torch.arange(row, dtype=torch.float32)
     block = np.zeros(layout.shape(16), dtype=np.uint8)
     worker.kv_memory().read(3, block)
     assert block[1, 0, 5, 0].view(np.float32).tolist() == list(range(row))

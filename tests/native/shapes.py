@@ -139,7 +139,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "latents of many heads": (
         "deepseek_v2",
         {
-            "hidden_size": 70,
+            "hidden_size": 74,
             "num_attention_heads": 37,
             "num_key_value_heads": 37,
             "kv_lora_rank": 80,

@@ -149,7 +149,7 @@ def needed_instruction(entry: Entry) -> str:
     if (
         entry.target == "sm_90"
         and narrow
-        and (kernel in {"prefill", "latent_prefill"} or (kernel == "grouped" and "prefill" in entry.case))
+        and (kernel == "prefill" or (kernel == "grouped" and "prefill" in entry.case))
     ):
         return "HGMMA"
     if entry.target == "gfx942" and kernel in {
@@ -164,9 +164,9 @@ def needed_instruction(entry: Entry) -> str:
         "quantized",
     }:
         return "MFMA"
-    attends = {"prefill", "split", "latent_prefill", "latent_split"}
-    multiplies = kernel in {*attends, "grouped", "shrink", "expand"}
-    return "HMMA" if entry.target == "sm_80" and narrow and multiplies else ""
+    over_latents = kernel in {"latent_prefill", "latent_split"}
+    multiplies = over_latents or kernel in {"prefill", "split", "grouped", "shrink", "expand"}
+    return "HMMA" if narrow and (multiplies if entry.target == "sm_80" else over_latents) else ""
 
 
 def needed_of_quantized(entry: Entry) -> str:

@@ -398,4 +398,3 @@ def rows_with_choice(batch: SamplingBatch) -> NDArray[np.int64]:
     needs_sampling[batch.penalised] = True
     needs_sampling[batch.adjusted] = True
     return np.flatnonzero(needs_sampling)
-

@@ -28,7 +28,15 @@ from torch import Tensor
 
 from services.engine.triton.attention_work import DeviceWork
 from services.engine.triton.decode_attention import combine_splits
-from services.engine.triton.runtime import LOG2E, architecture, ceil_div, launch, num_processors, power_of_two
+from services.engine.triton.runtime import (
+    INTERPRETED,
+    LOG2E,
+    architecture,
+    ceil_div,
+    launch,
+    num_processors,
+    power_of_two,
+)
 from services.engine.triton.scores import accumulate, multiply
 
 _PROGRAMS_A_PROCESSOR = 4
@@ -176,7 +184,7 @@ def attend_few_latents(queries: Tensor, cache: Tensor, attended: Tensor, work: D
     shape = (few.max_items, pairs)
     partials = torch.empty((*shape, row.rank), dtype=torch.float32, device=queries.device)
     bests, totals = (torch.empty(shape, dtype=torch.float32, device=queries.device) for _ in range(2))
-    rows, tile, warps, stages = _shape(pairs, row.rank, queries.dtype.itemsize)
+    rows, tile, warps, stages = _shape(pairs, queries.dtype.itemsize)
     programs = min(few.max_items * ceil_div(pairs, rows), num_processors(queries.device) * _PROGRAMS_A_PROCESSOR)
     launch(
         _latent_split_kernel, (programs,),
@@ -196,7 +204,7 @@ def attend_many_latents(queries: Tensor, cache: Tensor, attended: Tensor, work: 
     assert work.window is None, "latent attention has no sliding windows"
     heads = queries.shape[1]
     pairs = many.queries_a_tile * heads
-    rows, tile, warps, stages = _shape(pairs, row.rank, queries.dtype.itemsize)
+    rows, tile, warps, stages = _shape(pairs, queries.dtype.itemsize)
     launch(
         _latent_prefill_kernel, (ceil_div(pairs, rows), many.num_tiles),
         queries, cache, attended, work.tables,
@@ -218,15 +226,15 @@ def _widths(cache: Tensor, heads: int, row: RowShape) -> dict[str, int]:
     }
 
 
-def _shape(pairs: int, rank: int, itemsize: int) -> tuple[int, int, int, int]:
+def _shape(pairs: int, itemsize: int) -> tuple[int, int, int, int]:
     """Returns ((query, head) pairs of a program, keys in a tile, warps, stages) that fit registers and shared memory.
 
-    The compile gate checks them (`make kernels`) for the latents of DeepSeek, which have a rank of 512.
+    The compile gate checks them (`make kernels`) for the latents of DeepSeek, which have a rank of 512: with 64 pairs
+    Hopper would use products of warp groups, and spill registers.
     """
-    if itemsize > 2:
-        return 16, 16, 8, 1
-    if architecture() == "sm_90":
-        return (64, 64, 8, 2) if pairs > 32 else (power_of_two(pairs, 16), 64, 4, 2)
-    if architecture() == "gfx942":
+    if INTERPRETED:
+        # The interpreter runs programs one after another, so a few large ones are faster.
+        return min(64, power_of_two(pairs, 16)), 64, 4, 1
+    if itemsize > 2 or architecture() == "gfx942":
         return 16, 16, 8, 1
     return min(32, power_of_two(pairs, 16)), 32, 8, 2

@@ -74,9 +74,9 @@ def test_a_chunk_of_several_tiles_of_queries_and_keys_attends_to_what_the_refere
     LatentCase([(100, 70), (0, 64), (63, 65)], latents(4, 16)).check()
 
 
-@pytest.mark.parametrize("heads", [latents(16, 32), latents(70, 16)], ids=str)
-def test_guesses_of_any_number_of_heads_are_checked_by_the_kernel_for_few_queries(heads: Heads) -> None:
-    case = LatentCase([(SPLIT_TOKENS - 3, 9), (0, 1), (7, 4)], heads)
+def test_guesses_of_any_number_of_heads_are_checked_by_the_kernel_for_few_queries() -> None:
+    """With so many heads splits are twice as long; the first sequence has two."""
+    case = LatentCase([(2 * SPLIT_TOKENS - 1, 2), (0, 1)], latents(64, 16))
     assert plan_work(case.sequences, torch.zeros(1), None, case.work_heads(), put).many is None
     case.check()
 
