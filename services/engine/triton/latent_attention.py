@@ -52,15 +52,6 @@ class RowShape:
 
 
 @triton.jit
-def _load_queries(queries, token, head, asked, c, t, HEADS: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr):
-    """Returns both parts of the queries of (token, head) pairs; 0 for pairs that are not asked for."""
-    places = queries + (token * HEADS + head)[:, None] * (RANK + ROPE)
-    plain = tl.load(places + c[None, :], mask=asked[:, None] & (c < RANK)[None, :], other=0.0)
-    turned = tl.load(places + RANK + t[None, :], mask=asked[:, None] & (t < ROPE)[None, :], other=0.0)
-    return plain, turned
-
-
-@triton.jit
 def _attend_rows(
     start, end, last_key, plain, turned, positions, best, total, acc, cache, table, c, t, scale,
     BLOCK_SIZE: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
@@ -83,8 +74,8 @@ def _attend_rows(
         rows = cache + slots[:, None] * (RANK + ROPE)
         latents = tl.load(rows + c[None, :], mask=known, other=0.0).to(plain.dtype)
         parts = tl.load(rows + RANK + t[None, :], mask=known_turned, other=0.0).to(plain.dtype)
-        s = multiply(turned, tl.trans(parts), tl.zeros((plain.shape[0], TILE), tl.float32))
-        s = multiply(plain, tl.trans(latents), s) * (scale * LOG2E)
+        zero = tl.zeros((plain.shape[0], TILE), tl.float32)
+        s = multiply(plain, tl.trans(latents), multiply(turned, tl.trans(parts), zero)) * (scale * LOG2E)
         if MASKED:
             s = tl.where(keys[None, :] <= positions[:, None], s, float("-inf"))
         best, total, acc = accumulate(s, latents, best, total, acc, plain.dtype)
@@ -112,7 +103,9 @@ def _latent_split_kernel(
             query, head = pair // HEADS, pair % HEADS
             asked = query < num_queries
             token = tl.load(query_starts + sequence).to(tl.int64) + query
-            plain, turned = _load_queries(queries, token, head, asked, c, t, HEADS, RANK, ROPE)
+            places = queries + (token * HEADS + head)[:, None] * (RANK + ROPE)
+            plain = tl.load(places + c[None, :], mask=asked[:, None] & (c < RANK)[None, :], other=0.0)
+            turned = tl.load(places + RANK + t[None, :], mask=asked[:, None] & (t < ROPE)[None, :], other=0.0)
             table = tables + tl.load(rows + sequence).to(tl.int64) * table_stride
             best = tl.full((ROWS,), float("-inf"), tl.float32)
             total = tl.zeros((ROWS,), tl.float32)
@@ -152,7 +145,9 @@ def _latent_prefill_kernel(
     if first < seq_len:
         c, t = tl.arange(0, RANK_PAD), tl.arange(0, ROPE_PAD)
         token = tl.load(query_starts + sequence).to(tl.int64) + query
-        plain, turned = _load_queries(queries, token, head, asked, c, t, HEADS, RANK, ROPE)
+        places = queries + (token * HEADS + head)[:, None] * (RANK + ROPE)
+        plain = tl.load(places + c[None, :], mask=asked[:, None] & (c < RANK)[None, :], other=0.0)
+        turned = tl.load(places + RANK + t[None, :], mask=asked[:, None] & (t < ROPE)[None, :], other=0.0)
         table = tables + tl.load(rows + sequence).to(tl.int64) * table_stride
         positions = context + query
         best = tl.full((ROWS,), float("-inf"), tl.float32)
@@ -184,7 +179,7 @@ def attend_few_latents(queries: Tensor, cache: Tensor, attended: Tensor, work: D
     shape = (few.max_items, pairs)
     partials = torch.empty((*shape, row.rank), dtype=torch.float32, device=queries.device)
     bests, totals = (torch.empty(shape, dtype=torch.float32, device=queries.device) for _ in range(2))
-    rows, tile, warps, stages = _shape(pairs, queries.dtype.itemsize)
+    rows, tile, warps, stages = _shape(pairs, queries.dtype.itemsize, cache.dtype.itemsize)
     programs = min(few.max_items * ceil_div(pairs, rows), num_processors(queries.device) * _PROGRAMS_A_PROCESSOR)
     launch(
         _latent_split_kernel, (programs,),
@@ -204,7 +199,7 @@ def attend_many_latents(queries: Tensor, cache: Tensor, attended: Tensor, work: 
     assert work.window is None, "latent attention has no sliding windows"
     heads = queries.shape[1]
     pairs = many.queries_a_tile * heads
-    rows, tile, warps, stages = _shape(pairs, queries.dtype.itemsize)
+    rows, tile, warps, stages = _shape(pairs, queries.dtype.itemsize, cache.dtype.itemsize)
     launch(
         _latent_prefill_kernel, (ceil_div(pairs, rows), many.num_tiles),
         queries, cache, attended, work.tables,
@@ -226,8 +221,10 @@ def _widths(cache: Tensor, heads: int, row: RowShape) -> dict[str, int]:
     }
 
 
-def _shape(pairs: int, itemsize: int) -> tuple[int, int, int, int]:
+def _shape(pairs: int, itemsize: int, stored_itemsize: int) -> tuple[int, int, int, int]:
     """Returns ((query, head) pairs of a program, keys in a tile, warps, stages) that fit registers and shared memory.
+
+    `stored_itemsize`: bytes of a number in the cache; converting numbers of 8 bits takes registers.
 
     The compile gate checks them (`make kernels`) for the latents of DeepSeek, which have a rank of 512: with 64 pairs
     Hopper would use products of warp groups, and spill registers.
@@ -237,4 +234,5 @@ def _shape(pairs: int, itemsize: int) -> tuple[int, int, int, int]:
         return min(64, power_of_two(pairs, 16)), 64, 4, 1
     if itemsize > 2 or architecture() == "gfx942":
         return 16, 16, 8, 1
-    return min(32, power_of_two(pairs, 16)), 32, 8, 2
+    most = 16 if stored_itemsize < itemsize else 32
+    return min(most, power_of_two(pairs, 16)), 32, 8, 2
