@@ -38,9 +38,10 @@ $(INSTALLED): pyproject.toml constraints.txt infra/checks/kernels/triton.txt
 serve: install  ## serve the demo model at http://127.0.0.1:8000 (ARGS="--model DIR --port N …")
 	@$(BIN)/antiphon serve $(ARGS)
 
-test: install  ## all tests that need no Docker (ARGS="-k name")
+test: install  ## all tests that need no Docker (ARGS="-k name"; ARGS="-n 0": in one process)
 	@rm -f $(SPEC_REPORT)
-	$(BIN)/python -m pytest -q --spec-report=$(SPEC_REPORT) $(ARGS)
+	@# Compiled modules are kept, also where that is switched off: the tests start a thousand processes.
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --spec-report=$(SPEC_REPORT) $(ARGS)
 
 sim: install  ## simulate whole systems under random faults (ARGS="-n 10000 --jobs 2", --seed N replays one)
 	$(BIN)/python -m tests.sim.run $(ARGS)

@@ -29,8 +29,9 @@ from shared.actors.nats import NatsTransport
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus, MemoryTransport
 
-pytest_plugins = ("infra.checks.spec_plugin",)
+pytest_plugins = ("infra.checks.spec_plugin", "tests.support.schedule")
 START_S = 10.0
+PORTS = range(16_000, 32_000)
 _namespaces = itertools.count()
 
 
@@ -164,9 +165,12 @@ def _state(stat: Path) -> str:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port below those that Linux gives to whoever asks for any: nobody else gets it before the test uses it."""
+    while True:
+        port = secrets.choice(PORTS)
+        with contextlib.suppress(OSError), socket.socket() as sock:
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ repeating one token, and biases and norms are random too: a bias that a loader f
 
 import functools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -182,15 +183,25 @@ def make_model(
     return directory
 
 
-def greedy_reference(directory: Path, prompt_token_ids: list[int], num_tokens: int) -> list[int]:
-    """What transformers, or the plain reference, generates greedily from these ids, ignoring the end of sequence."""
+def greedy_reference(
+    directory: Path, prompt_token_ids: list[int], num_tokens: int, draft: Sequence[int] = ()
+) -> list[int]:
+    """What transformers, or the plain reference, generates greedily from these ids, ignoring the end of sequence.
+
+    `draft`: what it is expected to be, as the answer that a test compares. It is checked in a single step, in which
+    each token of the reference must be the likeliest after the ones before it; where one is not, it counts for nothing.
+    """
     if is_plain(directory):
-        return plain_greedy(directory, prompt_token_ids, num_tokens)
+        return plain_greedy(directory, prompt_token_ids, num_tokens, draft)
     import torch
 
     model = _loaded(directory)
     ids = list(prompt_token_ids)
     with torch.inference_mode():
+        if len(draft) == num_tokens > 0:
+            logits = model(torch.tensor([[*ids, *draft[:-1]]]), use_cache=False).logits[0, len(ids) - 1 :]
+            if logits.argmax(-1).tolist() == list(draft):
+                return list(draft)
         step = model(torch.tensor([ids]), use_cache=True)
         for _ in range(num_tokens):
             ids.append(int(step.logits[0, -1].argmax()))

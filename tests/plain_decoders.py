@@ -7,7 +7,7 @@ attention over [heads, tokens, head_dim], no cache. Also writes random checkpoin
 import functools
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +91,17 @@ def is_plain(directory: Path) -> bool:
     return _family_of(json.loads((directory / "config.json").read_text())) is not None
 
 
-def plain_greedy(directory: Path, prompt_token_ids: list[int], num_tokens: int) -> list[int]:
-    """The likeliest tokens, one after the other."""
+def plain_greedy(directory: Path, prompt_token_ids: list[int], num_tokens: int, draft: Sequence[int] = ()) -> list[int]:
+    """The likeliest tokens, one after the other. `draft`: see `greedy_reference`."""
     config, tensors = _read(directory)
     family = _family_of(config)
     assert family is not None
     ids = list(prompt_token_ids)
     with torch.inference_mode():
+        if len(draft) == num_tokens > 0:
+            logits = _LOGITS[family](config, tensors, torch.tensor([*ids, *draft[:-1]]))[len(ids) - 1 :]
+            if logits.argmax(-1).tolist() == list(draft):
+                return list(draft)
         for _ in range(num_tokens):
             ids.append(int(_LOGITS[family](config, tensors, torch.tensor(ids))[-1].argmax()))
     return ids[len(prompt_token_ids) :]

@@ -9,24 +9,23 @@ The plugin uses pytest's own marks, so a mark on a class, module or single param
 inherit it. Outcomes are passed, failed, skipped, xfailed, deselected, and "not run" if the run ended before the test.
 A test that could not be collected is absent. Loaded by tests/conftest.py; the report is read by `spec_coverage`.
 
+With several processes (pytest-xdist), each of them collects every test and runs some, and the process that started them
+sees only the outcomes. Each sends what it has collected when it ends. If none ends by itself, the report has no tests,
+so that no row counts as proven.
+
 The option must be written with `=`. pytest looks for paths of tests before it loads conftest files, so it does not know
 the option yet and would treat a separate word as such a path.
 """
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-
-@dataclass
-class Recorded:
-    """The rows and the outcome of one test."""
-
-    rows: list[str]
-    outcome: str = "not run"
+SENT = "spec-tests"
+"""The key of what a process of pytest-xdist sends when it ends: `Collected.tests`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,42 +36,74 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers a `Recorder` if the option is given. Called by pytest."""
+    """Registers what records, if the option is given. Called by pytest."""
     path = config.getoption("--spec-report")
-    if path is not None:
-        config.pluginmanager.register(Recorder(path), "spec-recorder")
+    if path is None:
+        return
+    collected = Collected()
+    config.pluginmanager.register(collected, "spec-collected")
+    if hasattr(config, "workerinput"):
+        config.pluginmanager.register(Sender(config, collected), "spec-sender")
+    else:
+        config.pluginmanager.register(Recorder(path, collected), "spec-recorder")
 
 
-class Recorder:
-    """Records outcomes and writes them to a file at the end. pytest calls the methods."""
+class Collected:
+    """The tests that name rows, as this process has collected them. pytest calls the methods."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._tests: dict[str, Recorded] = {}
+    def __init__(self) -> None:
+        self.tests: dict[str, dict[str, Any]] = {}
+        """By test: `rows`, the rows that it names, and `outcome`, "not run" or "deselected"."""
 
     def pytest_itemcollected(self, item: pytest.Item) -> None:
         """Records the rows that a test names."""
         rows = sorted({str(row) for mark in item.iter_markers("spec") for row in mark.args})
         if rows:
-            self._tests[item.nodeid] = Recorded(rows)
+            self.tests[item.nodeid] = {"rows": rows, "outcome": "not run"}
 
     def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
         """Records tests that `-k` or `-m` excluded from the run."""
         for item in items:
-            if item.nodeid in self._tests:
-                self._tests[item.nodeid].outcome = "deselected"
+            if item.nodeid in self.tests:
+                self.tests[item.nodeid]["outcome"] = "deselected"
+
+
+class Sender:
+    """Sends what one of several processes has collected. pytest calls the method."""
+
+    def __init__(self, config: pytest.Config, collected: Collected) -> None:
+        self._config, self._collected = config, collected
+
+    def pytest_sessionfinish(self) -> None:
+        """Puts the tests where pytest-xdist takes them, after this call, to the process that started this one."""
+        self._config.__dict__["workeroutput"][SENT] = self._collected.tests
+
+
+class Recorder:
+    """Records outcomes and writes them to a file at the end. pytest calls the methods."""
+
+    def __init__(self, path: Path, collected: Collected) -> None:
+        self._path, self._collected = path, collected
+        self._outcomes: dict[str, str] = {}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Takes what a process of pytest-xdist has collected, when it has ended; one that was killed sent nothing."""
+        self._collected.tests.update(getattr(node, "workeroutput", {}).get(SENT, {}))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Records the outcome of a test. Called for its set-up, call and tear-down; the first that fails decides."""
-        test = self._tests.get(report.nodeid)
-        if test is None or test.outcome not in ("not run", "passed"):
+        if self._outcomes.get(report.nodeid, "passed") != "passed":
             return
         outcome = "xfailed" if hasattr(report, "wasxfail") else report.outcome
         if outcome != "passed" or report.when == "call":
-            test.outcome = outcome
+            self._outcomes[report.nodeid] = outcome
 
     def pytest_sessionfinish(self) -> None:
         """Writes the report file."""
+        tests = {
+            name: {"rows": test["rows"], "outcome": self._outcomes.get(name, test["outcome"])}
+            for name, test in sorted(self._collected.tests.items())
+        }
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        tests = {name: asdict(test) for name, test in sorted(self._tests.items())}
         self._path.write_text(json.dumps({"tests": tests}, indent=1) + "\n", encoding="utf-8")

@@ -1,5 +1,6 @@
 """Models and what transformers makes of them, each once for the whole folder."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,13 @@ def reference(models: Models) -> Reference:
     """What transformers generates, once for each variant and prompt."""
     known: dict[tuple[str, tuple[int, ...]], list[int]] = {}
 
-    def generate(variant: str, prompt: list[int]) -> list[int]:
-        key = (variant, tuple(prompt))
-        if key not in known:
-            known[key] = greedy_reference(models(variant), prompt, NUM_TOKENS)
-        return known[key]
+    def generate(variant: str, prompts: list[list[int]], answers: Sequence[list[int]] = ()) -> list[list[int]]:
+        found = list[list[int]]()
+        for prompt, answer in zip(prompts, answers or [[]] * len(prompts), strict=True):
+            key = (variant, tuple(prompt))
+            if key not in known:
+                known[key] = greedy_reference(models(variant), prompt, NUM_TOKENS, answer)
+            found.append(known[key])
+        return found
 
     return generate

@@ -33,7 +33,7 @@ def test_lookahead_gives_the_same_greedy_tokens(
 ) -> None:
     """Also in a crowded pool, in chunks and after prefix hits."""
     prompts = [make_prompt(30), make_prompt(50), REPETITIVE, make_prompt(33)]
-    expected = [reference(variant, prompt) for prompt in prompts]
+    expected = reference(variant, prompts)
     limits = CoreLimits(4, 48, num_speculative_tokens=num_draft_tokens)
     engine = Engine(models(variant), limits, backend, num_gpu_blocks_override=12, max_model_len=160)
     for prompt, tokens in zip(prompts, expected, strict=True):

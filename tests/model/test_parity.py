@@ -25,7 +25,7 @@ from tests.model.harness import (
     make_prompt,
     on_both,
 )
-from tests.models import make_model
+from tests.models import greedy_reference, make_model
 
 pytestmark = pytest.mark.model
 
@@ -36,9 +36,18 @@ def test_greedy_output_is_that_of_transformers_in_chunks_and_a_mixed_batch(
 ) -> None:
     prompts = [make_prompt(length) for length in (1, 15, 16, 33, 90)]
     engine = Engine(models(variant), CoreLimits(8, 24, enable_prefix_caching=False), backend)
-    assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
+    answers = engine.generate(prompts)
+    assert answers == reference(variant, prompts, answers)
     mixed = [plan for plan in engine.plans if {share.num_tokens == 1 for share in plan.scheduled} == {True, False}]
     assert mixed, "no step had both a chunk and a decode"
+
+
+@pytest.mark.parametrize("variant", ["llama", "mixtral", "qwen"])
+def test_a_draft_changes_nothing_in_the_reference(variant: str, models: Models) -> None:
+    prompt = make_prompt(20)
+    right = greedy_reference(models(variant), prompt, 8)
+    for draft in (right, right[:7], [*right[:7], right[7] ^ 1], [right[0] ^ 1, *right[1:]], [*right, right[0]]):
+        assert greedy_reference(models(variant), prompt, 8, draft) == right
 
 
 @pytest.mark.parametrize(("backend", "variant"), on_both(FAMILY_VARIANTS))
@@ -47,7 +56,8 @@ def test_a_prompt_in_one_step_gives_the_same_tokens(
 ) -> None:
     prompt = make_prompt(90)
     engine = Engine(models(variant), CoreLimits(1, 512, enable_prefix_caching=False), backend)
-    assert engine.generate([prompt]) == [reference(variant, prompt)]
+    answers = engine.generate([prompt])
+    assert answers == reference(variant, [prompt], answers)
     assert engine.plans[0].num_tokens == len(prompt)
 
 
@@ -57,7 +67,8 @@ def test_a_prefix_hit_gives_the_same_tokens(backend: str, variant: str, models: 
     engine = Engine(models(variant), CoreLimits(8, 64), backend)
     engine.generate([shared])
     prompts = [shared + tail for tail in tails]
-    assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
+    answers = engine.generate(prompts)
+    assert answers == reference(variant, prompts, answers)
     assert sorted(engine.cached.values())[-3:] == [64, 64, 64]
 
 
@@ -67,7 +78,8 @@ def test_preemption_gives_the_same_tokens(backend: str, variant: str, models: Mo
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
     limits = CoreLimits(4, 64, enable_prefix_caching=False)
     engine = Engine(models(variant), limits, backend, num_gpu_blocks_override=11, swap_space=0.0)
-    assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
+    answers = engine.generate(prompts)
+    assert answers == reference(variant, prompts, answers)
     joined = [sequence.sequence_id for plan in engine.plans for sequence in plan.new]
     assert len(joined) > len(prompts), "nothing was preempted"
 
@@ -81,7 +93,8 @@ def test_swapping_to_the_host_gives_the_same_tokens_and_computes_none_twice(
     engine = Engine(
         models(variant), CoreLimits(4, 64, enable_prefix_caching=False), backend, num_gpu_blocks_override=11
     )
-    assert engine.generate(prompts) == [reference(variant, prompt) for prompt in prompts]
+    answers = engine.generate(prompts)
+    assert answers == reference(variant, prompts, answers)
     assert sum(len(plan.swap_in) for plan in engine.plans) > 0
     assert engine.core.counters().preemptions > 0
     computed = sum(plan.num_tokens for plan in engine.plans)
@@ -160,9 +173,10 @@ def test_thirty_two_sequences_at_once_give_the_same_tokens(
 ) -> None:
     """Plain first; then everything at once: chunks, prefix hits and a pool so small that sequences are preempted."""
     prompts = [make_prompt(1 + 7 * i % 60, seed=i) for i in range(16)] * 2
-    expected = [reference(variant, prompt) for prompt in prompts]
     plain = Engine(models(variant), CoreLimits(32, 128, enable_prefix_caching=False), backend)
-    assert plain.generate(prompts) == expected
+    answers = plain.generate(prompts)
+    expected = reference(variant, prompts, answers)
+    assert answers == expected
     assert max(len(plan.scheduled) for plan in plain.plans) == 32
     crowded = Engine(models(variant), CoreLimits(32, 48), backend, num_gpu_blocks_override=60)
     assert crowded.generate(prompts) == expected

@@ -1,4 +1,4 @@
-"""Builds `driver.cpp` with the backend's sources, once for each state of them, in a directory that outlives a run."""
+"""Builds a test's C++ program with the backend's sources, once for each state of them; the directory outlives a run."""
 
 import hashlib
 import shutil
@@ -13,11 +13,13 @@ HEAP = ("-DWRAP_MEMORY", "-Wl,--wrap=mmap,--wrap=munmap,--wrap=madvise")
 """The library's memory comes from the heap, where a sanitizer sees its ends."""
 
 
-def build(directory: Path, name: str, compiler: str, *flags: str) -> Path:
-    """The driver's path. Raises `CompileError`."""
+def build(
+    directory: Path, name: str, compiler: str, *flags: str, driver: Path = DRIVER, parts: tuple[str, ...] = ("*.cpp",)
+) -> Path:
+    """The program's path. `parts`: which of the backend's sources it needs. Raises `CompileError`."""
     digest = hashlib.sha256(repr((compiler, flags, COMMON)).encode())
-    sources = [DRIVER, DRIVER.with_name("heap.h"), *sorted(SOURCE.iterdir())]
-    for path in sources:
+    sources = [driver, *(path for part in parts for path in sorted(SOURCE.glob(part)))]
+    for path in (driver, DRIVER.with_name("heap.h"), *sorted(SOURCE.iterdir())):
         digest.update(path.read_bytes())
     program = directory / f"{name}-{digest.hexdigest()[:16]}"
     if program.is_file():
@@ -27,7 +29,7 @@ def build(directory: Path, name: str, compiler: str, *flags: str) -> Path:
     scratch = directory / f"{name}-objects"
     scratch.mkdir(parents=True)
     every = (*COMMON, *flags)
-    objects = compile_objects(compiler, every, [path for path in sources if path.suffix == ".cpp"], scratch)
+    objects = compile_objects(compiler, every, sources, scratch)
     run([compiler, *every, *objects, "-o", str(program)])
     shutil.rmtree(scratch)
     return program

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -89,8 +88,3 @@ def random_weight(out: int, width: int, seed: int = 0) -> Tensor:
     weight[out // 2] = 0
     weight[0, -1] = 30
     return weight.to(torch.bfloat16)
-
-
-def driver_source() -> Path:
-    """The C++ program that runs the matrices under sanitizers."""
-    return Path(__file__).parent / "driver.cpp"

@@ -9,35 +9,35 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.cpu.compile import SOURCE, usable_variants
+from services.engine.cpu.compile import CompileError, usable_variants
+from tests.native.drivers import HEAP, build
 from tests.native.libraries import need_compiler
-from tests.quantized.harness import driver_source
 
-pytestmark = pytest.mark.timeout(300)
-SANITIZERS = {"address": "address,undefined", "thread": "thread"}
-FLAGS = ("-std=c++17", "-O1", "-g", "-pthread", "-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
-WRAPPED = "-Wl,--wrap=mmap,--wrap=munmap,--wrap=madvise"
+pytestmark = pytest.mark.timeout(300)  # two builds the first time
+DRIVER = Path(__file__).with_name("driver.cpp")
+SANITIZERS = {
+    "address": ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "thread": ("-O1", "-fsanitize=thread"),
+}
+"""Optimizing takes longer than it saves, but for threads, whose sanitizer looks at each access of what -O0 leaves."""
 
 
 @pytest.fixture(scope="module")
-def drivers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def drivers(request: pytest.FixtureRequest) -> dict[str, Path]:
     """The driver with each sanitizer, compiled together."""
     variants = [variant for variant in usable_variants() if variant.name != "amx"]
-    compiler = need_compiler()
+    compiler, directory = need_compiler(), request.config.cache.mkdir("drivers")
     if not variants:
         pytest.skip("the library knows no instruction set of this processor that sanitizers see")
-    directory = tmp_path_factory.mktemp("drivers")
 
     def compiled(name: str) -> Path:
-        path = directory / name
-        flags = (*FLAGS, *variants[0].flags, f"-fsanitize={SANITIZERS[name]}", "-fno-sanitize-recover=all", WRAPPED)
-        sources = (str(driver_source()), str(SOURCE / "pool.cpp"))
-        command = [compiler, *flags, f"-I{SOURCE}", *sources, "-o", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if "cannot find" in done.stderr and "san" in done.stderr:
-            pytest.skip(f"the compiler has no sanitizer for {name}")
-        assert done.returncode == 0, done.stderr[-3000:]
-        return path
+        flags = (*variants[0].flags, *SANITIZERS[name], *HEAP)
+        try:
+            return build(directory, f"quantized-{name}", compiler, *flags, driver=DRIVER, parts=("pool.cpp",))
+        except CompileError as error:
+            if "cannot find" in str(error) and "san" in str(error):
+                pytest.skip(f"the compiler has no sanitizer for {name}")
+            raise
 
     with ThreadPoolExecutor(len(SANITIZERS)) as pool:
         return dict(zip(SANITIZERS, pool.map(compiled, SANITIZERS), strict=True))

@@ -5,13 +5,13 @@ import http.client
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.conftest import free_port
 from tests.system.served import END_S, ROOT, Started
 
 TOOLS = ROOT / "infra" / "llm_tools" / "PD_separate"
@@ -21,9 +21,10 @@ MORE = ("--kv-cache-memory-gb=0.05", "--dtype=float32", "--threads=1")
 
 
 def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [each.getsockname()[1] for each in sockets]
+    ports = set[int]()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)
 
 
 class Role(Started):

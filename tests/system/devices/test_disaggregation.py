@@ -1,11 +1,11 @@
 """Prompts on prefill engines, the rest on decode engines: real processes, and what happens when they die."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def metric(served: Served, name: str, engine: str) -> float:
 
 def settled(served: Served, name: str, engine: str, value: float) -> None:
     """Waits until a counter, which comes with heartbeats, has a value."""
-    wait_until(lambda: metric(served, name, engine) == value, 5, lambda: f"{metric(served, name, engine)} != {value}")
+    wait_until(lambda: metric(served, name, engine) == value, 20, lambda: f"{metric(served, name, engine)} != {value}")
 
 
 def body(number: int, **fields: Any) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def body(number: int, **fields: Any) -> dict[str, Any]:
 
 async def stream(client: openai.AsyncOpenAI, number: int, **fields: Any) -> AsyncIterator[str]:
     merged = body(number, **fields)
-    extra = {"ignore_eos": merged.pop("ignore_eos")}
+    extra = {name: merged.pop(name) for name in ("ignore_eos", "cache_salt") if name in merged}
     chunks = await client.completions.create(**merged, stream=True, extra_body=extra)
     async for chunk in chunks:
         yield chunk.choices[0].text
@@ -65,28 +65,85 @@ async def all_streams(served: Served, numbers: range, **fields: Any) -> list[str
         return await asyncio.gather(*(whole(client, number, **fields) for number in numbers))
 
 
-def mixed(served: Served, first: int = 0) -> list[str]:
+def mixed(served: Served, **fields: Any) -> list[str]:
     """Greedy and seeded streams, all at the same time."""
 
     async def ask() -> list[str]:
         half = NUM_STREAMS // 2
-        greedy = all_streams(served, range(first, first + half))
-        seeded = all_streams(served, range(first + half, first + 2 * half), temperature=0.9, seed=11)
+        greedy = all_streams(served, range(half), **fields)
+        seeded = all_streams(served, range(half, 2 * half), temperature=0.9, seed=11, **fields)
         return [*(found := await asyncio.gather(greedy, seeded))[0], *found[1]]
 
     return asyncio.run(ask())
 
 
+def incarnations(served: Served) -> dict[str, str]:
+    """The instance ids of the engines that are ready, by their names."""
+    found = fetch(served, "GET", "/admin/topology").json["members"]
+    return {one["id"]: one["instance_id"] for one in found if one["service"] == "engine" and one["state"] == "ready"}
+
+
+@contextlib.contextmanager
+def whole_again(served: Served) -> Iterator[None]:
+    """Waits at the end for the engines that were killed meanwhile: tests share the system."""
+    before, pids = incarnations(served), served.pids()
+    yield
+
+    def again() -> bool:
+        now = incarnations(served)
+        killed = {name for name in before if served.pids().get(name) != pids[name]}
+        return now.keys() == before.keys() and all(now[name] != before[name] for name in killed)
+
+    wait_until(again, 60, lambda: served.output)
+
+
+@pytest.fixture
+def salt(request: pytest.FixtureRequest) -> dict[str, str]:
+    """No test finds blocks of another one in a cache: every prompt is computed and handed over again."""
+    return {"cache_salt": request.node.name}
+
+
 @pytest.fixture(scope="module")
-def right(model: Path) -> list[str]:
-    """What a server that is not separated answers."""
+def alone(model: Path) -> Iterator[Served]:
+    """A server that is not separated."""
     with until_the_end(serve_tiny(model, *FLAGS)) as served:
-        return mixed(served)
+        yield served
+
+
+@pytest.fixture(scope="module")
+def right(alone: Served) -> list[str]:
+    """What a server that is not separated answers."""
+    return mixed(alone)
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A LoRA adapter and a prompt adapter."""
+    folder = tmp_path_factory.mktemp("adapters")
+    return make_adapter(folder / "lora", model), make_prompt_adapter(folder / "soft", model, num_tokens=7)
+
+
+@pytest.fixture(scope="module")
+def pair(model: Path, adapters: tuple[Path, Path]) -> Iterator[Served]:
+    """One engine of each role."""
+    named = (f"--lora-modules=sql={adapters[0]}", f"--prompt-adapters=soft={adapters[1]}")
+    with until_the_end(serve_tiny(model, *FLAGS, "--prefill=1", "--decode=1", *named)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def four(model: Path) -> Iterator[Served]:
+    """Two engines of each role."""
+    with until_the_end(serve_tiny(model, *FLAGS, "--prefill=2", "--decode=2")) as served:
+        yield served
 
 
 @pytest.fixture(params=[(1, 1), (2, 1), (1, 2), (2, 2)], ids=lambda pair: f"{pair[0]}P{pair[1]}D")
 def separated(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[Served, int, int]]:
     num_prefill, num_decode = request.param
+    if num_prefill == num_decode == 2:
+        yield request.getfixturevalue("four"), num_prefill, num_decode
+        return
     flags = (*FLAGS, f"--prefill={num_prefill}", f"--decode={num_decode}")
     with until_the_end(serve_tiny(model, *flags)) as served:
         yield served, num_prefill, num_decode
@@ -102,40 +159,48 @@ def test_separated_engines_give_the_tokens_of_a_single_one(
     assert {f"decode-{number + 1}" for number in range(num_decode)} <= names
     assert not any(name.startswith("engine") for name in names)
     assert mixed(served) == right
-    time.sleep(0.5)
-    saved = [metric(served, "antiphon:engine_kv_saved_tokens_total", f"prefill-{n + 1}") for n in range(num_prefill)]
-    loaded = [metric(served, "antiphon:engine_kv_loaded_tokens_total", f"decode-{n + 1}") for n in range(num_decode)]
-    failed = [metric(served, "antiphon:engine_kv_failed_loads_total", f"decode-{n + 1}") for n in range(num_decode)]
-    generated = [
-        metric(served, "antiphon:engine_generation_tokens_total", f"prefill-{n + 1}") for n in range(num_prefill)
-    ]
-    assert all(saved)
-    assert all(loaded)
-    assert not any(failed)
-    assert sum(generated) == NUM_STREAMS, "a prefill engine computes prompts, with one token after each"
-    assert sum(loaded) == sum(saved) - NUM_STREAMS, "a decode engine computes one token of each prompt"
+
+    def counted(name: str, role: str, count: int) -> list[float]:
+        return [metric(served, f"antiphon:engine_{name}_total", f"{role}-{number + 1}") for number in range(count)]
+
+    def generated() -> float:
+        return sum(counted("generation_tokens", "prefill", num_prefill))
+
+    def loaded() -> float:
+        return sum(counted("kv_loaded_tokens", "decode", num_decode))
+
+    def saved() -> float:
+        return sum(counted("kv_saved_tokens", "prefill", num_prefill))
+
+    # The counters come with heartbeats. A prefill engine computes prompts, with one token after each, and a decode
+    # engine computes one token of each prompt.
+    wait_until(lambda: generated() == NUM_STREAMS, 10, lambda: str(generated()))
+    wait_until(lambda: 0 < loaded() == saved() - NUM_STREAMS, 10, lambda: f"{loaded()} of {saved()}")
+    assert all(counted("kv_saved_tokens", "prefill", num_prefill))
+    assert all(counted("kv_loaded_tokens", "decode", num_decode))
+    assert not any(counted("kv_failed_loads", "decode", num_decode))
     settled(served, "vllm:num_requests_running", "decode-1", 0)
 
 
 @pytest.mark.spec("S-DIS-001", "S-DIS-002", "S-DIS-005:cpu")
-def test_the_prefill_engine_computes_the_prompt_and_the_decode_engine_goes_on(model: Path, right: list[str]) -> None:
-    with until_the_end(serve_tiny(model, *FLAGS, "--prefill=1", "--decode=1")) as served:
-        answer = fetch(served, "POST", "/v1/completions", body(0)).json
-        assert answer["choices"][0]["text"] == right[0]
-        num_tokens = answer["usage"]["prompt_tokens"]
-        settled(served, "antiphon:engine_kv_saved_tokens_total", "prefill-1", num_tokens)
-        settled(served, "antiphon:engine_kv_loaded_tokens_total", "decode-1", num_tokens - 1)
-        settled(served, "antiphon:engine_generation_tokens_total", "prefill-1", 1)
-        settled(served, "antiphon:engine_generation_tokens_total", "decode-1", 40)
-        settled(served, "antiphon:engine_cached_tokens_total", "decode-1", 0)
-        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+def test_the_prefill_engine_computes_the_prompt_and_the_decode_engine_goes_on(pair: Served, right: list[str]) -> None:
+    """The first test of this system, whose counters are 0."""
+    answer = fetch(pair, "POST", "/v1/completions", body(0)).json
+    assert answer["choices"][0]["text"] == right[0]
+    num_tokens = answer["usage"]["prompt_tokens"]
+    settled(pair, "antiphon:engine_kv_saved_tokens_total", "prefill-1", num_tokens)
+    settled(pair, "antiphon:engine_kv_loaded_tokens_total", "decode-1", num_tokens - 1)
+    settled(pair, "antiphon:engine_generation_tokens_total", "prefill-1", 1)
+    settled(pair, "antiphon:engine_generation_tokens_total", "decode-1", 40)
+    settled(pair, "antiphon:engine_cached_tokens_total", "decode-1", 0)
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
 @pytest.mark.model
-def test_prompts_with_adapters_are_computed_by_the_prefill_engine(model: Path, tmp_path: Path) -> None:
-    lora = make_adapter(tmp_path / "lora", model)
-    soft = make_prompt_adapter(tmp_path / "soft", model, num_tokens=7)
-    named = (f"--lora-modules=sql={lora}", f"--prompt-adapters=soft={soft}")
+def test_prompts_with_adapters_are_computed_by_the_prefill_engine(
+    model: Path, adapters: tuple[Path, Path], pair: Served, salt: dict[str, str], tmp_path: Path
+) -> None:
+    lora, soft = adapters
     ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(prompt(0)).ids
     merged = merge(tmp_path / "merged", model, lora)
     expected = {
@@ -144,18 +209,20 @@ def test_prompts_with_adapters_are_computed_by_the_prefill_engine(model: Path, t
         "soft": prompted_reference(model, soft, ids, 12),
     }
     assert len(set(map(tuple, expected.values()))) == 3
-    num_loaded = 0
-    with until_the_end(serve_tiny(model, *FLAGS, "--prefill=1", "--decode=1", *named)) as served:
-        for name, tokens in expected.items():
-            answer = fetch(served, "POST", "/v1/completions", body(0, model=name, max_tokens=12, return_token_ids=True))
-            assert answer.status == 200, answer.body
-            assert answer.json["choices"][0]["token_ids"] == tokens
-            num_loaded += len(ids) - 1 + (7 if name == "soft" else 0)
-            settled(served, "antiphon:engine_kv_loaded_tokens_total", "decode-1", num_loaded)
-        assert not num_failed_loads(served)
+    num_loaded, num_failed = metric(pair, "antiphon:engine_kv_loaded_tokens_total", "decode-1"), num_failed_loads(pair)
+    for name, tokens in expected.items():
+        given = body(0, model=name, max_tokens=12, return_token_ids=True, **salt)
+        answer = fetch(pair, "POST", "/v1/completions", given)
+        assert answer.status == 200, answer.body
+        assert answer.json["choices"][0]["token_ids"] == tokens
+        num_loaded += len(ids) - 1 + (7 if name == "soft" else 0)
+        settled(pair, "antiphon:engine_kv_loaded_tokens_total", "decode-1", num_loaded)
+    assert num_failed_loads(pair) == num_failed
 
 
-def test_choices_beams_and_log_probabilities_of_prompts_work_too(model: Path) -> None:
+def test_choices_beams_and_log_probabilities_of_prompts_work_too(
+    alone: Served, pair: Served, salt: dict[str, str]
+) -> None:
     requests = [
         body(1, n=3, temperature=0.8, seed=4, max_tokens=8),
         body(2, use_beam_search=True, best_of=2, n=2, max_tokens=8),
@@ -165,12 +232,9 @@ def test_choices_beams_and_log_probabilities_of_prompts_work_too(model: Path) ->
     ]
 
     def choices(served: Served) -> list[Any]:
-        return [fetch(served, "POST", "/v1/completions", request).json["choices"] for request in requests]
+        return [fetch(served, "POST", "/v1/completions", request | salt).json["choices"] for request in requests]
 
-    with until_the_end(serve_tiny(model, *FLAGS)) as served:
-        expected = choices(served)
-    with until_the_end(serve_tiny(model, *FLAGS, "--prefill=1", "--decode=1")) as served:
-        assert choices(served) == expected
+    assert choices(pair) == choices(alone)
 
 
 def kill(served: Served, name: str) -> None:
@@ -179,43 +243,48 @@ def kill(served: Served, name: str) -> None:
 
 @pytest.mark.parametrize("victim", ["prefill-1", "decode-1"])
 @pytest.mark.parametrize("delay_s", [0.0, 0.15, 0.5])
-def test_a_killed_engine_loses_no_stream(victim: str, delay_s: float, model: Path, right: list[str]) -> None:
-    with until_the_end(serve_tiny(model, *FLAGS, "--prefill=2", "--decode=2")) as served:
+def test_a_killed_engine_loses_no_stream(
+    victim: str, delay_s: float, four: Served, right: list[str], salt: dict[str, str]
+) -> None:
+    async def ask() -> list[str]:
+        half = NUM_STREAMS // 2
+        greedy = asyncio.create_task(all_streams(four, range(half), **salt))
+        seeded = asyncio.create_task(all_streams(four, range(half, 2 * half), temperature=0.9, seed=11, **salt))
+        await asyncio.sleep(delay_s)
+        kill(four, victim)
+        return [*await greedy, *await seeded]
 
-        async def ask() -> list[str]:
-            half = NUM_STREAMS // 2
-            greedy = asyncio.create_task(all_streams(served, range(half)))
-            seeded = asyncio.create_task(all_streams(served, range(half, 2 * half), temperature=0.9, seed=11))
-            await asyncio.sleep(delay_s)
-            kill(served, victim)
-            return [*await greedy, *await seeded]
-
+    with whole_again(four):
+        told = len(four.lines)
         assert asyncio.run(ask()) == right
-        assert f"{victim}" in served.output
+    assert victim in "\n".join(four.lines[told:])
 
 
-def test_without_the_other_role_the_engines_that_are_left_serve(model: Path, right: list[str]) -> None:
-    """The launcher starts a killed engine again; until then the other one does everything."""
-    with until_the_end(serve_tiny(model, *FLAGS, "--prefill=1", "--decode=1")) as served:
-        for victim in ("prefill-1", "decode-1"):
-            kill(served, victim)
-            assert asyncio.run(all_streams(served, range(NUM_STREAMS // 2))) == right[: NUM_STREAMS // 2]
+def test_a_frozen_prefill_engine_costs_a_second(pair: Served, right: list[str], salt: dict[str, str]) -> None:
+    frozen = pair.pids()["prefill-1"]
 
+    async def ask() -> list[str]:
+        streams = asyncio.create_task(all_streams(pair, range(NUM_STREAMS // 2), **salt))
+        await asyncio.sleep(0.1)
+        os.kill(frozen, signal.SIGSTOP)
+        return await streams
 
-def test_a_frozen_prefill_engine_costs_a_second(model: Path, right: list[str]) -> None:
-    with until_the_end(serve_tiny(model, *FLAGS, "--prefill=1", "--decode=1")) as served:
-        frozen = served.pids()["prefill-1"]
-
-        async def ask() -> list[str]:
-            streams = asyncio.create_task(all_streams(served, range(NUM_STREAMS // 2)))
-            await asyncio.sleep(0.1)
-            os.kill(frozen, signal.SIGSTOP)
-            return await streams
-
+    with whole_again(pair):
         try:
             assert asyncio.run(ask()) == right[: NUM_STREAMS // 2]
         finally:
             os.kill(frozen, signal.SIGCONT)
+
+
+def test_without_the_other_role_the_engines_that_are_left_serve(
+    pair: Served, right: list[str], salt: dict[str, str]
+) -> None:
+    """The launcher starts a killed engine again; until then the other one does everything."""
+    with whole_again(pair):
+        for victim in ("prefill-1", "decode-1"):
+            kill(pair, victim)
+            fresh = {"cache_salt": salt["cache_salt"] + victim}
+            assert asyncio.run(all_streams(pair, range(NUM_STREAMS // 2), **fresh)) == right[: NUM_STREAMS // 2]
 
 
 @pytest.mark.spec("S-DIS-001", "S-DIS-002")
@@ -241,29 +310,44 @@ def num_failed_loads(served: Served) -> float:
     return sum(float(line.split()[-1]) for line in lines if "kv_failed" in line and not line.startswith("#"))
 
 
+@pytest.fixture(scope="module")
+def decoding(nats_server: NatsServer, model: Path) -> Iterator[tuple[Served, tuple[str, ...]]]:
+    """A system without prefill engines, and the flags by which one joins it."""
+    bus = (f"--nats={nats_server.url}", f"--nats-credentials={nats_server.credentials}")
+    bus += (f"--namespace=test-{os.getpid()}-decoding",)
+    with until_the_end(serve_tiny(model, *FLAGS, *bus, "--role=decode")) as served:
+        yield served, bus
+
+
 @pytest.mark.parametrize(
     ("fault", "first"),
     [("damage", 0), ("damage", 5), ("cut", 3), ("silence", 3), ("die", 0), ("die", 5)],
     ids=lambda value: str(value),
 )
 def test_a_transfer_that_goes_wrong_costs_time_and_no_token(
-    fault: str, first: int, nats_server: NatsServer, namespace: str, model: Path, right: list[str], tmp_path: Path
+    fault: str,
+    first: int,
+    decoding: tuple[Served, tuple[str, ...]],
+    model: Path,
+    right: list[str],
+    salt: dict[str, str],
+    tmp_path: Path,
 ) -> None:
     """The prefill engine belongs to another launcher, as on another machine, and damages what it sends or is killed."""
-    bus = (f"--nats={nats_server.url}", f"--nats-credentials={nats_server.credentials}", f"--namespace={namespace}")
-    told = tmp_path / "blocks"
+    served, bus = decoding
+    name, told, failed = f"elsewhere-{fault}-{first}", tmp_path / "blocks", num_failed_loads(served)
     environ = {**os.environ, "FAULT": fault, "FIRST": str(first), "FAULT_FILE": str(told)}
     engine = [sys.executable, "-m", "tests.system.faulty_engine", *bus, f"--model={model}", *FLAGS]
-    engine += ["--served-model-name=tiny", "--role=prefill", "--service-id=elsewhere", "--kv-cache-memory-gb=0.05"]
-    with until_the_end(serve_tiny(model, *FLAGS, *bus, "--role=decode")) as served:
-        faulty = subprocess.Popen(engine, cwd=ROOT, env=environ)
-        try:
-            wait_until(lambda: 'engine="elsewhere"' in fetch(served, "GET", "/metrics").body.decode(), 60)
-            assert mixed(served) == right
-            assert int(told.read_text()) > first
-            assert (faulty.poll() is None) == (fault != "die")
-        finally:
-            faulty.kill()
-            faulty.wait()
-        # The counters come with the engine's next heartbeats.
-        wait_until(lambda: num_failed_loads(served) > 0, 10)
+    engine += ["--served-model-name=tiny", "--role=prefill", f"--service-id={name}", "--kv-cache-memory-gb=0.05"]
+    faulty = subprocess.Popen(engine, cwd=ROOT, env=environ)
+    try:
+        wait_until(lambda: name in incarnations(served), 60)
+        assert mixed(served, **salt) == right
+        assert int(told.read_text()) > first
+        assert (faulty.poll() is None) == (fault != "die")
+    finally:
+        faulty.kill()
+        faulty.wait()
+    # The counters come with the engine's next heartbeats.
+    wait_until(lambda: num_failed_loads(served) > failed, 10)
+    wait_until(lambda: name not in incarnations(served), 30)

@@ -58,8 +58,9 @@ def project(tmp_path: Path) -> Project:
     return Project(tmp_path)
 
 
+@pytest.mark.parametrize("processes", ["0", "2"])
 def test_a_row_is_proven_by_tests_that_passed_and_no_others(
-    project: Project, capsys: pytest.CaptureFixture[str]
+    processes: str, project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
     project.rows(HEADER + "".join(f"S-{number}\trow\n" for number in range(1, 8)))
     project.tests("""
@@ -82,7 +83,7 @@ def broken():
 @pytest.mark.spec("S-7")
 def test_cannot_be_torn_down(broken): pass
 """)
-    project.run()
+    project.run("-n", processes)
     assert project.coverage() == 0
     assert project.states == {"S-1": "proven"} | {f"S-{number}": "open" for number in range(2, 8)}
     assert "7 rows of the specification: 1 proven, 0 waived, 0 documented, 6 open" in capsys.readouterr().out
@@ -114,6 +115,26 @@ def test_two(): pass
     capsys.readouterr()
     assert project.coverage("--proofs") == 1
     assert "S-1: tests/test_x.py::test_two not collected" in capsys.readouterr().out
+
+
+def test_several_processes_prove_together_and_one_that_is_killed_does_not(project: Project) -> None:
+    killed = "import os, signal\n@pytest.mark.spec('S-4')\ndef test_b(): os.kill(os.getpid(), signal.SIGKILL)\n"
+    for name in ("left", "right"):
+        project.tests(f"@pytest.mark.spec('S-2:{name}')\ndef test_it(): pass\n", f"test_{name}.py")
+    project.tests("@pytest.mark.spec('S-1')\ndef test_a(): pass\n" + killed, "test_killed.py")
+    project.run("-n", "2", "--max-worker-restart=0")
+    assert project.coverage() == 0
+    outcomes = {name.removeprefix("tests/"): told["outcome"] for name, told in project.report.items()}
+    assert outcomes["test_killed.py::test_b"] == "failed"
+    assert project.states["S-4"] == "open"
+    project.run("-n", "2", "-k", "not test_b")
+    outcomes = {name.removeprefix("tests/"): told["outcome"] for name, told in project.report.items()}
+    assert outcomes == {
+        "test_killed.py::test_a": "passed",
+        "test_killed.py::test_b": "deselected",
+        "test_left.py::test_it": "passed",
+        "test_right.py::test_it": "passed",
+    }
 
 
 def test_marks_of_modules_classes_and_parameters_count_for_the_tests_that_have_them(project: Project) -> None:
