@@ -95,19 +95,28 @@ _assumed: list[Any] = []
 
 
 def _mend_interpreter() -> None:
-    """Patches Triton 3.6's interpreter for NumPy 2.4 and later.
+    """Patches Triton 3.6's interpreter.
 
-    In this interpreter loop bounds are arrays of one element, which NumPy no longer converts to int.
+    In this interpreter loop bounds are arrays of one element, which NumPy 2.4 and later no longer convert to int. It
+    replaces every function of the language when a kernel starts, and again for each call of another jitted function,
+    which took a quarter of the time; here only where they are not replaced yet.
     """
     from triton.runtime import interpreter
 
     patch: Callable[[Any, Any], None] = getattr(interpreter, "_patch_lang_tensor")  # noqa: B009 (it is private)
+    patch_language: Callable[[Any], Any] = getattr(interpreter, "_patch_lang")  # noqa: B009
+    nothing = getattr(interpreter, "_LangPatchScope")  # noqa: B009
 
     def patch_and_mend(tensor: Any, scope: Any) -> None:
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
+    def patch_once(function: Any) -> Any:
+        seen = [module for module in function.__globals__.values() if module is tl or module is tl.core]
+        return patch_language(function) if any(tl.core.is_builtin(module.load) for module in seen) else nothing()
+
     setattr(interpreter, "_patch_lang_tensor", patch_and_mend)  # noqa: B010 (it is private)
+    setattr(interpreter, "_patch_lang", patch_once)  # noqa: B010
 
 
 if INTERPRETED:
