@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -299,12 +300,22 @@ def test_engines_of_other_types_exchange_nothing(model: Path, alone: Running) ->
         assert decode.engine.counters().kv_loaded_tokens == 0
 
 
-def test_shared_memory_leaves_no_name_behind(prefill: Running, decode: Running) -> None:
-    names = lambda: set(channel.SHARED_DIRECTORY.glob("antiphon-kv-*"))  # noqa: E731
-    before = names()  # of other processes
+def test_shared_memory_leaves_no_name_behind(
+    prefill: Running, decode: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    make = tempfile.mkstemp
+
+    def note(**where: Any) -> tuple[int, str]:
+        file, path = make(**where)
+        made.append(path)
+        return file, path
+
+    monkeypatch.setattr(channel.tempfile, "mkstemp", note)
     decode.add("names", prefill.compute_prompt("names"))
     run(prefill, decode, until=(decode, "names"))
-    assert names() <= before
+    assert made
+    assert not any(Path(path).exists() for path in made)
 
 
 def test_names_that_killed_processes_left_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
