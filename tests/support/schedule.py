@@ -14,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PROCESSES_MAX = 4
-"""Each process loads PyTorch and transformers, and starts systems of several processes: 2 GB of memory."""
+BYTES_OF_ONE = 4 * 2**30
+"""Memory for each process, which loads PyTorch and keeps some models, and for the systems that it starts."""
 LONGEST = (
     "tests/model/test_triton_worker.py",
     "tests/model/test_parity.py",
@@ -53,8 +54,9 @@ def rank(nodeid: str) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """What `-n auto` means: two on one processor, because many tests wait for processes."""
-    return min(PROCESSES_MAX, max(2, len(os.sched_getaffinity(0))))
+    """What `-n auto` means. Two on one processor, because many tests wait for processes."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(PROCESSES_MAX, max(2, len(os.sched_getaffinity(0))), memory // BYTES_OF_ONE))
 
 
 @pytest.hookimpl(optionalhook=True)
