@@ -9,7 +9,7 @@ from services.engine.cpu.compile import usable_variants
 from tests.native.drivers import HEAP, build, numbers
 from tests.native.libraries import need_compiler
 
-pytestmark = pytest.mark.timeout(300)  # two builds the first time
+pytestmark = pytest.mark.timeout(900)  # two builds the first time, beside other tests
 
 SANITIZERS = {
     "memory": ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *HEAP),
