@@ -27,7 +27,9 @@ LONGEST = (
     "tests/system/api",
     "tests/integration/test_stalled_engine.py",
     "tests/quantized/test_tool.py",
+    "tests/native/test_sanitizers.py",
     "tests/sim/test_flow.py",
+    "tests/system/console",
     "tests/unit/engine/worker/test_memory_limit.py",
 )
 """What takes longest, the longest first; everything else follows in the order in which pytest finds it, and ends with

@@ -15,7 +15,7 @@ MIB = 2**20
 
 def run(model: Path, backend: str, *flags: int) -> tuple[int, int, int]:
     command = [sys.executable, "-m", "tests.unit.engine.worker.largest_steps", str(model), backend, *map(str, flags)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
     planned, peak, cache = map(int, done.stdout.split())
     return planned, peak, cache
 
