@@ -16,11 +16,27 @@ _VISION_TOKENS = {
     IMAGE_PAD: "<|image_pad|>",
     VIDEO_PAD: "<|video_pad|>",
 }
+_OTHER_TOKENS: dict[str, dict[int, str]] = {
+    "idefics3": {
+        VISION_START: "<fake_token_around_image>",
+        VISION_END: "<end_of_utterance>",
+        IMAGE_PAD: "<image>",
+        VIDEO_PAD: "<video>",
+    },
+    "smolvlm": {
+        **_VISION_TOKENS,
+        **{VISION_START - 2 * row - column: f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)},
+        VISION_START - 2: "<whole>",
+    },
+}
+"""Special tokens of families with other ones. Those of Idefics 3 have the names that its processor expects."""
 FAMILIES = (
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
     "gemma3",
+    "idefics3",
+    "smolvlm",
     "internvl",
     "mistral3",
     "llava",
@@ -38,6 +54,7 @@ VISION_TEMPLATE = (
 """The structure of the template that Qwen publishes with these models."""
 _OTHER_PLACES = {
     "gemma3": ("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|>"),
+    "idefics3": ("<|vision_start|><|image_pad|><|vision_end|>", "<image>"),
     "internvl": ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
 }
 """What the template of a family writes for a picture."""
@@ -107,6 +124,12 @@ _TOWER: dict[str, Any] = {
 }
 _GEMMA_SIDE = 112
 """Side of the pictures of Gemma 3: 64 patches, of which each 4 are one token."""
+_TILES: dict[str, Any] = {
+    "text_config": {"model_type": "llama", **_LLAVA_TEXT},
+    "vision_config": {**_TOWER, "image_size": 56},
+    "scale_factor": 2,
+}
+"""A tile is 16 patches, of which each 4 are one token."""
 _PINPOINTS = [[_SIDE, 2 * _SIDE], [2 * _SIDE, _SIDE], [2 * _SIDE, 2 * _SIDE]]
 _LLAVA: dict[str, dict[str, Any]] = {
     "llava": {
@@ -131,6 +154,8 @@ _LLAVA: dict[str, dict[str, Any]] = {
         "boi_token_index": VISION_START,
         "eoi_token_index": VISION_END,
     },
+    "idefics3": _TILES,
+    "smolvlm": _TILES,
     "internvl": {
         "text_config": {"model_type": "qwen3", **_LLAVA_TEXT, "head_dim": 16},
         "vision_config": {**_TOWER, "image_size": [56, 56], "patch_size": [14, 14]},
@@ -147,7 +172,10 @@ _LLAVA: dict[str, dict[str, Any]] = {
         "image_grid_pinpoints": _PINPOINTS,
     },
 }
+_IN_TILES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
 _LLAVA_PROCESSORS: dict[str, dict[str, Any]] = {
+    "idefics3": {"image_processor_type": "Idefics3ImageProcessor", **_IN_TILES},
+    "smolvlm": {"image_processor_type": "SmolVLMImageProcessor", **_IN_TILES},
     "mistral3": {
         "image_processor_type": "PixtralImageProcessor",
         "size": {"longest_edge": 112},
@@ -186,7 +214,7 @@ def make_vision_model(directory: Path, family: str = "qwen2_vl", *, seed: int = 
     from transformers import AutoConfig, AutoModelForImageTextToText
 
     if family in _LLAVA:
-        named = "image_token_id" if family == "internvl" else "image_token_index"
+        named = "image_token_id" if family in ("internvl", "idefics3", "smolvlm") else "image_token_index"
         config = AutoConfig.for_model(family.removesuffix("_siglip"), **{named: IMAGE_PAD}, **_LLAVA[family])
     else:
         config = AutoConfig.for_model(
@@ -202,7 +230,8 @@ def make_vision_model(directory: Path, family: str = "qwen2_vl", *, seed: int = 
     _randomise(model, seed)
     model.save_pretrained(directory)
     write_tokenizer(directory, VOCAB_SIZE, _TEXT["max_position_embeddings"])
-    _write_vision_tokens(directory, VISION_TEMPLATE.replace(*_OTHER_PLACES.get(family, ("", ""))))
+    template = VISION_TEMPLATE.replace(*_OTHER_PLACES.get(family, ("", "")))
+    _write_vision_tokens(directory, template, _OTHER_TOKENS.get(family, _VISION_TOKENS))
     (directory / "preprocessor_config.json").write_text(json.dumps(_LLAVA_PROCESSORS.get(family, _PROCESSOR)))
     if family == "mistral3":
         named = {"image_break_token": "<|video_pad|>", "image_end_token": "<|vision_end|>"}
@@ -236,6 +265,24 @@ def in_rows(token_ids: Sequence[int], sizes: Sequence[Sequence[int]]) -> list[in
         if token == IMAGE_PAD:
             rows, columns = next(rest)
             found += [*([IMAGE_PAD] * columns + [VIDEO_PAD]) * (rows - 1), *[IMAGE_PAD] * columns, VISION_END]
+        else:
+            found.append(token)
+    return found
+
+
+def in_tiles(directory: Path, token_ids: Sequence[int], tiles: Sequence[tuple[int, int]]) -> list[int]:
+    """Returns a prompt with pictures of so many rows and columns of tiles as the processor of SmolVLM writes them."""
+    from tokenizers import Tokenizer
+    from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
+
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    whole = "<global-img>" if tokenizer.token_to_id("<whole>") is None else "<whole>"
+    around, image = map(tokenizer.id_to_token, (VISION_START, IMAGE_PAD))
+    rest, found = iter(tiles), list[int]()
+    for token in token_ids:
+        if token == IMAGE_PAD:
+            text = get_image_prompt_string(*next(rest), 4, around, image, whole)
+            found += tokenizer.encode(text, add_special_tokens=False).ids
         else:
             found.append(token)
     return found
@@ -280,18 +327,28 @@ def _inputs(directory: Path, prompt: Sequence[int], pictures: Sequence[bytes]) -
 
     model, processor = _loaded(directory)
     kind = model.config.model_type
-    of_processor = {"internvl": {"crop_to_patches": True}, "mistral3": {"patch_size": 28}}
+    rows_of_tiles = {"return_row_col_info": True}
+    of_processor = {
+        "internvl": {"crop_to_patches": True},
+        "mistral3": {"patch_size": 28},
+        "idefics3": rows_of_tiles,
+        "smolvlm": rows_of_tiles,
+    }
     more: dict[str, Any] = of_processor.get(kind, {})
     images = [Image.open(io.BytesIO(each)).convert("RGB") for each in pictures]
     pixels = dict(processor(images, return_tensors="pt", **more)) if images else {}
     tiles = pixels.pop("num_patches", None)
     pixels.pop("num_crops", None)
+    grids = [sum(pixels.pop(name, []), []) for name in ("rows", "cols")]
     with torch.inference_mode():
         found: Any = model.get_image_features(**pixels, return_dict=True).pooler_output if images else []
-    counts = [len(each) for each in found] if tiles is None else [int(each) * len(found[0]) for each in tiles]
-    whole = expanded(prompt, counts)
-    if kind == "mistral3" and images:
+    if kind in ("idefics3", "smolvlm"):
+        whole = in_tiles(directory, prompt, list(zip(*grids, strict=True)))
+    elif kind == "mistral3" and images:
         whole = in_rows(prompt, [[int(side) // 28 for side in size] for size in pixels["image_sizes"]])
+    else:
+        counts = [len(each) for each in found] if tiles is None else [int(each) * len(found[0]) for each in tiles]
+        whole = expanded(prompt, counts)
     ids = torch.tensor([whole])
     of_picture = (ids == IMAGE_PAD).int()
     kinds = {"mm_token_type_ids": of_picture} if "image_grid_thw" in pixels else {}
@@ -308,16 +365,20 @@ def _loaded(directory: Path) -> Any:
     return model, AutoImageProcessor.from_pretrained(directory, backend="pil")
 
 
-def _write_vision_tokens(directory: Path, template: str) -> None:
+def _write_vision_tokens(directory: Path, template: str, names: dict[int, str]) -> None:
     path = directory / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     for token in tokenizer["added_tokens"]:
-        if token["id"] in _VISION_TOKENS:
-            token.update(content=_VISION_TOKENS[token["id"]], special=True)
+        if token["id"] in names:
+            token.update(content=names[token["id"]], special=True)
     path.write_text(json.dumps(tokenizer))
     path = directory / "tokenizer_config.json"
-    around = {"start_image_token": "<|vision_start|>", "end_image_token": "<|vision_end|>"}
-    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template, **around}))
+    named = {"start_image_token": "<|vision_start|>", "end_image_token": "<|vision_end|>"}
+    if "<whole>" in names.values():
+        named = {"fake_image_token": "<|vision_start|>", "global_image_token": "<whole>"}
+    if "<image>" in names.values():
+        named = {}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": template, **named}))
 
 
 def _write_old_config(directory: Path) -> None:

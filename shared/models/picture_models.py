@@ -8,11 +8,22 @@ from typing import Any, cast
 from shared import limits
 from shared.flags import SettingsError
 
-MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "internvl", "mistral3", "llava", "llava_next")
+MODEL_TYPES = (
+    "qwen2_vl",
+    "qwen2_5_vl",
+    "qwen3_vl",
+    "gemma3",
+    "idefics3",
+    "smolvlm",
+    "internvl",
+    "mistral3",
+    "llava",
+    "llava_next",
+)
 """The `model_type` in config.json of the models whose pictures are served."""
 TEXT_ONLY = (
-    "--enable-mm: this model takes text only; pictures are served with Gemma 3, InternVL 3, Mistral Small 3.1, "
-    "Qwen2-VL, Qwen2.5-VL, Qwen3-VL and LLaVA"
+    "--enable-mm: this model takes text only; pictures are served with Gemma 3, Idefics 3, InternVL 3, "
+    "LLaVA, Mistral Small 3.1, Qwen2-VL, Qwen2.5-VL, Qwen3-VL and SmolVLM"
 )
 
 

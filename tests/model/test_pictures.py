@@ -59,9 +59,11 @@ class Pictured:
         found, start = list[PlacedPicture](), 0
         for file in files:
             one = self.encoder.encode(open_picture(file))
-            start = whole.index(IMAGE_PAD, start)
-            key = hashlib.sha256(file).digest()
             plain = plain_places(one.layout, IMAGE_PAD)
+            # Some pictures begin with other tokens than those of their embeddings.
+            before = next((place for place, each in enumerate(plain) if each != place), len(plain))
+            start = whole.index(IMAGE_PAD, start) - before
+            key = hashlib.sha256(file).digest()
             where = start, one.num_tokens, one.rows, one.columns
             found.append(PlacedPicture(*where, key, one.embeddings, one.dtype, plain))
             start += one.num_tokens
@@ -116,7 +118,7 @@ def test_equal_to_transformers_alone_and_mixed_with_text(pictured: Pictured) -> 
     assert run(together, specs) == expected
 
 
-@pytest.mark.parametrize("family", ["gemma3", "internvl", "mistral3", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["gemma3", "idefics3", "internvl", "mistral3", "qwen3_vl", "smolvlm"])
 def test_log_probabilities_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     pictured = Pictured(make_vision_model(tmp_path, family))
     for limits in (CoreLimits(8, 256), CoreLimits(8, 9)):
@@ -154,7 +156,7 @@ def test_ranks_take_pictures_as_one_process_does(
     assert engine.core.counters().preemptions
 
 
-@pytest.mark.parametrize("family", ["internvl", "mistral3", "llava", "llava_siglip", "llava_next"])
+@pytest.mark.parametrize("family", ["idefics3", "internvl", "mistral3", "llava", "llava_siglip", "llava_next"])
 def test_the_fast_backend_takes_pictures_whose_tokens_have_ordinary_positions(family: str, tmp_path: Path) -> None:
     pictured = Pictured(make_vision_model(tmp_path, family))
     specs = [pictured.spec(f"{number}", *each, greedy(NUM)) for number, each in enumerate(ASKED)]

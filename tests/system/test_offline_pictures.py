@@ -128,6 +128,29 @@ def test_rows_of_a_picture_of_mistral_end_with_tokens_of_their_own(tmp_path: Pat
     assert VIDEO_PAD in whole
 
 
+@pytest.mark.spec("S-OFF-029")
+def test_tiles_of_a_picture_are_named_as_the_processor_of_idefics_names_them(tmp_path: Path) -> None:
+    from transformers import Idefics3Processor, PreTrainedTokenizerFast
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    directory = make_vision_model(tmp_path, "idefics3")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+    processor: Any = Idefics3Processor(Idefics3ImageProcessorPil.from_pretrained(directory), tokenizer, image_seq_len=4)
+    text, whole = "Look\n<image>\n\nand <image>now", list[list[int]]()
+    for size in (112, 56):
+        asked = processor(images=[pil(ONE), pil(TWO)], text=text, size={"longest_edge": size})
+        whole.append(list(asked["input_ids"][0]))
+    with LLM(str(directory), enable_mm=True, **FLAGS) as llm:
+        [found] = generate(llm, [prompted(text, pil(ONE), TWO)], GREEDY)
+    assert found.prompt_token_ids == whole[0]
+    assert ids([found]) == [expected(directory, text, [ONE, TWO])[1]]
+    # Pictures that are no larger than a tile are not cut.
+    with LLM(str(directory), enable_mm=True, mm_processor_kwargs={"size": {"longest_edge": 56}}, **FLAGS) as llm:
+        [found] = generate(llm, [prompted(text, pil(ONE), TWO)], GREEDY)
+    assert found.prompt_token_ids == whole[1]
+    assert len(whole[1]) < len(whole[0])
+
+
 async def test_the_engine_for_asyncio_takes_pictures(eye: Path) -> None:
     engine = AsyncLLMEngine(str(eye), enable_mm=True, mm_processor_kwargs={"max_pixels": 12544}, **FLAGS)
     try:

@@ -79,16 +79,24 @@ def token_ids(directory: Path, *texts: str) -> list[int]:
 
 
 def special_token(directory: Path, name: str, usual: str) -> str:
-    """Returns the text of a special token that tokenizer_config.json names; `usual` if it does not.
+    """Returns the text of a token that tokenizer_config.json names; `usual` if it does not.
 
-    Raises SettingsError if the tokenizer does not have it.
+    Raises SettingsError if it is not one of the tokenizer's added tokens.
+    """
+    text = named_token(directory, name, usual)
+    token_ids(directory, text)
+    return text
+
+
+def named_token(directory: Path, name: str, usual: str) -> str:
+    """Returns the text that tokenizer_config.json gives a name; `usual` if it does not.
+
+    The tokenizer may read it as several tokens.
     """
     config = read_object(directory / "tokenizer_config.json")
     further = config.get("extra_special_tokens")
     found = (further.get(name) if isinstance(further, dict) else None) or config.get(name) or usual
-    text = str(found["content"] if isinstance(found, dict) else found)
-    token_ids(directory, text)
-    return text
+    return str(found["content"] if isinstance(found, dict) else found)
 
 
 def _added_tokens(directory: Path) -> list[dict[str, Any]]:

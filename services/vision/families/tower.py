@@ -17,6 +17,8 @@ class TowerPictures(PictureFamily):
 
     PARTS: ClassVar[tuple[str, ...]] = ("vision_tower.", "multi_modal_projector.")
     """Beginnings of the names of the encoder's tensors, behind `model.`."""
+    DECODER: ClassVar[str] = "language_model"
+    """The name of the decoder in the model of transformers."""
 
     def __init__(self, config: Any, fields: Mapping[str, Any], dtype: torch.dtype, directory: Path) -> None:
         super().__init__(config, fields, dtype, directory)
@@ -34,7 +36,7 @@ class TowerPictures(PictureFamily):
             rms_norm_eps=getattr(config.text_config, "rms_norm_eps", 1e-6),
         )
         self.module = AutoModel.from_config(small, dtype=dtype)
-        del self.module.language_model
+        delattr(self.module, self.DECODER)
         self.token_id = config.image_token_id
 
     def parameter(self, name: str) -> str | None:

@@ -1,0 +1,78 @@
+"""Idefics 3 and SmolVLM: a picture is cut into tiles of the encoder's size, and a small copy of the whole follows them.
+
+Each tile has the same number of tokens, behind a text that names its row and column (`<row_1_col_2>`). The checkpoint's
+tokenizer decides whether such a name is one token or several, so the tokens of a picture are those of that text.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from PIL import Image
+from tokenizers import Tokenizer
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+from services.vision.families.family import Embedded, named_token, special_token, token_texts
+from services.vision.families.tower import TowerPictures
+from shared.config import SettingsError
+
+
+class Idefics3Pictures(TowerPictures):
+    """See PictureFamily."""
+
+    FIXED = frozenset({"max_image_size", "do_pad", "return_row_col_info"})
+    PARTS: ClassVar[tuple[str, ...]] = ("vision_model.", "connector.")
+    DECODER: ClassVar[str] = "text_model"
+
+    def __init__(self, config: Any, fields: Mapping[str, Any], dtype: torch.dtype, directory: Path) -> None:
+        super().__init__(config, {**fields, "return_row_col_info": True}, dtype, directory)
+        [self._image] = token_texts(directory, self.token_id)
+        self._around = special_token(directory, "fake_image_token", "<fake_token_around_image>")
+        self._whole = named_token(directory, "global_image_token", "<global-img>")
+        self._tokenizer = _tokenizer(directory)
+
+    @staticmethod
+    def processor(config: Any, fields: Mapping[str, Any]) -> Any:
+        """See PictureFamily."""
+        return SmolVLMImageProcessorPil if config.model_type == "smolvlm" else Idefics3ImageProcessorPil
+
+    def embed(self, picture: Image.Image, device: str) -> Embedded:
+        """See PictureFamily."""
+        found = self._processor(picture, return_tensors="pt")
+        # A batch of one list of pictures, which has this one's tiles.
+        pixels = found["pixel_values"][0].to(device=device, dtype=self.dtype)
+        [[rows]], [[columns]] = found["rows"], found["cols"]
+        model: Any = self.module
+        # Not get_image_features, which leaves out tiles whose pixels are all zero.
+        tiles = model.connector(model.vision_model(pixel_values=pixels, return_dict=True).last_hidden_state)
+        layout = self._layout(rows, columns, tiles.shape[1])
+        return Embedded(1, tiles.shape[0] * tiles.shape[1], tiles.flatten(0, 1), layout)
+
+    def _layout(self, rows: int, columns: int, tokens_of_tile: int) -> tuple[int, ...]:
+        """Returns the tokens of a picture with so many rows and columns of tiles; without tiles it has the whole only.
+
+        The text is that of `Idefics3Processor`, with one token in place of each tile's.
+        """
+        tiles = [
+            "".join(f"{self._around}<row_{row}_col_{column}>{self._image}" for column in range(1, columns + 1)) + "\n"
+            for row in range(1, rows + 1)
+        ]
+        text = "".join((*tiles, "\n" if rows else "", self._around, self._whole, self._image, self._around))
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return tuple(
+            token for each in ids for token in ([each] * tokens_of_tile if each == self.token_id else [each])
+        )
+
+
+def _tokenizer(directory: Path) -> Tokenizer:
+    path = directory / "tokenizer.json"
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare exceptions for files that it cannot read
+        raise SettingsError(f"--enable-mm: {path} cannot be read: {error}") from error
+    # The file may cut or pad texts as it was done in training.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
