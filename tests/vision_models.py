@@ -42,6 +42,7 @@ FAMILIES = (
     "llava",
     "llava_siglip",
     "llava_next",
+    "llava_onevision",
 )
 VISION_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -131,6 +132,8 @@ _TILES: dict[str, Any] = {
 }
 """A tile is 16 patches, of which each 4 are one token."""
 _PINPOINTS = [[_SIDE, 2 * _SIDE], [2 * _SIDE, _SIDE], [2 * _SIDE, 2 * _SIDE]]
+_LARGE_PINPOINTS = [*_PINPOINTS, [4 * _SIDE, 4 * _SIDE]]
+"""With one of more than nine tiles, so that patches are interpolated."""
 _LLAVA: dict[str, dict[str, Any]] = {
     "llava": {
         "text_config": {"model_type": "llama", **_LLAVA_TEXT},
@@ -171,6 +174,12 @@ _LLAVA: dict[str, dict[str, Any]] = {
         "vision_config": {"model_type": "clip_vision_model", **_TOWER},
         "image_grid_pinpoints": _PINPOINTS,
     },
+    "llava_onevision": {
+        "text_config": {"model_type": "qwen2", **_LLAVA_TEXT},
+        "vision_config": {"model_type": "siglip_vision_model", **_TOWER, "vision_use_head": False},
+        "image_grid_pinpoints": _LARGE_PINPOINTS,
+        "video_token_index": VIDEO_PAD,
+    },
 }
 _IN_TILES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
 _LLAVA_PROCESSORS: dict[str, dict[str, Any]] = {
@@ -204,6 +213,11 @@ _LLAVA_PROCESSORS: dict[str, dict[str, Any]] = {
         "size": {"shortest_edge": _SIDE},
         "crop_size": {"height": _SIDE, "width": _SIDE},
         "image_grid_pinpoints": _PINPOINTS,
+    },
+    "llava_onevision": {
+        "image_processor_type": "LlavaOnevisionImageProcessor",
+        "size": {"height": _SIDE, "width": _SIDE},
+        "image_grid_pinpoints": _LARGE_PINPOINTS,
     },
 }
 

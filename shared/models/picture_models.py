@@ -19,6 +19,7 @@ MODEL_TYPES = (
     "mistral3",
     "llava",
     "llava_next",
+    "llava_onevision",
 )
 """The `model_type` in config.json of the models whose pictures are served."""
 TEXT_ONLY = (

@@ -22,6 +22,7 @@ _BY_TYPE: dict[str, type[PictureFamily]] = {
     "mistral3": mistral3.Mistral3Pictures,
     "llava": llava.LlavaPictures,
     "llava_next": llava.LlavaPictures,
+    "llava_onevision": llava.LlavaPictures,
 }
 
 

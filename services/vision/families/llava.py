@@ -1,7 +1,8 @@
-"""LLaVA 1.5 and LLaVA-NeXT: a CLIP or SigLIP encoder, and a projection of its patches to tokens of the decoder.
+"""LLaVA 1.5, LLaVA-NeXT and LLaVA-OneVision: a CLIP or SigLIP encoder, and a projection of its patches to tokens of the decoder.
 
 A picture of LLaVA 1.5 has one size, that of the encoder, and so always the same number of tokens. LLaVA-NeXT also cuts
-a large picture into tiles of that size (`image_grid_pinpoints`), with a learned token at the end of each row.
+a large picture into tiles of that size (`image_grid_pinpoints`), with a learned token at the end of each row, and
+LLaVA-OneVision makes the patches fewer by interpolation where a picture would have many (`anyres_max_9`).
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
 from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from services.vision.families.tower import TowerPictures
@@ -21,8 +23,13 @@ _PROCESSORS: dict[str, Any] = {
     "SiglipImageProcessor": SiglipImageProcessorPil,
     "LlavaImageProcessor": LlavaImageProcessorPil,
     "LlavaNextImageProcessor": LlavaNextImageProcessorPil,
+    "LlavaOnevisionImageProcessor": LlavaOnevisionImageProcessorPil,
 }
-_USUAL = {"llava": "CLIPImageProcessor", "llava_next": "LlavaNextImageProcessor"}
+_USUAL = {
+    "llava": "CLIPImageProcessor",
+    "llava_next": "LlavaNextImageProcessor",
+    "llava_onevision": "LlavaOnevisionImageProcessor",
+}
 
 
 class LlavaPictures(TowerPictures):
