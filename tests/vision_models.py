@@ -34,6 +34,7 @@ FAMILIES = (
     "qwen2_vl",
     "qwen2_5_vl",
     "qwen3_vl",
+    "glm4v",
     "gemma3",
     "idefics3",
     "smolvlm",
@@ -93,8 +94,25 @@ _VISION: dict[str, dict[str, Any]] = {
         "num_position_embeddings": 36,
         "deepstack_visual_indexes": [0, 1],
     },
+    "glm4v": {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "out_hidden_size": 64,
+        "num_heads": 2,
+        "image_size": 84,
+    },
 }
 _MORE_TEXT: dict[str, dict[str, Any]] = {
+    "glm4v": {
+        "head_dim": 16,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [1, 2, 1],
+        },
+    },
     "qwen3_vl": {
         "head_dim": 16,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
@@ -182,7 +200,11 @@ _LLAVA: dict[str, dict[str, Any]] = {
     },
 }
 _IN_TILES = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": 56}}
-_LLAVA_PROCESSORS: dict[str, dict[str, Any]] = {
+_OTHER_PROCESSORS: dict[str, dict[str, Any]] = {
+    "glm4v": {
+        "image_processor_type": "Glm4vImageProcessor",
+        "size": {"shortest_edge": 2 * 56 * 56, "longest_edge": 2 * 28 * 28 * 64},
+    },
     "idefics3": {"image_processor_type": "Idefics3ImageProcessor", **_IN_TILES},
     "smolvlm": {"image_processor_type": "SmolVLMImageProcessor", **_IN_TILES},
     "mistral3": {
@@ -246,7 +268,7 @@ def make_vision_model(directory: Path, family: str = "qwen2_vl", *, seed: int = 
     write_tokenizer(directory, VOCAB_SIZE, _TEXT["max_position_embeddings"])
     template = VISION_TEMPLATE.replace(*_OTHER_PLACES.get(family, ("", "")))
     _write_vision_tokens(directory, template, _OTHER_TOKENS.get(family, _VISION_TOKENS))
-    (directory / "preprocessor_config.json").write_text(json.dumps(_LLAVA_PROCESSORS.get(family, _PROCESSOR)))
+    (directory / "preprocessor_config.json").write_text(json.dumps(_OTHER_PROCESSORS.get(family, _PROCESSOR)))
     if family == "mistral3":
         named = {"image_break_token": "<|video_pad|>", "image_end_token": "<|vision_end|>"}
         (directory / "processor_config.json").write_text(json.dumps(named))

@@ -13,6 +13,7 @@ MODEL_TYPES = (
     "qwen2_5_vl",
     "qwen3_vl",
     "gemma3",
+    "glm4v",
     "idefics3",
     "smolvlm",
     "internvl",
@@ -23,8 +24,8 @@ MODEL_TYPES = (
 )
 """The `model_type` in config.json of the models whose pictures are served."""
 TEXT_ONLY = (
-    "--enable-mm: this model takes text only; pictures are served with Gemma 3, Idefics 3, InternVL 3, "
-    "LLaVA, Mistral Small 3.1, Qwen2-VL, Qwen2.5-VL, Qwen3-VL and SmolVLM"
+    "--enable-mm: this model takes text only; pictures are served with Gemma 3, GLM-4.1V, Idefics 3, "
+    "InternVL 3, LLaVA, Mistral Small 3.1, Qwen2-VL, Qwen2.5-VL, Qwen3-VL and SmolVLM"
 )
 
 

@@ -118,7 +118,7 @@ def test_equal_to_transformers_alone_and_mixed_with_text(pictured: Pictured) -> 
     assert run(together, specs) == expected
 
 
-@pytest.mark.parametrize("family", ["gemma3", "idefics3", "internvl", "llava_onevision", "mistral3", "qwen3_vl", "smolvlm"])
+@pytest.mark.parametrize("family", ["gemma3", "glm4v", "idefics3", "internvl", "llava_onevision", "mistral3", "qwen3_vl", "smolvlm"])
 def test_log_probabilities_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     pictured = Pictured(make_vision_model(tmp_path, family))
     for limits in (CoreLimits(8, 256), CoreLimits(8, 9)):
@@ -138,6 +138,7 @@ def test_log_probabilities_are_those_of_transformers(family: str, tmp_path: Path
     ("family", "tp_size", "pp_size", "num_blocks"),
     [
         ("qwen2_5_vl", 2, 2, 7),
+        ("glm4v", 2, 1, 7),
         ("llava_onevision", 2, 1, 18),
         ("gemma3", 1, 2, 7),
         ("qwen3_vl", 2, 1, 7),

@@ -113,11 +113,16 @@ def test_ministral_3_is_served_up_to_the_context_in_which_queries_are_not_scaled
     assert find_family(config).describe(config).max_positions == 128
 
 
-def test_pictures_and_other_decoders_are_refused_with_the_reason(tmp_path: Path) -> None:
+def test_other_decoders_and_wrong_sections_are_refused_with_the_reason(tmp_path: Path) -> None:
     _make(tmp_path, "glm4v")
     config = read_config(tmp_path)
+    check_extras(EngineSettings(enable_mm=True), config)
     with pytest.raises(SettingsError, match="takes text only"):
-        check_extras(EngineSettings(enable_mm=True), config)
+        check_extras(EngineSettings(enable_mm=True), {**config, "model_type": "aya_vision"})
+    for wrong in ([2, 2], [2, 1, 2]):
+        config["text_config"]["rope_parameters"]["mrope_section"] = wrong
+        with pytest.raises(ServiceError, match="must divide the 4 frequencies in three"):
+            find_family(config).describe(config)
     config["text_config"]["model_type"] = "mamba"
     with pytest.raises(ServiceError, match="'mamba' is not served here; served: glm4v_text"):
         find_family(config).describe(config)

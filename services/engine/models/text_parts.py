@@ -1,7 +1,7 @@
 """The decoders of checkpoints with a vision encoder that add nothing to the decoder of another family but pictures.
 
 The decoder's fields are in `text_config`, and its tensors have another prefix. The tensors of encoder and projection
-are skipped: `services/vision` runs those whose pictures are served (`shared.models.picture_models`).
+are skipped: `services/vision` runs them (`shared.models.picture_models`).
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from services.engine.models.config_fields import Config, config_error, integer
-from services.engine.models.description import DecoderDescription
+from services.engine.models.description import DecoderDescription, RopeParameters
 from services.engine.models.families import gemma, glm, llama, mistral, qwen2, qwen3
 from services.engine.models.layout import Parameter
 
@@ -128,17 +128,27 @@ def _gemma3_pictures(config: Config, fields: Mapping[str, Any], text: DecoderDes
 
 def _qwen3_vl_pictures(config: Config, fields: Mapping[str, Any], text: DecoderDescription) -> DecoderDescription:
     """Adds the sections of rotary positions, which take turns, and the number of layers that pictures add to."""
-    scaling = {**(fields.get("rope_scaling") or {}), **(fields.get("rope_parameters") or {})}
-    sections = tuple(scaling.get("mrope_section") or _QWEN3_VL_SECTIONS)
-    assert text.rope is not None
-    if len(sections) != _AXES or sum(sections) != text.rope.rotary_dim // 2:
-        raise config_error(f"'mrope_section' must divide the {text.rope.rotary_dim // 2} frequencies in three.")
-    rope = replace(text.rope, sections=sections, interleaved_sections=True)
+    rope = replace(_in_sections(text, fields, _QWEN3_VL_SECTIONS), interleaved_sections=True)
     levels = (config.get("vision_config") or {}).get("deepstack_visual_indexes", _QWEN3_VL_LEVELS)
     return replace(text, rope=rope, picture_layers=len(levels))
 
 
+def _glm4v_pictures(config: Config, fields: Mapping[str, Any], text: DecoderDescription) -> DecoderDescription:
+    return replace(text, rope=_in_sections(text, fields, _GLM4V_SECTIONS))
+
+
+def _in_sections(text: DecoderDescription, fields: Mapping[str, Any], usual: tuple[int, ...]) -> RopeParameters:
+    """Returns the rotary embedding with its sections; the `usual` ones if the config has none."""
+    scaling = {**(fields.get("rope_scaling") or {}), **(fields.get("rope_parameters") or {})}
+    sections = tuple(scaling.get("mrope_section") or usual)
+    assert text.rope is not None
+    if len(sections) != _AXES or sum(sections) != text.rope.rotary_dim // 2:
+        raise config_error(f"'mrope_section' must divide the {text.rope.rotary_dim // 2} frequencies in three.")
+    return replace(text.rope, sections=sections)
+
+
 _AXES = 3
+_GLM4V_SECTIONS = (8, 12, 12)
 _QWEN3_VL_SECTIONS = (24, 20, 20)
 _QWEN3_VL_LEVELS = (8, 16, 24)
 _LLAVA_LIKE = ("language_model.model", "language_model.lm_head")
@@ -172,7 +182,7 @@ TEXT_PARTS = (
     TextPart(
         ("Qwen3VLForConditionalGeneration",), *_IN_MODEL, ("model.visual.",), ("qwen3_vl_text",), _qwen3_vl_pictures
     ),
-    TextPart(("Glm4vForConditionalGeneration",), *_IN_MODEL, ("model.visual.",), ("glm4v_text",)),
+    TextPart(("Glm4vForConditionalGeneration",), *_IN_MODEL, ("model.visual.",), ("glm4v_text",), _glm4v_pictures),
     TextPart(
         ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
         "model.text_model", "lm_head", ("model.vision_model.", "model.connector."), ("llama",),

@@ -6,7 +6,7 @@ decoder is a module of `services/engine/models`.
 
 from typing import Any
 
-from services.vision.families import gemma3, idefics3, internvl, llava, mistral3, qwen_vl
+from services.vision.families import gemma3, glm4v, idefics3, internvl, llava, mistral3, qwen_vl
 from services.vision.families.family import PictureFamily
 from shared.config import SettingsError
 from shared.models.picture_models import TEXT_ONLY
@@ -16,6 +16,7 @@ _BY_TYPE: dict[str, type[PictureFamily]] = {
     "qwen2_5_vl": qwen_vl.QwenVlPictures,
     "qwen3_vl": qwen_vl.QwenVlPictures,
     "gemma3": gemma3.Gemma3Pictures,
+    "glm4v": glm4v.Glm4vPictures,
     "idefics3": idefics3.Idefics3Pictures,
     "smolvlm": idefics3.Idefics3Pictures,
     "internvl": internvl.InternVlPictures,

@@ -20,7 +20,7 @@ LONG = 100
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_vision_model(tmp_path_factory.mktemp("vision"), "qwen2_5_vl")
+    return make_vision_model(tmp_path_factory.mktemp("vision"), "glm4v")
 
 
 @pytest.fixture(scope="module")
