@@ -526,6 +526,8 @@ IMAGE_FETCH_S = 10.0
 """Time to fetch a picture from the network, seconds."""
 VISION_JOBS_MAX = 64
 """Pictures that one image service works on or keeps waiting; further ones are refused as overload. Bounds memory."""
+VISION_FILES_MAX = 2
+"""Files of pictures that an image service has in memory at a time: one is encoded while the next one is read."""
 VISION_CACHE_BYTES = 512 * 2**20
 """Embeddings that an image service keeps, the last used ones."""
 ENGINE_IMAGE_BYTES_MAX = 2 * 2**30

@@ -116,7 +116,7 @@ _MORE_TEXT: dict[str, dict[str, Any]] = {
     "qwen3_vl": {
         "head_dim": 16,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]},
-    }
+    },
 }
 _PROCESSOR = {
     "image_processor_type": "Qwen2VLImageProcessor",
@@ -375,7 +375,8 @@ def _inputs(directory: Path, prompt: Sequence[int], pictures: Sequence[bytes]) -
     pixels = dict(processor(images, return_tensors="pt", **more)) if images else {}
     tiles = pixels.pop("num_patches", None)
     pixels.pop("num_crops", None)
-    grids = [sum(pixels.pop(name, []), []) for name in ("rows", "cols")]
+    # The processor has taken all pictures as those of one text.
+    grids = [pixels.pop(name, [[]])[0] for name in ("rows", "cols")]
     with torch.inference_mode():
         found: Any = model.get_image_features(**pixels, return_dict=True).pooler_output if images else []
     if kind in ("idefics3", "smolvlm"):

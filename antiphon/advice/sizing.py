@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from antiphon.advice import device_checks
 from antiphon.settings import ServeSettings
@@ -24,6 +24,9 @@ from shared.flags import to_argv
 from shared.models.adapters import with_adapters
 from shared.models.model_files import model_directory, model_name
 from shared.models.picture_models import processor_kwargs
+
+if TYPE_CHECKING:
+    from services.vision.estimate import VisionNeeds
 
 GIB, MIB = 1 << 30, 1 << 20
 USUAL_CONTEXT = 4096
@@ -65,11 +68,19 @@ SOURCE_TABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """The image services of a model, on `device` (`cpu` or `cuda`). `weights_bytes`: of each of them."""
+    """The image services of a model, on `device` (`cpu` or `cuda`), and what each of them needs."""
 
     num: int
     device: str
-    weights_bytes: int
+    each: "VisionNeeds"
+
+    def bytes_on(self, device: str) -> int:
+        """Returns the bytes of all services in the memory of a device, `cpu` or `cuda`."""
+        needs = self.each
+        held = needs.weights + needs.step if self.device == device else 0
+        if device == "cpu":
+            return self.num * (held + needs.kept + (0 if held else needs.reading))
+        return self.num * (held + CONTEXT_BYTES) if held else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +117,7 @@ def on_card(settings: EngineSettings, model_dir: Path, card: Card) -> Fit:
     if card.capability and card.capability < 80 and settings.dtype == "auto":
         settings = replace(settings, dtype="float16")
     pictures = pictures_of(settings, model_dir)
-    beside = pictures.num * (pictures.weights_bytes + CONTEXT_BYTES) if pictures and pictures.device == "cuda" else 0
+    beside = pictures.bytes_on("cuda") if pictures else 0
     needs = replace(predict(settings, model_dir, "gpu"), beside_bytes=beside)
     cache = gpu_room(settings, needs, card.memory_bytes).asked_bytes
     usable = int(card.memory_bytes * settings.gpu_memory_utilization)
@@ -118,7 +129,7 @@ def on_card(settings: EngineSettings, model_dir: Path, card: Card) -> Fit:
 def on_cpu(settings: EngineSettings, model_dir: Path, backend: BackendName = "cpp") -> Fit:
     """Returns how an engine with these settings fits into the free memory of this machine."""
     pictures = pictures_of(settings, model_dir)
-    beside = pictures.num * pictures.weights_bytes if pictures and pictures.device == "cpu" else 0
+    beside = pictures.bytes_on("cpu") if pictures else 0
     needs = replace(predict(settings, model_dir, backend), beside_bytes=beside)
     room = cpu_room(settings, needs)
     missing = max(needs.main_memory_bytes - free_bytes(), needs.cache_bytes(needs.context) - room.asked_bytes)
@@ -126,17 +137,15 @@ def on_cpu(settings: EngineSettings, model_dir: Path, backend: BackendName = "cp
 
 
 def pictures_of(settings: EngineSettings, model_dir: Path) -> Pictures | None:
-    """Returns what the image services of a model keep; None without `--enable-mm`. Raises SettingsError."""
+    """Returns what the image services of a model need; None without `--enable-mm`. Raises SettingsError."""
     if not settings.enable_mm:
         return None
     # Imported here because it imports transformers, which takes seconds.
-    from services.vision.estimate import encoder_bytes
+    from services.vision.estimate import vision_needs
 
     given = settings if isinstance(settings, ServeSettings) else ServeSettings()
     device = given.vision_device
-    return Pictures(
-        given.visions, device, encoder_bytes(model_dir, processor_kwargs(given.mm_processor_kwargs), device)
-    )
+    return Pictures(given.visions, device, vision_needs(model_dir, processor_kwargs(given.mm_processor_kwargs), device))
 
 
 def cards_here() -> list[Card]:
@@ -279,7 +288,13 @@ def _pictures(settings: EngineSettings, directory: Path) -> Iterator[str]:
     if (found := pictures_of(settings, directory)) is not None:
         where = "main memory" if found.device == "cpu" else "the GPU"
         each = f" in each of {found.num} image services" if found.num > 1 else ""
-        yield f"  pictures   {_size(found.weights_bytes)} of {where} for the vision encoder{each}, without its step"
+        needs = found.each
+        yield (
+            f"  pictures   {_size(needs.weights)} of {where} for the vision encoder and {_size(needs.step)} for its "
+            f"largest picture{each} (about)"
+        )
+        reading = "" if found.device == "cpu" else f"{_size(needs.reading)} of main memory to read a picture, "
+        yield f"             {reading}{_size(needs.kept)} of main memory at most for embeddings that are kept"
 
 
 def _adapters(settings: EngineSettings) -> str:

@@ -28,7 +28,6 @@ from shared.subjects import VISION_QUEUE
 
 log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0
-FILES_AT_ONCE = 2
 WAITING_MAX = 16 * limits.VISION_JOBS_MAX
 """Requests that wait for jobs; several may wait for the same one."""
 
@@ -75,7 +74,7 @@ class VisionActor(Actor):
         self._host, self._encoder, self._model = host, encoder, model
         self._jobs: dict[bytes, asyncio.Task[EncodedPicture]] = {}
         self._waiting: set[asyncio.Task[None]] = set()
-        self._files = asyncio.Semaphore(FILES_AT_ONCE)
+        self._files = asyncio.Semaphore(limits.VISION_FILES_MAX)
         self._thread = ThreadPoolExecutor(1, "vision")
 
     async def listen(self) -> None:

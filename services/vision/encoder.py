@@ -53,9 +53,7 @@ class VisionEncoder:
     def __init__(self, directory: Path, processor_kwargs: Mapping[str, Any], dtype: torch.dtype, device: str) -> None:
         """Loads processor and weights. Raises SettingsError for a model without them, or for wrong arguments."""
         config = AutoConfig.from_pretrained(directory)
-        kind = family_of(config)
-        own = processor_fields(directory)
-        fields = {**own, **kind.DEFAULTS, **_checked(processor_kwargs, kind, kind.processor(config, own))}
+        kind, fields = family_of(config), processor_arguments(directory, config, processor_kwargs)
         self._family = kind(config, fields, dtype, directory)
         self._load(directory, dtype)
         self._family.module.eval().to(device)
@@ -70,7 +68,7 @@ class VisionEncoder:
         try:
             self.encode(Image.new("RGB", (64, 48)))
         except Exception as error:  # whatever wrong arguments lead to
-            raise SettingsError(f"--mm-processor-kwargs: no picture can be processed with them: {error}") from error
+            raise wrong_arguments(error) from error
 
     def encode_file(self, file: bytes) -> EncodedPicture:
         """Returns the embeddings of the picture in a file. Raises ServiceError for a file that is no picture."""
@@ -120,6 +118,20 @@ def load_encoder(directory: Path, processor_kwargs: Mapping[str, Any], device: s
 def encoder_dtype(config: Any, device: str) -> torch.dtype:
     """Returns the type in which an image service encodes: float32 on a CPU, the checkpoint's on a GPU."""
     return config.dtype if device != "cpu" and config.dtype in _TYPES else torch.float32
+
+
+def processor_arguments(directory: Path, config: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a model's image processor, with those of `--mm-processor-kwargs`.
+
+    Raises SettingsError for one that the processor does not have, or that the encoder's weights determine.
+    """
+    kind, own = family_of(config), processor_fields(directory)
+    return {**own, **kind.DEFAULTS, **_checked(kwargs, kind, kind.processor(config, own))}
+
+
+def wrong_arguments(error: Exception) -> SettingsError:
+    """Returns what is told about arguments of the processor with which it fails."""
+    return SettingsError(f"--mm-processor-kwargs: no picture can be processed with them: {error}")
 
 
 def _checked(kwargs: Mapping[str, Any], kind: type[PictureFamily], processor: Any) -> dict[str, Any]:

@@ -118,7 +118,9 @@ def test_equal_to_transformers_alone_and_mixed_with_text(pictured: Pictured) -> 
     assert run(together, specs) == expected
 
 
-@pytest.mark.parametrize("family", ["gemma3", "glm4v", "idefics3", "internvl", "llava_onevision", "mistral3", "qwen3_vl", "smolvlm"])
+@pytest.mark.parametrize(
+    "family", ["gemma3", "glm4v", "idefics3", "internvl", "llava_onevision", "mistral3", "qwen3_vl", "smolvlm"]
+)
 def test_log_probabilities_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     pictured = Pictured(make_vision_model(tmp_path, family))
     for limits in (CoreLimits(8, 256), CoreLimits(8, 9)):

@@ -83,7 +83,7 @@ class Needs:
     """Longest context in tokens."""
     block_size: int
     beside_bytes: int = 0
-    """What other processes of the model keep in the same memory: the weights of its image services."""
+    """What other processes of the model need in the same memory: the weights and the step of its image services."""
 
     @property
     def token_bytes(self) -> float:

@@ -51,6 +51,7 @@ class PictureFamily(ABC):
         `directory`: that of the model. Raises SettingsError.
         """
         self.dtype = dtype
+        self._config = config
 
     @staticmethod
     @abstractmethod
@@ -60,6 +61,36 @@ class PictureFamily(ABC):
     @abstractmethod
     def parameter(self, name: str) -> str | None:
         """Returns the name in `module` of a tensor of the checkpoint; None if it is not the encoder's."""
+
+    @abstractmethod
+    def patches_max(self) -> int:
+        """Returns how many patches the largest picture has, those of all its tiles together.
+
+        It follows from the processor's arguments; `antiphon plan` predicts the memory of a service with it.
+        """
+
+    def tokens_max(self) -> int:
+        """Returns how many embeddings the largest picture has, before any are left out."""
+        return self.patches_max()
+
+    @property
+    def width(self) -> int:
+        """Width of the encoder, which Qwen2-VL calls `embed_dim`."""
+        vision = self._config.vision_config
+        return getattr(vision, "embed_dim", None) or vision.hidden_size
+
+    def mlp_width(self) -> int:
+        """Returns the width of the encoder's MLPs between their two matrices."""
+        vision = self._config.vision_config
+        return getattr(vision, "intermediate_size", None) or int(self.width * vision.mlp_ratio)
+
+    def projected_width(self) -> int:
+        """Returns the width of the rows behind the encoder, of which there is one for each token."""
+        return self._config.text_config.hidden_size
+
+    def mask_bytes(self) -> int:
+        """Returns the bytes of the masks with which the encoder says which patches belong together."""
+        return 0
 
     @abstractmethod
     def embed(self, picture: Image.Image, device: str) -> Embedded:

@@ -27,6 +27,10 @@ class Gemma3Pictures(TowerPictures):
         begin, token, end = token_texts(directory, config.boi_token_id, config.image_token_id, config.eoi_token_id)
         self.place, self.text = begin, f"\n\n{begin}{token}{end}\n\n"
 
+    def tokens_max(self) -> int:
+        """See PictureFamily."""
+        return self._config.mm_tokens_per_image
+
     @staticmethod
     def processor(config: Any, fields: Mapping[str, Any]) -> Any:
         """See PictureFamily."""

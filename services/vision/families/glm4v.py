@@ -15,6 +15,18 @@ from services.vision.families.grid import GridPictures
 class Glm4vPictures(GridPictures):
     """See PictureFamily."""
 
+    def pixels_max(self) -> int:
+        """See GridPictures. The processor counts a picture as the frames of a video."""
+        return super().pixels_max() // self._processor.temporal_patch_size
+
+    def mlp_width(self) -> int:
+        """See PictureFamily."""
+        return self._config.vision_config.out_hidden_size
+
+    def projected_width(self) -> int:
+        """See PictureFamily. An MLP follows the encoder, and has the width that the config calls that of MLPs."""
+        return self._config.vision_config.intermediate_size
+
     @staticmethod
     def processor(config: Any, fields: Mapping[str, Any]) -> Any:
         """See PictureFamily."""

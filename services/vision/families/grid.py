@@ -28,6 +28,18 @@ class GridPictures(PictureFamily):
         self._merge: int = config.vision_config.spatial_merge_size
         self.token_id = config.image_token_id
 
+    def pixels_max(self) -> int:
+        """Returns how many pixels a picture has at most for the encoder."""
+        return self._processor.size["longest_edge"]
+
+    def patches_max(self) -> int:
+        """See PictureFamily."""
+        return self.pixels_max() // self._processor.patch_size**2
+
+    def tokens_max(self) -> int:
+        """See PictureFamily."""
+        return self.patches_max() // self._merge**2
+
     @staticmethod
     @abstractmethod
     def encoder(config: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from PIL import Image
 from tokenizers import Tokenizer
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import MAX_IMAGE_SIZE, Idefics3ImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from services.vision.families.family import Embedded, named_token, special_token, token_texts
@@ -38,6 +38,16 @@ class Idefics3Pictures(TowerPictures):
         """See PictureFamily."""
         return SmolVLMImageProcessorPil if config.model_type == "smolvlm" else Idefics3ImageProcessorPil
 
+    def tiles_max(self) -> int:
+        """See TowerPictures. A picture in tiles has the whole of it too."""
+        processor = self._processor
+        side = -(-min(processor.size["longest_edge"], MAX_IMAGE_SIZE) // processor.max_image_size["longest_edge"])
+        return 1 + side * side if processor.do_image_splitting and side > 1 else 1
+
+    def tokens_max(self) -> int:
+        """See PictureFamily."""
+        return self.patches_max() // self._config.scale_factor**2
+
     def embed(self, picture: Image.Image, device: str) -> Embedded:
         """See PictureFamily."""
         found = self._processor(picture, return_tensors="pt")
@@ -61,9 +71,7 @@ class Idefics3Pictures(TowerPictures):
         ]
         text = "".join((*tiles, "\n" if rows else "", self._around, self._whole, self._image, self._around))
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return tuple(
-            token for each in ids for token in ([each] * tokens_of_tile if each == self.token_id else [each])
-        )
+        return tuple(token for each in ids for token in ([each] * tokens_of_tile if each == self.token_id else [each]))
 
 
 def _tokenizer(directory: Path) -> Tokenizer:

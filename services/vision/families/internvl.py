@@ -32,6 +32,15 @@ class InternVlPictures(TowerPictures):
         """See PictureFamily."""
         return GotOcr2ImageProcessorPil
 
+    def tiles_max(self) -> int:
+        """See TowerPictures. A picture in tiles has the whole of it too."""
+        most = self._processor.max_patches
+        return 1 + most if self._processor.crop_to_patches and most > 1 else 1
+
+    def tokens_max(self) -> int:
+        """See PictureFamily."""
+        return self.tiles_max() * self._config.image_seq_length
+
     def embed(self, picture: Image.Image, device: str) -> Embedded:
         """See PictureFamily."""
         found = self._processor(picture, return_tensors="pt")

@@ -1,4 +1,4 @@
-"""LLaVA 1.5, LLaVA-NeXT and LLaVA-OneVision: a CLIP or SigLIP encoder, and a projection of its patches to tokens of the decoder.
+"""LLaVA 1.5, LLaVA-NeXT and LLaVA-OneVision: a CLIP or SigLIP encoder, and a projection of its patches to tokens.
 
 A picture of LLaVA 1.5 has one size, that of the encoder, and so always the same number of tokens. LLaVA-NeXT also cuts
 a large picture into tiles of that size (`image_grid_pinpoints`), with a learned token at the end of each row, and
@@ -38,6 +38,13 @@ class LlavaPictures(TowerPictures):
     FIXED = frozenset({"size", "crop_size", "do_resize", "do_center_crop", "image_grid_pinpoints"})
 
     PARTS = (*TowerPictures.PARTS, "image_newline")
+
+    def tiles_max(self) -> int:
+        """See TowerPictures. A picture in tiles has the whole of it too."""
+        side = self._config.vision_config.image_size
+        pinpoints = getattr(self._config, "image_grid_pinpoints", None) or ()
+        tiles = [(height // side) * (width // side) for height, width in pinpoints]
+        return 1 + max(tiles) if tiles else 1
 
     @staticmethod
     def processor(config: Any, fields: Mapping[str, Any]) -> Any:

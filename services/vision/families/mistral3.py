@@ -31,6 +31,21 @@ class Mistral3Pictures(TowerPictures):
         """See PictureFamily."""
         return PixtralImageProcessorPil
 
+    def patches_max(self) -> int:
+        """See PictureFamily."""
+        size, patch = self._processor.size, self._config.vision_config.patch_size
+        sides = [size["longest_edge"]] * 2 if size.get("longest_edge") else [size["height"], size["width"]]
+        rows, columns = (-(-side // self._side) * self._side // patch for side in sides)
+        return rows * columns
+
+    def tokens_max(self) -> int:
+        """See PictureFamily."""
+        return self.patches_max() // self._config.spatial_merge_size**2
+
+    def mask_bytes(self) -> int:
+        """See PictureFamily. Whether each patch sees each other one."""
+        return self.patches_max() ** 2 * self.dtype.itemsize
+
     def embed(self, picture: Image.Image, device: str) -> Embedded:
         """See PictureFamily."""
         found = self._processor(picture, return_tensors="pt")

@@ -46,6 +46,16 @@ class TowerPictures(PictureFamily):
             return None
         return name.replace("vision_tower.vision_model.", "vision_tower.", 1)
 
+    def tiles_max(self) -> int:
+        """Returns how many tiles of the encoder's size the largest picture becomes."""
+        return 1
+
+    def patches_max(self) -> int:
+        """See PictureFamily."""
+        vision = self._config.vision_config
+        side, patch = (each if isinstance(each, int) else each[0] for each in (vision.image_size, vision.patch_size))
+        return self.tiles_max() * (side // patch) ** 2
+
     def embed(self, picture: Image.Image, device: str) -> Embedded:
         """See PictureFamily."""
         found = self._processor(picture, return_tensors="pt")

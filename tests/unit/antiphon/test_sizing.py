@@ -109,7 +109,7 @@ def test_a_plan_has_sizes_cards_and_the_flags_that_make_the_model_fit(
     assert words & {f"--tensor-parallel-size={count}" for count in (2, 4, 8)}
 
 
-@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "llava", "llava_next"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava_next", "idefics3", "glm4v"])
 def test_the_vision_encoder_is_counted_on_its_device(
     family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,16 +120,25 @@ def test_the_vision_encoder_is_counted_on_its_device(
     on_main, on_gpu = replace(text, enable_mm=True), replace(text, enable_mm=True, vision_device="cuda", visions=2)
     found = sizing.pictures_of(on_main, directory)
     assert found is not None
-    assert found.weights_bytes == pytest.approx(expected, rel=0.01)
+    needs = found.each
+    assert needs.weights == pytest.approx(expected, rel=0.01)
     assert sizing.pictures_of(text, directory) is None
     beside = [sizing.on_cpu(settings, directory).needs.beside_bytes for settings in (text, on_main, on_gpu)]
-    assert beside == [0, found.weights_bytes, 0]
+    assert beside == [0, needs.weights + needs.step + needs.kept, 2 * (needs.reading + needs.kept)]
     fits = [on_card(settings, directory, card) for settings in (text, on_main, on_gpu)]
     assert [fit.needs.beside_bytes for fit in fits[:2]] == [0, 0]
-    assert fits[2].needs.beside_bytes > 2 * sizing.CONTEXT_BYTES
+    assert 0 < fits[2].needs.beside_bytes - 2 * sizing.CONTEXT_BYTES < needs.step
     assert fits[0].cache_bytes == fits[1].cache_bytes > fits[2].cache_bytes
     assert main(["plan", str(directory), "--enable-mm"]) == 0
-    assert re.search(r"pictures +\d+\.\d [KM]iB of main memory for the vision encoder", capsys.readouterr().out)
+    told = capsys.readouterr().out
+    assert re.search(
+        r"pictures +\d+\.\d [KM]iB of main memory for the vision encoder and \d+\.\d MiB for its largest", told
+    )
+    assert "512.0 MiB of main memory at most for embeddings" in told
+    assert main(["plan", str(directory), "--enable-mm", "--vision-device=cuda", "--gpu=L20"]) == 0
+    assert "MiB of main memory to read a picture" in capsys.readouterr().out
+    assert main(["plan", str(directory), "--enable-mm", '--mm-processor-kwargs={"pixels": 7}']) == 78
+    assert "the processor has no argument 'pixels'" in capsys.readouterr().err
 
 
 def test_a_model_without_pictures_has_no_encoder_to_count(model: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,73 @@
+"""The memory that a plan predicts for the largest picture, against the peak of a process that encodes it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoConfig
+
+from services.engine.worker.capacity.memory import peak_growth
+from services.vision.encoder import processor_arguments
+from services.vision.estimate import vision_needs
+from services.vision.families import family_of
+from services.vision.pictures import open_picture
+from shared import limits
+from shared.config import SettingsError
+from tests.vision_models import make_vision_model, picture
+
+WIDTH, INNER, TILE, SIDE = 256, 4096, 14 * 16, 14 * 48
+"""The rows of MLPs are 32 MiB or more, for which memory is taken that no earlier array has used."""
+_ENCODER = {"hidden_size": WIDTH, "intermediate_size": INNER, "num_attention_heads": 4}
+LARGE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "idefics3": (
+        {**_ENCODER, "image_size": TILE},
+        {"size": {"longest_edge": SIDE}, "max_image_size": {"longest_edge": TILE}},
+    ),
+    "mistral3": ({**_ENCODER, "head_dim": 64, "image_size": SIDE}, {"size": {"longest_edge": SIDE}}),
+    "glm4v": (
+        {"hidden_size": WIDTH, "out_hidden_size": INNER // 2, "intermediate_size": WIDTH, "num_heads": 4},
+        {"size": {"shortest_edge": 6272, "longest_edge": 2 * SIDE * SIDE}},
+    ),
+}
+"""Fields of the encoder's config and of the processor with which a picture has more than 2,000 patches."""
+
+
+def _large(directory: Path, family: str) -> Path:
+    make_vision_model(directory, family)
+    vision, processor = LARGE[family]
+    config = json.loads((directory / "config.json").read_text())
+    config["vision_config"] |= vision
+    (directory / "config.json").write_text(json.dumps(config))
+    path = directory / "preprocessor_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **processor}))
+    return directory
+
+
+@pytest.mark.parametrize("family", LARGE)
+def test_the_step_of_the_largest_picture_is_what_a_process_grows_by(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, file = _large(tmp_path, family), picture(SIDE, SIDE, kind="JPEG")
+    # The limit of pixels is far above this picture, and files are held by the actor.
+    monkeypatch.setattr(limits, "IMAGE_PIXELS_MAX", SIDE * SIDE)
+    monkeypatch.setattr(limits, "IMAGE_BYTES_MAX", 0)
+    config: Any = AutoConfig.from_pretrained(directory)
+    made = family_of(config)(config, processor_arguments(directory, config, {}), torch.float32, directory)
+    made.module.eval()
+    with torch.inference_mode():
+        made.embed(Image.new("RGB", (64, 48)), "cpu")
+        found: list[Any] = []
+        measured = peak_growth(lambda: found.append(made.embed(open_picture(file), "cpu")))
+    assert made.patches_max() > 2000
+    assert vision_needs(directory, {}, "cpu").step == pytest.approx(measured, rel=0.25)
+    on_gpu = vision_needs(directory, {}, "cuda")
+    assert 0 < on_gpu.step < vision_needs(directory, {}, "cpu").step
+
+
+def test_arguments_with_which_no_picture_can_be_processed_are_refused(tmp_path: Path) -> None:
+    directory = make_vision_model(tmp_path, "qwen2_vl")
+    with pytest.raises(SettingsError, match="no picture can be processed with them"):
+        vision_needs(directory, {"size": {"height": 7, "width": 7}}, "cpu")
