@@ -20,6 +20,9 @@ from jinja2.utils import Namespace
 _CUT = "\ue000end of the final message\ue001"
 """Marks the end of a message that is to be continued. The characters are from Unicode's private use area."""
 
+_KINDS_OF_CONTENT = ("string", "iterable", "sequence", "mapping")
+"""Jinja's tests with which a template asks what it was given."""
+
 
 class TemplateFailedError(Exception):
     """The template could not be compiled, failed, or refused its input. The message is for the user."""
@@ -35,7 +38,9 @@ class ChatTemplate:
         self._constants = dict(constants)
         self._output_chars_max = output_chars_max
         try:
-            self._template = _environment().from_string(source)
+            environment = _environment()
+            self._template = environment.from_string(source)
+            self._wants_parts = _reads_parts_only(environment.parse(source))
         except TemplateSyntaxError as error:
             raise TemplateFailedError(
                 f"The chat template is not valid Jinja: {error.message} (line {error.lineno})."
@@ -63,7 +68,7 @@ class ChatTemplate:
             "tools": None,
             "documents": None,
             **(variables or {}),
-            "messages": [_with_arguments(message) for message in messages],
+            "messages": [_with_arguments(_in_parts(each) if self._wants_parts else each) for each in messages],
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -87,6 +92,29 @@ class ChatTemplate:
         text = "".join(pieces)
         text.encode()  # raises for half a surrogate pair, which a template can write but which is no valid text
         return text
+
+
+def _reads_parts_only(tree: nodes.Template) -> bool:
+    """Whether a template takes the content of messages as a list of parts, and never as a text.
+
+    Such a template, as llava-hf and SmolVLM publish, loops over a text's characters and writes none of them.
+    """
+    takes_both = any(test.name in _KINDS_OF_CONTENT for test in tree.find_all(nodes.Test))
+    return not takes_both and any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+def _is_content(node: nodes.Node | None) -> bool:
+    while isinstance(node, nodes.Filter):
+        node = node.node
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns a message whose content, if it is a text, is a list with this text."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 class _Arguments(dict[str, Any]):

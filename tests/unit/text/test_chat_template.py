@@ -178,3 +178,46 @@ def test_a_template_cannot_reach_python(source: str) -> None:
         text = str(error)
     assert not re.search(r"<class|<module|<function|<slot|uid=|root:|mappingproxy|builtins", text), text
     assert before == MESSAGES
+
+
+IN_PARTS = {
+    "smolvlm": (
+        "{% for message in messages %}{{ message['role'] | capitalize }}"
+        "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+        "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
+        "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
+    ),
+    "llava": (
+        "{% for message in messages %}{{ message.role | capitalize + ':' }}"
+        "{% for content in message.content | selectattr('type', 'equalto', 'image') %}{{ '<image>' }}{% endfor %}"
+        "{% for content in message.content | selectattr('type', 'equalto', 'text') %}{{ ' ' + content['text'] }}"
+        "{% endfor %}{{ '<end_of_utterance>\n' }}{% endfor %}"
+    ),
+}
+"""The structure of templates that are published with models for pictures."""
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_a_template_that_reads_parts_only_gets_texts_as_parts(name: str) -> None:
+    template = ChatTemplate(IN_PARTS[name], CONSTANTS, 1000)
+    talk: list[dict[str, Any]] = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What?"}]},
+        {"role": "assistant", "content": "A cat"},
+    ]
+    space = "" if name == "smolvlm" else " "
+    ends = "<end_of_utterance>\n"
+    whole = f"User: Hi{ends}Assistant: {ends}User:<image>{space}What?{ends}Assistant: A cat{ends}"
+    assert template.render(talk, False) == whole
+    assert template.render(talk, False, continue_final_message=True) == whole.removesuffix(ends)
+
+
+def test_a_template_that_asks_what_it_was_given_gets_texts_as_they_are() -> None:
+    asks = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endif %}{% endfor %}"
+    )
+    assert render(asks, [{"role": "user", "content": "Hi"}]) == "Hi"
+    split = "{% for m in messages %}{% for word in m.content.split() %}{{ word }},{% endfor %}{% endfor %}"
+    assert render(split, [{"role": "user", "content": "Hi there"}]) == "Hi,there,"
