@@ -105,7 +105,7 @@ def test_a_plan_has_sizes_cards_and_the_flags_that_make_the_model_fit(
     assert re.search(r"adapters +\d+\.\d GiB \(64 LoRA at once, 64 kept in main memory, rank 32\)", told)
     assert main(["plan", str(directory), "--memory-gb=8", "--max-num-seqs=32"]) == 0
     words = recommended(capsys.readouterr().out)
-    assert "--quantization=ifq" in words
+    assert words & {"--quantization=ifq", "--quantization=ifq_nf4"}
     assert words & {f"--tensor-parallel-size={count}" for count in (2, 4, 8)}
 
 
