@@ -91,7 +91,7 @@ def test_quantized_weights_are_kept_too(
     assert len(files(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("layout", ["gptq", "awq", "gptq, 8 bits, symmetric"])
+@pytest.mark.parametrize("layout", ["gptq", "gptq, inputs in another order", "awq", "gptq, 8 bits, symmetric"])
 def test_weights_of_prepared_checkpoints_are_kept_too(
     layout: str, start: Callable[..., CpuWorker], tmp_path: Path
 ) -> None:

@@ -28,20 +28,25 @@ struct Weight {
   long out, in;
   std::vector<uint8_t> bytes;
   std::vector<float> scales, zeros, plain;
+  std::vector<int32_t> order;
 
-  Weight(Kind kind, long out, long in, long group, bool with_zeros) : out(out), in(in), plain(out * in) {
+  // With `reversed`, the terms are stored in the reversed order of the inputs.
+  Weight(Kind kind, long out, long in, long group, bool with_zeros, bool reversed)
+      : out(out), in(in), plain(out * in) {
     const bool nibbles = kind == Kind::int4;
+    for (long k = 0; k < in && reversed; k++) order.push_back((int32_t)(in - 1 - k));
     const long width = nibbles ? (in + 1) / 2 : in, groups = group ? (in + group - 1) / group : 1;
     for (long i = 0; i < out * width; i++) bytes.push_back((uint8_t)random_bits());
     for (long i = 0; i < out * groups; i++) scales.push_back((float)(random_bits() % 100 + 1) * 1e-3f);
     for (long i = 0; i < out * groups && with_zeros; i++) zeros.push_back((float)(random_bits() % 16));
-    given = {(int64_t)kind, group, nibbles, 0, bytes.data(), scales.data(), with_zeros ? zeros.data() : nullptr, nullptr};
+    given = {(int64_t)kind, group, nibbles, 0, in, bytes.data(), scales.data(), with_zeros ? zeros.data() : nullptr, nullptr,
+             reversed ? order.data() : nullptr};
     for (long n = 0; n < out; n++)
       for (long k = 0; k < in; k++) {
         const long g = n * groups + (group ? k / group : 0);
         const float place = (float)(bytes[n * width + (nibbles ? k / 2 : k)] >> (k % 2 * 4) & 15);
         const float number = nibbles ? place - (with_zeros ? zeros[g] : 8.0f) : (float)(int8_t)bytes[n * width + k];
-        plain[n * in + k] = number * scales[g];
+        plain[n * in + (reversed ? in - 1 - k : k)] = number * scales[g];
       }
   }
 };
@@ -133,8 +138,11 @@ int main(int count, char** arguments) {
     for (const Kind kind : {Kind::int8, Kind::int8_dynamic, Kind::int4})
       for (const long group : {0L, 16L, 32L, 64L, 128L, 4096L}) {
         if (kind == Kind::int4 ? !group || group == 16 : kind == Kind::int8_dynamic ? group > 0 : group == 64) continue;
-        const Weight weight(kind, size[0], size[1], group, kind == Kind::int4 && group != 64);
-        good &= check<Bf16>(alone, pool, weight, size[2]) & check<float>(alone, pool, weight, size[2]);
+        for (const bool reversed : {false, true}) {
+          if (reversed && group != 32) continue;
+          const Weight weight(kind, size[0], size[1], group, kind == Kind::int4 && group != 64, reversed);
+          good &= check<Bf16>(alone, pool, weight, size[2]) & check<float>(alone, pool, weight, size[2]);
+        }
       }
   return good ? 0 : 1;
 }

@@ -20,6 +20,7 @@ KINDS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "int8, groups of 32": lambda weight: quantize_int8(weight, group_size=32),
     "int8, groups of 128": lambda weight: quantize_int8(weight, group_size=128),
     "int8, groups of 32 with zero points": lambda weight: with_zeros(quantize_int8(weight, group_size=32)),
+    "int8, one group with zero points": lambda weight: with_zeros(quantize_int8(weight, group_size=4096)),
     "int8, groups of 16": lambda weight: quantize_int8(weight, group_size=16),
     "int8, groups of 16 with zero points": lambda weight: with_zeros(quantize_int8(weight, group_size=16)),
     "int8_dynamic": lambda weight: quantize_int8(weight, "int8_dynamic"),

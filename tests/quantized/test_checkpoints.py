@@ -10,7 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.engine.core.plan import CoreLimits
+from services.engine.models.decoder import Decoder
+from services.engine.models.linear import QuantizedLinear
+from services.engine.models.mlp import GatedMlp
 from services.engine.models.registry import find_family
+from services.engine.parallel.linear import Summed
 from services.engine.quantization.choice import WeightForm
 from services.engine.quantization.formats import prepared
 from services.engine.quantization.weight import QuantizedWeight
@@ -18,17 +22,19 @@ from services.engine.triton.operations import TritonQuantizedLinear
 from services.engine.worker.gpu.triton_worker import TritonWorker
 from services.engine.worker.loading.model_files import read_config
 from services.engine.worker.loading.parameters import ParameterReader
+from services.engine.worker.torch_worker import TorchWorker
 from shared.config import SettingsError
 from shared.errors import ServiceError
 from shared.parameters.sampling import SamplingParams
 from shared.settings.quantization import SMOOTHQUANT_FILE, Method, prepared_method
-from tests.model.harness import NUM_TOKENS, Engine, make_prompt
+from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings
 from tests.models import greedy_reference, make_model
-from tests.quantized.checkpoints import LAYOUTS, compressed, make_checkpoints
+from tests.quantized.checkpoints import GROUP, LAYOUTS, compressed, make_checkpoints
+from tests.support.ranks import RankThreads
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
-QUANTIZED = {name for name in LAYOUTS if name != "gptq, inputs in another order"}
-"""The layouts that stay quantized; the others become the plain weights that they stand for."""
+APART = "gptq, each matrix in another order"
+"""The layout whose matrices cannot be stacked: queries, keys and values become the plain weights that they stand for."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +57,9 @@ def test_a_prepared_checkpoint_gives_the_tokens_of_the_weights_that_it_stands_fo
     assert engine.generate(prompts) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]
 
 
-@pytest.mark.parametrize("name", ["gptq, symmetric", "awq", "gptq, 8 bits", "fp8, blocks"])
+@pytest.mark.parametrize(
+    "name", ["gptq, symmetric", "gptq, inputs in another order", "awq", "gptq, 8 bits", "w8a16, zero points", "fp8, blocks"]
+)
 def test_the_kernels_for_gpus_multiply_the_weights_of_a_prepared_checkpoint(
     name: str, model: Path, tmp_path: Path
 ) -> None:
@@ -66,6 +74,38 @@ def test_the_kernels_for_gpus_multiply_the_weights_of_a_prepared_checkpoint(
     assert engine.generate([prompt], params) == [greedy_reference(plain, prompt, 2)]
 
 
+def test_inputs_in_another_order_are_divided_among_ranks(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rank's inputs of o and down are some of each group's, and stay quantized."""
+    quantized, plain = make_checkpoints(model, "gptq, inputs in another order", tmp_path)
+    limits, prompts = CoreLimits(8, 24, enable_prefix_caching=False), [make_prompt(length) for length in (5, 40)]
+    chosen = settings(quantized, max_num_seqs=limits.max_num_seqs)
+    ranks = RankThreads(lambda rank: TorchWorker(chosen, quantized, torch.device("cpu"), rank), 2, 1)
+    expected = [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]
+    assert Engine.around(ranks, limits).generate(prompts) == expected
+    for worker in ranks.workers:
+        assert isinstance(worker, TorchWorker)
+        assert isinstance(worker._model, Decoder)
+        for layer in worker._model._weights.layers:
+            assert isinstance(layer.o, Summed)
+            assert isinstance(layer.mlp, GatedMlp)
+            assert isinstance(layer.mlp.down, Summed)
+            parts = (layer.qkv, layer.o.part, layer.mlp.gate_up, layer.mlp.down.part)
+            assert {type(part) for part in parts} == {QuantizedLinear}
+    assert "became float32 weights" not in caplog.text
+
+
+def test_stacked_matrices_with_different_orders_become_plain(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    quantized, _ = make_checkpoints(model, APART, tmp_path)
+    with reader(quantized) as parameters:
+        kinds = [type(parameters.matrix(f"layers.1.{name}")) for name in ("qkv", "o", "up", "down")]
+    assert kinds == [torch.Tensor, QuantizedWeight, torch.Tensor, QuantizedWeight]
+    assert "layers.1.qkv and 1 more became float32 weights while loading" in caplog.text
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_layout_is_read_exactly(name: str, model: Path, tmp_path: Path) -> None:
     quantized, plain = make_checkpoints(model, name, tmp_path)
@@ -73,12 +113,16 @@ def test_a_layout_is_read_exactly(name: str, model: Path, tmp_path: Path) -> Non
     with reader(quantized) as parameters:
         for ours, theirs in (("layers.1.o", "self_attn.o_proj"), ("layers.0.down", "mlp.down_proj")):
             weight = parameters.matrix(ours)
-            assert isinstance(weight, QuantizedWeight) == (name in QUANTIZED)
-            wide = weight.dequantized() if isinstance(weight, QuantizedWeight) else weight
+            assert isinstance(weight, QuantizedWeight)
+            bits = 4 if weight.kind == "int4" else 8
+            # Scales, and zero points, of 32 bits for each group; the order of the inputs for all outputs.
+            assert weight.nbytes <= weight.shape[1] * (weight.shape[0] * (bits + 64 / GROUP) / 8 + 4) + 8 * weight.shape[0]
+            wide = weight.dequantized()
             layer = ours.split(".")[1]
             torch.testing.assert_close(wide, expected[f"model.layers.{layer}.{theirs}.weight"], rtol=1e-6, atol=1e-7)
         fused = parameters.matrix("layers.0.qkv")
         parts = [expected[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]
+        assert isinstance(fused, QuantizedWeight) == (name != APART)
         wide = fused.dequantized() if isinstance(fused, QuantizedWeight) else fused
         torch.testing.assert_close(wide, torch.cat(parts), rtol=1e-6, atol=1e-7)
 
@@ -132,7 +176,7 @@ def test_rows_in_8_bits_follow_from_the_config(model: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"quant_method": "gptq", "bits": 3}, "bits 3; weights of 2, 4, 8 bits are"),
+        ({"quant_method": "gptq", "bits": 5}, "bits 5; weights of 2, 3, 4, 8 bits are"),
         ({"quant_method": "gptq"}, "'bits'"),
         ({"quant_method": "awq", "bits": 8}, "bits 8; weights of 4 bits are"),
         ({"quant_method": "awq", "version": "gemv"}, "version gemv; gemm is"),

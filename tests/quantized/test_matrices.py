@@ -5,6 +5,8 @@ its terms' sizes, and twice that is allowed, for tiles add in pairs. Dynamic row
 results are equal to the last bit.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -192,6 +194,33 @@ def test_what_cannot_be_computed_is_refused(variant: str) -> None:
         pass
     long = QuantizedWeight("int8_dynamic", torch.zeros(1, 70_000, dtype=torch.int8), (1, 70_000), torch.ones(1))
     with pytest.raises(NativeError, match="do not fit"), one_matrix(variant, long):
+        pass
+
+
+@each_variant
+@pytest.mark.parametrize("kind", ["int4, groups of 32", "int4, groups of 64 with zero points", "int8, groups of 16"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_read_in_the_order_of_the_columns(variant: str, kind: str, dtype: torch.dtype) -> None:
+    """The result is that of the same columns in their order, bit for bit; padding is not read."""
+    columns, width = 1120, 1100
+    stored = KINDS[kind](random_weight(70, columns))
+    order = torch.full((columns,), -1, dtype=torch.int32)
+    generator = torch.Generator().manual_seed(6)
+    order[torch.randperm(columns, generator=generator)[:width]] = torch.randperm(width, generator=generator).int()
+    weight = replace(stored, shape=(70, width), order=order)
+    x = random_rows(45, width, dtype)
+    with one_matrix(variant, stored, dtype) as multiply:
+        expected = multiply(weight.ordered(x))
+    for threads in (1, 3):
+        with one_matrix(variant, weight, dtype, threads) as multiply:
+            for rows in (45, 13, 3, 1):
+                assert torch.equal(multiply(x[:rows]), expected[:rows]), rows
+
+
+def test_an_order_with_inputs_that_are_not_there_is_refused() -> None:
+    stored = quantize_int4(random_weight(33, 64), 32)
+    weight = replace(stored, shape=(33, 60), order=torch.arange(64, dtype=torch.int32))
+    with pytest.raises(NativeError, match="inputs that are not there"), one_matrix(VARIANTS[0], weight):
         pass
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from services.engine.quantization.formats.grouped import grouped_weight
+from services.engine.quantization.group_order import group_order
 from services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4
 from services.engine.quantization.weight import QuantizedWeight, stack
 from tests.quantized.harness import random_weight
@@ -154,10 +155,8 @@ def test_groups_of_8_bits_of_a_checkpoint_stay_quantized(group_size: int) -> Non
         assert weight.kind == "int8"
         assert torch.equal(weight.dequantized(), expected)
     shifted = grouped_weight(values, scales, torch.full_like(scales, 100), 8)
-    # One group for each output has no zero points.
-    assert isinstance(shifted, QuantizedWeight) == (group_size < 256)
-    plain = shifted.dequantized() if isinstance(shifted, QuantizedWeight) else shifted
-    assert torch.equal(plain, (values.float() - 100) * scales[:, torch.arange(256) // group_size])
+    assert isinstance(shifted, QuantizedWeight)
+    assert torch.equal(shifted.dequantized(), (values.float() - 100) * scales[:, torch.arange(256) // group_size])
 
 
 def test_the_last_group_may_be_shorter() -> None:
@@ -170,3 +169,89 @@ def test_the_last_group_may_be_shorter() -> None:
     torch.testing.assert_close(weight.dequantized(), expected)
     with pytest.raises(ValueError, match="there are 7 groups of 64 for 200 inputs"):
         grouped_weight(values, scales, None, 4, group_size=64)
+
+
+def in_another_order(bits: int, width: int, size: int, seed: int, *, zeros: bool) -> tuple[torch.Tensor | QuantizedWeight, torch.Tensor]:
+    """A weight [6, width] whose groups have inputs from all over it, and the plain weight that it stands for."""
+    generator = torch.Generator().manual_seed(seed)
+    groups = -(-width // size)
+    values = torch.randint(0, 1 << bits, (6, width), dtype=torch.uint8, generator=generator)
+    scales = torch.rand(6, groups, generator=generator)
+    points = torch.randint(1, 1 << bits, (6, groups), generator=generator).float() if zeros else None
+    index = (torch.arange(width) // size)[torch.randperm(width, generator=generator)]
+    centre = (1 << (bits - 1)) if points is None else points[:, index]
+    return grouped_weight(values, scales, points, bits, index, size), (values.float() - centre) * scales[:, index]
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("width", "size"), [(256, 32), (200, 32), (96, 96), (320, 128)])
+def test_groups_with_inputs_from_all_over_a_matrix_stay_quantized(bits: int, width: int, size: int, zeros: bool) -> None:
+    weight, plain = in_another_order(bits, width, size, 1, zeros=zeros)
+    assert isinstance(weight, QuantizedWeight)
+    assert (weight.kind, weight.num_columns) == ("int8" if bits == 8 else "int4", width)
+    assert torch.equal(weight.dequantized(), plain)
+    x = torch.randn(3, width, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(weight.ordered(x) @ weight.numbers().T, x @ plain.T, rtol=1e-4, atol=1e-4)
+    assert torch.equal(weight.rows(torch.tensor([4, 0])).dequantized(), plain[[4, 0]])
+    assert torch.equal(weight.chunk(2)[1].dequantized(), plain[3:])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_part_of_the_inputs_has_part_of_each_group(bits: int) -> None:
+    """The inputs of a rank: each group has about a half of its inputs there, and is padded to whole groups of 32."""
+    weight, plain = in_another_order(bits, 1024, 128, 3, zeros=True)
+    assert isinstance(weight, QuantizedWeight)
+    for first, last in ((0, 512), (512, 1024)):
+        part = weight.columns(first, last)
+        assert isinstance(part, QuantizedWeight)
+        assert torch.equal(part.dequantized(), plain[:, first:last])
+        assert part.num_columns < 1.4 * 512
+        assert part.order is not None
+        assert sorted(part.order[part.order >= 0].tolist()) == list(range(512))
+    # Groups of 32 of which a rank has 8 inputs each would take more memory than plain weights.
+    weight, plain = in_another_order(bits, 1024, 32, 3, zeros=True)
+    assert isinstance(weight, QuantizedWeight)
+    part = weight.columns(256, 512)
+    assert isinstance(part, torch.Tensor)
+    assert torch.equal(part, plain[:, 256:512])
+
+
+def test_weights_with_different_orders_are_stacked_only_for_several_products() -> None:
+    found = [in_another_order(4, 256, 64, seed, zeros=seed == 5) for seed in (4, 4, 5, 5)]
+    parts = [weight for weight, _ in found if isinstance(weight, QuantizedWeight)]
+    assert len(parts) == 4
+    plain = torch.cat([plain for _, plain in found])
+    same = stack(parts[:2])
+    assert same is not None
+    assert torch.equal(same.dequantized(), plain[:12])
+    assert stack(parts) is None
+    assert stack((parts[0], parts[2], parts[1], parts[3]), products=2) is None
+    both = stack(parts, products=2)
+    assert both is not None
+    assert both.has_parts
+    assert torch.equal(both.dequantized(), plain)
+    for product, expected in zip(both.chunk(2), plain.chunk(2), strict=True):
+        assert not product.has_parts
+        assert torch.equal(product.dequantized(), expected)
+    # A rank's rows: a half of each part.
+    rows = torch.cat([torch.arange(first, first + 3) for first in (0, 6, 12, 18)])
+    assert torch.equal(both.rows(rows).dequantized(), plain[rows])
+    assert torch.equal(both.rows(rows).chunk(2)[1].dequantized(), plain[rows][6:])
+    columns = both.columns(0, 128)
+    assert isinstance(columns, torch.Tensor)
+    assert torch.equal(columns, plain[:, :128])
+
+
+def test_groups_of_inputs_that_are_no_groups_are_refused() -> None:
+    values, scales = torch.zeros(4, 64, dtype=torch.uint8), torch.ones(4, 2)
+    for index in (torch.full((64,), 2), torch.arange(64) // 32 - 1, torch.zeros(32)):
+        with pytest.raises(ValueError, match="the groups of"):
+            grouped_weight(values, scales, None, 4, index, 32)
+    with pytest.raises(ValueError, match="an order needs groups"):
+        QuantizedWeight("int8", values.to(torch.int8), (4, 64), scales[:, 0], order=torch.arange(64))
+
+
+def test_a_short_group_comes_last() -> None:
+    found = group_order(torch.tensor([1, 0, 1, 1, 0, 1]), 4, 2)
+    assert (found.order.tolist(), found.groups.tolist(), found.size) == ([0, 2, 3, 5, 1, 4], [1, 0], 4)

@@ -234,6 +234,9 @@ QUANTIZED = {
     "int8_dynamic": KernelWeight("int8_dynamic", BYTES, SCALES, None, None, 4096, 0, 128),
     "int4, groups of 128": KernelWeight("int4", HALVES, GROUPS, None, None, 4096, 128, 128),
     "int4, groups of 128, zero points": KernelWeight("int4", HALVES, GROUPS, GROUPS, None, 4096, 128, 128),
+    "int4, groups of 128, inputs in another order": KernelWeight(
+        "int4", HALVES, GROUPS, None, None, 4096, 128, 128, empty(4096, dtype=torch.int32)
+    ),
     "int4, groups of 32": KernelWeight("int4", HALVES, empty(128, 6144, dtype=F32), None, None, 4096, 32, 32),
     "nf4, groups of 64": KernelWeight("int4", HALVES, empty(64, 6144, dtype=F32), None, LEVELS, 4096, 64, 64),
     "fp8": KernelWeight("fp8", FLOATS, SCALES, None, None, 4096, 0, 128),

@@ -93,8 +93,8 @@ class Step(ctypes.Structure):
 class Quantized(ctypes.Structure):
     """The C structure `antiphon_Quantized`."""
 
-    _fields_ = [(name, c_int64) for name in ("kind", "group", "two_a_byte", "has_sign")] + [
-        (name, c_void_p) for name in ("weight", "scales", "zeros", "levels")
+    _fields_ = [(name, c_int64) for name in ("kind", "group", "two_a_byte", "has_sign", "columns")] + [
+        (name, c_void_p) for name in ("weight", "scales", "zeros", "levels", "order")
     ]
 
 
@@ -104,13 +104,15 @@ NATIVE_KINDS: "tuple[WeightKind, ...]" = ("int8", "int8_dynamic", "int4")
 
 def native_weight(weight: "QuantizedWeight") -> Quantized:
     """Returns a weight as the library takes it; valid while the weight lives."""
-    address = {"weight": weight.values, "scales": weight.scales, "zeros": weight.zeros, "levels": weight.levels}
+    parts = {"weight": weight.values, "scales": weight.scales, "zeros": weight.zeros, "levels": weight.levels}
+    address = parts | {"order": weight.order}
     assert all(part is None or part.is_contiguous() for part in address.values())
     return Quantized(
         kind=NATIVE_KINDS.index(weight.kind),
         group=weight.group_size,
         two_a_byte=weight.two_a_byte,
         has_sign=weight.has_sign,
+        columns=weight.num_columns,
         **{name: 0 if part is None else part.data_ptr() for name, part in address.items()},
     )
 

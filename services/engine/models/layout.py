@@ -6,7 +6,7 @@ loaders, which read and join the tensors; this module contains no weights.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.engine.models.description import DecoderDescription, Experts, LatentAttention
 
@@ -42,6 +42,8 @@ class Parameter:
     alternating: bool = False
     """Of a stacked tensor: whether gates are the even rows of an expert and their partners the odd ones, where the
     decoder has all gates first."""
+    experts: int = 0
+    """How many experts the tensors are of, as many tensors for each; 0: of no expert, or all in one tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +207,12 @@ def _experts(d: DecoderDescription, names: Names, ours: str, linear: "_Linears")
         yield from _stacked(d.experts, f"{ours}.experts.down", f"{linear.prefix}.{names.stacked_down}", inner, hidden)
     else:
         ups = {name.format(expert): inner for expert in every for name in names.expert_up}
-        yield from linear(f"{ours}.experts.up", ups, hidden, False)
-        yield from linear(f"{ours}.experts.down", {names.expert_down.format(e): hidden for e in every}, inner, False)
+        downs = {names.expert_down.format(expert): hidden for expert in every}
+        for parameter in (
+            *linear(f"{ours}.experts.up", ups, hidden, False),
+            *linear(f"{ours}.experts.down", downs, inner, False),
+        ):
+            yield replace(parameter, experts=d.experts.num_experts)
     if shared:
         yield from linear(f"{ours}.shared.up", dict.fromkeys(names.shared_up, shared), hidden, False)
         yield from linear(f"{ours}.shared.down", {names.shared_down: hidden}, shared, False)

@@ -72,7 +72,8 @@ class QuantizedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        return F.linear(self._weight.round_rows(x), self._weight.dequantized().to(x.dtype), self._bias)
+        rows = self._weight.ordered(self._weight.round_rows(x))
+        return F.linear(rows, self._weight.numbers().to(x.dtype), self._bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """See `Linear`."""

@@ -1,11 +1,12 @@
 """Quantized weights: their form, how plain weights are rounded, and how prepared checkpoints are read.
 
-    weight     `QuantizedWeight`, the form that all backends take
-    rounding   plain weights → quantized ones, each to the nearest value
-    online     which matrices `--quantization=ifq` and the like round while a model is loaded
-    method     the interface of a method of prepared checkpoints
-    formats    the methods: which tensors of a checkpoint stand for a weight
-    choice     what a worker does, from the settings and the model (`shared.settings.quantization` has the rules)
+    weight      `QuantizedWeight`, the form that all backends take
+    group_order the order of a weight's columns if its groups have inputs from all over the matrix
+    rounding    plain weights → quantized ones, each to the nearest value
+    online      which matrices `--quantization=ifq` and the like round while a model is loaded
+    method      the interface of a method of prepared checkpoints
+    formats     the methods: which tensors of a checkpoint stand for a weight
+    choice      what a worker does, from the settings and the model (`shared.settings.quantization` has the rules)
 
 The products are the backends': `cpu/source/quantized.h`, `models/linear.py`.
 """

@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from services.engine.quantization.group_order import GroupOrder, group_order
+
 WeightKind = Literal["int8", "int8_dynamic", "int4", "fp8"]
 """int8: 8 bits per weight, optionally in groups; int8_dynamic: activations are rounded to 8 bits too; int4: 4 bits per
 weight, in groups; fp8: float8_e4m3, optionally in groups, which the C++ library does not multiply."""
@@ -23,6 +25,7 @@ INT4_MAX = 15
 INT4_MIDDLE = 8
 _INT8_MAX = 127
 GROUPED_KINDS: tuple[WeightKind, ...] = ("int8", "int4", "fp8")
+_PLAIN_BITS, _SCALE_BITS = 16, 32
 _TYPES = {"fp8": (torch.float8_e4m3fn,)}
 
 
@@ -32,7 +35,8 @@ class QuantizedWeight:
 
     kind: WeightKind
     values: Tensor
-    """int8 or uint8 [out, in]; int4 also uint8 [out, ceil(in / 2)] with two per byte, the first in the lower half."""
+    """int8 or uint8 [out, columns]; int4 also uint8 [out, ceil(columns / 2)] with two per byte, the first in the lower
+    half. `columns` is `in`, or the length of `order`."""
     shape: tuple[int, int]
     scales: Tensor
     """[out]; with groups [out, groups]."""
@@ -48,16 +52,23 @@ class QuantizedWeight:
     """
     has_sign: bool = False
     """int4: whether values are -8 … 7 instead of 0 … 15."""
+    order: Tensor | None = None
+    """With groups: the input of each column of `values`, int32 [columns]; -1 for padding. None: columns are the inputs.
+
+    Each input has one column. Groups have stretches of columns; see `group_order`. [parts, columns]: as many parts of
+    equal height have orders of their own. Products need a single order; `chunk` divides the parts (experts)."""
 
     def __post_init__(self) -> None:
         """Raises ValueError if shapes or types of the parts do not match."""
-        out, width = self.shape
+        out, width = self.shape[0], self.num_columns
         two = self.two_a_byte
         columns = (width + 1) // 2 if two else width
         if self.group_size and self.kind not in GROUPED_KINDS:
             raise ValueError(f"weights of kind {self.kind} have one scale per output, no groups")
         if self.zeros is not None and not self.group_size:
             raise ValueError("weights without groups have no zeros")
+        if self.order is not None and (not self.group_size or self.order.dtype != torch.int32):
+            raise ValueError("an order needs groups, and int32 numbers")
         if self.kind != "int4" and self.levels is not None:
             raise ValueError(f"weights of kind {self.kind} have no levels")
         groups = (out, -(-width // self.group_size)) if self.group_size > 0 else (out,)
@@ -73,29 +84,51 @@ class QuantizedWeight:
                 raise ValueError(f"{name} are {part.dtype} {tuple(part.shape)}, not float32 {shape}")
 
     @property
+    def num_columns(self) -> int:
+        """Number of stored columns, which are the inputs, in the order of `order` and with its padding if given."""
+        return self.shape[1] if self.order is None else self.order.shape[-1]
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether parts have orders of their own."""
+        return self.order is not None and self.order.dim() > 1
+
+    @property
     def two_a_byte(self) -> bool:
         """Whether `values` has two values per byte."""
-        return self.kind == "int4" and self.values.shape[1] != self.shape[1]
+        return self.kind == "int4" and self.values.shape[1] != self.num_columns
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(part.nbytes for part in (self.values, self.scales, self.zeros, self.levels) if part is not None)
+        parts = (self.values, self.scales, self.zeros, self.levels, self.order)
+        return sum(part.nbytes for part in parts if part is not None)
 
     def to(self, device: torch.device) -> "QuantizedWeight":
         """Returns the weight with its tensors on a device."""
-        return self._mapped(lambda part: part.to(device), lambda levels: levels.to(device))
+        return self._mapped(lambda part: part.to(device), lambda shared: shared.to(device))
 
     def rows(self, index: Tensor | slice) -> "QuantizedWeight":
-        """Returns some of the rows (outputs), in the given order."""
-        return self._mapped(lambda part: part[index].contiguous(), lambda levels: levels)
+        """Returns some of the rows (outputs), in the given order. Of parts with orders, as many rows of each."""
+        found = self._mapped(lambda part: part[index].contiguous(), lambda shared: shared)
+        if not self.has_parts or self.order is None:
+            return found
+        part_of_row = torch.arange(self.shape[0]) // (self.shape[0] // len(self.order))
+        parts, counts = part_of_row[index].unique_consecutive(return_counts=True)
+        assert len(counts.unique()) == 1, "parts with orders of their own must keep equal heights"
+        return replace(found, order=_without_repeats(self.order[parts]))
 
     def columns(self, first: int, last: int) -> "QuantizedWeight | Tensor":
         """Returns the columns (inputs) from `first` up to `last`.
 
         Groups that the bounds cut become several smaller groups with the same scale. The result is plain float32 if
-        those would be too short.
+        those would be too short, if padding them would take more memory than plain weights, or if parts have orders of
+        their own.
         """
+        if self.has_parts:
+            return self.dequantized()[:, first:last].contiguous()
+        if self.order is not None:
+            return self._ordered_columns(self.order, first, last)
         if not self.group_size:
             return replace(self, values=self.values[:, first:last].contiguous(), shape=(self.shape[0], last - first))
         size = self.group_size
@@ -129,13 +162,31 @@ class QuantizedWeight:
         scale = torch.where(scale > 0, scale, 1.0)
         return ((wide / scale).round() * scale).to(x.dtype)
 
+    def ordered(self, x: Tensor) -> Tensor:
+        """Returns x [n, in] in the order of the columns, [n, columns], with zeros for padding."""
+        if self.order is None:
+            return x
+        return x.index_select(-1, self.order.clamp(min=0)).masked_fill(self.order < 0, 0)
+
     def dequantized(self) -> Tensor:
         """Returns the plain weights [out, in] float32 that this matrix stands for."""
+        if self.has_parts and self.order is not None:
+            return torch.cat([part.dequantized() for part in self.chunk(len(self.order))])
+        numbers = self.numbers()
+        if self.order is None:
+            return numbers
+        real = self.order >= 0
+        plain = numbers.new_empty(self.shape)
+        plain[:, self.order[real].to(torch.int64)] = numbers[:, real]
+        return plain
+
+    def numbers(self) -> Tensor:
+        """Returns the plain weights in the order of the columns, [out, columns] float32."""
         if not self.group_size:
             return self.values.to(torch.float32) * self.scales[:, None]
         int4 = self.kind == "int4"
         numbers = self._levels_of(self._places()) if int4 else self.values.to(torch.float32)
-        groups = torch.arange(self.shape[1], device=self.values.device) // self.group_size
+        groups = torch.arange(self.num_columns, device=self.values.device) // self.group_size
         if self.zeros is not None:
             numbers = numbers - self.zeros[:, groups]
         return numbers * self.scales[:, groups]
@@ -150,12 +201,31 @@ class QuantizedWeight:
 
     def _regrouped(self, size: int) -> "QuantizedWeight":
         """Returns the same weight in groups of `size`, a divisor of the group size: scales are repeated."""
-        places = torch.arange(-(-self.shape[1] // size), device=self.values.device) // (self.group_size // size)
+        places = torch.arange(-(-self.num_columns // size), device=self.values.device) // (self.group_size // size)
         zeros = None if self.zeros is None else self.zeros[:, places].contiguous()
         return replace(self, scales=self.scales[:, places].contiguous(), group_size=size, zeros=zeros)
 
+    def _ordered_columns(self, order: Tensor, first: int, last: int) -> "QuantizedWeight | Tensor":
+        """Returns `columns` of a weight with an order: each group with those of its columns that are asked for."""
+        order = order.cpu()
+        places = ((order >= first) & (order < last)).nonzero()[:, 0]
+        part = group_order(places // self.group_size, self.group_size, _multiple(self.kind))
+        if not is_smaller(self.kind, part, last - first, zeros=self.zeros is not None):
+            return self.dequantized()[:, first:last].contiguous()
+        inputs = order[places[part.order.clamp(min=0)]] - first
+        values = part.taken(self._one_a_byte()[:, places])
+        return replace(
+            self,
+            values=pack_nibbles(values) if self.two_a_byte else values,
+            shape=(self.shape[0], last - first),
+            scales=self.scales[:, part.groups].contiguous(),
+            group_size=part.size,
+            zeros=None if self.zeros is None else self.zeros[:, part.groups].contiguous(),
+            order=torch.where(part.order < 0, -1, inputs).to(self.values.device),
+        )
+
     def _mapped(
-        self, change: Callable[[Tensor], Tensor], change_levels: Callable[[Tensor], Tensor]
+        self, change: Callable[[Tensor], Tensor], change_shared: Callable[[Tensor], Tensor]
     ) -> "QuantizedWeight":
         """Returns the weight with changed tensors: `change` for those with a row for each output."""
         values = change(self.values)
@@ -165,15 +235,19 @@ class QuantizedWeight:
             shape=(values.shape[0], self.shape[1]),
             scales=change(self.scales),
             zeros=None if self.zeros is None else change(self.zeros),
-            levels=None if self.levels is None else change_levels(self.levels),
+            levels=None if self.levels is None else change_shared(self.levels),
+            order=None if self.order is None else change_shared(self.order),
         )
 
+    def _one_a_byte(self) -> Tensor:
+        """Returns the values [out, columns], one per byte."""
+        if not self.two_a_byte:
+            return self.values
+        return torch.stack([self.values & INT4_MAX, self.values >> 4], dim=-1).flatten(1)[:, : self.num_columns]
+
     def _places(self) -> Tensor:
-        """Returns the index among the 16 levels of each value: [out, in] int64."""
-        values = self.values.to(torch.int64)
-        if self.two_a_byte:
-            values = torch.stack([values & INT4_MAX, values >> 4], dim=-1).flatten(1)[:, : self.shape[1]]
-        return (values & INT4_MAX) ^ (INT4_MIDDLE if self.has_sign else 0)
+        """Returns the index among the 16 levels of each value: [out, columns] int64."""
+        return (self._one_a_byte().to(torch.int64) & INT4_MAX) ^ (INT4_MIDDLE if self.has_sign else 0)
 
     def _levels_of(self, places: Tensor) -> Tensor:
         if self.levels is not None:
@@ -183,6 +257,12 @@ class QuantizedWeight:
 
 Quantize = Callable[[str, Tensor], "Tensor | QuantizedWeight"]
 """Takes a matrix's name within its layer and its weight; returns the quantized weight, or the given one unchanged."""
+
+
+def is_smaller(kind: WeightKind, order: GroupOrder, width: int, *, zeros: bool) -> bool:
+    """Whether an output's columns in an order, with scales and zero points, take less memory than `width` plain ones."""
+    bits = len(order.order) * (4 if kind == "int4" else 8) + len(order.groups) * _SCALE_BITS * (1 + zeros)
+    return bits < width * _PLAIN_BITS
 
 
 def _multiple(kind: WeightKind) -> int:
@@ -196,21 +276,25 @@ def pack_nibbles(values: Tensor) -> Tensor:
     return (values[:, ::2] | (values[:, 1::2] << 4)).contiguous()
 
 
-def stack(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
+def stack(parts: Sequence[QuantizedWeight], products: int = 1) -> QuantizedWeight | None:
     """Returns the weights on top of each other, [sum of out, in]; None if they are not quantized alike.
 
     Weights with zero points and weights without, which means the middle of the range, are alike. Weights of 4 and of 8
-    bits, or in groups of different sizes, become weights of 8 bits in groups of a common size.
+    bits, or in groups of different sizes, become weights of 8 bits in groups of a common size. Weights whose inputs are
+    in different orders are not alike, since a product reads its inputs in one order. `products`: how many products
+    the weights are for, as many of them for each (the experts of a layer).
     """
     if len({(part.kind, part.group_size) for part in parts}) > 1:
         parts = _in_8_bits(parts)
     if any(part.zeros is not None for part in parts):
         parts = [_with_zeros(part) for part in parts]
     first = parts[0]
-    form = (first.kind, first.shape[1], first.group_size, first.zeros is None, first.has_sign, first.two_a_byte)
-    for part in parts[1:]:
-        theirs = (part.kind, part.shape[1], part.group_size, part.zeros is None, part.has_sign, part.two_a_byte)
-        if theirs != form or not _equal(part.levels, first.levels):
+    if any(_form(part) != _form(first) or not _equal(part.levels, first.levels) for part in parts[1:]):
+        return None
+    order = first.order
+    if not all(_equal(part.order, order) for part in parts[1:]):
+        order = _orders(parts, products)
+        if order is None:
             return None
     return replace(
         first,
@@ -218,7 +302,33 @@ def stack(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
         shape=(sum(part.shape[0] for part in parts), first.shape[1]),
         scales=torch.cat([part.scales for part in parts]),
         zeros=None if first.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None]),
+        order=order,
     )
+
+
+def _form(part: QuantizedWeight) -> tuple[object, ...]:
+    """Returns what weights must have in common to be stacked, apart from levels and orders."""
+    has_zeros = part.zeros is not None
+    return (part.kind, part.shape[1], part.num_columns, part.group_size, has_zeros, part.has_sign, part.two_a_byte)
+
+
+def _orders(parts: Sequence[QuantizedWeight], products: int) -> Tensor | None:
+    """Returns the order of each product's parts, [products, columns]; None if the parts of one have different ones."""
+    each = len(parts) // products
+    found = []
+    for first in range(0, len(parts), each):
+        some = parts[first : first + each]
+        if not all(_equal(part.order, some[0].order) for part in some):
+            return None
+        order = some[0].order
+        found.append(torch.arange(some[0].num_columns, dtype=torch.int32) if order is None else order)
+    heights = {sum(part.shape[0] for part in parts[first : first + each]) for first in range(0, len(parts), each)}
+    return torch.stack(found) if len(heights) == 1 else None
+
+
+def _without_repeats(orders: Tensor) -> Tensor:
+    """Returns orders [parts, columns], or [columns] if they are the same one."""
+    return orders[0].contiguous() if bool((orders == orders[0]).all()) else orders
 
 
 def _in_8_bits(parts: Sequence[QuantizedWeight]) -> Sequence[QuantizedWeight]:

@@ -7,6 +7,8 @@
     fp8           float8_e4m3, with or without groups (blocks)
     int8_dynamic  8 bits; each row of x is rounded to 8 bits with a scale of its own, and sums are exact integers
 
+If the columns of W are in another order than its inputs (`QuantizedWeight.order`), x is copied in this order first.
+
     x, residual, y [n, ·] float32 | bfloat16 | float16
 
 The numbers without scale are exact in the type of x, and scales are applied to float32 sums, so results are at least as
@@ -151,6 +153,15 @@ def _round_rows_kernel(x, rounded, row_scales, COLUMNS: tl.constexpr, PIECE: tl.
         tl.store(rounded + row * COLUMNS + c, nearest.to(tl.int8), mask=c < COLUMNS)
 
 
+@triton.jit
+def _order_rows_kernel(x, order, ordered, inputs, COLUMNS: tl.constexpr, PIECE: tl.constexpr):
+    """Copies a row of x in the order of the columns of a matrix, with zeros for padding."""
+    row, c = tl.program_id(0).to(tl.int64), tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    source = tl.load(order + c, mask=c < COLUMNS, other=-1)
+    part = tl.load(x + row * inputs + source, mask=source >= 0, other=0.0)
+    tl.store(ordered + row * COLUMNS + c, part, mask=c < COLUMNS)
+
+
 @dataclass(frozen=True, slots=True)
 class KernelWeight:
     """A quantized matrix [out, in] as the kernel reads it."""
@@ -172,6 +183,8 @@ class KernelWeight:
     group_size: int
     """Columns that share a scale, a multiple of `piece`; 0: all."""
     piece: int
+    order: Tensor | None = None
+    """int32 [columns]: the input of each column, -1 for padding; None: columns are the inputs."""
 
     @property
     def width(self) -> int:
@@ -186,7 +199,7 @@ class KernelWeight:
 
 def kernel_weight(weight: QuantizedWeight, dtype: torch.dtype) -> KernelWeight:
     """Returns the matrix in the kernel's layout for rows of a type, on the device of its tensors."""
-    out, columns = weight.shape
+    out, columns = weight.shape[0], weight.num_columns
     group = weight.group_size if 0 < weight.group_size < columns else 0
     most = _WIDE_PIECE if dtype.itemsize > 2 and not INTERPRETED else _PIECE
     piece = min(most, group & -group) if group else min(most, power_of_two(columns, _PIECE_MIN))
@@ -200,7 +213,15 @@ def kernel_weight(weight: QuantizedWeight, dtype: torch.dtype) -> KernelWeight:
     assert scales is not None
     factor = _FLOAT8_FACTOR if weight.kind == "fp8" else 1.0
     return KernelWeight(
-        weight.kind, values.contiguous().clone(), scales * factor, zeros, weight.levels, columns, group, piece
+        kind=weight.kind,
+        values=values.contiguous().clone(),
+        scales=scales * factor,
+        zeros=zeros,
+        levels=weight.levels,
+        columns=columns,
+        group_size=group,
+        piece=piece,
+        order=weight.order,
     )
 
 
@@ -208,11 +229,12 @@ def quantized_linear(
     x: Tensor, weight: KernelWeight, bias: Tensor | None = None, residual: Tensor | None = None
 ) -> Tensor:
     """Returns y, see the module. All tensors are contiguous."""
-    rows, columns = x.shape
-    assert columns == weight.columns, (columns, weight.columns)
+    rows, columns = x.shape[0], weight.columns
+    assert columns == x.shape[1] or weight.order is not None, (columns, x.shape)
     assert x.is_contiguous(), x.stride()
     assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
     out = torch.empty((rows, weight.width), dtype=x.dtype, device=x.device)
+    x = x if weight.order is None else order_rows(x, weight.order)
     x, row_scales = round_rows(x) if weight.kind == "int8_dynamic" else (x, None)
     tile_rows, wide, warps, stages = _shape(rows, weight, out.dtype.itemsize)
     launch(
@@ -223,6 +245,17 @@ def quantized_linear(
         PIECE=weight.piece, MIDDLE=weight.middle, ROWS=tile_rows, WIDE=wide, KIND=weight.kind,
     )  # fmt: skip
     return out
+
+
+def order_rows(x: Tensor, order: Tensor) -> Tensor:
+    """Returns x [n, in] as [n, columns]: the inputs that `order` [columns] names, zeros for -1."""
+    rows, inputs = x.shape
+    columns = len(order)
+    ordered = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
+    piece = min(1024, power_of_two(columns, 16))
+    grid = rows, ceil_div(columns, piece)
+    launch(_order_rows_kernel, grid, x, order, ordered, inputs, warps=4, COLUMNS=columns, PIECE=piece)
+    return ordered
 
 
 def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -256,10 +289,10 @@ def _shape(rows: int, weight: KernelWeight, itemsize: int) -> tuple[int, int, in
 
 
 def _places(weight: QuantizedWeight) -> Tensor:
-    """Returns the index among the 16 levels of each value of an int4 weight: [out, in] uint8."""
+    """Returns the index among the 16 levels of each value of an int4 weight: [out, columns] uint8."""
     values = _bytes(weight.values)
     if weight.two_a_byte:
-        values = torch.stack((values & INT4_MAX, values >> 4), dim=-1).flatten(1)[:, : weight.shape[1]]
+        values = torch.stack((values & INT4_MAX, values >> 4), dim=-1).flatten(1)[:, : weight.num_columns]
     return (values & INT4_MAX) ^ (INT4_MIDDLE if weight.has_sign else 0)
 
 

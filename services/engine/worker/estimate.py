@@ -42,10 +42,12 @@ from services.engine.worker.loading.model_files import read_config, weight_file_
 from services.engine.worker.loading.parameters import within_layer
 from shared.config import EngineSettings, SettingsError
 from shared.models.adapters import with_adapters
-from shared.settings.quantization import Device, Quantization, choose
+from shared.settings.quantization import Device, Quantization, choose, quantization_settings
 
 BackendName = Literal["cpp", "torch", "gpu"]
 """What computes: the C++ library or PyTorch's operations on a CPU, or Triton's kernels on a GPU."""
+_WORD_BITS, _LEAST_BITS = 32, 4
+"""Bits of a word of packed values, and fewest bits of a value in memory."""
 CONTEXT_BYTES = 512 * 2**20
 """Device memory of the driver's context, the kernels and the libraries."""
 _SAMPLING_BYTES, _DRAWING_BYTES, _REUSED_BYTES = 56, 62, 17
@@ -122,7 +124,8 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
     chosen = choose(settings.quantization, model_dir, config, _DEVICES[backend])
     weights = _weights(layout, whole, dtype, chosen, shard, backend)
     if chosen.method is not None:
-        weights = _prepared_bytes(model_dir, dtype, layout) // shard.size
+        bits = int(quantization_settings(config).get("bits") or _LEAST_BITS)
+        weights = _prepared_bytes(model_dir, dtype, layout, bits) // shard.size
     bounds, context = largest_step(settings, d, on_cpu=backend != "gpu"), context_length(settings, whole)
     captures = backend == "gpu" and not settings.enforce_eager and shard.size == 1
     cached = padded_heads(d) if backend == "cpp" else d
@@ -250,10 +253,11 @@ def _parameter_bytes(
         return sharded(name, weight if quantize is None else quantize(name, weight), d, shard).nbytes
 
 
-def _prepared_bytes(model_dir: Path, dtype: torch.dtype, layout: Iterable[Parameter]) -> int:
+def _prepared_bytes(model_dir: Path, dtype: torch.dtype, layout: Iterable[Parameter], bits: int) -> int:
     """Returns the bytes that the weights of a prepared checkpoint take; its scales and zero points become float32.
 
-    The matrices that make keys and values of latents become plain.
+    Values of GPTQ have `bits` in the files, and at least four in memory. The matrices that make keys and values of
+    latents become plain.
     """
     files = sorted(model_dir.glob("*.safetensors"))
     if not files and not weight_file_bytes(model_dir):
@@ -263,18 +267,19 @@ def _prepared_bytes(model_dir: Path, dtype: torch.dtype, layout: Iterable[Parame
     sources = [source for p in layout if p.name.endswith(".latent_up.weight") for source in p.sources]
     made_plain = tuple(source.name.removesuffix("weight") for source in sources)
     stored = {name: entry for file in files for name, entry in _header(file).items() if not name.startswith(made_plain)}
-    kept = sum(_tensor_bytes(name, entry, dtype) for name, entry in stored.items())
+    kept = sum(_tensor_bytes(name, entry, dtype, bits) for name, entry in stored.items())
     return kept + sum(math.prod(source.shape) for source in sources) * dtype.itemsize
 
 
-def _tensor_bytes(name: str, entry: Mapping[str, Any], dtype: torch.dtype) -> int:
+def _tensor_bytes(name: str, entry: Mapping[str, Any], dtype: torch.dtype, bits: int) -> int:
     first, end = entry["data_offsets"]
     numbers = math.prod(entry["shape"])
     if name.endswith(("scales", "weight_scale", "weight_scale_inv", "absmax")):
         return 4 * numbers
     if name.endswith("zeros"):
-        # Eight of four bits in a word.
-        return 4 * 8 * numbers
+        return 4 * _WORD_BITS * numbers // bits
+    if name.endswith("qweight") and bits < _LEAST_BITS:
+        return (end - first) * _LEAST_BITS // bits
     plain = entry["dtype"] in ("F32", "F16", "BF16")
     return numbers * dtype.itemsize if plain else end - first
 

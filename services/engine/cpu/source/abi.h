@@ -54,10 +54,12 @@ struct antiphon_Quantized {
   int64_t group;       // terms (inputs) that share a scale, a multiple of 32 (int8: of 16) or at least `in`; int8: 0 for all of them
   int64_t two_a_byte;  // int4: two terms per byte, the first in the lower half; a row starts at a byte
   int64_t has_sign;    // int4: values are two's complement, -8 to 7, instead of 0 to 15
+  int64_t columns;     // stored terms of a row; `in` without `order`
   const void* weight;
   const float* scales;  // [out]; [out][groups] with groups
   const float* zeros;   // int8 with groups: null or [out][groups]; int4: null or [out][groups], on the scale from 0 to 15, or on that of the levels if given
   const float* levels;  // int4: null or [16], see Quantized::levels; null: 0 to 15 minus the zero (8 without `zeros`)
+  const int32_t* order;  // null, or [columns]: the input of each stored term; -1: padding. `weight`, and groups, have the stored terms
 };
 
 // What a LoRA adapter adds to one matrix; lora.h explains the fields. Its memory is read in place.

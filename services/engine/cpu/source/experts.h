@@ -126,7 +126,11 @@ class Experts {
     for (const Packed<T>* packed : {&layer.router, &layer.shared_gate})
       if (packed->matrix) most = std::max(most, antiphon::kept_size(tokens, packed->matrix));
     for (const auto* experts : {&layer.expert_up, &layer.expert_down})
-      if (!experts->empty()) most = std::max(most, prepared_size(tokens * shape.per_token, (*experts)[0].matrix));
+      if (!experts->empty()) {
+        const Linear<T>& like = (*experts)[0].matrix;
+        const long rows = tokens * shape.per_token;
+        most = std::max(most, ordered_size(rows, like) + prepared_size(rows, like));
+      }
     return most;
   }
 
@@ -199,13 +203,22 @@ class Experts {
     });
   }
 
+  // Returns the expert of a sorted row.
+  static long expert_of(const ExpertBuffers<T>& b, long row) {
+    return std::upper_bound(b.start.begin(), b.start.end(), row) - b.start.begin() - 1;
+  }
+
   // As above, for quantized experts. Rows are prepared once for all experts, whose matrices have the same kind and
   // shape.
   template <class Finish>
   void each_quantized_panel(const std::vector<Packed<T>>& experts, const ExpertBuffers<T>& b, Inputs<T> x, long rows,
                             Finish&& finish) {
-    const long panels = experts[0].matrix.panels;
-    with_kernel<T>(*experts[0].matrix.quantized, x, kept_, [&](auto kernel) {
+    const Linear<T>& like = experts[0].matrix;
+    const long panels = like.panels;
+    if (like.quantized->order)
+      x = order_rows<T>(pool_, x, rows, like.quantized->terms, kept_,
+                        [&](long row) { return experts[expert_of(b, row)].matrix.quantized->order; });
+    with_kernel<T>(*like.quantized, x, kept_ + ordered_size(rows, like), [&](auto kernel) {
       kernel.prepare(pool_, rows);
       pool_.share(b.num_active.load(std::memory_order_relaxed) * panels, 1, [&](long first, long last) {
         for (long i = first; i < last; i++) {

@@ -2,7 +2,8 @@
 //
 // A kernel is the product with quantized weights (quantized_weights.h, quantized_rows.h), created for one matrix and
 // one set of rows. It prepares the rows, adds up terms of a panel, and converts complete sums to floats. Rows that are
-// multiplied with several matrices of one shape are prepared once.
+// multiplied with several matrices of one shape are prepared once. If the terms of a matrix are in another order than its
+// inputs, rows are copied in this order first.
 #pragma once
 
 #include "quantized_rows.h"
@@ -42,18 +43,46 @@ long prepared_size(long rows, const Linear<T>& w) {
   return size;
 }
 
+// Returns the number of floats that rows in the order of a matrix's terms take; 0 if that is the order of its inputs.
+template <class T>
+long ordered_size(long rows, const Linear<T>& w) {
+  if (!w.quantized || !w.quantized->order) return 0;
+  const long bytes = rows * row_stride<TermOf<T>>(w.quantized->terms) * (long)sizeof(TermOf<T>);
+  return round_up(bytes / (long)sizeof(float), kLanes);
+}
+
+// Copies rows in the order of the terms of a matrix, shared among the threads. `order_of(row)` returns `Quantized::order`
+// of the matrix of a row; `kept` has `ordered_size` floats. Returns the copies.
+template <class T, class OrderOf>
+Inputs<T> order_rows(Pool& pool, Inputs<T> x, long rows, long terms, float* kept, OrderOf&& order_of) {
+  constexpr long kSpan = 512;
+  const Inputs<T> to{reinterpret_cast<TermOf<T>*>(kept), row_stride<TermOf<T>>(terms)};
+  const long spans = (terms + kSpan - 1) / kSpan;
+  pool.share(rows * spans, std::max(1L, rows * spans / (4 * pool.threads())), [&](long first, long last) {
+    for (long i = first; i < last; i++) {
+      const long row = i / spans, begin = i % spans * kSpan;
+      const int32_t* const order = order_of(row);
+      const TermOf<T>* const from = x.row(row);
+      TermOf<T>* const copy = to.row(row);
+      for (long k = begin; k < std::min(begin + kSpan, terms); k++)
+        copy[k] = order[k] < 0 ? TermOf<T>{} : from[order[k]];
+    }
+  });
+  return to;
+}
+
 // As `terms_at_once`, rounded up to whole groups of any kind.
 template <class Kernel>
 long quantized_terms_at_once(long rows, const Quantized& w) {
   return round_up(terms_at_once(rows, w.terms, Kernel::kSize), kGroupMax);
 }
 
-// Returns the number of floats that `multiply` needs: for prepared rows, then for partial sums.
+// Returns the number of floats that `multiply` needs: for rows in order, prepared rows, then partial sums.
 template <class T>
 long kept_size(long rows, const Linear<T>& w) {
   if (!w.quantized) return kept_size(rows, static_cast<const Matrix<T>&>(w));
   if (!rows) return 0;
-  long size = prepared_size(rows, w);
+  long size = ordered_size(rows, w) + prepared_size(rows, w);
   with_kernel<T>(*w.quantized, {}, nullptr, [&](const auto& kernel) {
     const long step = quantized_terms_at_once<std::decay_t<decltype(kernel)>>(std::min(rows, kPassRows), *w.quantized);
     if (step < w.quantized->terms) size += w.panels * kPassRows * kPanel;
@@ -136,6 +165,8 @@ template <class T, class Finish>
 void multiply(Pool& pool, const Linear<T>& w, Inputs<T> x, long rows, float* kept, Finish&& finish) {
   if (!w.quantized) return multiply(pool, static_cast<const Matrix<T>&>(w), x, rows, kept, finish);
   const Quantized& q = *w.quantized;
+  if (q.order) x = order_rows<T>(pool, x, rows, q.terms, kept, [&](long) { return q.order; });
+  kept += ordered_size(rows, w);
   with_kernel<T>(q, x, kept, [&](const auto& kernel) {
     multiply_all(pool, kernel, q, w.panels, rows, kept + prepared_size(rows, w), finish);
   });

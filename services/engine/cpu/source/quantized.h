@@ -35,6 +35,8 @@ constexpr long kGroupMax = 128;
 // The shortest group, of weights of 8 bits; others have at least kTermsMultiple terms.
 constexpr long kGroupMin = 16;
 
+// Terms may be stored in another order than that of the inputs, so that terms of a group lie side by side. Rows are then
+// copied in this order for a product (see linear.h).
 struct Quantized {
   Kind kind = Kind::int8;
   long terms = 0, row_terms = 0;  // padded terms of a panel; of a row
@@ -43,6 +45,7 @@ struct Quantized {
   const float* scales = nullptr;                 // [panels][groups][32]
   const float* offsets = nullptr;                // [panels][groups][32], scale * zero; null if there are no zeros
   const int32_t* totals = nullptr;               // int8_dynamic: [panels][32], sum of q
+  const int32_t* order = nullptr;                // [terms], the input of each term, -1 for padding; null if terms are inputs
   bool whole_levels = true;                      // level[i] = i - 8
   float levels[kLevels] = {};                    // as given; for products in float32
   alignas(64) uint16_t table[2 * kLevels] = {};  // their bfloat16 bits, rounded, twice; for products in bfloat16

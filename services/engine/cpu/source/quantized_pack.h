@@ -10,9 +10,9 @@
 
 namespace antiphon {
 
-// The beginning of a packed matrix. Data, scales, offsets and totals follow, each at a cache line.
+// The beginning of a packed matrix. Data, scales, offsets, totals and order follow, each at a cache line.
 struct PackedHeader {
-  int64_t kind, in, panels, terms, row_terms, group, groups, has_offsets, whole_levels;
+  int64_t kind, in, panels, terms, row_terms, group, groups, has_offsets, has_order, whole_levels;
   float levels[kLevels];
 };
 
@@ -35,7 +35,7 @@ class PackedQuantized {
     q.group = header.group, q.groups = header.groups, q.whole_levels = header.whole_levels != 0;
     std::copy_n(header.levels, kLevels, q.levels);
     fill_table();
-    place(static_cast<const char*>(packed), header.has_offsets != 0);
+    place(static_cast<const char*>(packed), header.has_offsets != 0, header.has_order != 0);
     if (header.in != in || header.panels != panels || bytes != bytes_)
       throw std::invalid_argument("a packed matrix has another shape");
   }
@@ -45,12 +45,13 @@ class PackedQuantized {
   size_t bytes() const { return bytes_; }
   bool same_shape(const PackedQuantized& other) const {
     return quantized.kind == other.quantized.kind && quantized.group == other.quantized.group &&
-           !quantized.offsets == !other.quantized.offsets;
+           !quantized.offsets == !other.quantized.offsets && quantized.terms == other.quantized.terms &&
+           !quantized.order == !other.quantized.order;
   }
 
  private:
   // Sets the pointers for a packed form that begins at `base`, and its size.
-  void place(const char* base, bool has_offsets) {
+  void place(const char* base, bool has_offsets, bool has_order) {
     size_t at = 0;
     const auto put = [&](size_t bytes) {
       const char* const from = base + at;
@@ -63,6 +64,7 @@ class PackedQuantized {
     quantized.scales = (const float*)put(all);
     quantized.offsets = has_offsets ? (const float*)put(all) : nullptr;
     quantized.totals = quantized.kind == Kind::int8_dynamic ? (const int32_t*)put(floats) : nullptr;
+    quantized.order = has_order ? (const int32_t*)put((size_t)quantized.terms * sizeof(int32_t)) : nullptr;
     bytes_ = at;
   }
 
@@ -81,14 +83,15 @@ class PackedQuantized {
 class PackedQuantized::Packer {
  public:
   Packer(PackedQuantized& to, const antiphon_Quantized& from, const std::vector<long>& rows)
-      : to_(to), quantized_(to.quantized), from_(from), rows_(rows), in_(to.in_) {}
+      : to_(to), quantized_(to.quantized), from_(from), rows_(rows), in_(from.order ? from.columns : to.in_) {}
 
   void pack(Pool& pool, Stock& stock) {
     shape();
-    to_.place(nullptr, has_zeros());
+    to_.place(nullptr, has_zeros(), has_order());
     char* const memory = static_cast<char*>(stock.take(to_.bytes_));
-    to_.place(memory, has_zeros());
+    to_.place(memory, has_zeros(), has_order());
     write_header(memory);
+    if (has_order()) write_order();
     pool.run([&](int) {
       pool.share(to_.panels_, 1, [&](long first, long last) {
         for (long p = first; p < last; p++) pack_panel(p);
@@ -99,10 +102,18 @@ class PackedQuantized::Packer {
  private:
   void write_header(char* to) const {
     const Quantized& q = quantized_;
-    PackedHeader header{(int64_t)q.kind, in_,       to_.panels_, q.terms,        q.row_terms,
-                        q.group,         q.groups, has_zeros(), q.whole_levels, {}};
+    PackedHeader header{(int64_t)q.kind, to_.in_,     to_.panels_, q.terms,        q.row_terms, q.group,
+                        q.groups,        has_zeros(), has_order(), q.whole_levels, {}};
     std::copy_n(q.levels, kLevels, header.levels);
     std::memcpy(to, &header, sizeof header);
+  }
+
+  void write_order() {
+    int32_t* const to = const_cast<int32_t*>(quantized_.order);
+    for (long k = 0; k < quantized_.terms; k++) {
+      to[k] = k < in_ ? from_.order[k] : -1;
+      if (to[k] >= to_.in_) throw std::invalid_argument("the order of a matrix's terms has inputs that are not there");
+    }
   }
 
   void shape() {
@@ -139,6 +150,7 @@ class PackedQuantized::Packer {
   }
 
   // Without given levels, those of int4 are i - 8 and already include a zero of 8, so `zero` returns the difference.
+  bool has_order() const { return from_.order != nullptr; }
   bool has_zeros() const { return quantized_.kind != Kind::int8_dynamic && from_.zeros; }
   float zero(long row, long group) const {
     const bool middle = quantized_.kind == Kind::int4 && !from_.levels;
@@ -204,7 +216,7 @@ class PackedQuantized::Packer {
   Quantized& quantized_;
   const antiphon_Quantized& from_;
   const std::vector<long>& rows_;
-  const long in_;
+  const long in_;  // terms of a given row
 };
 
 inline PackedQuantized::PackedQuantized(Pool& pool, Stock& stock, const antiphon_Quantized& from,

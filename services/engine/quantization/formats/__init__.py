@@ -1,8 +1,8 @@
 """The methods of prepared checkpoints: which tensors of a file stand for a weight, and what they mean.
 
 Each module has one format, made from the `quantization_config` of a config.json. Where a weight has a form that no
-backend multiplies (groups in another order of the inputs), the plain weight is returned instead: the
-results are the same, the memory is that of plain weights. Called by `quantization/choice.py`.
+backend multiplies (groups of fewer than 16 inputs), the plain weight is returned instead: the results are the same, the
+memory is that of plain weights. Called by `quantization/choice.py`.
 """
 
 from collections.abc import Callable, Mapping

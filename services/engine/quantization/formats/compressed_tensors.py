@@ -115,9 +115,10 @@ class CompressedTensors:
             signed = (values.to(torch.int16) - (1 << (_BYTE_BITS - 1))).to(torch.int8)
             kind = "int8_dynamic" if self.rows_in_8_bits else "int8"
             return QuantizedWeight(kind, signed, shape, scales[:, 0].contiguous())
-        return grouped_weight(
-            values, scales, self._zeros(parts, out), self.bits, parts.get("weight_g_idx"), self._size(scales)
-        )
+        index = parts.get("weight_g_idx")
+        if index is not None and bool((index < 0).any()):
+            index = None  # The package fills the tensor with -1 if groups are in order.
+        return grouped_weight(values, scales, self._zeros(parts, out), self.bits, index, self._size(scales))
 
     def _size(self, scales: Tensor) -> int:
         return self.group_size if scales.shape[1] > 1 else 0

@@ -5,6 +5,8 @@
     scales   [groups, out]
     g_idx    int32 [in]                        group of each input; may be missing if groups are in order
 
+With 3 bits, 32 values are in three words, one after the other.
+
 Called by `formats.prepared`.
 """
 
@@ -18,7 +20,7 @@ from services.engine.quantization.formats.grouped import grouped_weight
 from services.engine.quantization.formats.packing import WORD_BITS, expect, unpack
 from services.engine.quantization.weight import QuantizedWeight
 
-_BITS = (2, 4, 8)
+_BITS = (2, 3, 4, 8)
 _SECOND_VERSION = "gptq_v2"
 
 

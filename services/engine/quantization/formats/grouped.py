@@ -1,11 +1,23 @@
-"""Weights of 2, 4 or 8 bits in groups of inputs, the common content of several formats. Called by the formats."""
+"""Weights of 2, 3, 4 or 8 bits in groups of inputs, the common content of several formats. Called by the formats.
+
+Weights of 2 and 3 bits are stored in 4 bits, with the same scales and zero points.
+"""
 
 import torch
 from torch import Tensor
 
-from services.engine.quantization.weight import GROUP_MULTIPLE, INT8_GROUP_MULTIPLE, QuantizedWeight, pack_nibbles
+from services.engine.quantization.group_order import GroupOrder, group_order
+from services.engine.quantization.weight import (
+    GROUP_MULTIPLE,
+    INT8_GROUP_MULTIPLE,
+    QuantizedWeight,
+    WeightKind,
+    is_smaller,
+    pack_nibbles,
+)
 
 _INT4_BITS, _INT8_BITS = 4, 8
+_INT4_MIDDLE, _INT8_MIDDLE = 8, 128
 
 
 def grouped_weight(
@@ -21,30 +33,59 @@ def grouped_weight(
     `values` [out, in] uint8; `scales` and `zeros` [out, groups], without `zeros` half of the range; `group_index` [in]
     is the group of each input, by default groups of `group_size` in order; the last one may be shorter. Without a size
     (0 or less) all groups are equal. The weight is quantized if a backend multiplies this form, otherwise plain float32
-    [out, in]. Raises ValueError if the size does not fit the number of groups.
+    [out, in]. Raises ValueError if the size does not fit the number of groups, or an index is no group.
     """
-    out, width = values.shape
-    groups = scales.shape[1]
+    width, groups = values.shape[1], scales.shape[1]
     size = group_size if group_size > 0 else -(-width // groups)
     if -(-width // size) != groups:
         raise ValueError(f"there are {groups} groups of {size} for {width} inputs")
     scales, zeros = scales.to(torch.float32).contiguous(), None if zeros is None else zeros.to(torch.float32)
-    in_order = torch.arange(width) // size
-    if group_index is not None and torch.equal(group_index.to(torch.int64), in_order):
-        group_index = None
+    index = _disordered(group_index, width, size, groups)
     # A symmetric weight is stored without zero points: its product is faster.
-    middle = zeros is None or bool((zeros == 1 << (bits - 1)).all())
-    multiple = INT8_GROUP_MULTIPLE if bits == _INT8_BITS else GROUP_MULTIPLE
-    whole = group_index is None and (groups == 1 or size % multiple == 0)
-    if bits == _INT8_BITS and whole and (middle or groups > 1):
-        signed = (values ^ 128).view(torch.int8)
-        if groups == 1:
-            return QuantizedWeight("int8", signed, (out, width), scales[:, 0])
-        kept = None if middle or zeros is None else (zeros - 128).contiguous()
-        return QuantizedWeight("int8", signed, (out, width), scales, size, kept)
-    if bits == _INT4_BITS and whole:
-        kept = None if middle or zeros is None else zeros.contiguous()
-        return QuantizedWeight("int4", pack_nibbles(values), (out, width), scales, size, kept)
-    index = in_order if group_index is None else group_index.to(torch.int64)
+    if zeros is not None and bool((zeros == 1 << (bits - 1)).all()):
+        zeros = None
+    if bits < _INT4_BITS:
+        # The middle of the range becomes that of 4 bits.
+        shift = _INT4_MIDDLE - (1 << (bits - 1))
+        values, zeros, bits = values + shift, None if zeros is None else zeros + shift, _INT4_BITS
+    kind: WeightKind = "int4" if bits == _INT4_BITS else "int8"
+    multiple = INT8_GROUP_MULTIPLE if kind == "int8" else GROUP_MULTIPLE
+    if index is None:
+        if groups == 1 or size % multiple == 0:
+            return _stored(kind, values, scales, size, zeros)
+    else:
+        order = group_order(index, size, multiple)
+        if is_smaller(kind, order, width, zeros=zeros is not None):
+            return _stored(kind, values, scales, size, zeros, order)
+    index = torch.arange(width) // size if index is None else index
     centre = torch.full((), float(1 << (bits - 1))) if zeros is None else zeros[:, index]
     return (values.to(torch.float32) - centre) * scales[:, index]
+
+
+def _disordered(index: Tensor | None, width: int, size: int, groups: int) -> Tensor | None:
+    """Returns the group of each input as int64; None if groups are in the order of the inputs."""
+    if index is None:
+        return None
+    index = index.to(torch.int64)
+    if len(index) != width or int(index.min()) < 0 or int(index.max()) >= groups:
+        raise ValueError(f"the groups of {len(index)} inputs are {int(index.min())} to {int(index.max())}, not {groups}")
+    return None if torch.equal(index, torch.arange(width) // size) else index
+
+
+def _stored(
+    kind: WeightKind, values: Tensor, scales: Tensor, size: int, zeros: Tensor | None, order: GroupOrder | None = None
+) -> QuantizedWeight:
+    """Returns the weight as the backends take it, its columns in the given order."""
+    shape = (values.shape[0], values.shape[1])
+    if order is not None:
+        values, scales, size = order.taken(values), scales[:, order.groups].contiguous(), order.size
+        zeros = None if zeros is None else zeros[:, order.groups]
+    inputs = None if order is None else order.order
+    if kind == "int4":
+        kept = None if zeros is None else zeros.contiguous()
+        return QuantizedWeight("int4", pack_nibbles(values), shape, scales, size, kept, order=inputs)
+    signed = (values ^ _INT8_MIDDLE).view(torch.int8)
+    if zeros is None and scales.shape[1] == 1 and order is None:
+        return QuantizedWeight("int8", signed, shape, scales[:, 0])
+    kept = None if zeros is None else (zeros - _INT8_MIDDLE).contiguous()
+    return QuantizedWeight("int8", signed, shape, scales, size, kept, order=inputs)

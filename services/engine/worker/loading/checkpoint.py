@@ -154,7 +154,7 @@ class Checkpoint:
         parts = [self._weight(source, parameter) for source in parameter.sources]
         quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
         if len(quantized) == len(parts):
-            stacked = stack(quantized)
+            stacked = stack(quantized, max(1, parameter.experts))
             if stacked is not None:
                 ordered = _in_order(_indices(stacked), parameter)
                 return (stacked if ordered is None else stacked.rows(ordered)).to(device)

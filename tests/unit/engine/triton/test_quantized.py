@@ -47,6 +47,7 @@ KINDS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "int8": lambda weight: quantize_int8(weight),
     "int8, groups of 16": lambda weight: quantize_int8(weight, group_size=16),
     "int8, groups of 64 with zero points": lambda weight: with_zeros(quantize_int8(weight, group_size=64)),
+    "int8, one group with zero points": lambda weight: with_zeros(quantize_int8(weight, group_size=1024)),
     "int8_dynamic": lambda weight: quantize_int8(weight, "int8_dynamic"),
     "int4, groups of 32": lambda weight: quantize_int4(weight, 32),
     "int4, groups of 96, one a byte": lambda weight: one_a_byte(quantize_int4(weight, 96)),
@@ -79,6 +80,22 @@ def test_a_product_is_that_of_the_weights_that_the_stored_ones_stand_for(
         assert_close(quantized_linear(x, stored, residual=residual), added.to(dtype))
         # The reference rounds weights and rows to the type of x.
         assert_close(y, QuantizedLinear(weight, bias)(x), factor=2)
+
+
+@pytest.mark.parametrize("kind", ["int8, groups of 64 with zero points", "int4, groups of 32"])
+def test_rows_are_read_in_the_order_of_the_columns(kind: str) -> None:
+    columns, width = 320, 290
+    stored = KINDS[kind](draw(40, columns, seed=1))
+    order = torch.full((columns,), -1, dtype=torch.int32)
+    generator = torch.Generator().manual_seed(6)
+    order[torch.randperm(columns, generator=generator)[:width]] = torch.randperm(width, generator=generator).int()
+    weight = replace(stored, shape=(40, width), order=order)
+    for rows in (5, MANY_ROWS):
+        x = draw(rows, width, seed=3)
+        y = quantized_linear(x, kernel_weight(weight, torch.float32))
+        ordered = weight.ordered(x).contiguous()
+        assert torch.equal(y, quantized_linear(ordered, kernel_weight(stored, torch.float32)))
+        assert_close(y, F.linear(x, weight.dequantized()))
 
 
 def rounded_rows(x: Tensor, weight: QuantizedWeight) -> Tensor:

@@ -138,7 +138,7 @@ def test_matrices_of_latents_become_plain(tmp_path: Path) -> None:
     worker.close()
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq", "w8a16"])
+@pytest.mark.parametrize("name", ["awq", "gptq", "gptq, inputs in another order", "gptq, 2 bits", "w8a16"])
 def test_prepared_weights_take_what_their_files_say(name: str, tmp_path: Path) -> None:
     (plain := tmp_path / "source").mkdir()
     make_model(plain, "qwen2", **WIDE)
