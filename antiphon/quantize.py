@@ -48,6 +48,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--multi-query-mode", action="store_true", help="smooth_quant: confirms that the model shares key heads"
     )
+    parser.add_argument(
+        "--desc-act",
+        action="store_true",
+        help="gptq: activation order: the most important inputs are rounded first, which lowers the error",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -70,11 +75,14 @@ def run(options: argparse.Namespace) -> int:
         strength=options.strength,
         token_file=options.token_file,
         multi_query=options.multi_query_mode,
+        activation_order=options.desc_act,
     )
     if job.algorithm == "weight_only_int8":
         job = replace(job, token_file=None)
     if job.algorithm != "smooth_quant":
         job = replace(job, strength=None, multi_query=False)
+    if job.algorithm != "gptq":
+        job = replace(job, activation_order=False)
     try:
         report = quantize(job, _tell)
     except ServiceError as error:
@@ -105,6 +113,7 @@ def _ignored(options: argparse.Namespace) -> list[str]:
     unused = {
         "-sq": options.strength is not None and not smooth,
         "--multi-query-mode": options.multi_query_mode and not smooth,
+        "--desc-act": options.desc_act and name != "gptq",
         "-token": options.token_file is not None and name == "weight_only_int8",
     }
     return [f"{option} has no effect with -quant_type {name}" for option, is_given in unused.items() if is_given]

@@ -27,7 +27,7 @@ from services.engine.quantization.rounding import quantize_int4
 from services.engine.quantization.weight import QuantizedWeight
 from shared.models.model_files import DEMO_DIRECTORY
 
-PREPARED = ("weight_only_int8", "smooth_quant", "awq", "gptq")
+PREPARED = ("weight_only_int8", "smooth_quant", "awq", "gptq", "gptq --desc-act")
 ONLINE = {"ifq": "`--quantization ifq`", "ifq_nf4": "`--quantization ifq_nf4`"}
 NEAREST: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "4 bits, groups of 128, nearest value": partial(quantize_int4, group_size=128),
@@ -59,8 +59,8 @@ def main() -> None:
 
 
 def prepared(algorithm: str, target: Path) -> Path:
-    """Writes a checkpoint of the demo model as a user does."""
-    words = ["-i", str(DEMO_DIRECTORY), "-o", str(target), "-quant_type", algorithm, "-tp", "2", "-t", "bf16"]
+    """Writes a checkpoint of the demo model as a user does. `algorithm`: value of `-quant_type`, and further options."""
+    words = ["-i", str(DEMO_DIRECTORY), "-o", str(target), "-quant_type", *algorithm.split(), "-tp", "2", "-t", "bf16"]
     with contextlib.redirect_stdout(io.StringIO()):
         code = antiphon(["quantize", *words])
     if code:

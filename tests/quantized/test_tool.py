@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from tests.models import greedy_reference, make_model
 from tests.quantized.written import all_tensors, write_plain
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
-EXACT = ("weight_only_int8", "awq", "gptq")
-ALGORITHMS = (*EXACT, "smooth_quant")
+EXACT = ("weight_only_int8", "awq", "gptq", "gptq --desc-act")
+ALGORITHMS = ("weight_only_int8", "awq", "gptq", "smooth_quant")
 VARIANTS = {
     "gpt2": ("c_attn", "c_proj", "c_fc"),
     "gpt_neox": (),
@@ -36,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def quantize(model: Path, output: Path, algorithm: str, *words: str, tp: int = 1) -> int:
-    flags = ("-i", str(model), "-o", str(output), "-quant_type", algorithm, "-tp", str(tp), "-t", "bf16")
+    flags = ("-i", str(model), "-o", str(output), "-quant_type", *algorithm.split(), "-tp", str(tp), "-t", "bf16")
     return main(["quantize", *flags, *words])
 
 
@@ -61,8 +62,9 @@ def test_what_it_writes_gives_the_tokens_of_the_weights_that_it_stands_for(
     for backend in ("torch", "native"):
         assert tokens(quantized, backend) == expected
     config = json.loads((quantized / "config.json").read_text())
-    methods = {"weight_only_int8": "compressed-tensors", "awq": "awq", "gptq": "gptq"}
+    methods = {"weight_only_int8": "compressed-tensors", "awq": "awq", "gptq": "gptq", "gptq --desc-act": "gptq"}
     assert config["quantization_config"]["quant_method"] == methods[algorithm]
+    assert config["quantization_config"].get("desc_act", False) == algorithm.endswith("--desc-act")
     assert "bfloat16" in (config.get("dtype"), config.get("torch_dtype"))
     assert all_tensors(quantized)["model.norm.weight"].dtype == torch.bfloat16
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
@@ -94,8 +96,7 @@ EXPERTS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("family", EXPERTS)
+@pytest.mark.parametrize(("family", "algorithm"), [*product(EXPERTS, ALGORITHMS), ("qwen2_moe", "gptq --desc-act")])
 def test_models_with_experts(family: str, algorithm: str, tmp_path: Path) -> None:
     model = make_model(tmp_path / "model", family, seed=5, dtype="float32", **EXPERTS[family])
     quantized = tmp_path / "quantized"
@@ -179,6 +180,20 @@ def test_the_strength_of_smoothing_has_a_default_by_model(
         assert "-sq: " in capsys.readouterr().err
     assert quantize(model, tmp_path / "warned", "gptq", "-sq", "0.5") == 0
     assert "-sq has no effect with -quant_type gptq" in capsys.readouterr().err
+
+
+def test_activation_order_sorts_the_inputs_of_matrices_that_read_the_same_alike(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quantize(model, tmp_path / "out", "gptq --desc-act") == 0
+    tensors = all_tensors(tmp_path / "out")
+    for parts in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
+        first, *others = (tensors[f"model.layers.0.{part}.g_idx"] for part in parts)
+        assert first.tolist() != sorted(first.tolist())
+        assert all(torch.equal(first, other) for other in others)
+    assert json.loads((tmp_path / "out" / "antiphon_quantization.json").read_text())["desc_act"]
+    assert quantize(model, tmp_path / "warned", "awq --desc-act") == 0
+    assert "--desc-act has no effect with -quant_type awq" in capsys.readouterr().err
 
 
 @pytest.mark.spec("S-QNT-007")

@@ -31,9 +31,10 @@ def plain_weight(parts: dict[str, Tensor], method: str) -> Tensor:
         return grouped(values, zeros, parts["scales"])
     if method == "gptq":
         values, zeros = values_of(parts["qweight"], 4, 0).T, values_of(parts["qzeros"], 4, 1).T + 1
-        size = values.shape[1] // zeros.shape[1]
-        assert parts["g_idx"].tolist() == [index // size for index in range(values.shape[1])]
-        return grouped(values, zeros, parts["scales"])
+        groups = parts["g_idx"].numpy()
+        assert (np.bincount(groups) == values.shape[1] // zeros.shape[1]).all()
+        centred = torch.from_numpy(values - zeros[:, groups]).float()
+        return centred * parts["scales"].float().t()[:, parts["g_idx"].to(torch.int64)]
     scales = parts["weight_scale"].float()
     if "weight_packed" in parts:
         values = values_of(parts["weight_packed"], 8, 1)[:, : int(parts["weight_shape"][1])] - 128

@@ -71,10 +71,14 @@ def awq_layer(layer: LayerTensors, sites: Sites, dtype: torch.dtype) -> Iterator
         yield name, Rounded(values.to(torch.uint8), ranges.scales.squeeze(-1).to(dtype), zeros)
 
 
-def gptq_layer(layer: LayerTensors, sites: Sites, dtype: torch.dtype) -> Iterator[tuple[str, Rounded]]:
-    """Yields each matrix in 4 bits, symmetric."""
+def gptq_layer(
+    layer: LayerTensors, sites: Sites, dtype: torch.dtype, *, activation_order: bool = False
+) -> Iterator[tuple[str, Rounded]]:
+    """Yields each matrix in 4 bits, symmetric. Matrices that read the same input get the same activation order."""
+    size = layer.plan.group_size
     for name, weight, site in _quantized(layer):
-        yield name, gptq_rounded(weight, _products(site, sites, weight.shape[1]), layer.plan.group_size, dtype)
+        products = _products(site, sites, weight.shape[1])
+        yield name, gptq_rounded(weight, products, size, dtype, activation_order=activation_order)
 
 
 def seldom_chosen(sites: Sites, plan: Plan, layer: int) -> int:

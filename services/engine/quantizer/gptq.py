@@ -1,8 +1,13 @@
 """GPTQ (arXiv 2210.17323): rounds column after column; the columns that follow compensate the error of each.
 
 With the Hessian H = XᵀX of a matrix's inputs and the upper Cholesky factor U of its inverse, rounding column j with
-error e changes the columns k > j by -e U[j, k] / U[j, j]. Called by `algorithms`.
+error e changes the columns k > j by -e U[j, k] / U[j, j].
+
+In activation order, the columns with the largest H[j, j] come first, while all others can still compensate their
+errors, and groups are formed in that order. Called by `algorithms`.
 """
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,11 +19,23 @@ _MOST_DAMPING = 1.0
 _STEPS, _LEAST = 10, 0.6
 
 
-def gptq_rounded(weight: Tensor, products: Tensor, size: int, dtype: torch.dtype) -> Rounded:
+def gptq_rounded(
+    weight: Tensor, products: Tensor, size: int, dtype: torch.dtype, *, activation_order: bool = False
+) -> Rounded:
     """Returns [out, in] float32 in 4 bits with symmetric groups of `size` inputs. `products`: see `Statistics`.
 
     Raises ArithmeticError if the products are no covariance, which damping cannot mend.
     """
+    if not activation_order:
+        return _in_order(weight, products, size, dtype)
+    order = products.diagonal().argsort(descending=True, stable=True)
+    place = order.argsort()
+    rounded = _in_order(weight[:, order], products[order][:, order], size, dtype)
+    return replace(rounded, values=rounded.values[:, place], groups=place // size)
+
+
+def _in_order(weight: Tensor, products: Tensor, size: int, dtype: torch.dtype) -> Rounded:
+    """Rounds the columns in their order."""
     left, used = weight.clone(), products.diagonal() > 0
     left[:, ~used] = 0
     factor = _inverse_factor(products, used)

@@ -17,20 +17,25 @@ class Rounded:
     """A matrix that stands for (values - zeros) * scales.
 
     `values` [out, in]: int8 -127 … 127 without zero points, or uint8 0 … 15 with them; `scales` [out, groups] of the
-    stored type; `zeros` [out, groups] uint8.
+    stored type; `zeros` [out, groups] uint8. `groups` [in]: the group of each input; by default they are in order.
     """
 
     values: Tensor
     scales: Tensor
     zeros: Tensor | None = None
+    groups: Tensor | None = None
+
+    def group_of_input(self) -> Tensor:
+        """Returns the group of each input [in] int64."""
+        width = self.values.shape[1]
+        return torch.arange(width) // (width // self.scales.shape[1]) if self.groups is None else self.groups
 
     def plain(self) -> Tensor:
         """Returns the weights [out, in] float32 that the matrix stands for."""
-        scales, count = self.scales.float(), self.values.shape[1] // self.scales.shape[1]
-        values = self.values.float()
+        groups, values = self.group_of_input(), self.values.float()
         if self.zeros is not None:
-            values = values - self.zeros.float().repeat_interleave(count, 1)
-        return values * scales.repeat_interleave(count, 1)
+            values = values - self.zeros.float()[:, groups]
+        return values * self.scales.float()[:, groups]
 
 
 @dataclass(frozen=True, slots=True)

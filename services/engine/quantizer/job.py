@@ -25,6 +25,8 @@ class Job:
     """smooth_quant: share of the activations' range that moves into the weights, 0 … 1; None: the model's default."""
     token_file: Path | None = None
     multi_query: bool = False
+    activation_order: bool = False
+    """gptq: whether the most important inputs are rounded first, and groups have inputs from all over a matrix."""
 
     def record(self) -> dict[str, object]:
         """Returns the options that decide the result, as JSON values."""

@@ -27,8 +27,8 @@ def stored(algorithm: Algorithm, module: str, matrix: Rounded) -> dict[str, Tens
     return {f"{module}.{part}": tensor.contiguous() for part, tensor in parts.items()}
 
 
-def quantization_config(algorithm: Algorithm, plan: Plan) -> dict[str, Any]:
-    """Returns the object by which loaders recognise the layout."""
+def quantization_config(algorithm: Algorithm, plan: Plan, *, activation_order: bool = False) -> dict[str, Any]:
+    """Returns the object by which loaders recognise the layout. `activation_order`: of gptq."""
     if algorithm == "awq":
         return {
             "quant_method": "awq",
@@ -47,7 +47,7 @@ def quantization_config(algorithm: Algorithm, plan: Plan) -> dict[str, Any]:
             "quant_method": "gptq",
             "bits": 4,
             "group_size": plan.group_size,
-            "desc_act": False,
+            "desc_act": activation_order,
             "sym": True,
             "damp_percent": DAMPING,
             "true_sequential": False,
@@ -104,10 +104,9 @@ def _interleaved(values: Tensor) -> Tensor:
 
 def _gptq(matrix: Rounded) -> dict[str, Tensor]:
     assert matrix.zeros is not None
-    width, groups = matrix.values.shape[1], matrix.scales.shape[1]
     return {
         "qweight": pack(matrix.values, 4).t(),
         "qzeros": pack(matrix.zeros.t().to(torch.int16) - 1, 4),
         "scales": matrix.scales.t(),
-        "g_idx": (torch.arange(width) // (width // groups)).to(torch.int32),
+        "g_idx": matrix.group_of_input().to(torch.int32),
     }

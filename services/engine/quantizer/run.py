@@ -83,7 +83,7 @@ class _Run:
     def __init__(self, job: Job, plan: Plan, config: Mapping[str, Any], tell: Tell) -> None:
         self._job, self._plan, self._config = job, plan, config
         self._dtype = getattr(torch, DTYPES[job.dtype])
-        self._settings = quantization_config(job.algorithm, plan)
+        self._settings = quantization_config(job.algorithm, plan, activation_order=job.activation_order)
         self._method: PreparedMethod = prepared(_METHODS[job.algorithm], {"quantization_config": self._settings})
         self._strength = self._chosen_strength(tell)
         self._calibration: Batches = []
@@ -186,7 +186,10 @@ class _Run:
             matrices = smooth_layer(layer, sites, self._dtype, self._strength)
         else:
             self._seldom_chosen += seldom_chosen(sites, self._plan, index)
-            matrices = (awq_layer if job.algorithm == "awq" else gptq_layer)(layer, sites, self._dtype)
+            if job.algorithm == "awq":
+                matrices = awq_layer(layer, sites, self._dtype)
+            else:
+                matrices = gptq_layer(layer, sites, self._dtype, activation_order=job.activation_order)
         result: dict[str, Tensor] = {}
         for name, matrix in matrices:
             result |= stored(job.algorithm, name.removesuffix(".weight"), matrix)
@@ -225,6 +228,7 @@ class _Run:
             "tp": job.tensor_parallel,
             "t": job.dtype,
             "sq": self._strength if job.algorithm == "smooth_quant" else None,
+            "desc_act": job.activation_order if job.algorithm == "gptq" else None,
             "group_size": self._plan.group_size or None,
             "calibration_tokens": sum(ids.numel() for ids in self._calibration),
             "perplexity": {"before": report.perplexity_before, "after": report.perplexity_after},
