@@ -12,10 +12,12 @@ import argparse
 import contextlib
 import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bench.engine.lookahead import decode, make_core
@@ -28,10 +30,19 @@ from services.engine.quantization.weight import QuantizedWeight
 from services.engine.worker.interface import ModelWorker
 from shared.config import EngineSettings
 
+
+
+def in_another_order(weight: Tensor, group_size: int) -> QuantizedWeight:
+    """Returns a weight whose groups have inputs from all over the matrix, as activation order makes them."""
+    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(0))
+    return replace(quantize_int4(weight[:, order], group_size), order=order.to(torch.int32))
+
+
 ROUND: dict[str, Callable[[Tensor], QuantizedWeight] | None] = {
     "bfloat16": None,
     "int8": quantize_int8,
     "int4, groups of 128": partial(quantize_int4, group_size=128),
+    "int4, groups of 128 in activation order": partial(in_another_order, group_size=128),
     "int4, groups of 32": partial(quantize_int4, group_size=32),
     "NF4, groups of 64": quantize_nf4,
 }
