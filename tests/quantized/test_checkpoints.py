@@ -58,7 +58,7 @@ def test_a_prepared_checkpoint_gives_the_tokens_of_the_weights_that_it_stands_fo
 
 
 @pytest.mark.parametrize(
-    "name", ["gptq, symmetric", "gptq, inputs in another order", "awq", "gptq, 8 bits", "w8a16, zero points", "fp8, blocks"]
+    "name", ["gptq, symmetric", "gptq, inputs in another order", "awq", "gptq, 8 bits", "fp8, blocks"]
 )
 def test_the_kernels_for_gpus_multiply_the_weights_of_a_prepared_checkpoint(
     name: str, model: Path, tmp_path: Path

@@ -185,7 +185,9 @@ def test_the_strength_of_smoothing_has_a_default_by_model(
 def test_activation_order_sorts_the_inputs_of_matrices_that_read_the_same_alike(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert quantize(model, tmp_path / "out", "gptq --desc-act") == 0
+    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 192}
+    wide = make_model(tmp_path / "wide", "qwen2", seed=3, dtype="float32", **sizes)
+    assert quantize(wide, tmp_path / "out", "gptq --desc-act") == 0
     tensors = all_tensors(tmp_path / "out")
     for parts in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
         first, *others = (tensors[f"model.layers.0.{part}.g_idx"] for part in parts)

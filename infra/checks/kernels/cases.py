@@ -19,7 +19,7 @@ from services.engine.triton.latent_rows import store_latents
 from services.engine.triton.lora import LoraTiles, add_products, padded_rank
 from services.engine.triton.norm import normed
 from services.engine.triton.prefill_attention import attend_many
-from services.engine.triton.quantized import KernelWeight, quantized_linear
+from services.engine.triton.quantized import KernelWeight, order_rows, quantized_linear
 from services.engine.triton.rope_kv import rotate_and_store
 from services.engine.triton.sampling import Adjustments, Columns, choose_tokens
 from services.engine.triton.skinny import skinny_linear
@@ -234,9 +234,6 @@ QUANTIZED = {
     "int8_dynamic": KernelWeight("int8_dynamic", BYTES, SCALES, None, None, 4096, 0, 128),
     "int4, groups of 128": KernelWeight("int4", HALVES, GROUPS, None, None, 4096, 128, 128),
     "int4, groups of 128, zero points": KernelWeight("int4", HALVES, GROUPS, GROUPS, None, 4096, 128, 128),
-    "int4, groups of 128, inputs in another order": KernelWeight(
-        "int4", HALVES, GROUPS, None, None, 4096, 128, 128, empty(4096, dtype=torch.int32)
-    ),
     "int4, groups of 32": KernelWeight("int4", HALVES, empty(128, 6144, dtype=F32), None, None, 4096, 32, 32),
     "nf4, groups of 64": KernelWeight("int4", HALVES, empty(64, 6144, dtype=F32), None, LEVELS, 4096, 64, 64),
     "fp8": KernelWeight("fp8", FLOATS, SCALES, None, None, 4096, 0, 128),
@@ -253,6 +250,10 @@ def quantized(weight: KernelWeight, dtype: torch.dtype) -> Callable[[], None]:
             quantized_linear(empty(rows, weight.columns, dtype=dtype), weight, empty(weight.width, dtype=dtype))
 
     return start
+
+
+def ordered_rows() -> None:
+    order_rows(empty(64, 4096), words(4096))
 
 
 def sampling(vocab: int, dtype: torch.dtype) -> Callable[[], None]:
@@ -304,6 +305,7 @@ def all_cases() -> Iterator[Case]:
     yield Case("experts, float32", experts(64, 8, 2, 1024, 2048, F32))
     for name, weight in QUANTIZED.items():
         yield Case(f"products of quantized weights, {name}", quantized(weight, BF16))
+    yield Case("rows in the order of a quantized weight", ordered_rows)
     yield Case("products of quantized weights, float16, int4", quantized(QUANTIZED["int4, groups of 128"], F16))
     wide = KernelWeight("int4", HALVES, GROUPS, GROUPS, None, 4096, 128, 32)
     yield Case("products of quantized weights, float32, int4", quantized(wide, F32))
