@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def prepared(algorithm: str, target: Path) -> Path:
-    """Writes a checkpoint of the demo model as a user does. `algorithm`: value of `-quant_type`, and further options."""
+    """Writes a checkpoint of the demo model as a user does. `algorithm`: value of `-quant_type`, then other options."""
     words = ["-i", str(DEMO_DIRECTORY), "-o", str(target), "-quant_type", *algorithm.split(), "-tp", "2", "-t", "bf16"]
     with contextlib.redirect_stdout(io.StringIO()):
         code = antiphon(["quantize", *words])

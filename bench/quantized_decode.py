@@ -31,7 +31,6 @@ from services.engine.worker.interface import ModelWorker
 from shared.config import EngineSettings
 
 
-
 def in_another_order(weight: Tensor, group_size: int) -> QuantizedWeight:
     """Returns a weight whose groups have inputs from all over the matrix, as activation order makes them."""
     order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(0))

@@ -1,7 +1,8 @@
 """Checkpoints in the layouts of other packages, each beside the plain weights that it stands for.
 
 The layouts are written here value by value, straight from their documents, and share no code with the readers. A layout
-is a function of a weight [out, in] and its name that returns the tensors to store by suffix, and the plain weight float32.
+is a function of a weight [out, in] and its name that returns the tensors to store by suffix, and the plain weight in
+float32.
 """
 
 import json

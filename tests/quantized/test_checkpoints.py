@@ -34,7 +34,7 @@ from tests.support.ranks import RankThreads
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 APART = "gptq, each matrix in another order"
-"""The layout whose matrices cannot be stacked: queries, keys and values become the plain weights that they stand for."""
+"""The layout whose matrices cannot be stacked: queries, keys and values become plain weights, gates and ups too."""
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,8 @@ def test_a_layout_is_read_exactly(name: str, model: Path, tmp_path: Path) -> Non
             assert isinstance(weight, QuantizedWeight)
             bits = 4 if weight.kind == "int4" else 8
             # Scales, and zero points, of 32 bits for each group; the order of the inputs for all outputs.
-            assert weight.nbytes <= weight.shape[1] * (weight.shape[0] * (bits + 64 / GROUP) / 8 + 4) + 8 * weight.shape[0]
+            out, width = weight.shape
+            assert weight.nbytes <= out * width * (bits + 64 / GROUP) / 8 + 4 * width + 8 * out
             wide = weight.dequantized()
             layer = ours.split(".")[1]
             torch.testing.assert_close(wide, expected[f"model.layers.{layer}.{theirs}.weight"], rtol=1e-6, atol=1e-7)

@@ -171,7 +171,9 @@ def test_the_last_group_may_be_shorter() -> None:
         grouped_weight(values, scales, None, 4, group_size=64)
 
 
-def in_another_order(bits: int, width: int, size: int, seed: int, *, zeros: bool) -> tuple[torch.Tensor | QuantizedWeight, torch.Tensor]:
+def in_another_order(
+    bits: int, width: int, size: int, seed: int, *, zeros: bool
+) -> tuple[torch.Tensor | QuantizedWeight, torch.Tensor]:
     """A weight [6, width] whose groups have inputs from all over it, and the plain weight that it stands for."""
     generator = torch.Generator().manual_seed(seed)
     groups = -(-width // size)
@@ -186,7 +188,9 @@ def in_another_order(bits: int, width: int, size: int, seed: int, *, zeros: bool
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("zeros", [False, True])
 @pytest.mark.parametrize(("width", "size"), [(256, 32), (200, 32), (96, 96), (320, 128)])
-def test_groups_with_inputs_from_all_over_a_matrix_stay_quantized(bits: int, width: int, size: int, zeros: bool) -> None:
+def test_groups_with_inputs_from_all_over_a_matrix_stay_quantized(
+    bits: int, width: int, size: int, zeros: bool
+) -> None:
     weight, plain = in_another_order(bits, width, size, 1, zeros=zeros)
     assert isinstance(weight, QuantizedWeight)
     assert (weight.kind, weight.num_columns) == ("int8" if bits == 8 else "int4", width)

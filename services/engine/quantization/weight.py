@@ -260,7 +260,7 @@ Quantize = Callable[[str, Tensor], "Tensor | QuantizedWeight"]
 
 
 def is_smaller(kind: WeightKind, order: GroupOrder, width: int, *, zeros: bool) -> bool:
-    """Whether an output's columns in an order, with scales and zero points, take less memory than `width` plain ones."""
+    """Whether columns in an order, with scales and zero points, take less memory than `width` plain ones."""
     bits = len(order.order) * (4 if kind == "int4" else 8) + len(order.groups) * _SCALE_BITS * (1 + zeros)
     return bits < width * _PLAIN_BITS
 

@@ -68,7 +68,8 @@ def _disordered(index: Tensor | None, width: int, size: int, groups: int) -> Ten
         return None
     index = index.to(torch.int64)
     if len(index) != width or int(index.min()) < 0 or int(index.max()) >= groups:
-        raise ValueError(f"the groups of {len(index)} inputs are {int(index.min())} to {int(index.max())}, not {groups}")
+        found = f"{int(index.min())} to {int(index.max())}"
+        raise ValueError(f"the groups of {len(index)} inputs are {found}; there are {groups} for {width} inputs")
     return None if torch.equal(index, torch.arange(width) // size) else index
 
 
