@@ -67,7 +67,7 @@ def main() -> None:
         weight_cache="off",
     )
     workers = {name: load(settings, options.model, name) for name in ROUND}
-    print(f"{'weights':<22}{'streams':>8}{'tokens/s':>10}{'speed':>8}{'by CPU time':>13}")
+    print(f"{'weights':<40}{'streams':>8}{'tokens/s':>10}{'speed':>8}{'by CPU time':>13}")
     for batch in options.batches:
         compare(workers, batch, options.tokens, options.rounds)
 
@@ -118,7 +118,7 @@ def compare(workers: dict[str, ModelWorker], batch: int, tokens: int, rounds: in
             )
             for which in (0, 1)
         )
-        print(f"{name:<22}{batch:>8}{rate:>10.1f}{wall:>8.2f}{cpu:>13.2f}", flush=True)
+        print(f"{name:<40}{batch:>8}{rate:>10.1f}{wall:>8.2f}{cpu:>13.2f}", flush=True)
 
 
 if __name__ == "__main__":
