@@ -1,8 +1,8 @@
 """The gateway's actor: receives all messages for the gateway, and starts requests for the HTTP edge.
 
-The actor holds the table of requests, passes each text event to its request, keeps the table of members (running
-service processes) from their heartbeats, and asks engines about sequences without progress. A request actor handles
-what concerns a single request; `dispatcher` places sequences.
+The actor has the table of requests, passes each text event to its request, tracks the members (running service
+processes) by their heartbeats, and asks engines about sequences without progress. A request actor handles a single
+request; `dispatcher` assigns sequences to engines.
 """
 
 import asyncio
@@ -69,8 +69,9 @@ from shared.request.pictures import PictureInput
 log = logging.getLogger(__name__)
 TICK_S = limits.HEARTBEAT_INTERVAL_S
 """Interval of the liveness check (`tick`), in seconds. The check runs when a heartbeat arrives, so that an idle process
-is not woken just for this check. Heartbeats of all members arrive at almost the same moments; the first one that
-arrives at least half an interval after the last check starts the next check."""
+is not woken just for this check. Heartbeats of all members arrive at almost the same time; the first one that arrives
+at least half an interval after the last check starts the next check.
+"""
 WATCH_S = 1.5 * TICK_S
 """Time without a liveness check after which `watch` runs it, because no heartbeat has arrived. Seconds."""
 OWN_PAUSE_S = limits.LEASE_S / 2
@@ -91,10 +92,10 @@ class GatewayActor(Actor):
         lockstep: float = 0.0,
         max_queue_wait: float = 0.0,
     ) -> None:
-        """`recorder` takes the engines' step events; by default they are not asked for.
+        """`recorder` stores the engines' step events; by default engines do not send any.
 
         `remote_pictures` fetches pictures from the network; by default none are fetched. `lockstep`: see `Lockstep`.
-        `max_queue_wait`: requests are refused while a new one would wait longer, seconds; 0: never.
+        `max_queue_wait`: requests are refused if their expected wait is longer, seconds; 0: never.
         """
         self._max_queue_wait_s = max_queue_wait
         super().__init__(f"gateway {host.id}", host.transport)
@@ -189,13 +190,17 @@ class GatewayActor(Actor):
         self._check_wait(request, card.served_by)
         in_lockstep = self.lockstep.admits(request, card.served_by)
         if card.adapter_version:
-            # The version is resolved once, here: the request keeps it, whatever happens to the adapter meanwhile.
+            # The adapter's version is resolved once, here: the request keeps it even if the adapter is replaced or
+            # unloaded.
             request = replace(request, cache_salt=adapter_salt(request.cache_salt, card.adapter_version))
 
         return self._start(request, card, copies=True, in_lockstep=in_lockstep)
 
     def _check_wait(self, request: GenerationRequest, model: str) -> None:
-        """Raises ServiceError if the request would wait too long. One of the idle lane may wait."""
+        """Raises ServiceError if the request would wait too long.
+
+        Requests of the idle lane are never refused for their wait.
+        """
         most, dispatcher = self._max_queue_wait_s, self._parts.dispatcher
         if most and not request.idle_s and dispatcher.waits_longer(model, most):
             told = f"A new request would wait longer than {most:g} s. Try again later."
@@ -275,9 +280,9 @@ class GatewayActor(Actor):
         return [*self._gateways.ages(now), *self.members.ages(now)]
 
     async def first_heartbeats(self) -> None:
-        """Returns when every known model has a ready member of each service, at the latest after FIRST_HEARTBEATS_S.
+        """Waits until every known model has a ready member of each service, at most FIRST_HEARTBEATS_S.
 
-        Until then a service that seems to be missing may only not have sent its heartbeat yet.
+        Before that, a service that seems to be missing may just not have sent its first heartbeat yet.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limits.FIRST_HEARTBEATS_S):
@@ -339,7 +344,7 @@ class GatewayActor(Actor):
 
     @handles(ProgressReply)
     def on_progress_reply(self, envelope: Envelope) -> None:
-        """Passes an engine's report to the requests: the progress of sequences, and which ones it does not hold."""
+        """Passes an engine's report to the requests: the progress of its sequences, and unknown sequences."""
         reply = envelope.message
         assert isinstance(reply, ProgressReply)
         engine = Address(reply.engine_id, reply.engine_instance_id)
@@ -354,14 +359,14 @@ class GatewayActor(Actor):
 
     @handles(SelfTestReply)
     def on_self_test_reply(self, envelope: Envelope) -> None:
-        """Takes the answer of an engine that tested itself."""
+        """Passes an engine's self-test result to the lockstep."""
         reply = envelope.message
         assert isinstance(reply, SelfTestReply)
         self.lockstep.on_self_test(reply)
 
     @handles(OwnershipQuery)
     async def on_ownership_query(self, envelope: Envelope) -> None:
-        """Tells an engine or a detokenizer which of the sequences it can drop."""
+        """Answers an engine or a detokenizer which of its sequences this gateway no longer owns."""
         query = envelope.message
         assert isinstance(query, OwnershipQuery)
         member = Address(query.member_id, query.member_instance_id)
@@ -389,14 +394,14 @@ class GatewayActor(Actor):
 
     @handles(ReadPicture)
     def on_read_picture(self, envelope: Envelope) -> PicturePart:
-        """Gives an image service a part of the file of a picture."""
+        """Sends a part of an image file to an image service."""
         message = envelope.message
         assert isinstance(message, ReadPicture)
         return self.pictures.part(message)
 
     @handles(ModelsChanged)
     def on_models_changed(self, envelope: Envelope) -> None:
-        """Gives new requests to the versions of models that are active now."""
+        """Updates which version of a model gets new requests."""
         message = envelope.message
         assert isinstance(message, ModelsChanged)
         self.versions.changed(message)
@@ -435,7 +440,10 @@ class GatewayActor(Actor):
     # --- time ---
 
     async def watch(self) -> None:
-        """Calls `tick` when no heartbeat does, and asks engines for progress after each tick. Runs without end."""
+        """Calls `tick` if no heartbeat has done so, and asks engines for progress after each tick.
+
+        Runs until cancelled.
+        """
         while True:
             self._ticked.clear()
             try:
@@ -446,7 +454,7 @@ class GatewayActor(Actor):
             await self._ask_progress()
 
     def tick(self, now: float) -> None:
-        """Runs the liveness check: expired leases, streams without text, sequences that no member can take."""
+        """Runs the liveness check: expired leases, streams without new text, sequences that no member can accept."""
         self._ticked.set()
         self._follow_link(now)
         if not self._stood_still(now):
@@ -464,7 +472,7 @@ class GatewayActor(Actor):
                 actor.tick(now)
 
     async def _ask_progress(self) -> None:
-        """Asks each engine for the progress of its sequences without text for STALL_S, in one bounded message."""
+        """Asks each engine, in one bounded message, for the progress of its sequences that had no text for STALL_S."""
         now, watch = self._now(), self._parts.watch
         if not self._connected or self._was_late:
             return
@@ -498,7 +506,7 @@ class GatewayActor(Actor):
         await self._quiet.wait()
 
     async def on_stop(self) -> None:
-        """Ends the threads that fetch pictures."""
+        """Ends the threads that download images."""
         self.pictures.close()
 
     async def on_crash(self, error: BaseException) -> None:
@@ -548,9 +556,10 @@ class GatewayActor(Actor):
         self._parts.dispatcher.pump()
 
     def _move_away(self, beat: Heartbeat, now: float) -> None:
-        """Moves the work of an engine or a detokenizer that takes no more, as far as others have room for it.
+        """Moves sequences or streams from a draining engine or detokenizer to others, as far as these have room.
 
-        Called with each of its heartbeats, so what has no room now moves later. Sequences that wait go first.
+        Called with each heartbeat of the draining member, so sequences that find no room now move later. Waiting
+        sequences are moved first.
         """
         room = 0
         if beat.service == "engine":
@@ -563,7 +572,7 @@ class GatewayActor(Actor):
         self._parts.dispatcher.pump()
 
     def _follow_link(self, now: float) -> None:
-        """Suspends all leases while this gateway is disconnected from the bus; no member counts as dead meanwhile."""
+        """Suspends all leases while this gateway is disconnected from the bus; meanwhile no member counts as dead."""
         connected = self._host.transport.connected
         if connected != self._connected:
             self._connected = connected
@@ -574,7 +583,7 @@ class GatewayActor(Actor):
                     actor.resumed(now)
 
     def _stood_still(self, now: float) -> bool:
-        """Whether this process was delayed since the last tick, so that received messages may not be handled yet.
+        """Whether this process was delayed since the last tick, so received messages may not be handled yet.
 
         Returns False at the tick after a delayed one: the messages have been handled by then.
         """
@@ -583,7 +592,7 @@ class GatewayActor(Actor):
         return late
 
     def _judging_time(self) -> float:
-        """Returns the time at which leases are judged: now, or the last tick if this process was delayed since then.
+        """Returns the time for checking leases: now, or the time of the last tick if this process was delayed since.
 
         Reading a long request body may delay the process for longer than a lease.
         """

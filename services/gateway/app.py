@@ -88,13 +88,13 @@ _ANY_METHOD = ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"]
 
 
 class EventStream(Response):
-    """Stands for a stream in the description of the API."""
+    """Placeholder for an event stream in the OpenAPI schema."""
 
     media_type = "text/event-stream"
 
 
 class JsonLines(Response):
-    """Stands for a file of a batch in the description of the API."""
+    """Placeholder for a batch file in the OpenAPI schema."""
 
     media_type = "application/jsonl"
 
@@ -128,12 +128,12 @@ def create_app(
     """Returns the ASGI application.
 
     `keys`: the accepted API keys, by default those of `--api-keys`. `quotas`: their limits, by default counted by this
-    gateway alone. `usage` takes the usage records, which by default go nowhere. `heartbeats` returns the last heartbeat
-    of each engine; it is called at each scrape of `/metrics`. `records` keeps and finds the records of requests, by
-    default of none. `members` returns the topology. `engine_controls` takes engines out of service. `streams` records
-    streams; by default none can be resumed. `finished_responses` keeps the responses of `/v1/responses`, by default in
-    this gateway's memory; `background` those that are not finished. `versions` changes the versions of models, and
-    `comparisons` has what copies of requests gave on others. `collectors`: further metrics.
+    gateway alone. `usage` receives the usage records; by default they are dropped. `heartbeats` returns the last
+    heartbeat of each engine; it is called at each scrape of `/metrics`. `records` stores and finds the records of
+    requests; by default there are none. `members` returns the topology. `engine_controls` drains engines. `streams`
+    records streams; by default none can be resumed. `finished_responses` stores the responses of `/v1/responses`, by
+    default in this gateway's memory; `background` stores unfinished background responses. `versions` changes the
+    versions of models, and `comparisons` has the results of shadow requests. `collectors`: further metrics.
     """
     usage, records = usage or UsageLedger(), records or RecordDirectory(Recorder(0))
     backend = GuardedBackend(
@@ -177,7 +177,7 @@ def _add_apis(
     made: ResponseEndpoints,
     files: FileStore,
 ) -> Batches:
-    """Adds the APIs besides `/generate`. Returns the batches, which run requests of their own."""
+    """Adds the APIs besides `/generate`. Returns the batches, which send requests themselves."""
     _add_generation(app, serving, streams)
     _add_pooling(app, PoolingEndpoints(serving.backend, serving.metrics))
     _add_service(app, ServiceEndpoints(serving.backend, serving.metrics, serving.defaults.pictures_max))
@@ -199,7 +199,7 @@ async def continue_batches(app: FastAPI) -> None:
 
 
 def _allow_pages(app: FastAPI, settings: GatewaySettings) -> None:
-    """Adds CORS for web pages of other origins. Outermost, because a browser's preflight request carries no key."""
+    """Adds CORS for web pages of other origins. It is outermost, because preflight requests have no key."""
     if origins := json_words(settings.allowed_origins):
         app.add_middleware(
             CORSMiddleware,
@@ -219,7 +219,7 @@ def _add_generation(app: FastAPI, serving: Serving, streams: Streams | None) -> 
 
 
 def _add_pooling(app: FastAPI, endpoints: PoolingEndpoints) -> None:
-    # Servers disagree about the paths of score and rerank, and clients have one of them built in.
+    # Servers have different paths for score and rerank, and each client has one of them built in.
     _post(app, "/v1/embeddings", endpoints.embeddings)
     for path in ("/v1/classify", "/classify"):
         _post(app, path, endpoints.classify)
@@ -347,7 +347,7 @@ def _post_resumable(app: FastAPI, path: str, endpoint: Endpoint, streams: Stream
 
 
 def _get(app: FastAPI, path: str, endpoint: Callable[..., object], answer: type[Response] = JSONResponse) -> None:
-    """Adds a route. `answer`: a class of responses with the media type that the route is described with."""
+    """Adds a route. `answer`: a response class whose media type appears in the OpenAPI schema."""
     app.add_api_route(
         path,
         endpoint,

@@ -1,9 +1,10 @@
-"""The state of one key's limits that all gateways share, and how a gateway takes its share of it. Pure.
+"""The shared state of one key's rate limits, and how a gateway reserves a part of the quota. Pure.
 
-Requests and tokens are token buckets: a bucket holds at most a minute's worth and is refilled continuously. A gateway
-takes what the request at hand needs and, for the next ones, what the bucket gets in `QUOTA_LEASE_S`. It gives back what
-it did not use, or takes more, when the length of an answer is known; a bucket may be overdrawn by that. Requests in
-progress are counted for each gateway, with the time at which the gateway last confirmed its number.
+The limits on requests and on tokens are token buckets: a bucket holds at most one minute's quota and is refilled
+continuously. A gateway takes what the current request needs and, in advance for later requests, what the bucket gains
+in `QUOTA_LEASE_S`. When the length of an answer is known, the gateway returns unused tokens or takes more; this may
+overdraw a bucket. Requests in progress are counted for each gateway, with the time at which the gateway last confirmed
+its number.
 """
 
 import math
@@ -17,8 +18,9 @@ from shared.security.api_keys import ApiKey
 
 MINUTE_S = 60.0
 SKEW_S = 5.0
-"""By how much the clocks of gateways may differ, seconds. A time further ahead is not believed, because buckets would
-get nothing until then."""
+"""Maximum difference between the clocks of gateways, seconds. A stored time further in the future is ignored, because
+the buckets would not be refilled until then.
+"""
 Limit = Literal["requests", "tokens", "concurrent"]
 
 
@@ -48,7 +50,7 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Account(msgspec.Struct, frozen=True, array_like=True):
-    """What is left of a key's limits. `at`: the time up to which the buckets are refilled, Unix seconds.
+    """The remaining quota of a key. `at`: the time up to which the buckets are refilled, Unix seconds.
 
     The bucket of a limit that the key does not have is infinite, so that it is full when the key gets the limit.
     """
@@ -61,9 +63,9 @@ class Account(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a gateway has got. If `lacking` is set it has got nothing: that limit has no room for `wait_s` seconds.
+    """Result of an exchange. If `lacking` is set, nothing was taken: this limit has no room for `wait_s` seconds.
 
-    `wait_s` is 0 for requests in progress, because nobody knows when one of them ends.
+    `wait_s` is 0 for the limit on requests in progress, because it is unknown when one of them ends.
     """
 
     amounts: Amounts = Amounts()
@@ -72,12 +74,12 @@ class Grant:
 
 
 def full(key: ApiKey, now: float) -> Account:
-    """Returns the account of a key that has not been used for a while."""
+    """Returns the account of a key with full buckets, for a key that has not been used recently."""
     return Account(_capacity(key.requests_per_minute), _capacity(key.tokens_per_minute), now, {})
 
 
 def refilled(account: Account, key: ApiKey, now: float) -> Account:
-    """Returns the account with what the buckets have got since. A time before the last one gives nothing."""
+    """Returns the account with its buckets refilled up to `now`. A time before the last refill adds nothing."""
     ahead = account.at > now + SKEW_S
     passed = max(0.0, now - account.at) / MINUTE_S
     return msgspec.structs.replace(
@@ -91,10 +93,10 @@ def refilled(account: Account, key: ApiKey, now: float) -> Account:
 def exchange(
     account: Account, key: ApiKey, now: float, gateway: str, returned: Amounts, running: int, need: Amounts | None
 ) -> tuple[Account, Grant]:
-    """Gives `returned` back and takes `need` and a share for later requests. Returns the new account and the grant.
+    """Returns `returned` to the buckets and takes `need` and a share for later requests; returns account and grant.
 
-    `running`: the gateway's requests in progress without the new one; `need` is None if there is no new one. A need
-    above a whole bucket is met by a full bucket.
+    `running`: the gateway's requests in progress without the new one. `need` is None if there is no new request. A need
+    above the size of a bucket is granted if the bucket is full.
     """
     account = refilled(account, key, now)
     level = Amounts(account.requests, account.tokens) + returned

@@ -1,7 +1,7 @@
-"""The HTTP request that the current task serves: its key, its headers that concern access, and what is left of limits.
+"""The HTTP request that the current task serves: its API key, its headers about access, and the key's remaining limits.
 
-The HTTP edge sets the call before it passes the request on; `guard` reads it wherever the request asks for a model or
-for generation. Endpoints need not pass it on, so no endpoint can forget to.
+The HTTP edge sets the call (a context variable) before it passes the request to the application; `guard` reads it when
+a model is resolved or a generation starts. Endpoints need not pass the key on, so none can forget it.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ class Call:
     received_s: float = field(default_factory=time.monotonic, compare=False)
     """When the headers of the request had arrived, monotonic seconds."""
     response_headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Added to the response: what is left of the key's limits."""
+    """Headers that are added to the response: the remaining limits of the key."""
     lane: str = ""
     """`X-Antiphon-Lane`, unchecked."""
     in_batch: bool = False
     """Whether it is a request of a batch, for which no client waits."""
     idle_s: float = field(default=0.0, compare=False)
-    """Of a request of a batch: for how long it runs in the idle lane, seconds."""
+    """For a request of a batch: time for which it runs in the idle lane, seconds."""
     was_admitted: bool = False
-    """Whether another gateway has begun the request, within the key's limits, and this one goes on with it."""
+    """Whether another gateway has admitted the request within the key's limits, and this gateway continues it."""
 
 
 _NO_CALL = Call()
@@ -53,7 +53,7 @@ def current_call() -> Call:
 
 
 def may_see(owner: str) -> bool:
-    """Whether the current call may see what the key with the name `owner` has made: its own, and all without keys."""
+    """Whether the current call may see objects of the key named `owner`. Without keys, every call sees all objects."""
     key = current_call().key
     return key is ANONYMOUS or key.name == owner
 

@@ -1,7 +1,8 @@
-"""The backend as one API key sees it: only the key's models, and generation within the key's limits.
+"""A backend that enforces the rules of one API key: only the key's models, and generation within the key's limits.
 
-All endpoints use this backend, so that a new endpoint cannot bypass a key's rules. It reads the key of the current HTTP
-request from `call`. A generation ends exactly once: then its limits are settled and its usage is recorded.
+All endpoints use this backend, so a new endpoint cannot bypass a key's rules. It reads the key of the current HTTP
+request from `call`. When a generation ends, which happens exactly once, its reserved quota is replaced by the real use
+and its usage is recorded.
 """
 
 import time
@@ -36,8 +37,8 @@ CHARS_PER_TOKEN = 4
 class GuardedBackend:
     """Implements `generation.Backend` on top of another backend.
 
-    `timeout_max_s`: longest time of a request, also of those that name no timeout; 0: no limit. `recorder` keeps the
-    events of the requests; by default nobody does.
+    `timeout_max_s`: maximum duration of a request, also the default timeout; 0: no limit. `recorder` stores the events
+    of the requests; by default they are not stored.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class GuardedBackend:
             card = self._backend.resolve_model(name)
         except ServiceError as error:
             if error.code == "model_not_found" and key.models is not None:
-                # The backend's message lists all models, also those that the key may not know of.
+                # The backend's message would list all models, including those that the key may not use.
                 told = f"The model {name!r} does not exist. The API key {key.name!r} may use: {_names(key)}."
                 raise ServiceError(error.code, told, param=error.param) from None
             raise
@@ -122,7 +123,7 @@ class GuardedBackend:
     def _timeout_s(self, request: GenerationRequest, call: Call) -> float:
         """Returns the shortest of the timeouts of the body, of the header and of the server; 0: none.
 
-        The server's does not hold for a request of a batch, which may wait as long as the batch runs.
+        The server's timeout does not apply to a request of a batch, which may wait as long as the batch runs.
         """
         given = [self._checked(request.timeout_s, "timeout")] if request.timeout_s else []
         if call.timeout:
@@ -194,7 +195,8 @@ class GuardedGeneration:
             async for batch in self._inner.updates():
                 self._saw(batch)
                 yield batch
-                # The caller has passed this batch on: a stream has written it to the client's connection.
+                # The caller asks for the next batch, so it has processed this one: a stream has written it to the
+                # client's connection.
                 for update in batch:
                     record.written(update.index, len(update.token_ids))
         except ServiceError as error:
@@ -274,15 +276,15 @@ def _lockstep(call: Call) -> bool | None:
 
 
 def client_of(call: Call) -> Client:
-    """Returns on whose behalf engines work for a call. Without keys there is one client."""
+    """Returns the client to which engines attribute a call's sequences. Without keys all calls belong to one client."""
     key = call.key
     return Client() if key is ANONYMOUS else Client(key.name, key.weight, key.priority)
 
 
 def _idle_s(request: GenerationRequest, call: Call) -> float:
-    """Returns for how long a request runs in the idle lane: as its batch says, or as the tier or header asks for.
+    """Returns the time for which a request runs in the idle lane, set by its batch, its service tier or a header.
 
-    A request with a timeout gives way for at most half of it.
+    A request with a timeout stays in the idle lane for at most half of it.
     """
     if call.in_batch:
         return call.idle_s

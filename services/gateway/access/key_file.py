@@ -12,7 +12,7 @@ from shared.security.api_keys import ApiKey, read_keys
 
 log = logging.getLogger(__name__)
 POLL_S = 1.0
-"""Interval at which the file is looked at, seconds. A look is one system call."""
+"""Interval at which the file is checked for changes, seconds. A check is one system call."""
 _Stamp = tuple[int, int, int]
 
 
@@ -32,8 +32,8 @@ class KeyFile:
     async def watch(self, use: Callable[[Sequence[ApiKey]], None]) -> NoReturn:
         """Calls `use` with the keys each time the file has changed, without end.
 
-        A file that is invalid or missing changes nothing: the keys of the last valid file stay in use, and the reason
-        is logged once for each change.
+        If the file is invalid or missing, the keys of the last valid file stay in use, and the reason is logged once
+        for each change of the file.
         """
         while True:
             await asyncio.sleep(POLL_S)

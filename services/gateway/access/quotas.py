@@ -1,9 +1,9 @@
-"""Admits requests within the limits of their keys, which hold for all gateways together.
+"""Admits requests within the limits of their API keys, which apply to all gateways together.
 
 The state of a key's limits (`account`) is in a key-value store on the bus and is changed by compare-and-set. A gateway
-takes a share of it in advance, so that most requests are admitted without a round trip. While the store cannot be
-reached, each gateway counts alone, from the last state that it has seen: several gateways together may then admit more
-than the limit. This is logged once when it begins and once when it ends.
+reserves a part of the quota in advance (its share), so most requests are admitted without a round trip. While the store
+cannot be reached, each gateway counts alone, from the last state that it has read: several gateways together may then
+admit more than the limit. The beginning and the end of such a time are logged.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from shared.security.api_keys import ApiKey
 log = logging.getLogger(__name__)
 _DECODER = msgspec.msgpack.Decoder(Account)
 _ATTEMPTS_MAX = 16
-"""Writes that may fail because other gateways write the same key, before the gateway counts alone."""
+"""Maximum number of writes that conflict with writes of other gateways, before this gateway counts alone."""
 _PAUSE_S = 0.002
 _SMOOTHING = 0.2
-"""Weight of the newest request in the mean duration of a key's requests."""
+"""Weight of the newest request in the moving average of the duration of a key's requests."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Quotas:
     _is_alone: bool = False
 
     def of(self, key: ApiKey) -> "KeyQuota":
-        """Returns the limits of a key, as the key file says now."""
+        """Returns the limits that the key file currently gives a key."""
         quota = self._keys.get(key.name)
         if quota is None:
             if len(self._keys) >= limits.API_KEYS_MAX:
@@ -68,7 +68,7 @@ class Quotas:
         self._is_alone = True
 
     def worked(self) -> None:
-        """Records that the store has answered."""
+        """Records that the store has answered, so that this gateway no longer counts alone."""
         if self._is_alone:
             log.info("limits of API keys are counted by all gateways together again")
         self._is_alone = False
@@ -76,7 +76,7 @@ class Quotas:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """An admitted request: what was reserved for it, and when it was admitted (monotonic seconds)."""
+    """An admitted request: its reserved tokens, and the time of its admission (monotonic seconds)."""
 
     reserved: Amounts
     at: float
@@ -89,10 +89,11 @@ class KeyQuota:
         self.key = key
         self._quotas = quotas
         self._account = full(key, self._wall_s())
-        """The shared state as this gateway has last seen it, without what the gateway has taken."""
+        """The shared state that this gateway has read last, without the share that it took."""
         self._seen_at = -math.inf
         self._left = Amounts()
-        """What is left of the gateway's share. Negative: used beyond it, and not yet taken from the account."""
+        """The unused rest of the gateway's share. Negative: more was used, which is not yet deducted from the account.
+        """
         self._running = 0
         self._places = 0
         """Requests in progress that the account counts for this gateway; at least `_running` between exchanges."""
@@ -108,8 +109,8 @@ class KeyQuota:
     async def admit(self, tokens: int) -> Admission:
         """Reserves a request and `tokens` tokens, prompt and output together.
 
-        Raises ServiceError('rate_limit_exceeded') if a limit has no room, with the time until it has. If it is
-        cancelled, nothing is reserved.
+        Raises ServiceError('rate_limit_exceeded') if a limit has no room, with the time until there is room. If the
+        call is cancelled, nothing is reserved.
         """
         need = Amounts(min(1, self.key.requests_per_minute), min(tokens, self.key.tokens_per_minute))
         if not self._exchanging.locked() and self._covers(need):
@@ -118,12 +119,13 @@ class KeyQuota:
         try:
             return await asyncio.shield(admitting)
         except asyncio.CancelledError:
-            # An exchange goes on to its end: the store may have done it, and then this gateway must know.
+            # The exchange is not cancelled: the store may already have applied it, and then this gateway must know the
+            # result.
             admitting.add_done_callback(self._withdraw_unused)
             raise
 
     def withdraw(self, admission: Admission) -> None:
-        """Takes an admission back whose request was not run. To be called instead of `finish`."""
+        """Cancels the admission of a request that was not run. To be called instead of `finish`."""
         self._running -= 1
         self._left += admission.reserved
         self._return_later()
@@ -138,7 +140,7 @@ class KeyQuota:
         self._return_later()
 
     def headers(self) -> Mapping[str, str]:
-        """Returns the response headers that tell the client what is left of the limits that the key has."""
+        """Returns the response headers with the remaining quota of each limit that the key has."""
         account = refilled(self._account, self.key, self._wall_s())
         level = Amounts(account.requests, account.tokens) + self._left
         seconds = seconds_until_full(
@@ -183,14 +185,14 @@ class KeyQuota:
         return has_place and self._left.covers(need)
 
     def _refuse_known(self, need: Amounts) -> None:
-        """Refuses without a round trip if the state of a moment ago has no room: others can only have used more."""
+        """Refuses without a round trip if the last known state has no room: other gateways can only have used more."""
         if self._now() - self._seen_at < limits.QUOTA_LEASE_S:
             _, grant = self._applied(self._account, need)
             if grant.lacking in ("requests", "tokens"):
                 raise self._refusal(grant)
 
     async def _exchange(self, need: Amounts | None) -> Grant:
-        """Gives the share back and takes what is needed and a new share, in one step."""
+        """Returns the rest of the share to the store, and takes `need` and a new share, in one compare-and-set."""
         try:
             store = self._quotas.reachable()
             if store is not None:
@@ -222,7 +224,7 @@ class KeyQuota:
         return exchange(account, self.key, self._wall_s(), self._quotas.gateway, self._left, self._running, need)
 
     def _took(self, account: Account, grant: Grant, left: Amounts, running: int, need: Amounts | None) -> None:
-        """Applies an exchange. `left`, `running`: what was exchanged; more may have been used since."""
+        """Applies an exchange. `left`, `running`: the values that were exchanged; they may have changed since."""
         self._account, self._seen_at = account, self._now()
         self._left = self._left - left + grant.amounts
         self._places = running + (need is not None and grant.lacking is None) if self.key.concurrent_requests else 0
@@ -232,7 +234,7 @@ class KeyQuota:
             self._returning = asyncio.get_running_loop().create_task(self._return())
 
     async def _return(self) -> None:
-        """Gives the share back when it is old, and confirms the requests in progress while they are limited."""
+        """Returns an old share to the store. If requests in progress are limited, also confirms their number there."""
         try:
             while self._left != Amounts() or (self._running and self.key.concurrent_requests) or self._places:
                 await asyncio.sleep(limits.QUOTA_LEASE_S)
@@ -263,7 +265,7 @@ class KeyQuota:
 
 
 def duration_text(seconds: float) -> str:
-    """Returns a duration as OpenAI's headers have it: `20ms`, `1.5s`, `6m0s`, `1h2m3s`."""
+    """Returns a duration in the format of OpenAI's headers: `20ms`, `1.5s`, `6m0s`, `1h2m3s`."""
     if seconds < 1:
         return f"{math.ceil(1000 * seconds)}ms"
     if seconds < 60:
@@ -274,7 +276,7 @@ def duration_text(seconds: float) -> str:
 
 
 def _decoded(value: bytes) -> Any:
-    """Returns the account; None if another version of this software wrote it in another form."""
+    """Returns the account; None if another version of this software wrote it in another format."""
     try:
         return _DECODER.decode(value)
     except msgspec.DecodeError:

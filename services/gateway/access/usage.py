@@ -1,4 +1,4 @@
-"""Passes usage records on: to the bus, and to the sink that `--usage-sink` names. Never delays a request.
+"""Delivers usage records to the bus and to the sink that `--usage-sink` names. Never delays a request.
 
 Each receiver has a bounded queue and a task that delivers from it, in batches, with retries. If a receiver is down for
 so long that its queue is full, further records are dropped and counted.
@@ -21,7 +21,7 @@ RETRY_S = (0.5, 60.0)
 
 
 class DeliveryError(Exception):
-    """The receiver did not take the records. They are delivered again."""
+    """The receiver did not accept the records. The delivery is repeated."""
 
 
 class Receiver:
@@ -46,7 +46,7 @@ class Receiver:
             self._task = asyncio.get_running_loop().create_task(self._empty())
 
     async def close(self, timeout_s: float) -> None:
-        """Waits until the queue is empty, at most `timeout_s`; then drops what is left."""
+        """Waits until the queue is empty, at most `timeout_s`; then drops the remaining records."""
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=timeout_s)
         if self._task is not None:
@@ -83,7 +83,7 @@ class Receiver:
 
 @dataclass(frozen=True, slots=True)
 class UsageLedger:
-    """Takes the usage record of each request of a gateway. Without receivers the records go nowhere."""
+    """Receives the usage record of each request of a gateway. Without receivers the records are dropped."""
 
     gateway_id: str = ""
     receivers: Sequence[Receiver] = ()
@@ -94,5 +94,5 @@ class UsageLedger:
             receiver.put(record)
 
     async def close(self) -> None:
-        """Delivers what is waiting, at the end of the process."""
+        """Delivers the queued records, at the end of the process."""
         await asyncio.gather(*(receiver.close(limits.USAGE_FLUSH_S) for receiver in self.receivers))

@@ -1,7 +1,7 @@
-"""Where usage records go: the bus, a file with a line of JSON for each, or a web server that takes such lines.
+"""Receivers of usage records: the bus, a file of JSON lines, or a web server to which such lines are posted.
 
-A line has the fields of `UsageRecord` by name. The file gets each record once. A web server may get a record again if
-its answer was lost; it can tell by `request_id`.
+A line has the fields of `UsageRecord` by name. The file gets each record once. A web server may get a record twice if
+its answer was lost; it recognises the duplicate by `request_id`.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ _FILE = "file:"
 
 
 class BusSink:
-    """Publishes records on the bus, for whoever listens."""
+    """Publishes records on the bus, for any subscriber."""
 
     def __init__(self, transport: Transport, subject: str) -> None:
         self._transport, self._subject = transport, subject
@@ -45,7 +45,10 @@ class BusSink:
 
 
 class FileSink:
-    """Appends records to a file, which other processes may append to as well. Follows a file that was moved away."""
+    """Appends records to a file, which other processes may append to as well.
+
+    Creates a new file if it was moved away.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -70,7 +73,7 @@ class FileSink:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # gateways of one machine may share the file
             length = os.fstat(descriptor).st_size
             if os.write(descriptor, data) != len(data):
-                # The disk is full: without its beginning the batch can be written again as a whole.
+                # The disk is full: remove the part that was written, so that the whole batch can be written again.
                 os.ftruncate(descriptor, length)
                 raise OSError("the file takes no more data")
         finally:
@@ -78,7 +81,7 @@ class FileSink:
 
 
 class WebhookSink:
-    """Posts records to a web server, as lines of JSON (`application/x-ndjson`). Any status below 300 means taken.
+    """Posts records to a web server, as lines of JSON (`application/x-ndjson`). A status below 300 means success.
 
     `url` may have a user and a password (`https://USER:PASSWORD@host/`), which are sent as basic authorization.
     Redirects are not followed: urllib would send a GET without the records.

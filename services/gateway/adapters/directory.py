@@ -1,9 +1,10 @@
-"""The adapters of all models, as one gateway knows them, and how a gateway changes them.
+"""The adapters of all models that one gateway knows; loads and unloads adapters.
 
-An adapter is loaded in three steps: every engine of the model reads it into memory; the desired state is written, from
-which moment requests may name it; engines and gateways are told. So no request can name an adapter that an engine has
-not read yet, and an engine that starts meanwhile finds the adapter in the desired state. A replaced adapter gets
-another version, and requests keep the version that they began with.
+An adapter is loaded in three steps. First every engine of the model reads it into memory. Then the gateway writes the
+desired state (the list of adapters in the key-value store); from now on requests may name the adapter. Last, engines
+and other gateways are notified. So no request can name an adapter that an engine has not read yet, and an engine that
+starts meanwhile finds the adapter in the desired state. A replaced adapter gets another version, and requests keep the
+version that they began with.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ class AdapterDirectory:
         return None if record is None or record.removed else record
 
     def is_settled(self) -> bool:
-        """Whether the adapters of all models have been read that engines follow."""
+        """Whether this gateway has read the adapter lists of all models."""
         return all(
             beat.status.adapters_revision <= 0 or beat.status.model in self._states
             for beat in self._engines()
@@ -55,22 +56,22 @@ class AdapterDirectory:
         )
 
     def observe(self, beat: Heartbeat) -> None:
-        """Reads the adapters of a model if a heartbeat of one of its engines names a state later than the known one."""
+        """Reads a model's adapters if an engine's heartbeat names a newer revision of the list than this gateway."""
         status = beat.status
         if isinstance(status, EngineStatus) and status.adapters_revision > self._revision(status.model):
             self._read_soon(status.model)
 
     def changed(self, message: AdaptersChanged) -> None:
-        """Reads the adapters of a model that somebody has changed."""
-        # A revision below the known one means that the store has begun anew.
+        """Reads the adapters of a model after another process has changed them."""
+        # A lower revision than the known one means that the store was recreated.
         if message.revision != self._revision(message.model):
             self._read_soon(message.model)
 
     async def load(self, name: str, path: str, base: str, *, in_place: bool) -> None:
         """Loads an adapter on all engines of the model `base` and lets requests name it.
 
-        `in_place`: an adapter with the same name is replaced. Raises ServiceError: for a name that is taken or not
-        possible, for an adapter that an engine cannot serve, and if an engine does not answer.
+        `in_place`: an adapter with the same name is replaced. Raises ServiceError if the name is taken or invalid, if
+        an engine cannot serve the adapter, or if an engine does not answer.
         """
         engines = self._engines_with_adapters(base)
         if why := name_error(name):
@@ -107,7 +108,7 @@ class AdapterDirectory:
         log.info("the adapter %s of %s is loaded from %s", name, base, path)
 
     async def unload(self, name: str, models: Sequence[str]) -> None:
-        """Takes an adapter of one of the models away. Requests that run are finished with it.
+        """Unloads an adapter of one of the models. Running requests finish with it.
 
         Raises ServiceError('not_found') if none of the models has such an adapter.
         """
@@ -137,7 +138,7 @@ class AdapterDirectory:
         return reply
 
     async def _take(self, model: str, state: AdapterState) -> None:
-        """Uses a state that this gateway has written, and tells the others."""
+        """Applies a state that this gateway has written, and notifies the other processes."""
         self._states[model] = state
         message = AdaptersChanged(model, state.revision)
         await self._host.transport.publish(self._host.subjects.adapters(model), encode(message))
@@ -154,7 +155,7 @@ class AdapterDirectory:
         try:
             self._states[model] = await self._store.read(model)
         except ServiceError as error:
-            # The next heartbeat of an engine is the next occasion.
+            # It is tried again at the next heartbeat of an engine.
             log.warning("the adapters of %s are not known: %s", model, error.message)
 
     def _engines_with_adapters(self, base: str) -> list[Heartbeat]:
@@ -171,7 +172,7 @@ class AdapterDirectory:
         return found
 
     def _check_free(self, name: str, base: str) -> None:
-        """Raises ServiceError if a model, or an adapter of another model, has the name."""
+        """Raises ServiceError if a model, or an adapter of another model, already has this name."""
         for beat in self._engines():
             status = beat.status
             if isinstance(status, EngineStatus) and name in (status.model, status.model_path, *status.model_aliases):

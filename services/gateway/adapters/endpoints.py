@@ -46,7 +46,7 @@ class AdapterEndpoints:
         self._backend = backend
 
     async def load(self, request: Request) -> Response:
-        """Loads an adapter on all engines. When it answers, requests may name the adapter."""
+        """Loads an adapter on all engines. After the answer, requests may name the adapter."""
         body = read_body(await _checked(request, LoadLoraBody), _LOAD)
         for name, value in (("lora_name", body.lora_name), ("lora_path", body.lora_path)):
             if not value:
@@ -57,7 +57,7 @@ class AdapterEndpoints:
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload(self, request: Request) -> Response:
-        """Takes an adapter away. Requests that run are finished with it."""
+        """Unloads an adapter. Running requests finish with it."""
         body = read_body(await _checked(request, UnloadLoraBody), _UNLOAD)
         await self._backend.unload_adapter(body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")

@@ -20,7 +20,7 @@ class DrainBody(msgspec.Struct, kw_only=True):
     """Body of `/admin/engines/{id}/drain`."""
 
     force: bool | None = None
-    """Whether also the last engine of a model is taken out of service. Default: no."""
+    """Whether even the last engine of a model may be drained. Default: no."""
 
 
 BODIES = {"/admin/engines/{engine_id}/drain": Body(DrainBody)}
@@ -55,7 +55,7 @@ class EngineEndpoints:
         return json_response(_facts(self._controls(engine_id).view(engine_id)), headers=NOT_KEPT)
 
     async def drain(self, request: Request, engine_id: str) -> Response:
-        """Takes an engine out of service until it is resumed: its sequences move to others, and no new ones come."""
+        """Drains an engine: it gets no new sequences, and its sequences move to other engines, until it is resumed."""
         check_query(request, ())
         data = await request_body.read(request.scope["headers"], request.receive) or b"{}"
         unsupported_params.check(read_fields(data), DrainBody)
@@ -64,7 +64,7 @@ class EngineEndpoints:
         return json_response(_facts(view), headers=NOT_KEPT)
 
     async def resume(self, request: Request, engine_id: str) -> Response:
-        """Takes an engine back into service."""
+        """Ends the draining of an engine."""
         check_query(request, ())
         return json_response(_facts(await self._controls(engine_id).resume(engine_id)), headers=NOT_KEPT)
 

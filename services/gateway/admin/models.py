@@ -37,9 +37,9 @@ class ShadowBody(msgspec.Struct, kw_only=True):
 
     model: str
     directory: str | None = None
-    """Directory or hub name of the version that computes copies. Default: the shadow that runs ends."""
+    """Directory or hub name of the shadow version. Default: the running shadow version is stopped."""
     share: float | None = None
-    """Share of the requests of which copies are computed. Default: 0.05."""
+    """Share of the requests that are copied to the shadow version. Default: 0.05."""
 
 
 class RollbackBody(msgspec.Struct, kw_only=True):
@@ -69,7 +69,7 @@ class Versions(Protocol):
 class ModelEndpoints:
     """The endpoints of one gateway. `versions` is None for a gateway without a bus.
 
-    `comparisons`: what the copies of this gateway gave, by model and number of the version.
+    `comparisons`: results of this gateway's shadow requests, by model and number of the version.
     """
 
     def __init__(self, versions: Versions | None, comparisons: Comparisons) -> None:
@@ -82,18 +82,18 @@ class ModelEndpoints:
         return json_response({"object": "list", "data": [self._facts(one) for one in models]}, headers=NOT_KEPT)
 
     async def set(self, request: Request) -> Response:
-        """Starts a new version of a model. It gets the new requests when it is ready."""
+        """Starts a new version of a model. When it is ready, it gets all new requests."""
         body = await _read(request, SetModelBody)
         if not body.directory:
             refuse("directory", "must not be empty")
         return await self._order(ChangeModel("set", body.model, body.directory))
 
     async def roll_back(self, request: Request) -> Response:
-        """Gives the new requests to the former version again, which must still run."""
+        """Makes the former version, which must still be running, active again for new requests."""
         return await self._order(ChangeModel("rollback", (await _read(request, RollbackBody)).model))
 
     async def shadow(self, request: Request) -> Response:
-        """Starts a version that computes copies of a share of the requests, or ends it."""
+        """Starts or stops a shadow version, which computes copies of a share of the requests."""
         body = await _read(request, ShadowBody)
         share = given(body.share, DEFAULT_SHARE)
         if not 0 < share <= 1:

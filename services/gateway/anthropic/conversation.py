@@ -33,7 +33,7 @@ _THINKING = frozenset({"type", "thinking", "signature"})
 _CALL_NO_EFFECT = {"cache_control": None, "caller": ({"type": "direct"},), "toolset_name": ()}
 _RESULT_NO_EFFECT = {"cache_control": None, "toolset_name": ()}
 _ERROR = "Error: "
-"""What stands before a result with `is_error`: chat templates have no other way to tell the model."""
+"""Prefix of a tool result with `is_error`: chat templates have no other way to mark an error for the model."""
 
 
 def turns_of(messages: Sequence[InputMessage]) -> list[Turn]:

@@ -34,7 +34,7 @@ def messages(
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
-        # Answers of this API have reasoning only if `thinking` asks for it, which is refused.
+        # Answers of this API would have reasoning only with `thinking`, which is refused.
         include_reasoning=False,
         **tools.tool_fields(body),
     )

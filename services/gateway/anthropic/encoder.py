@@ -78,13 +78,13 @@ class MessageEncoder:
                 case CallArguments(_, text):
                     found[-1]["input"] = arguments_object(text)
                 case Reasoning():
-                    pass  # The request has not asked for it, so the parser returns none.
+                    pass  # The request has not asked for reasoning, so the parser returns none.
         return found
 
     def _call_id(self, call: int) -> str:
         answer = self._context.answer_format
         assert answer is not None
-        # The ids of nine characters that some templates need have no prefix.
+        # Some templates need ids of nine characters, which have no prefix.
         return answer.call_id(self._context.request.request_id, 0, call).replace("call_", "toolu_")
 
     def _message(self, content: list[dict[str, Any]], counts: dict[str, int]) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class ContentBlocks:
                 return b""
 
     def _text(self, text: str) -> bytes:
-        """Returns the events that append to a text block, which begins if no text block is open."""
+        """Returns the events that append text. If no text block is open, the first event opens one."""
         start = b""
         if self._open != "text":
             start = self._begin({"type": "text", "text": ""})
@@ -156,7 +156,7 @@ def usage(state: GenerationState) -> dict[str, int]:
 
 
 def stop_fields(choice: Choice) -> dict[str, str | None]:
-    """Returns the reason for which the message has ended, and the stop string if it ended at one.
+    """Returns the stop reason of the message, and the stop string if one ended it.
 
     A message that ends with calls of tools must be continued with their results.
     """

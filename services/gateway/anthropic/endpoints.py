@@ -45,9 +45,9 @@ class MessageEndpoints:
         return await serving.answer(request, context, MessageEncoder(context))
 
     async def count_tokens(self, request: Request) -> Response:
-        """Answers with the number of tokens that a conversation has as a prompt."""
+        """Answers with the number of prompt tokens of a conversation."""
         data = await request_body.read(request.scope["headers"], request.receive)
-        # Clients send a request for a message here unchanged: its other fields have no effect.
+        # Clients send the body of `/v1/messages` here unchanged: its other fields have no effect.
         unsupported_params.check(
             read_fields(data), schemas.CountTokensBody, no_effect=_NO_EFFECT_ON_COUNT, rules=schemas.RULES
         )

@@ -1,6 +1,6 @@
 """Encodes failures as Anthropic's error object `{"type": "error", "error": {"type", "message"}, "request_id"}`. Pure.
 
-The HTTP status is the one of the error's code. Anthropic's own status 529 for an overloaded server is not used: load
+The HTTP status follows from the error's code. Anthropic's own status 529 for an overloaded server is not used: load
 balancers know 503, and Anthropic's clients retry after it as well.
 """
 

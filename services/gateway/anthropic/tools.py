@@ -1,4 +1,4 @@
-"""Converts the tools of a message request, and how they may be called, to the fields of a chat body. Pure.
+"""Converts `tools` and `tool_choice` of a message request to the fields of a chat body. Pure.
 
 Every error names the parameter of Anthropic's API.
 """
@@ -11,7 +11,7 @@ from services.gateway.openai.bodies.content_blocks import check_fields
 from shared.request.checks import missing, refuse, unsupported
 
 NAMES = {"tools[].function.parameters": "tools[].input_schema", "tools[].function": "tools[]"}
-"""The parameters of this API by those fields of a chat body that `tool_fields` returns."""
+"""Maps the fields of a chat body that `tool_fields` returns to the parameters of this API, for error messages."""
 _FIELDS = frozenset({"type", "name", "description", "input_schema", "strict"})
 _NO_EFFECT = {
     "cache_control": None,

@@ -1,4 +1,4 @@
-"""Batches, `/v1/batches`: files of requests that run behind all other requests.
+"""Batches, `/v1/batches`: files of requests, which run with lower priority than all other requests.
 
 | module      | what it does                                                                     |
 |-------------|----------------------------------------------------------------------------------|
@@ -6,8 +6,8 @@
 | `batches`   | starts batches, and continues those whose gateway has ended                      |
 | `runner`    | runs one batch                                                                   |
 | `requests`  | checks and reads the requests of an input file                                   |
-| `record`    | the state of a batch, as it is kept and shown                                    |
-| `store`     | keeps records in the directory of files, and says which gateway runs a batch     |
+| `record`    | the state of a batch, on disk and in the API                                     |
+| `store`     | stores records in the directory of files; a lock determines who runs a batch     |
 | `schemas`   | the body that creates a batch                                                    |
 """
 

@@ -1,7 +1,7 @@
 """The batches of one gateway: starts new ones, and continues those whose gateway has ended.
 
-A batch is continued when a gateway starts, or when a client asks any gateway for the batch. It runs with the key that
-made it, whoever asks. A call (`access.call`) finds only the batches that its key may see.
+A batch is continued when a gateway starts, or when a client asks any gateway for the batch. It always runs with the API
+key that created it. A call (`access.call`) finds only the batches that its key may see.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ class Batches:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def continue_all(self) -> None:
-        """Continues all batches that nobody runs. Called once, when the gateway can answer requests.
+        """Continues all batches that no gateway runs. Called once, when the gateway can answer requests.
 
-        Before, removes what killed gateways have left in temporary directories.
+        First removes temporary directories of killed gateways.
         """
         await self._store.files.remove_leftovers()
         if not self._store.files.may_have_files():
@@ -72,14 +72,17 @@ class Batches:
         return record
 
     async def get(self, batch_id: str) -> BatchRecord:
-        """Returns a batch as it is now. Continues it if nobody runs it. Raises ServiceError('not_found')."""
+        """Returns a batch's current state. Continues the batch if no gateway runs it.
+
+        Raises ServiceError('not_found').
+        """
         record = await self._store.get(batch_id)
         if not may_see(record.key):
             raise unknown_batch(batch_id)
         return await self._current(record)
 
     async def all(self) -> list[BatchRecord]:
-        """Returns all batches, the oldest first. Continues those that nobody runs."""
+        """Returns all batches, the oldest first. Continues those that no gateway runs."""
         return [await self._current(record) for record in await self._store.all() if may_see(record.key)]
 
     async def cancel(self, batch_id: str) -> BatchRecord:
@@ -87,7 +90,8 @@ class Batches:
         record = await self.get(batch_id)
         if record.is_final:
             refuse("batch_id", f"names a batch that cannot be cancelled: it is {record.status}")
-        # Recorded on disk in any case: the gateway that runs the batch, here or elsewhere, may end before it stops it.
+        # The request to cancel is always written to disk: the gateway that runs the batch may end before it stops the
+        # batch.
         await self._store.ask_to_cancel(batch_id)
         if run := self._runs.get(batch_id):
             run.cancel()
@@ -96,7 +100,7 @@ class Batches:
         return record
 
     async def _current(self, record: BatchRecord) -> BatchRecord:
-        """Returns the newest state of a batch; continues it if it is not finished and nobody runs it."""
+        """Returns the newest state of a batch; continues it if it is unfinished and no gateway runs it."""
         if record.id not in self._runs and not record.is_final and len(self._runs) < limits.BATCHES_RUNNING_MAX:
             record = await self._continue(record)
         run = self._runs.get(record.id)

@@ -1,4 +1,4 @@
-"""The state of a batch, as it is kept on disk and as OpenAI's API shows it. Pure."""
+"""The state of a batch, in its form on disk and in OpenAI's API. Pure."""
 
 from typing import Any, Literal
 
@@ -9,12 +9,12 @@ from shared.security.api_keys import ANONYMOUS
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 FINAL: frozenset[Status] = frozenset({"failed", "completed", "expired", "cancelled"})
-"""States that a batch does not leave."""
+"""Final states of a batch."""
 _TIMES = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 
 
 class LineError(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with an input file. `line`: number of the line from 1; None if it is the file as a whole."""
+    """An error in an input file. `line`: number of the line, from 1; None if the error concerns the whole file."""
 
     code: str
     message: str
@@ -37,13 +37,13 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     status: Status = "validating"
     times: dict[str, int] = msgspec.field(default_factory=dict[str, int])
-    """By state: when the batch came into it."""
+    """Time at which the batch entered each state, by state."""
     total: int = 0
     completed: int = 0
     failed: int = 0
     has_output: bool = False
     has_errors: bool = False
-    """Whether the file of good answers, and the file of other answers, exist: they do not if they would be empty."""
+    """Whether the output file and the error file exist; a file that would be empty is not created."""
     errors: list[LineError] = msgspec.field(default_factory=list[LineError])
 
     @property

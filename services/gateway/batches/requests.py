@@ -12,11 +12,11 @@ from shared.request.batch_lines import BatchLineError, BatchRequest, numbered_li
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
 _NOT_IN_BATCHES = ("priority", "background")
-"""Fields that a request of a batch must not have: it gives way to other requests, and its answer is waited for."""
+"""Fields that a request of a batch must not have: it always has the lowest priority and is never a background job."""
 
 
 class Checked(NamedTuple):
-    """The number of requests in a file, and what is wrong with it: nothing if `errors` is empty."""
+    """The number of requests in an input file and its errors. The file is valid if `errors` is empty."""
 
     total: int
     errors: list[LineError]
@@ -45,7 +45,7 @@ def check(path: Path, endpoint: str) -> Checked:
 
 
 class RequestReader:
-    """Reads the requests of a checked file, except those that are answered already."""
+    """Reads the requests of a checked file, except those that are already answered."""
 
     def __init__(self, path: Path, endpoint: str, answered: Set[str]) -> None:
         self._path, self._endpoint = path, endpoint

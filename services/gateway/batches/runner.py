@@ -1,7 +1,7 @@
 """Runs one batch: checks its input, sends its requests to the application, writes the answers to two files.
 
-The answers are written as they come, so a batch whose gateway ends is continued by another one (or by the same one
-after a restart): requests that the files answer already are not sent again.
+Answers are written as they arrive. If the gateway ends, another one (or the same one after a restart) continues the
+batch and does not repeat requests whose answers are in the files.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from shared.request.batch_lines import RETRIED, BatchRequest, answered, is_good,
 
 log = logging.getLogger(__name__)
 TICK_S = 1.0
-"""Interval at which a running batch is saved, and at which it looks whether it is cancelled or has expired."""
+"""Interval at which a running batch is saved and checked for cancellation and expiry, seconds."""
 _PAUSE_S, _PAUSE_MAX_S = 0.5, 30.0
-"""Pause before a request is sent again because the server is overloaded; it doubles up to the second one."""
+"""Pause before a request is sent again because the server is overloaded; it doubles up to the second value. Seconds."""
 _PURPOSE = "batch_output"
 _INPUT_GONE = LineError(code="invalid_input_file", message="The input file is not there any more.")
 _FAILURE = LineError(code="internal_error", message="The server had an error while it ran the batch.")
@@ -46,7 +46,7 @@ class BatchRun:
     def __init__(
         self, record: BatchRecord, store: BatchStore, client: InProcessClient, keys: ApiKeys, slots: asyncio.Semaphore
     ) -> None:
-        """`keys`: where the key of the batch is looked up. `slots`: bounds the running requests of all batches."""
+        """`keys`: for looking up the key of the batch. `slots`: limits the running requests of all batches."""
         self.record = record
         self._store = store
         self._client = client
@@ -62,7 +62,7 @@ class BatchRun:
         """Set when the batch is cancelled, or when all its requests are answered."""
 
     async def run(self) -> None:
-        """Runs the batch to its end and gives its lock back. A failure ends the batch as `failed`."""
+        """Runs the batch to its end and releases its lock. If the run fails, the batch becomes `failed`."""
         try:
             try:
                 await self._run()
@@ -80,7 +80,7 @@ class BatchRun:
             await self._store.release(self.record)
 
     def cancel(self) -> None:
-        """Makes the batch end as `cancelled`. Does nothing if it is about to end."""
+        """Makes the batch end as `cancelled`. Has no effect if it is about to end."""
         if self.record.status in ("validating", "in_progress"):
             self.record.enter("cancelling", self._now())
             self._changed.set()
@@ -125,7 +125,7 @@ class BatchRun:
         return True
 
     async def _find_answered(self) -> None:
-        """Counts the answers that are written, by this run or an earlier one."""
+        """Counts the answers that this run or an earlier one has written."""
         good = await asyncio.to_thread(_read_part, self._output)
         bad = await asyncio.to_thread(_read_part, self._errors)
         self._answered = good | bad
@@ -139,7 +139,7 @@ class BatchRun:
         ended: Status | None = None
         try:
             if (ended := await self._why_to_stop()) is None:
-                # The group cancels each of its tasks at most once: a write that is cancelled needs that to be whole.
+                # A task group cancels each of its tasks at most once; a cancelled write relies on this to complete.
                 async with asyncio.TaskGroup() as group:
                     self._num_sending = limits.BATCH_CONCURRENCY
                     for _ in range(self._num_sending):
@@ -161,7 +161,7 @@ class BatchRun:
         return RequestReader(self._store.files.path(self.record.input_file_id), self.record.endpoint, answered)
 
     async def _why_to_stop(self) -> Status | None:
-        """Returns the state in which the batch ends before its requests are answered; None if it goes on."""
+        """Returns the final state if the batch must stop early (cancelled or expired); None if it goes on."""
         if await self._store.is_cancelled(self.record.id):
             self.cancel()
         if self.record.status == "cancelling":
@@ -174,11 +174,11 @@ class BatchRun:
                 await self._changed.wait()
 
     async def _send_next(self, reader: RequestReader) -> None:
-        """Sends one request after the other until there is none left."""
+        """Sends one request after the other until no requests are left."""
         while (request := await self._next_request(reader)) is not None:
             line = await self._send(request)
             good = is_good(line)
-            # Counted first: a write that is cancelled is still done.
+            # Counted before the write, because a cancelled write is still completed.
             self._answered.add(request.custom_id)
             self.record.completed += good
             self.record.failed += not good
@@ -194,14 +194,15 @@ class BatchRun:
             return self._pending.pop(0) if self._pending else None
 
     async def _send(self, request: BatchRequest) -> dict[str, Any]:
-        """Sends a request, again and again while the server is overloaded. Returns the line of its answer.
+        """Sends a request, and repeats it while the server is overloaded. Returns the output line with its answer.
 
         Raises ServiceError if the key of the batch is gone or may not use the endpoint any more.
         """
         body, pause_s = requests.encoded_body(request), _PAUSE_S
         while True:
             async with self._slots:
-                # Looked up each time: what a key allows may change, and another gateway's key never counts.
+                # The key is looked up for each request, because its permissions may change; the key file of this
+                # gateway applies.
                 call = Call(self._keys.named(self.record.key, request.url), in_batch=True, idle_s=self._idle_s())
                 with serving(call):
                     response = await self._client.post(request.url, body)
@@ -211,7 +212,7 @@ class BatchRun:
             pause_s *= 2
 
     def _idle_s(self) -> float:
-        """Returns for how long a request gives way to others: until the end of the batch is near, or not at all."""
+        """Returns the time for which a request runs in the idle lane, seconds; 0 if the batch expires soon."""
         return max(0.0, self.record.expires_at - limits.BATCH_ORDINARY_S - self._now())
 
     async def _expire_the_rest(self) -> None:
@@ -228,12 +229,12 @@ class BatchRun:
     # --- output ---
 
     async def _keep_answers(self) -> None:
-        """Makes the output files exist."""
+        """Commits the output file and the error file."""
         self.record.has_output = await self._commit(self._output, self.record.completed, "output")
         self.record.has_errors = await self._commit(self._errors, self.record.failed, "errors")
 
     async def _commit(self, writer: FileWriter, num_lines: int, what: str) -> bool:
-        """Makes an output file exist. Returns False, and makes none, if it would be empty."""
+        """Commits an output file. If it would be empty, creates no file and returns False."""
         if not num_lines:
             await writer.abort()
             return False
@@ -248,7 +249,7 @@ class BatchRun:
 
 
 def _read_part(writer: FileWriter) -> set[str]:
-    """Returns the custom ids in the output file of an earlier run, and removes an incomplete last line.
+    """Returns the custom ids in the output file of an earlier run. Removes an incomplete last line from the file.
 
     The earlier run may have ended before it could record that the file is complete.
     """

@@ -1,4 +1,4 @@
-"""Keeps the records of batches in the directory of files, and says which gateway runs a batch.
+"""Stores the records of batches in the directory of files. A lock file shows which gateway runs a batch.
 
 A gateway that runs a batch holds a lock on its file `ID.lock`. The operating system releases the lock when the process
 ends, however it ends; then another gateway, or the same one after a restart, can continue the batch. All work on the
@@ -33,7 +33,10 @@ class BatchStore:
         """File descriptors of the locks that this process holds, by batch."""
 
     async def put(self, record: BatchRecord) -> None:
-        """Writes a record. If cancelled, ends when the record is written, so that it replaces no later one."""
+        """Writes a record.
+
+        If cancelled, returns only after the record is written, so that it cannot overwrite a later record.
+        """
         data = msgspec.json.encode(record)
         await to_the_end(write_atomically, self._path(record.id, _RECORD), data)
 
@@ -45,13 +48,13 @@ class BatchStore:
         return found
 
     async def all(self) -> list[BatchRecord]:
-        """Returns all records, the oldest first. Those of batches as old as expired files are deleted."""
+        """Returns all records, the oldest first. Deletes records that are older than the lifetime of files."""
         return await asyncio.to_thread(self._all)
 
     async def create(self, record: BatchRecord) -> None:
         """Takes the lock of a new batch and writes its record.
 
-        If there are too many records, the oldest of batches that have ended are deleted; their files are kept. Raises
+        If there are too many records, the oldest records of ended batches are deleted; their files are kept. Raises
         ServiceError if the directory has no room for the output of the batch, or for its record.
         """
         await self.files.check_room()
@@ -65,22 +68,22 @@ class BatchStore:
             raise
 
     async def take(self, batch_id: str) -> bool:
-        """Takes the lock of a batch. Returns whether this process has it now and had it not before."""
+        """Tries to take the lock of a batch. Returns whether this call has acquired it."""
         return await asyncio.to_thread(self._take, batch_id)
 
     async def release(self, record: BatchRecord) -> None:
-        """Gives the lock of a batch back. If the batch has ended, also removes what only its run needs.
+        """Releases the lock of a batch. If the batch has ended, also removes files that only its run needs.
 
-        If cancelled, ends when the lock is given back.
+        If cancelled, returns only after the lock is released.
         """
         await to_the_end(self._release, record)
 
     async def ask_to_cancel(self, batch_id: str) -> None:
-        """Asks the gateway that runs a batch, or that will continue it, to cancel it."""
+        """Records the request to cancel a batch, for the gateway that runs or will continue it."""
         await asyncio.to_thread(self._path(batch_id, _CANCEL).touch, 0o600)
 
     async def is_cancelled(self, batch_id: str) -> bool:
-        """Whether somebody has asked to cancel a batch."""
+        """Whether cancelling the batch has been requested."""
         return await asyncio.to_thread(self._path(batch_id, _CANCEL).exists)
 
     def _make_room(self) -> None:
@@ -120,7 +123,8 @@ class BatchStore:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Its last holder may have removed the file after it was opened here. Then others lock another file.
+            # The last holder may have removed the lock file after this process opened it. Others would then lock a new
+            # file.
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 self._locks[batch_id] = descriptor
                 return True
@@ -141,5 +145,5 @@ class BatchStore:
 
 
 def unknown_batch(batch_id: str) -> ServiceError:
-    """Returns the error for a batch that is not there."""
+    """Returns the error for an unknown batch id."""
     return ServiceError("not_found", f"No such batch: '{batch_id}'.", param="batch_id")

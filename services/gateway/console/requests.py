@@ -1,8 +1,8 @@
 """The endpoints `GET /v1/requests`, `/v1/requests/{id}` and `/v1/requests/{id}/timeline`.
 
 A key sees its own requests. A key with the scope `admin` sees those of all keys, in the list only if it asks for them
-(`all=true`). Requests of all gateways are found: see `record.directory`. The answers have neither prompts nor texts,
-which are not in the record.
+(`all=true`). Requests of all gateways are found: see `record.directory`. The answers have no prompts and no texts,
+because the record has none.
 """
 
 from typing import Any
@@ -46,7 +46,7 @@ class RequestEndpoints:
         sort: str = "newest",
         all: bool = False,
     ) -> Response:
-        """Lists requests in progress and finished ones: those whose facts contain each word of `q`, in this `sort`."""
+        """Lists running and finished requests whose fields contain all words of `q`, in the order `sort`."""
         check_query(request, _LIST_PARAMETERS)
         if state is not None and state not in _STATES:
             refuse("state", f"must be one of {', '.join(map(repr, _STATES))}")

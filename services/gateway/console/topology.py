@@ -21,7 +21,10 @@ class TopologyEndpoint:
         self._members = members
 
     async def topology(self, request: Request) -> Response:
-        """Answers with the members. Counters count from their starts; `now_s` tells how far apart two answers are."""
+        """Answers with the members.
+
+        Counters count from the start of each process; the difference of two `now_s` is the time between two answers.
+        """
         check_query(request, ())
         body = {
             "object": "topology",
