@@ -21,7 +21,7 @@ FLEX = "flex"
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """On whose behalf a request runs: the name of an API key, empty without keys, and its claim on the engines.
+    """The client of a request: the name of an API key (empty without keys), and its share of the engines.
 
     `weight`: share in comparison with other clients. `priority`: clients with a lower number go first.
     """
@@ -33,7 +33,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class ResumedOutput:
-    """Output that a former run of a request has accepted, for each sequence: it is continued, not computed again.
+    """Output that a former run of a request has accepted, for each sequence. It is continued, not computed again.
 
     The updates have the text of all output, but not these tokens. `token`: fencing token of the run, above that of
     every former run; it makes the attempts of the sequences higher than all earlier ones. `num_cached_tokens`: prompt
@@ -53,7 +53,9 @@ class ResumedOutput:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One accepted HTTP request. Exactly one of `texts`, `token_ids`, `messages` and `conversations` is set.
+    """One accepted HTTP request, independent of the API.
+
+    Exactly one of `texts`, `token_ids`, `messages` and `conversations` is set.
 
     `params.max_tokens` 0 means as many tokens as fit (the default of chat); the number is filled in when the length of
     the prompt is known. Each prompt has `num_sequences` sequences, of which the best `n` are returned as choices:
@@ -77,7 +79,7 @@ class GenerationRequest:
     best_of: int = 0
     """Number of sequences for each prompt if more than `n`."""
     only_echoes: bool = False
-    """Whether the answer has no output, only the echo of the prompt. `params.max_tokens` is then 1."""
+    """Whether the answer has only the echo of the prompt and no output. `params.max_tokens` is then 1."""
     stop: tuple[str, ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -106,7 +108,8 @@ class GenerationRequest:
     """Time after which the request fails with `deadline_exceeded`, seconds; 0: never."""
     pooling: PoolingParams | None = None
     idle_s: float = 0.0
-    """Time for which the request runs in the idle lane, where it gives way to all others, seconds; 0: it does not."""
+    """Time for which the request runs in the idle lane (with lower priority than all others), seconds; 0: not at all.
+    """
     service_tier: str = ""
     """The tier that the answer names, FLEX or `default`; empty: the request asked for none."""
     lockstep: bool | None = None
@@ -114,7 +117,7 @@ class GenerationRequest:
     record: RecordedRequest = NOT_RECORDED
     """Takes the events of the request, for its timeline."""
     resumed: ResumedOutput | None = None
-    """Where the request goes on, if it was begun by a run that has ended."""
+    """The output of a former run of this request that it continues, if any."""
     begun: tuple[int, ...] = ()
     """Tokens with which the output of every sequence begins: the engines continue after them, as after a recovery."""
     engine: str = ""
@@ -138,7 +141,7 @@ class GenerationRequest:
 
     @property
     def num_characters(self) -> int:
-        """Number of characters of the prompts that tokenizers convert: their texts, and what the chat template gets."""
+        """Number of characters that tokenizers convert: texts, and the inputs of the chat template."""
         conversations = [self.messages] if self.messages else self.conversations
         messages = [message for conversation in conversations for message in conversation]
         told = sum(len(message.content) + len(message.fields) for message in messages)
@@ -160,7 +163,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of a request so far.
+    """Token counts of a request so far.
 
     `prompt`: of all prompts. `cached`: prompt tokens taken from the prefix cache. `computed`: tokens that engines have
     computed, including those computed again after the loss of an engine. `generated`: output tokens that have reached
@@ -187,20 +190,21 @@ class SequenceUpdate:
     num_cached_tokens: int = 0
     cumulative_logprob: float = 0.0
     prompt_logprobs: tuple[PositionLogprobs, ...] = ()
-    """The next log probabilities of the prompt, before the first output. Only the first sequence of a prompt has them.
-    The first token of the prompt has the log probability NaN."""
+    """Further log probabilities of the prompt, sent before the first output, only in the first sequence of a prompt.
+    The first token of the prompt has the log probability NaN.
+    """
     vector: bytes = b""
     """Of a pooling request: see `TokenEvent.vector`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """When the first phases of a request ended, in seconds since the call of `Backend.generate`. None: not yet."""
+    """The times at which the first phases of a request ended, in seconds since `Backend.generate`. None: not yet."""
 
     tokenized_s: float | None = None
-    """The prompts are token ids."""
+    """The prompts had been tokenized."""
     placed_s: float | None = None
-    """The first sequence was sent to an engine; it may wait there."""
+    """The first sequence had been sent to an engine, where it may wait in the queue."""
 
 
 class Generation(Protocol):
@@ -242,7 +246,9 @@ class Generation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model that living engines serve, or an adapter of one. `path`: where the engines loaded it from.
+    """A model that running engines serve, or an adapter of one.
+
+    `path`: directory or hub name from which engines loaded it.
 
     `configuration`: the distinct values of `EngineStatus.configuration` of the model's engines, sorted.
     """
@@ -262,7 +268,7 @@ class ModelCard:
     embedding_size: int = 0
     """See `EngineStatus.embedding_size`."""
     takes_pictures: bool = False
-    """Whether conversations may have pictures."""
+    """Whether conversations may contain images."""
     generates: bool = True
     """Whether the model can generate text."""
     labels: tuple[str, ...] = ()
@@ -273,11 +279,11 @@ class ModelCard:
     """Of an adapter: the hash of its files."""
 
     version_name: str = ""
-    """Of a model with several versions: the name on the bus of the active one; else empty."""
+    """For a model with several versions: the bus name of the active version; else empty."""
 
     @property
     def served_by(self) -> str:
-        """The name on the bus of the services that serve requests: the version's, an adapter's base, or the model's."""
+        """The bus name of the services for this card: that of the active version, the adapter's base, or the model."""
         return self.version_name or self.base or self.name
 
 
@@ -324,9 +330,9 @@ class Backend(Protocol):
         ...
 
     async def unload_adapter(self, name: str) -> None:
-        """Takes a LoRA adapter away, see `AdapterDirectory.unload`. Raises ServiceError."""
+        """Unloads a LoRA adapter, see `AdapterDirectory.unload`. Raises ServiceError."""
         ...
 
     def ready(self) -> str:
-        """Returns '' if requests can be served; else a sentence that says what is missing."""
+        """Returns '' if requests can be served; else a sentence that names the missing services."""
         ...

@@ -1,4 +1,4 @@
-"""Exports the heartbeats of all services as metrics: whether each process lives, its messages, its streams."""
+"""Exports the heartbeats of all services as metrics: whether each process is alive, its messages, its streams."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -12,7 +12,7 @@ _LABELS = ("service", "id")
 
 
 class MemberCollector(Collector):
-    """Collects the metrics from the living members at each scrape.
+    """Collects the metrics of the members with a valid lease at each scrape.
 
     `members` returns the last heartbeats with the seconds since they arrived.
     """

@@ -1,4 +1,4 @@
-"""Determines from heartbeats which models can be used, what other models lack, and which model a request means.
+"""Determines from heartbeats which models can be used, which services others lack, and which model a request names.
 
 A model can be used if it has an engine, a tokenizer and a detokenizer that are ready. A model that lost the last member
 of a service less than `QUEUE_WAIT_S` ago can still be used: its requests wait for a new one. Called by the gateway's
@@ -20,9 +20,9 @@ from shared.errors import ServiceError
 from shared.messages import EngineStatus, Heartbeat, PoolStatus
 
 SERVICES = ("engine", "tokenizer", "detokenizer")
-"""The services of which a model needs at least one member each."""
+"""A model needs at least one member of each of these services."""
 VISION = "vision"
-"""The service that a model which takes pictures needs besides, for its pictures only."""
+"""The additional service of a model that accepts images; requests without images do not need it."""
 RETRY_AFTER_S = 1.0
 """Time after which a refused client may try again, in seconds."""
 _NO_NAME = ("", "default")
@@ -34,7 +34,7 @@ class ModelCatalog:
     `default_model`: served name of the model of requests that name none; if empty, the first usable model by name.
     `judging_time` returns the time at which leases are judged, in monotonic seconds (default: now).
     `required_engines`: ids of engines that must each have been ready once before the gateway counts as ready.
-    `trusted` returns those of some engines that may get work; by default all.
+    `trusted` filters engines: it returns those that may get work; by default all.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class ModelCatalog:
         self._adapters = adapters
         self._ready_at: dict[tuple[str, str], float] = {}
         self._last_engine: dict[str, Heartbeat] = {}
-        """Of each model, the last heartbeat of a ready engine. Kept as long as the entry of `_ready_at`."""
+        """By model: the last heartbeat of a ready engine. Kept as long as the entry of `_ready_at`."""
         self._created: dict[str, int] = {}
         self._sees: set[str] = set()
-        """Models that take pictures and whose image service has been ready."""
+        """Models that accept images and whose image service has been ready."""
         self._formats: dict[str, tuple[str, str]] = {}
-        """Of each model, the formats of tool calls and reasoning that its tokenizer announced last."""
+        """By model: the formats of tool calls and reasoning that its tokenizer announced last."""
 
     def observe(self, beat: Heartbeat) -> None:
         """Records a heartbeat of a member of one of SERVICES, or of an image service."""
@@ -78,7 +78,7 @@ class ModelCatalog:
             self._ready_at[beat.service, model_of(beat)] = self._now()
 
     def cards(self) -> list[ModelCard]:
-        """Returns what requests can name: the models, the default model first, the others by name, then adapters."""
+        """Returns everything that requests can name: the default model, the other models by name, then adapters."""
         models = self.models()
         return models + [card for model in models for card in self._adapter_cards(model)]
 
@@ -95,7 +95,7 @@ class ModelCatalog:
         return sorted(cards, key=lambda card: (card.name != self._default, card.name))
 
     def find_on_bus(self, internal: str) -> ModelCard | None:
-        """Returns the model whose members have this name on the bus, also one that requests cannot name."""
+        """Returns the model whose members have this bus name, also a version that requests cannot name."""
         usable = self._ready(recent=True)
         engines = self._engines()
         status = served_models(engines).get(internal)
@@ -118,10 +118,10 @@ class ModelCatalog:
         return card
 
     def waiting_for(self) -> str:
-        """Returns '' if at least one model has a ready member of each service now; else what is missing.
+        """Returns '' if at least one model has a ready member of each service now; else the missing services.
 
-        An engine that gets no work because it computes wrong results does not count; the sentence tells how many these
-        are. It does not contain the names of models. Required engines that have not been ready yet come first.
+        Engines that get no work because they compute wrong results do not count; the sentence has their number. It has
+        no names of models. Required engines that have not been ready yet come first.
         """
         if self._required:
             return f"Waiting for the instances: {', '.join(self._required)}."
@@ -148,7 +148,7 @@ class ModelCatalog:
         return bool(known) and not any(_missing(model, ready) or self._unseeing(model) for model in known)
 
     def _unseeing(self, model: str) -> list[str]:
-        """Returns the image service if the model needs it and had none yet. Without it texts are served as before."""
+        """Returns the image service if the model needs one and has had none yet. Without it only text is served."""
         engines = self._members.alive("engine", self._now())
         status = served_models(engines).get(model)
         return [VISION] if status is not None and status.takes_pictures and model not in self._sees else []
@@ -170,7 +170,7 @@ class ModelCatalog:
         return ready
 
     def _engines(self) -> list[Heartbeat]:
-        """Returns the engines that are alive and, of each model without a ready one, the one that was ready last."""
+        """Returns the running engines and, for each model without a ready engine, the one that was ready last."""
         alive = self._members.alive("engine", self._now())
         served = served_models(alive)
         return [*alive, *(engine for model, engine in self._last_engine.items() if model not in served)]
@@ -189,7 +189,7 @@ class ModelCatalog:
         return sorted(name for name in known if self._public(name) is not None)
 
     def _public(self, name: str) -> str | None:
-        """Returns the name under which requests reach members with this name on the bus; None if they do not."""
+        """Returns the name by which requests reach members with this bus name; None if requests cannot reach them."""
         return name if self._versions is None else self._versions.public(name)
 
     def _refusal(self, wanted: str, cards: list[ModelCard]) -> ServiceError:

@@ -1,4 +1,4 @@
-"""The versions of models as one gateway knows them: which one gets the requests for a name, and orders for launchers.
+"""The versions of models in one gateway: which version gets the requests for a name, and orders for launchers.
 
 See `shared.deployment.model_versions`. The state is read from the store at the start; afterwards launchers announce
 changes.
@@ -40,7 +40,10 @@ class VersionDirectory:
         self._use(self.states)
 
     async def read(self) -> None:
-        """Reads the store. Without an answer the models count as those that their launchers were started with."""
+        """Reads the store.
+
+        Without an answer, each model is assumed to have only the version with which its launcher was started.
+        """
         try:
             states = await self._store.read()
         except StoreUnavailableError as error:
@@ -50,21 +53,21 @@ class VersionDirectory:
             self._use(states)
 
     def changed(self, message: ModelsChanged) -> None:
-        """Takes the news of a launcher."""
+        """Applies a change that a launcher announces."""
         states = DECODER.decode(message.states)
         if states.changes > self.states.changes:
             self._use(states)
 
     def serving(self, name: str) -> str:
-        """Returns the name on the bus of the version that serves a model."""
+        """Returns the bus name of the version that serves a model."""
         return self._routed.get(name, name)
 
     def public(self, internal: str) -> str | None:
-        """Returns the model that members with this name on the bus serve; None if requests do not reach them."""
+        """Returns the model that members with this bus name serve; None if requests do not reach them."""
         return None if internal in self._hidden else self._public.get(internal, internal)
 
     async def order(self, order: ChangeModel) -> None:
-        """Has a launcher carry out an order. Raises ServiceError if none is there or if it refuses."""
+        """Sends an order to a launcher. Raises ServiceError if no launcher answers or if the launcher refuses."""
         try:
             reply = await ask(
                 self._host.transport, self._host.subjects.models_control(), order, _CHANGED, timeout_s=ORDER_S
@@ -83,7 +86,7 @@ class VersionDirectory:
         self.changed(reply)
 
     def shadows(self) -> dict[str, tuple[ModelState, str, float]]:
-        """Returns for each model with a shadow its state, the shadow's name on the bus, and the share of copies."""
+        """Returns for each model with a shadow version its state, the shadow's bus name, and the share of copies."""
         found = [(one, one.shadow) for one in self.states.models]
         return {
             one.name: (one, version_name(one.name, shadow.number), shadow.share)

@@ -38,7 +38,10 @@ class _File:
 
 
 class ConsolePage:
-    """The files, read once. Their links are relative, so that a proxy may serve the gateway under any path."""
+    """The console's files, read once at the start.
+
+    Their links are relative, so a proxy may serve them under any path.
+    """
 
     def __init__(self) -> None:
         folder = resources.files("services.gateway.console") / "static"

@@ -1,4 +1,4 @@
-r"""Reads a body of the type `multipart/form-data` piece by piece, so that a large file is never whole in memory. Pure.
+r"""Reads a `multipart/form-data` body piece by piece, so that a large file need not fit into memory. Pure.
 
     --BOUNDARY\r\n headers \r\n\r\n data \r\n--BOUNDARY\r\n … \r\n--BOUNDARY--
 
@@ -16,7 +16,8 @@ from shared.errors import ServiceError
 _LINE = b"\r\n"
 _HEADERS_END = b"\r\n\r\n"
 _MARK_BYTES = 2
-"""Bytes behind a boundary that say what follows it: a line break before a part, two hyphens at the end of the form."""
+"""Number of bytes after a boundary that tell what follows: a line break before a part, two hyphens at the form's end.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +29,10 @@ class Part:
 
 
 class FormParser:
-    """Reads one form. `feed` takes the body in pieces of any size; `end` checks that it is whole."""
+    """Reads one form. `feed` takes the body in pieces of any size; `end` checks that it is complete."""
 
     def __init__(self, content_type: str) -> None:
-        """`content_type`: the header of the request. Raises ServiceError if it is not the one of a form."""
+        """`content_type`: the header of the request. Raises ServiceError for another content type."""
         header = Message()
         header["content-type"] = content_type
         boundary = header.get_boundary()
@@ -78,7 +79,7 @@ class FormParser:
         return self._take(at), len(self._buffer) >= len(self._delimiter) + _MARK_BYTES
 
     def _next_part(self) -> None:
-        """Passes the boundary at the beginning of the buffer."""
+        """Skips the boundary at the beginning of the buffer."""
         self._take(len(self._delimiter))
         mark = self._take(_MARK_BYTES)
         self._in_data = False

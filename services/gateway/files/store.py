@@ -1,7 +1,7 @@
 """Keeps files in a directory. Gateways that share the directory have the same files.
 
-A file is two files there: `ID` with the data, and `ID.json`, which describes it. A file that is being written is
-`ID.part`; it exists for clients when `ID.json` does, which is written last. All work on the disk is done in threads.
+A stored file consists of two files: `ID` has the data, `ID.json` the description. While it is being written, the data
+is in `ID.part`. `ID.json` is written last; from then on clients see the file. All work on the disk is done in threads.
 Only the user of the gateways can read what is written.
 """
 
@@ -50,7 +50,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     status: str = "processed"
     status_details: None = None
     owner: str = ANONYMOUS.name
-    """Name of the API key that made the file. Not shown."""
+    """Name of the API key that created the file. Not shown."""
 
     def to_object(self) -> dict[str, Any]:
         """Returns the description as OpenAI's API shows it."""
@@ -63,9 +63,9 @@ _DECODER = msgspec.json.Decoder(StoredFile)
 
 
 class FileWriter:
-    """Writes one file, or continues to write it. The file exists for clients after `commit`.
+    """Writes a new file, or appends to an unfinished one. Clients see the file after `commit`.
 
-    A method that is cancelled ends when its work on the disk has ended, so the next method finds the file as it is.
+    A cancelled method returns only after its disk operation has ended, so the next method finds a consistent file.
     """
 
     def __init__(self, store: "FileStore", file_id: str, max_bytes: int) -> None:
@@ -76,15 +76,15 @@ class FileWriter:
         self._store = store
         self._file: FileIO | None = None
         self._lock = threading.Lock()
-        """Held by the thread that writes, so that pieces which are written at the same time do not mix."""
+        """Held by the thread that writes, so that concurrent writes are not interleaved."""
 
     @property
     def path(self) -> Path:
-        """Where the data is until it is committed."""
+        """Path of the data until it is committed."""
         return self._store.directory / f"{self.id}{_PART}"
 
     def reopen(self) -> None:
-        """Makes a file that was committed incomplete again. Does nothing if it was not. Blocks."""
+        """Makes a committed file unfinished again. Has no effect on an unfinished file. Blocks."""
         committed = self._store.directory / self.id
         if committed.exists():
             (self._store.directory / f"{self.id}{_DESCRIPTION}").unlink(missing_ok=True)
@@ -99,7 +99,7 @@ class FileWriter:
         await to_the_end(self._write, data)
 
     async def commit(self, filename: str, purpose: str, owner: str, ttl_s: int = limits.FILE_TTL_S) -> StoredFile:
-        """Makes the file exist and returns its description.
+        """Publishes the file to clients and returns its description.
 
         `owner`: name of the API key that may use it. `ttl_s`: seconds after which it is deleted.
         """
@@ -150,7 +150,7 @@ class FileStore:
     """The files in one directory. A call (`access.call`) finds only the files that its key may see."""
 
     def __init__(self, directory: str = "", clock: Callable[[], float] = time.time) -> None:
-        """`directory` is made when the first file is written; "" means a temporary one that ends with the process.
+        """`directory` is made when the first file is written; "" means a temporary one, deleted at the end.
 
         `clock` returns Unix seconds.
         """
@@ -190,7 +190,7 @@ class FileStore:
         await asyncio.to_thread(self._check_room)
 
     def writer(self, file_id: str, max_bytes: int = limits.FILE_BYTES_MAX) -> FileWriter:
-        """Returns what writes the file with this id, which appends to what is written of it already."""
+        """Returns a writer that appends to the file with this id."""
         return FileWriter(self, file_id, max_bytes)
 
     async def all(self) -> list[StoredFile]:
@@ -214,7 +214,7 @@ class FileStore:
         return await asyncio.to_thread(self.path(file_id).read_bytes)
 
     def path(self, file_id: str) -> Path:
-        """Returns where the data of an existing file is."""
+        """Returns the path of an existing file's data."""
         return self.directory / file_id
 
     def _make(self) -> Path:
@@ -230,7 +230,7 @@ class FileStore:
 
     def _check_room(self) -> None:
         self._remove_abandoned()
-        # Files that are being written count with what they have so far.
+        # Files that are being written count with their present size.
         sizes = [one.bytes for one in self._all()] + [_size(path) for path in self._parts()]
         free = shutil.disk_usage(self.directory).free
         too_many = len(sizes) >= limits.FILES_MAX or sum(sizes) >= limits.FILES_BYTES_MAX
@@ -239,7 +239,7 @@ class FileStore:
             raise ServiceError("request_too_large", message, param="file")
 
     def _remove_abandoned(self) -> None:
-        """Removes files that a process which has ended did not finish."""
+        """Removes unfinished files of processes that have ended."""
         for path in self._parts():
             with contextlib.suppress(FileNotFoundError):
                 if path.stat().st_mtime + limits.FILE_ABANDONED_S < self._clock():
@@ -280,7 +280,7 @@ async def to_the_end(function: Callable[P, T], *args: P.args, **named: P.kwargs)
 
 
 def read_record(path: Path, decoder: "msgspec.json.Decoder[D]") -> D | None:
-    """Returns what a file of JSON holds; None if there is no such file, or if it is damaged, which is logged."""
+    """Returns the content of a JSON file; None if the file is missing or damaged. A damaged file is logged."""
     try:
         return decoder.decode(path.read_bytes())
     except FileNotFoundError:
@@ -291,7 +291,7 @@ def read_record(path: Path, decoder: "msgspec.json.Decoder[D]") -> D | None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file so that a reader sees it whole, as it was or as it is, also after a failure of the machine."""
+    """Writes a file atomically: readers see the old or the new content, even after a crash of the machine."""
     written = path.with_name(f".{path.name}.{new_id()}")
     try:
         with open(written, "xb", opener=_private) as file:

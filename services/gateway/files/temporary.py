@@ -1,7 +1,10 @@
-"""Temporary directories for files: each ends with its process, and those of killed processes when the next one starts.
+"""Temporary directories for files.
 
-A process holds a lock on its directory as long as it lives, however it ends. `.owned` says that a directory has such a
-lock: directories without it are left alone, because their process may be of a version that takes none, or about to.
+Each is removed when its process ends, or, after a kill, when the next process starts.
+
+A process holds a lock on its directory as long as it lives; the kernel releases the lock even if the process is killed.
+The file `.owned` marks directories with such a lock. Directories without it are not removed: their process may be of a
+version without locks, or may be about to take its lock.
 """
 
 import atexit
@@ -35,7 +38,7 @@ def remove_leftovers() -> int:
     for path in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")):
         if num_removed >= limits.TEMPORARY_LEFTOVERS_MAX:
             break
-        # Its process lives and has the lock, or another gateway that starts has removed it meanwhile.
+        # Its process is alive and has the lock, or another starting gateway has just removed it.
         with contextlib.suppress(OSError):
             num_removed += _remove(path)
     if num_removed:

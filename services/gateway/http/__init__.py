@@ -3,7 +3,7 @@
 | module          | what it does                                                   |
 |-----------------|----------------------------------------------------------------|
 | `server`        | uvicorn, its settings and its listening socket                 |
-| `waiting`       | accepts what waits in the sockets of the other gateways        |
+| `waiting`       | accepts connections that wait at other gateways' sockets       |
 | `edge`          | middleware around every request: key, id, metrics, path prefix |
 | `auth`          | checks API keys                                                |
 | `request_id`    | draws request ids                                              |
@@ -13,5 +13,5 @@
 | `in_process`    | sends the gateway's own requests to the application            |
 | `sse`           | writes server-sent events to a client that may be slow         |
 | `idempotency`   | answers a repeated request with the first answer               |
-| `disconnect`    | notices that a client has disconnected                         |
+| `disconnect`    | cancels a request whose client has disconnected                |
 """

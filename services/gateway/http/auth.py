@@ -25,12 +25,12 @@ _KEY_HEADER = b"x-api-key"
 
 
 class ApiKeys:
-    """The accepted keys: those of a list, which may do everything, and those of a key file."""
+    """The accepted API keys: keys of the list have no restrictions; keys of the key file have limits and scopes."""
 
     def __init__(self, listed: str, file_keys: Sequence[ApiKey] | None = None, launcher_key: str = "") -> None:
         """`listed`: keys separated by commas. `file_keys`: keys of a key file; None: there is no key file.
 
-        `launcher_key`: a further key, that of the process that has started this one; "": none.
+        `launcher_key`: an additional key, used by the launcher that started this process; "": none.
 
         Raises SettingsError if a key of the file has the name or the value of a listed one.
         """
@@ -42,7 +42,7 @@ class ApiKeys:
         self.replace(file_keys or ())
 
     def replace(self, file_keys: Sequence[ApiKey]) -> None:
-        """Replaces the keys of the key file. Raises SettingsError, and changes nothing, as the constructor does."""
+        """Replaces the keys of the key file. Raises SettingsError like the constructor; then the former keys stay."""
         names = {key.name for key in self._listed}
         keys = {self._slot(value): key for key in self._listed for value in key.digests}
         for key in file_keys:
@@ -75,7 +75,7 @@ class ApiKeys:
         return key
 
     def named(self, name: str, path: str) -> ApiKey:
-        """Returns the key with this name as it is now, for work on its behalf; ANONYMOUS if no keys are set.
+        """Returns the current key with this name, for work on its behalf; ANONYMOUS if no keys are set.
 
         Raises ServiceError: 'invalid_api_key' if there is no such key, 'permission_denied' as `check` does.
         """

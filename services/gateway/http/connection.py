@@ -1,7 +1,7 @@
 """One HTTP connection, whose request line and headers are bounded in size and time.
 
-uvicorn bounds neither: headers without an end would fill the memory, and a client that sends nothing, or a byte now and
-then, would hold its connection for ever.
+uvicorn limits neither: endless headers would fill the memory, and a client that sends nothing, or a byte now and then,
+would keep its connection open for ever.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ _TOO_LATE = f"The headers did not arrive within {limits.HEADER_READ_S:g} s."
 
 
 class _HeaderTooLarge(Exception):
-    """Ends the parser's work; the parser turns it into an error of its own."""
+    """Raised in a callback to stop the parser, which converts it to its own exception."""
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """uvicorn's protocol with the bounds. uvicorn makes one for each connection."""
+    """uvicorn's protocol class with these limits. uvicorn creates one object for each connection."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -34,7 +34,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See asyncio.Protocol. The first request has its time from here on."""
+        """See asyncio.Protocol. The time limit of the first request begins."""
         super().connection_made(transport)
         self._start_timer()
 
@@ -44,7 +44,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol. A header that has no end yet counts with all its bytes."""
+        """See asyncio.Protocol. All bytes of an incomplete header count towards the limit."""
         if self._in_header:
             self._header_bytes += len(data)
             if self._timer is None:

@@ -1,7 +1,7 @@
-"""Notices that a client has disconnected while its request is in progress, and cancels the work.
+"""Detects that a client disconnects while its request is in progress, and cancels the work.
 
-A task reads from the connection, because an ASGI server reports a disconnect only to a reader. A request that waits in
-a queue, or whose answer is not streamed, sends nothing that could fail.
+A task reads from the connection, because an ASGI server reports a disconnect only to a reader. While a request waits in
+a queue, or if its answer is not streamed, no write could fail and reveal the disconnect.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class ClientGoneError(ServiceError):
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, NoReturn]) -> T:
-    """Returns the result of `work`; cancels it when the client disconnects (ClientGoneError) or a guard raises.
+    """Returns the result of `work`; cancels it if the client disconnects (ClientGoneError) or a guard raises.
 
     The body of the request must have been read before.
     """

@@ -59,7 +59,7 @@ class Edge:
 
 
 class _Passage:
-    """Handles one request."""
+    """Handles one HTTP request."""
 
     def __init__(
         self,
@@ -94,7 +94,8 @@ class _Passage:
     async def _guarded(self, receive: Receive) -> None:
         try:
             if self._scope["state"].get(INTERNAL):
-                # A request of the gateway itself. Its sender has set the call, with the key on whose behalf it runs.
+                # This is a request of the gateway itself. Its sender has set the call, with the API key for which it
+                # runs.
                 await self._app(self._scope, receive, self._forward)
                 return
             key = self._keys.check(route_path(self._scope), self._scope["headers"])

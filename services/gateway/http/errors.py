@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _RETRY_AFTER_S = 1.0
 """Time to retry after, in seconds, if the error gives none."""
 _JITTER = 0.25
-"""The time to retry after grows by a random share up to this, so that refused clients do not retry all at once."""
+"""`Retry-After` is increased by a random share up to this, so that refused clients do not all retry at once."""
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 503: "server_is_overloaded"}
 
 

@@ -1,10 +1,10 @@
 """Answers a repeated request (same `Idempotency-Key`, same body) with the first answer. ASGI, between edge and routes.
 
-For clients that send a request again because they do not know whether it was answered. The request is run once, and
-its answer is kept for `IDEMPOTENCY_S`; a repetition that comes earlier than the answer waits for it. The request runs
-to its end even if its client disconnects. Only whole answers of success are kept, so that a request that failed can be
-sent again. Streams are refused, and uploads, which are too large to be kept in memory. Each gateway keeps its own
-answers.
+This is for clients that repeat a request because they do not know whether it was executed. The request runs once, and
+its answer is stored for `IDEMPOTENCY_S`; a repetition that arrives before the answer waits for it. The request runs to
+its end even if its client disconnects. Only complete, successful answers are stored, so a failed request can be
+repeated. The header is refused for streams, and for uploads, which are too large for memory. Each gateway stores its
+own answers.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 
 
 class _Name(NamedTuple):
-    """What makes a key unique: the same key of another client or for another route is another one."""
+    """The identity of an idempotency key: keys of different clients or routes are different."""
 
     client: str
     path: str
@@ -46,7 +46,7 @@ class _Name(NamedTuple):
 
 @dataclass(slots=True)
 class _Answer:
-    """A response, whole."""
+    """A complete response."""
 
     status: int = 500
     headers: list[tuple[bytes, bytes]] = field(default_factory=list[tuple[bytes, bytes]])
@@ -61,7 +61,7 @@ class _Answer:
 
     @property
     def is_repeatable(self) -> bool:
-        """Whether it may be given again: a success, and no stream, which may have failed in the middle."""
+        """Whether the response may be repeated: it is successful and not a stream, which may have failed midway."""
         return 200 <= self.status < 300 and not _header(self.headers, b"content-type").startswith(_STREAMED)
 
     async def send(self, send: Send, *more: tuple[bytes, bytes]) -> None:
@@ -72,7 +72,7 @@ class _Answer:
 
 @dataclass(slots=True)
 class _Kept:
-    """An answer that may be given again. `at`: when it was given first, monotonic seconds."""
+    """A stored answer. `at`: time of the first answer, monotonic seconds."""
 
     fingerprint: bytes
     answer: _Answer
@@ -142,7 +142,7 @@ class Idempotency:
         return self._running[name]
 
     async def _run(self, name: _Name, fingerprint: bytes, scope: Scope, body: bytes) -> _Answer:
-        """Runs a request and keeps its answer. Independent of the connection, which may end."""
+        """Runs a request and stores its answer. Continues if the client's connection ends."""
         answer = _Answer()
 
         async def collect(message: Message) -> None:
@@ -181,7 +181,7 @@ def _refuse_stream(body: bytes, *, by_default: bool) -> None:
     try:
         stream = _STREAMS.decode(body).stream
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return  # the route answers with what is wrong with the body
+        return  # the route reports what is wrong with the body
     if stream is True or (stream is None and by_default):
         _refuse("A stream cannot be repeated: send the request with 'stream' false, or without 'Idempotency-Key'.")
 
@@ -219,6 +219,6 @@ async def _result(task: "asyncio.Task[_Answer]") -> _Answer:
 
 
 def _retrieve(task: "asyncio.Task[_Answer]") -> None:
-    """Logs a failure, for which perhaps no client waits any more."""
+    """Logs a failure, because there may be no client left to receive it."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning("a request with an Idempotency-Key failed: %r", error)

@@ -1,7 +1,7 @@
-"""Sends requests to the application itself, without a connection: for work that the gateway does on its own account.
+"""Sends requests to this gateway's own application without a connection, for example the requests of a batch.
 
-A request takes the same way as one over HTTP, so it has the same checks, errors and metrics. It carries no API key: the
-sender says on whose behalf it runs (`access.call.serving`). A request over HTTP cannot claim to be such a request.
+Such a request passes the same code as one over HTTP, so it has the same checks, errors and metrics. It has no API key
+header: the sender sets the key for which it runs (`access.call.serving`). A request over HTTP cannot pretend to be one.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class InProcessClient:
 
 
 class _Exchange:
-    """The two ends of one request."""
+    """The ASGI `receive` and `send` of one request."""
 
     def __init__(self, body: bytes) -> None:
         self.status = 0

@@ -7,7 +7,7 @@ import msgspec
 from starlette.responses import Response
 
 NOT_KEPT = {"cache-control": "no-store"}
-"""Header of answers that show the present state: neither browsers nor proxies keep them."""
+"""Header of answers about the present state, so that browsers and proxies do not cache them."""
 _JSON = "application/json"
 _encode = msgspec.json.Encoder().encode
 
@@ -18,5 +18,5 @@ def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | No
 
 
 def encoded_response(data: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Returns a response with JSON that is encoded already."""
+    """Returns a response with already encoded JSON."""
     return Response(data, status_code=status, media_type=_JSON, headers=headers)

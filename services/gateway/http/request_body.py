@@ -11,7 +11,9 @@ from shared import limits
 from shared.errors import ServiceError
 
 _DISCARD_BYTES_MAX = 2 * limits.BODY_BYTES_MAX
-"""A body that is too large is read and discarded up to this size, because a client reads no answer while it sends."""
+"""A body above the limit is read and discarded up to this size, because a client does not read the answer while it
+sends.
+"""
 DISCARD_S = 5.0
 """Longest time for discarding, in seconds: the announced body may never arrive."""
 

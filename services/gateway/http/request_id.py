@@ -1,7 +1,7 @@
 """Draws request ids: 22 letters and digits (130 bits).
 
-An id that a client sends (`X-Request-Id`) is repeated in the response and in the usage record. The server itself never
-uses it, because ids of sequences must be unique.
+An id that a client sends (`X-Request-Id`) is repeated in the response and in the usage record. The server does not use
+it as its own id, because ids of sequences must be unique.
 """
 
 import secrets

@@ -1,4 +1,4 @@
-"""The HTTP server of a gateway: uvicorn with its settings, its listening socket and its end. No bus."""
+"""The HTTP server of a gateway: uvicorn with its settings, listening socket and shutdown. No bus."""
 
 import asyncio
 import contextlib
@@ -26,14 +26,14 @@ class Server(uvicorn.Server):
     """uvicorn without signal handling, which `shared.actors.service` does, and without waking up ten times a second."""
 
     def __init__(self, config: uvicorn.Config, others: Sequence[socket.socket] = ()) -> None:
-        """`others`: the listening sockets of the other gateways; what waits there is served too."""
+        """`others`: the listening sockets of the other gateways; connections that wait there are served too."""
         super().__init__(config)
         self._leave = asyncio.Event()
         self._others = others
         self._beside: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serves the connections of the sockets, and those that wait for other gateways."""
+        """Starts to accept connections on the sockets, and connections that wait at the other gateways' sockets."""
         await super().startup(sockets)
         if self._others:
             self._beside = asyncio.create_task(accept_waiting(self._others, self._accepted))
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
         await loop.connect_accepted_socket(self._make_protocol, connection, ssl=self.config.ssl)
 
     def _make_protocol(self) -> asyncio.Protocol:
-        """Returns the protocol of a connection as uvicorn makes it for those that it accepts itself."""
+        """Returns a protocol object for a connection, configured as uvicorn does for its own connections."""
         return BoundedConnection(self.config, self.server_state, self.lifespan.state)
 
     async def _end_beside(self) -> None:
@@ -55,7 +55,7 @@ class Server(uvicorn.Server):
     async def leave(self) -> None:
         """Makes the server accept no more connections and end when the requests in progress are answered.
 
-        Connections that were accepted just before get `ACCEPT_LINGER_S` to bring their first request.
+        Connections that have just been accepted get `ACCEPT_LINGER_S` to send their first request.
         """
         await self._end_beside()
         for server in getattr(self, "servers", ()):
@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leaves the signals of the process alone."""
+        """Does not install signal handlers."""
         yield
 
     async def main_loop(self) -> None:

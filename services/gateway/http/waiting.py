@@ -1,9 +1,10 @@
-"""Connections that wait in the listening sockets of the other gateways, which this gateway accepts. No bus.
+"""Accepts connections that wait in the listening sockets of other gateways. No bus.
 
-Several gateways of one server have a listening socket each, and the kernel chooses one for every connection, also that
-of a gateway that was killed, is frozen or starts again. Each gateway therefore has the sockets of the others too, and
-looks at them every `WAITING_LOOK_S`: connections that wait at two looks in a row get nobody's attention, and whoever
-looks first accepts them. A gateway in good health accepts its connections at once, so that nothing is taken from it.
+The gateways of one server have one listening socket each, and the kernel assigns every connection to one of them, also
+to the socket of a gateway that was killed, is frozen or is restarting. Each gateway therefore also holds the sockets of
+the others and checks them every `WAITING_LOOK_S`. If connections wait at two checks in a row, their gateway does not
+respond, and the gateway that checks first accepts them. A healthy gateway accepts its connections at once, so none are
+taken from it.
 """
 
 import asyncio
@@ -22,14 +23,14 @@ _TCP_INFO_HEAD = struct.Struct("=8B5I")
 
 
 def num_waiting(listener: socket.socket) -> int:
-    """Returns how many connections nobody has accepted yet (Linux: `tcpi_unacked` of a listening socket)."""
+    """Returns the number of connections in the accept queue (Linux: `tcpi_unacked` of a listening socket)."""
     return _TCP_INFO_HEAD.unpack(listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_HEAD.size))[-1]
 
 
 async def accept_waiting(
     listeners: Sequence[socket.socket], connected: Callable[[socket.socket], Awaitable[object]]
 ) -> None:
-    """Accepts what waits in the sockets of other gateways, until it is cancelled; then it closes its copies of them.
+    """Accepts waiting connections of other gateways until it is cancelled; then closes its copies of their sockets.
 
     `connected` is called with each connection, in a task of its own: it may wait for a TLS handshake.
     """
@@ -56,7 +57,7 @@ def _accept(listener: socket.socket) -> socket.socket | None:
     """Returns a connection; None if another gateway was faster or the client has left."""
     try:
         connection, _ = listener.accept()
-    except OSError:  # BlockingIOError, ECONNABORTED; out of descriptors: the connection goes on waiting
+    except OSError:  # BlockingIOError, ECONNABORTED; out of descriptors: the connection keeps waiting
         return None
     connection.setblocking(False)
     return connection
@@ -65,7 +66,7 @@ def _accept(listener: socket.socket) -> socket.socket | None:
 async def _hand_over(connection: socket.socket, connected: Callable[[socket.socket], Awaitable[object]]) -> None:
     try:
         await connected(connection)
-    except OSError as error:  # a failed TLS handshake is one too
+    except OSError as error:  # includes a failed TLS handshake
         _log.debug("a connection ended before its first request: %s", error)
         with contextlib.suppress(OSError):
             connection.close()

@@ -6,7 +6,7 @@ no other API.
 
 | step | module     | what it does                                                                          |
 |------|------------|---------------------------------------------------------------------------------------|
-| 1    | `endpoint` | reads the body, finds its form, runs the generation                                   |
+| 1    | `endpoint` | reads the body, determines its form, runs the generation                              |
 | 2    | `schemas`  | the bodies as structs                                                                 |
 | 3    | `convert`  | converts the body to a body of OpenAI's API, and that to `GenerationRequest`          |
 | 4    | `encoders` | encodes the answers of both forms, whole or as a stream                               |

@@ -28,7 +28,7 @@ Conversation = list[Turn]
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """What the answer to an engine's request repeats or is measured by, besides the generation.
+    """Values of an engine's request that its answer repeats, or from which its metrics are computed.
 
     `received_at` is the Unix time at which this server got the request. `preprocess_s` is the time that the client
     spent on preprocessing, None if it does not say.
@@ -42,7 +42,7 @@ class ClientFacts:
 
 
 def text_request(body: GenerateBody, card: ModelCard, request_id: str, defaults: RequestDefaults) -> GenerationRequest:
-    """Returns the generation for a `GenerateBody`. Raises ServiceError."""
+    """Returns the `GenerationRequest` for a `GenerateBody`. Raises ServiceError."""
     if body.detokenize is False:
         refuse("detokenize", "must be true, because the answer is text: give 'sampling_params' to get token ids")
     fields = {**_sampling_fields(body), "prompt": body.prompt, "suffix": body.suffix, "stream": body.stream}
@@ -50,7 +50,7 @@ def text_request(body: GenerateBody, card: ModelCard, request_id: str, defaults:
 
 
 def engine_request(body: EngineBody, card: ModelCard, request_id: str, defaults: RequestDefaults) -> GenerationRequest:
-    """Returns the generation for an `EngineBody`. `request_id` is the server's own id. Raises ServiceError."""
+    """Returns the `GenerationRequest` for an `EngineBody`. `request_id` is the server's own id. Raises ServiceError."""
     fields = _engine_fields(body)
     if (found := _conversations(body)) is not None:
         return _chat_request(found, fields, card, request_id, defaults)
@@ -67,7 +67,7 @@ def engine_request(body: EngineBody, card: ModelCard, request_id: str, defaults:
 
 
 def client_facts(body: EngineBody, answer_id: str, received_at: float) -> ClientFacts:
-    """Returns what the answer needs besides the generation. `answer_id` is the id that the answer repeats."""
+    """Returns the client's values for the answer. `answer_id` is the id that the answer repeats."""
     arrived = given(body.arrival_time, received_at)
     if arrived < 0:
         refuse("arrival_time", "must not be negative")
@@ -125,7 +125,7 @@ def _chat_request(
     for number, turns in enumerate(conversations):
         with _conversation_named(number if len(conversations) > 1 else None):
             requests.append(generation_request(ChatBody(messages=turns, **fields), card, request_id, defaults))
-        # All conversations sample with the seed that the first one drew, as the prompts of one request do.
+        # All conversations sample with the seed drawn for the first one, like the prompts of one request.
         fields["seed"] = requests[0].params.seed
     first = requests[0]
     if len(requests) == 1:

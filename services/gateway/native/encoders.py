@@ -112,7 +112,7 @@ class RequestOutputEncoder:
         return engine_error(error, self._facts.answer_id, self._facts.prompt) + b"\n"
 
     def _output(self, state: GenerationState, index: int) -> RequestOutput:
-        """Returns the result of one prompt so far. The prompt itself may be long, so only the last line repeats it."""
+        """Returns the result of one prompt so far. Only the last line repeats the prompt, which may be long."""
         request, facts = self._context.request, self._facts
         n = request.n
         choices = state.accumulator.choices[index * n : (index + 1) * n]

@@ -1,4 +1,4 @@
-"""The endpoint `POST /generate`: finds the form of a request, decodes it, and runs its generation."""
+"""The endpoint `POST /generate`: determines the form of a request, decodes it, and runs its generation."""
 
 import time
 from collections.abc import Iterator
@@ -99,7 +99,7 @@ class RunningIds:
 
     @contextmanager
     def holding(self, answer_id: str) -> Iterator[None]:
-        """Keeps the id in use. Raises ServiceError('invalid_value') if it is in use already."""
+        """Marks the id as in use inside the block. Raises ServiceError('invalid_value') if it is already in use."""
         if answer_id in self._ids:
             refuse("request_id", "is the id of a request that is still running: use another id")
         self._ids.add(answer_id)
@@ -121,7 +121,7 @@ class EngineAnswer(Response):
         self._stream = stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Runs the request and sends its answer. A failure after the first byte of a stream is part of the stream."""
+        """Runs the request and sends its answer. A failure after the first byte of a stream is sent in the stream."""
         try:
             with self._running.holding(self._answer_id):
                 if self._stream:
@@ -181,7 +181,7 @@ def _check_names(fields: RawFields) -> None:
     unsupported_params.check(fields, EngineBody, rules=_RULES)
     raw = bytes(fields.get("sampling_params", b"null"))
     if not raw.startswith(b"{"):
-        return  # refused when the body is decoded, unless it is null
+        return  # if not null, refused when the body is decoded
     try:
         unsupported_params.check(read_fields(raw), EngineSampling, rules=_RULES._replace(elsewhere={}))
     except ServiceError as error:

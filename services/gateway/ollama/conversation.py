@@ -1,7 +1,8 @@
 """Converts the messages of Ollama's API to turns of a conversation. Pure.
 
-Calls need no id in this API, and a result may name its function, or nothing at all. Chat templates need both, so calls
-get ids, and a result without an id belongs to the first open call of its function, or else to the first open call.
+In this API, calls need no id, and a result may have only the name of its function, or neither. Chat templates need
+both. So calls get ids; a result without an id is assigned to the first open call of its function, or else to the first
+open call.
 """
 
 from collections.abc import Sequence
@@ -76,7 +77,7 @@ def _call(call: OllamaToolCall, number: int, path: str) -> ToolCall:
 
 
 def _result(message: OllamaMessage, open_calls: list[ToolCall], path: str) -> Turn:
-    """Returns the turn of a result; removes its call from the open ones."""
+    """Returns the turn for a tool result, and removes its call from `open_calls`."""
 
     def answered(call: ToolCall) -> bool:
         if message.tool_call_id:

@@ -90,7 +90,7 @@ def _reasoning(think: Any, card: ModelCard, settings: GatewaySettings) -> dict[s
 
 
 def _with_format_named(request: GenerationRequest) -> GenerationRequest:
-    # Tokenizers name this parameter if the grammar cannot be used.
+    # Tokenizers report this parameter if the grammar cannot be used.
     return replace(request, grammar_param=new_name(request.grammar_param, _NAMES))
 
 

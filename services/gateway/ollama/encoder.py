@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 class LineEncoder:
     """Encodes one answer. Implements `AnswerEncoder`.
 
-    A call has a line of its own, when its arguments are whole.
+    A call is sent in a line of its own, when its arguments are complete.
     """
 
     content_type = CONTENT_TYPE
@@ -39,7 +39,7 @@ class LineEncoder:
         self._head = _encode(self._fields)[:-1] + _BEFORE_TEXT[form]
         self._tail = _AFTER_TEXT[form]
         self._call: tuple[CallStart, list[str]] | None = None
-        """The call that has begun, and the pieces of its arguments."""
+        """The call in progress, and the pieces of its arguments."""
 
     def whole(self, state: GenerationState) -> bytes:
         """See AnswerEncoder."""
@@ -80,7 +80,7 @@ class LineEncoder:
         return error_body(error, self._context.request.request_id) + b"\n"
 
     def _lines(self, event: Event) -> bytes:
-        """Returns the lines of a stream for a part of the answer, after that of a call which has ended before it."""
+        """Returns the lines of a stream for a part of the answer, preceded by the line of a call that has ended."""
         ended = b"".join(self._line({"content": "", "tool_calls": [call]}) for call in self._ended_call(event))
         match event:
             case Content(text):
@@ -99,7 +99,7 @@ class LineEncoder:
             self._call[1].append(event.text)
 
     def _ended_call(self, event: Event | None) -> list[dict[str, Any]]:
-        """Returns the call that has ended if `event` does not belong to it; an empty list if there is none."""
+        """Returns the call in progress if `event` does not continue it, so that it has ended; else an empty list."""
         if self._call is None or isinstance(event, CallArguments):
             return []
         (start, pieces), self._call = self._call, None

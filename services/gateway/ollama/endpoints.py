@@ -62,7 +62,7 @@ class OllamaEndpoints:
         return json_response({"version": __version__})
 
     def _card(self, name: str | None) -> ModelCard:
-        """Returns the model with this name or, if there is none and the name has the default tag, with it left out."""
+        """Returns the model with this name. If there is none, tries the name without the default tag."""
         try:
             return self._serving.backend.resolve_model(name)
         except ServiceError as error:
@@ -100,7 +100,7 @@ async def _checked(request: Request, body: type[msgspec.Struct]) -> bytes:
 
 
 def _loaded(body: OllamaFields, form: Form, card: ModelCard, arrival: Arrival) -> Response:
-    """Answers a request without a prompt, with which clients load a model, or unload it with `keep_alive` 0."""
+    """Answers a request without a prompt. Clients send it to load a model, or to unload it (`keep_alive` 0)."""
     reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
     fields = common_fields(card.name, arrival.created)
     return json_response({**fields, **message(form, {"content": ""}), "done": True, "done_reason": reason})

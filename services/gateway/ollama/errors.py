@@ -11,5 +11,5 @@ SCHEMA = ErrorSchema(
 
 
 def error_body(error: ServiceError, request_id: str) -> bytes:
-    """Returns the JSON of the error object, which has no place for the request id."""
+    """Returns the JSON of the error object, which has no field for the request id."""
     return msgspec.json.encode({"error": error.message})

@@ -1,6 +1,6 @@
 """Describes the models that can be used, in Ollama's format. Pure.
 
-What only Ollama's own model files have (sizes, digests, licenses, families) is empty: a gateway does not know it.
+Fields that only Ollama's own model files have (sizes, digests, licenses, families) are empty.
 """
 
 from collections.abc import Sequence

@@ -25,7 +25,9 @@ class Options(msgspec.Struct, kw_only=True):
     num_predict: int | None = None
     """Number of output tokens at most; negative: as many as fit."""
     num_ctx: int | None = None
-    """Context length that the request needs. The model's own one holds in any case."""
+    """Context length that the request needs; must not exceed the model's. The model's own context length always
+    applies.
+    """
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
@@ -54,7 +56,7 @@ _RULES = FieldRules(
             "f16_kv",
             "logits_all",
             "vocab_only",
-            # which tokens stay when the context overflows: it never does
+            # which tokens to keep when the context overflows; here it never overflows
             "num_keep",
             # these belong to Mirostat, which is refused
             "mirostat_eta",
@@ -82,7 +84,7 @@ NAMES = {
 
 
 def read(given: dict[str, Any] | None, max_model_len: int) -> Options:
-    """Returns the options of a request. Raises ServiceError that names the wrong one."""
+    """Returns the options of a request. Raises ServiceError that names the invalid option."""
     data = msgspec.json.encode(given or {})
     try:
         unsupported_params.check(read_fields(data), Options, rules=_RULES)

@@ -11,7 +11,10 @@ from services.gateway.openai.bodies.unsupported_params import FieldRules, Unsupp
 
 
 class OllamaFunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """The name of a called function, and its arguments. `index` has no effect: the calls of a message have an order."""
+    """The name of a called function, and its arguments.
+
+    `index` has no effect: the order of the calls in the message counts.
+    """
 
     name: str
     arguments: dict[str, Any] = {}
@@ -59,7 +62,7 @@ class OllamaFields(msgspec.Struct, kw_only=True):
 
 
 class OllamaChatBody(OllamaFields, kw_only=True):
-    """Body of `/api/chat`: a conversation to continue. Without messages the model is only looked up."""
+    """Body of `/api/chat`: a conversation to continue. Without messages only the model's name is checked."""
 
     messages: list[OllamaMessage] | None = None
     tools: list[Any] | None = None
@@ -83,7 +86,7 @@ class OllamaShowBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     name: str | None = None
     verbose: bool | None = None
-    """No effect: the description is always whole."""
+    """No effect: the description is always complete."""
 
 
 CHAT_DECODER = msgspec.json.Decoder(OllamaChatBody)

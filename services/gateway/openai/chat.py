@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`: the endpoint, and the conversion of its body to a `GenerationRequest`.
 
-The conversion gives a request its defaults and checks it; every error names the parameter. `bodies.parameters` has what
-chat and completions have in common. The other APIs (`anthropic`, `responses`, `ollama`) convert their bodies to a chat
+The conversion gives a request its defaults and checks it; every error names the parameter. `bodies.parameters` is the
+part that chat and completions share. The other APIs (`anthropic`, `responses`, `ollama`) convert their bodies to a chat
 body and use the conversion as well.
 """
 
@@ -128,7 +128,7 @@ def _with_conversation(
 ) -> GenerationRequest:
     """Returns the request with the conversation and the inputs of the chat template.
 
-    The pictures of the messages are appended to `pictures`; None: they may have none.
+    The images of the messages are appended to `pictures`; None: messages may not have images.
     """
     take_picture = None if pictures is None else taken_into(pictures)
     messages = conversation.messages(body.messages, card.vocab_size, take_picture)
@@ -154,7 +154,7 @@ def _with_conversation(
 
 
 def _chat_structure(body: ChatBody, choice: ToolChoice) -> Constraint | None:
-    """Returns what the output must follow: the structure that the request asks for, or that of calls it forces."""
+    """Returns the structure of the output: the one that the request asks for, or that of forced tool calls."""
     structure = constraint_of(body)
     if not choice.is_forced:
         return structure

@@ -1,7 +1,7 @@
 """`POST /v1/completions`: the endpoint, and the conversion of its body to a `GenerationRequest`.
 
-The conversion gives a request its defaults and checks it; every error names the parameter. `bodies.parameters` has what
-chat and completions have in common.
+The conversion gives a request its defaults and checks it; every error names the parameter. `bodies.parameters` is the
+part that chat and completions share.
 """
 
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""Adds the request bodies to `/openapi.json`: endpoints decode bodies themselves, so FastAPI does not know them."""
+"""Adds the request bodies to `/openapi.json`.
+
+FastAPI does not know them, because endpoints decode bodies themselves.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -68,7 +71,7 @@ def request_body(body: Body) -> dict[str, Any]:
 
 
 def error_responses(error: ErrorSchema = ERROR) -> dict[int | str, dict[str, Any]]:
-    """Returns the description of the error responses, which every route may give."""
+    """Returns the description of the error responses that every route may send."""
     return {"default": {"description": "Error", "content": _json_of(error.name)}}
 
 

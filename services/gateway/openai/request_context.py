@@ -1,4 +1,4 @@
-"""The context of one generation over HTTP: everything about the request that determines the form of its answer."""
+"""The context of one generation over HTTP: the properties of the request that determine the form of its answer."""
 
 import hashlib
 import time
@@ -41,7 +41,7 @@ class Arrival:
 
     @classmethod
     def of(cls, request: Request) -> "Arrival":
-        """Returns the current time. If the request resumes a stream, it was created when the stream was."""
+        """Returns the current time. If the request resumes a stream, `created` is that of the stream."""
         resumption: Resumption | None = getattr(request.state, "resumption", None)
         now = cls.now()
         return now if resumption is None else cls(resumption.created, now.started_s)

@@ -43,7 +43,7 @@ class RequestMeter:
         return time.perf_counter() - self._started_s
 
     def saw(self, update: SequenceUpdate) -> None:
-        """Records an update of a sequence. An update without tokens is ignored."""
+        """Records that an update of a sequence has arrived. An update without tokens is ignored."""
         if not update.token_ids:
             return
         now = time.perf_counter()

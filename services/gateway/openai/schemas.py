@@ -1,7 +1,7 @@
 """The request bodies of the endpoints as structs: completions, chat, tokenize, detokenize.
 
-The answers of tokenize and detokenize are here as well; they have vLLM's format. The fields that several bodies have in
-common, and the decoding, are in `body`.
+The answers of tokenize and detokenize are here as well; they have vLLM's format. The common fields of several bodies,
+and the decoding, are in `body`.
 """
 
 from typing import Any
@@ -57,8 +57,8 @@ class ChatBody(GenerationFields, kw_only=True):
 class TokenizeBody(ChatBody, kw_only=True):
     """Body of `/tokenize`: a text or a conversation. Exactly one of `prompt` and `messages` must be given.
 
-    It has the fields of a chat request, because clients send one here unchanged to count its tokens. Those that have no
-    influence on the prompt have no effect.
+    It has the fields of a chat request, because clients send one here unchanged to count its tokens. Fields that do not
+    influence the prompt have no effect.
     """
 
     prompt: str | None = None

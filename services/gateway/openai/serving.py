@@ -44,26 +44,26 @@ from shared.request.seed_source import seeds_of
 
 
 class Sink(Protocol):
-    """Takes the bytes of a stream: `sse.EventChannel`, or a store of events that clients read later."""
+    """Receives the bytes of a stream: `sse.EventChannel`, or a store of events that clients read later."""
 
     async def write(self, data: bytes) -> None:
-        """Takes the next bytes. Returns when there is room for more."""
+        """Writes the next bytes. Returns when there is room for more."""
         ...
 
     async def end(self, data: bytes) -> None:
-        """Takes the last bytes."""
+        """Writes the last bytes."""
         ...
 
 
 class RecordedStream(Protocol):
-    """A stream that can be resumed: gives its events ids, notes its tokens, and leaves out what the client has.
+    """A resumable stream: gives its events ids, records its tokens, and omits output that the client already has.
 
-    Its three methods that return events stand for those of an encoder.
+    Its three methods that return events are called instead of those of the encoder.
     """
 
     @property
     def resumed(self) -> ResumedOutput | None:
-        """The output with which the run goes on; None if it begins."""
+        """The output that this run continues; None for the first run."""
         ...
 
     def opening(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
@@ -84,7 +84,10 @@ class RecordedStream(Protocol):
         ...
 
     async def serve(self, run: "ResponseRunner", receive: Receive, channel: sse.EventChannel) -> None:
-        """Runs the request for a client, and perhaps on without it. Called once. Raises ServiceError."""
+        """Runs the request for a client; may continue after the client has disconnected. Called once.
+
+        Raises ServiceError.
+        """
         ...
 
 
@@ -92,7 +95,7 @@ class StreamBook(Protocol):
     """Records streams, so that a client can resume them: `streams.Streams`."""
 
     async def begin(self, request: Request, context: RequestContext) -> RecordedStream | None:
-        """Returns the record of a stream that begins or goes on; None if it is not recorded. Raises ServiceError."""
+        """Returns the record of a new or resumed stream; None if it is not recorded. Raises ServiceError."""
         ...
 
 
@@ -106,7 +109,7 @@ async def nothing() -> None:
 class Serving:
     """The backend, the settings and the defaults of one application. All its APIs share one object.
 
-    They share it because requests without a seed get theirs by their order, whatever their API.
+    They share it because requests without a seed get seeds in the order of their arrival, across all APIs.
     """
 
     def __init__(
@@ -129,7 +132,7 @@ class Serving:
         )
 
     def defaults_of(self, request: Request) -> RequestDefaults:
-        """Returns the defaults of a request. One that resumes a stream has the seed that the stream began with."""
+        """Returns the defaults of a request. A request that resumes a stream gets the stream's first seed."""
         resumption: Resumption | None = getattr(request.state, "resumption", None)
         if resumption is None or resumption.seed is None:
             return self.defaults
@@ -152,7 +155,7 @@ class Serving:
             stream=bool(body.stream),
             include_usage=bool(options.include_usage),
             echoes=await self._echoes(request) if body.echo else ("",) * request.num_prompts,
-            # Without text, token ids are all that the answer has.
+            # Without text, the answer has only token ids.
             return_token_ids=given(body.return_token_ids, settings.return_token_ids) or not request.detokenize,
             tokens_as_ids=given(body.return_tokens_as_token_ids, settings.return_tokens_as_token_ids)
             or not request.detokenize,
@@ -179,7 +182,7 @@ class Serving:
         before_end: BeforeEnd = nothing,
         recorded: RecordedStream | None = None,
     ) -> "ResponseRunner":
-        """Returns what runs the generation of a request. `before_end` and `recorded`: see ResponseRunner."""
+        """Returns the runner of a request. `before_end` and `recorded`: see ResponseRunner."""
         if recorded is not None and recorded.resumed is not None:
             context = replace(context, request=replace(context.request, resumed=recorded.resumed))
         trace = RequestTrace(context, request.headers)
@@ -201,8 +204,8 @@ class Serving:
 class ResponseRunner:
     """Runs one generation, from the request to the last byte of its answer.
 
-    `before_end` is awaited when the answer is complete and encoded, before its last bytes are sent. So what it stores
-    is there when the client asks for it. `recorded`: of a stream that can be resumed.
+    `before_end` is awaited when the answer is complete and encoded, before its last bytes are sent. So objects that it
+    stores exist when the client asks for them. `recorded`: the record of a resumable stream.
     """
 
     def __init__(
@@ -294,14 +297,14 @@ class ResponseRunner:
         return self.encoder.closing(self._state(generation))
 
     def _start_parsing(self, generation: Generation) -> None:
-        """Makes the parsers of the choices, which need the end of the prompt, when the first output has arrived."""
+        """Creates the parsers of the choices at the first output: they need the end of the rendered prompt."""
         answer, choices = self._context.answer_format, self._accumulator.choices
         if answer is not None and choices[0].parser is None:
             for choice in choices:
                 choice.parser = answer.parser(generation.prompt_tail)
 
     def _take(self, update: SequenceUpdate) -> tuple[Choice, str]:
-        """Adds an update to its choice. Returns the choice, and the new text if no parser takes it."""
+        """Adds an update to its choice. Returns the choice, and the new text if the choice has no parser."""
         choice = self._accumulator.add(update)
         self._meter.saw(update)
         return choice, choice.separate(update)
@@ -347,7 +350,7 @@ def _num_prompt_tokens(generation: Generation | None) -> int:
 
 
 class StreamedAnswer(Response):
-    """An ASGI response that is written while tokens are generated."""
+    """An ASGI response that is written while the tokens are generated."""
 
     def __init__(self, run: ResponseRunner, keep_alive_s: float, recorded: RecordedStream | None = None) -> None:
         # The constructor of Response is not called, because it would render a body.

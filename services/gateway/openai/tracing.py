@@ -24,7 +24,7 @@ class RequestTrace:
             context.request.trace_headers.update(self._span.headers())
 
     def failed(self, code: str) -> None:
-        """Records that the request ends in an error or that its client has disconnected."""
+        """Records an error code, or that the client has disconnected."""
         self._span.error(code)
 
     def end(self, accumulator: ChoiceAccumulator, num_prompt_tokens: int, time_to_first_token_s: float) -> None:

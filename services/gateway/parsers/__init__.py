@@ -6,7 +6,7 @@ Whole and streamed answers use the same code: `OutputParser.feed` takes text in 
 | module             | what it does                                                            |
 |--------------------|-------------------------------------------------------------------------|
 | `output_parser`    | the parser of one output: reasoning first, then tools                   |
-| `formats`          | the formats by the names that settings and tokenizers give them         |
+| `formats`          | the formats by the names in settings and tokenizers' announcements      |
 | `events`           | what a parser returns                                                   |
 | `call_grammars`    | the grammar of each format, which keeps calls to the schemas of tools   |
 | `tool_parser`      | base class of the formats of tool calls: content, held text, JSON calls |
@@ -17,6 +17,6 @@ Whole and streamed answers use the same code: `OutputParser.feed` takes text in 
 
 The reasoning is separated by `shared.text.reasoning`, which the offline `LLM` uses as well.
 
-A parser never loses text: what looked like a call and is none comes out as content. Only the whitespace beside a call
-is dropped.
+A parser never loses text: text that looks like a call but is not one is returned as content. Only the whitespace around
+a call is dropped.
 """

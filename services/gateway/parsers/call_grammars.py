@@ -1,7 +1,7 @@
-"""The grammars of calls in each format of `formats`: what output must look like so that its calls follow schemas. Pure.
+"""The grammars of tool calls in each format of `formats`, for constrained output with strict tools. Pure.
 
 A grammar is free text in which a call names one of the request's tools, and the arguments of a strict tool follow its
-JSON Schema. Each text that the grammar allows and the format's parser takes for a call is such a call.
+JSON Schema. Whatever the format's parser recognises as a call in text that the grammar allows is such a call.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +19,14 @@ _ANNOTATIONS = frozenset({"title", "description", "$schema", "$id", "$comment", 
 """Members of a schema that do not restrict values."""
 _DEFINITIONS = ("$defs", "definitions")
 _OBJECT = frozenset({"type", "properties", "required", "additionalProperties", *_DEFINITIONS, *_ANNOTATIONS})
-"""Members of the schema of arguments that can be enforced where arguments are not written as one JSON object."""
+"""Supported keywords in the schema of the arguments, for formats that do not write arguments as one JSON object."""
 _TEXT = frozenset({"type", "enum", "const", "minLength", "maxLength", *_ANNOTATIONS})
-"""Members of the schema of a string that can be enforced where strings are written without quotes."""
+"""Supported keywords in the schema of a string, for formats that write strings without quotes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallableTool:
-    """A tool of the request. `place`: its number in the request. `path`: where its schema is there, for errors.
+    """A tool of the request. `place`: its index in the request. `path`: path of its schema in the request, for errors.
 
     `is_strict`: whether the arguments must follow the schema; other tools take any arguments.
     """
@@ -39,7 +39,7 @@ class CallableTool:
 
     @property
     def arguments(self) -> Json:
-        """Its arguments as a JSON object."""
+        """Grammar of its arguments as a JSON object."""
         return Json({"type": "object", **self.schema}, self.place) if self.is_strict else Json({"type": "object"})
 
 
@@ -117,7 +117,7 @@ def pythonic(tools: Sequence[CallableTool]) -> TaggedText:
 
 @dataclass(frozen=True, slots=True)
 class _Argument:
-    """An argument of a strict tool. `definitions`: what references in its schema point to."""
+    """An argument of a strict tool. `definitions`: the `$defs` to which its schema refers."""
 
     key: str
     schema: dict[str, Any]
@@ -132,7 +132,7 @@ class _Argument:
 
 @dataclass(frozen=True, slots=True)
 class _ArgumentMarks:
-    """What stands before and after the key and the value of an argument that has tags of its own.
+    """The markup around the key and the value of an argument, in formats with tags for each argument.
 
     `before_end`: the end of each value, which is not part of it.
     """
@@ -145,7 +145,7 @@ class _ArgumentMarks:
 
 
 def _tagged_arguments(tool: CallableTool, marks: _ArgumentMarks) -> Piece:
-    """Returns the arguments of a call, each with tags of its own. Strings are written without quotes."""
+    """Returns the grammar of a call's arguments, each with its own tags. Strings are written without quotes."""
 
     def argument(key: Piece, value: Piece) -> Piece:
         return _chain(marks.before_key, key, *marks.before_value, value, _SPACE)
@@ -180,7 +180,7 @@ def _tagged_value(argument: _Argument, marks: _ArgumentMarks) -> Piece:
 
 
 def _keyword_arguments(tool: CallableTool) -> Piece:
-    """Returns the arguments of a call in Python's syntax: the required ones, then any of the others."""
+    """Returns the grammar of a call's arguments in Python's syntax: all required ones, then any of the others."""
     if not tool.is_strict:
         one = _chain(Name(), "=", Json({}))
         return Repeat(_chain(one, Repeat(_chain(",", _SPACE, one))), at_most_once=True)
@@ -198,7 +198,7 @@ def _keyword_arguments(tool: CallableTool) -> Piece:
 
 
 def _listed(required: Sequence[Piece], others: Sequence[Piece]) -> Piece:
-    """Returns the pieces with commas between them: all of `required`, then any of `others`, in their order."""
+    """Returns the grammar of a comma-separated list: all of `required`, then any of `others`, in their order."""
     if required:
         behind = [Repeat(_chain(",", _SPACE, one), at_most_once=True) for one in others]
         head = [piece for one in required for piece in (",", _SPACE, one)]
@@ -208,7 +208,7 @@ def _listed(required: Sequence[Piece], others: Sequence[Piece]) -> Piece:
 
 
 def _arguments(tool: CallableTool) -> list[_Argument]:
-    """Returns the arguments of a strict tool one by one. Raises ServiceError if its schema does not have them so."""
+    """Returns the arguments of a strict tool. Raises ServiceError if its schema does not list them one by one."""
     schema, path = tool.schema, tool.path
     _check_members(schema, _OBJECT, path)
     properties, required = schema.get("properties") or {}, schema.get("required") or []
@@ -241,7 +241,7 @@ def _length(schema: Mapping[str, Any], name: str, path: str, default: int | None
 
 
 def _json_call(tool: CallableTool, arguments: str = "arguments") -> Piece:
-    """Returns a call as a JSON object with the members `name` and `arguments`."""
+    """Returns the grammar of a call as a JSON object with the members `name` and `arguments`."""
     name = (_SPACE, '"name"', _SPACE, ":", _SPACE, f'"{tool.name}"', _SPACE, ",")
     return _chain("{", *name, _SPACE, f'"{arguments}"', _SPACE, ":", _SPACE, tool.arguments, _SPACE, "}")
 
@@ -251,5 +251,5 @@ def _any(tools: Sequence[CallableTool], call: Callable[[CallableTool], Piece]) -
 
 
 def _chain(*pieces: Piece | str) -> Chain:
-    """Returns a sequence of pieces; texts stand for themselves."""
+    """Returns the grammar of a sequence of pieces; strings are literals."""
     return Chain(tuple(Literal(piece) if isinstance(piece, str) else piece for piece in pieces))

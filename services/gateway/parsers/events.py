@@ -1,4 +1,7 @@
-"""What a parser of model output returns: pieces of the answer, in order. A piece continues the previous of its kind."""
+"""What a parser of model output returns: pieces of the answer, in order.
+
+A piece continues the previous piece of its kind.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -38,7 +41,7 @@ Event = Content | Reasoning | CallStart | CallArguments
 
 
 def joined(events: Iterable[Event]) -> list[Event]:
-    """Returns the events without empty ones, neighbours of one kind joined to one event."""
+    """Returns the events without empty ones; adjacent events of one kind are joined."""
     found: list[Event] = []
     for event in events:
         last = found[-1] if found else None

@@ -17,7 +17,7 @@ from shared.text.reasoning import CLOSING, OPENING
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How a model writes calls of tools: what reads them, and the grammar that keeps them to their schemas.
+    """A format of tool calls: its parser, and the grammar that constrains calls to the tools' schemas.
 
     `special_tokens`: tokens of the format that are special tokens of some tokenizers; the text must have them though
     special tokens are skipped. `short_ids`: the chat templates of these models accept only ids of nine letters and
@@ -32,7 +32,7 @@ class ToolFormat:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a model marks its reasoning, which stands before its answer.
+    """A reasoning format: the markers around the reasoning, which precedes the answer.
 
     `is_implied`: the output begins within the reasoning, unless the prompt ends with the closing mark.
     """

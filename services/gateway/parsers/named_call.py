@@ -1,4 +1,4 @@
-"""Output that is nothing but the arguments of one call, because the request names the function (`tool_choice`)."""
+"""Parser for output that consists only of a call's arguments, because `tool_choice` names the function."""
 
 from services.gateway.parsers.events import CallArguments, CallStart, Event
 
@@ -20,5 +20,5 @@ class NamedCallParser:
         return [*events, CallArguments(0, text)]
 
     def finish(self) -> list[Event]:
-        """See ToolParser. The output was constrained to be JSON, so it is whole unless its length ended it."""
+        """See ToolParser. The output was constrained to JSON, so it is complete unless the maximum length ended it."""
         return []

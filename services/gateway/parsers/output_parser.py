@@ -18,7 +18,7 @@ class CallParser(Protocol):
         ...
 
     def feed(self, text: str) -> list[Event]:
-        """Returns what is certain after this text."""
+        """Returns the events that are certain after this text."""
         ...
 
     def finish(self) -> list[Event]:
@@ -49,7 +49,7 @@ class OutputParser:
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Number of tokens of the reasoning and its marks.
+        """Number of tokens of the reasoning and its markers.
 
         Tokens that arrive together with the end of the reasoning count in proportion to their text.
         """
@@ -57,11 +57,11 @@ class OutputParser:
 
     @property
     def has_whole_calls(self) -> bool:
-        """Whether the output has calls, and its end did not cut the last one. Valid after `finish`."""
+        """Whether the output has calls and the last one is complete. Valid after `finish`."""
         return self._calls is not None and self._calls.num_calls > 0 and not self._calls.is_cut
 
     def feed(self, text: str, num_tokens: int = 0) -> list[Event]:
-        """Returns what is certain after this text, which has `num_tokens` tokens."""
+        """Returns the events that are certain after this text, which has `num_tokens` tokens."""
         if self._reasoning is None or self._reasoning.is_over:
             return self._content(text)
         parts = self._reasoning.feed(text)

@@ -15,14 +15,14 @@ from services.gateway.parsers.tool_parser import NotACallError, Steps, ToolParse
 _BETWEEN = re.compile(r"[^\"'()\[\]{}]*")
 _IN_STRING = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}
 _JSON_NAMES = {"true": True, "false": False, "null": None}
-"""Names of JSON's literals, which models write as well."""
+"""JSON's names of literals, which models write as well as Python's."""
 
 
 class PythonicParser(ToolParser):
     """A list of calls at the beginning of the output, between `<|python_start|>` and `<|python_end|>` or without.
 
-    A list could be ordinary text, so only names of the request's tools make it one of calls. A call is passed on when
-    it is complete.
+    A list could be ordinary text, so it is a call only if the names are those of the request's tools. A call is passed
+    on when it is complete.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -86,7 +86,7 @@ def _arguments_json(text: str) -> str:
     """Returns the keyword arguments of a call as a JSON object. Raises NotACallError if one is no literal."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes that Python does not know
+            warnings.simplefilter("ignore")  # about escapes that Python does not know
             call = ast.parse(f"f({text})", mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
             raise NotACallError

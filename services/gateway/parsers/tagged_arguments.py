@@ -1,4 +1,4 @@
-"""Formats in which each argument of a call has tags of its own. The arguments become a JSON object here."""
+"""Formats in which each argument of a call has its own tags. The parsers convert the arguments to a JSON object."""
 
 import json
 from abc import abstractmethod
@@ -16,8 +16,8 @@ _BEGIN, _END = "<tool_call>", "</tool_call>"
 class TaggedArgumentsParser(ToolParser):
     """A call between `<tool_call>` and `</tool_call>` whose arguments are pairs of a key and a text.
 
-    The tool's JSON Schema decides what a text is: a string if the schema says so, else JSON, or a string if it is none.
-    An argument is passed on when its text is complete.
+    The tool's JSON Schema decides how a text is read: as a string if the schema says so; else as JSON, or as a string
+    if the text is not JSON. An argument is passed on when its text is complete.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -26,7 +26,7 @@ class TaggedArgumentsParser(ToolParser):
         self._open_key: str | None = None
         """The key of the argument whose text is being read."""
         self._open_value: list[str] = []
-        """What has been read of a JSON value."""
+        """The pieces of a JSON value read so far."""
         self._num_arguments = 0
 
     @abstractmethod
@@ -64,13 +64,16 @@ class TaggedArgumentsParser(ToolParser):
                 self._open_key = None
             yield from self._tail()
         except NotACallError:
-            # The call has begun, so its arguments must become a whole object; the text behind them is content.
+            # The call has begun, so its arguments must become a complete object; the text after them is content.
             self._close()
             raise
         self._close()
 
     def _value_of(self, key: str) -> Steps[str]:
-        """Reads the text of an argument. A strict function's JSON is read as such, because it may contain the end."""
+        """Reads the text of an argument.
+
+        A strict function's argument is read as JSON, because it may contain the end tag.
+        """
         if self._is_string(key) or not self._is_strict():
             return (yield from self._argument_text())
         yield from self._space()
@@ -82,7 +85,7 @@ class TaggedArgumentsParser(ToolParser):
         return value
 
     def _cut(self, rest: str) -> None:
-        """See ToolParser. The beginning of a text is passed on in the way in which a JSON value would be cut."""
+        """See ToolParser. The beginning of an argument's text is passed on as a truncated JSON value."""
         if self._open_key is not None:
             rest = "".join(self._open_value) + rest
             text = json.dumps(rest, ensure_ascii=False)[:-1] if self._is_string(self._open_key) else rest

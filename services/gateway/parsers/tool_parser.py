@@ -1,9 +1,9 @@
-"""The base class of the parsers for tool calls: text in any pieces, content, and text that may turn out to be a call.
+"""The base class of the parsers for tool calls. It handles text in pieces, content, and text that may become a call.
 
-A format describes its syntax as a generator, `_call`, which reads from front to back as if the whole text were there.
-Where it needs text that has not arrived, it yields; `feed` continues it. So the same code parses whole texts and
-streams. Text that the generator has read is held until a call has begun for certain, which is when its name and the
-beginning of its arguments are known. If the text is no call, what is held becomes content.
+A format implements its syntax as a generator, `_call`, which reads from front to back as if the whole text were
+available. When it needs text that has not arrived, it yields; `feed` continues it. So the same code parses whole texts
+and streams. Text that the generator has read is held back until it is certain that a call has begun, when its name and
+the beginning of its arguments are known. If the text is not a call, the held text becomes content.
 """
 
 import re
@@ -31,18 +31,18 @@ _MEMBERS = ("name", "type", "id", *_ARGUMENTS)
 
 
 class NotACallError(Exception):
-    """The text is not a call in this format, although it began like one."""
+    """Raised if a text that began like a call is not a call in this format."""
 
 
 class _EndedError(Exception):
-    """The output ends where the parser needs more text."""
+    """Raised if the output ends where the parser needs more text."""
 
 
 class ToolParser(ABC):
     """Separates the calls of tools from the content of one output.
 
-    `tools`: the tools of the request, checked. They matter to formats in which ordinary text could look like a call,
-    and for the types of arguments.
+    `tools`: the checked tools of the request. They are needed for formats in which ordinary text could look like a
+    call, and for the types of arguments.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -51,10 +51,10 @@ class ToolParser(ABC):
         self._tools = {tool_name(tool): tool for tool in tools}
         self._text = ""
         self._position = 0
-        """Where in `_text` the text begins that has not been read."""
+        """Index in `_text` of the first character that has not been read."""
         self._ended = False
         self._held: list[str] = []
-        """Text that has been read, and becomes content if it is no call."""
+        """Text that has been read, and becomes content if it is not a call."""
         self._in_call = False
         self._after_call = False
         """Whether a call has ended and only whitespace has been read since."""
@@ -68,7 +68,7 @@ class ToolParser(ABC):
         return not self._complete
 
     def feed(self, text: str) -> list[Event]:
-        """Returns what is certain after this text."""
+        """Returns the events that are certain after this text."""
         return self._continued(text) if text else []
 
     def finish(self) -> list[Event]:
@@ -78,7 +78,7 @@ class ToolParser(ABC):
 
     @abstractmethod
     def _call(self) -> Steps[None]:
-        """Reads content up to the next call, and this call. Raises NotACallError if the text is none after all."""
+        """Reads content up to the next call, then the call. Raises NotACallError if the text is not a call."""
         ...
 
     # --- for formats: calls -------------------------------------------------------------------------------------------
@@ -100,14 +100,14 @@ class ToolParser(ABC):
             yield from self._more()
 
     def _begin(self, name: str) -> None:
-        """Begins a call, so that the text held so far is no content."""
+        """Begins a call. The held text is part of it and is dropped."""
         self._held.clear()
         self._in_call, self._argued, self._complete = True, False, False
         self._events.append(CallStart(self.num_calls, name))
         self.num_calls += 1
 
     def _argue(self, text: str) -> None:
-        """Adds text to the arguments of the call."""
+        """Appends text to the arguments of the call."""
         self._argued = True
         self._events.append(CallArguments(self.num_calls - 1, text))
 
@@ -118,7 +118,7 @@ class ToolParser(ABC):
         self._in_call, self._after_call, self._complete = False, True, True
 
     def _cut(self, rest: str) -> None:
-        """Called if the output ends within the arguments of a call, with the text that has not been read."""
+        """Called with the unread text if the output ends within the arguments of a call."""
         self._argue(rest)
 
     def _json_calls(self, *, only_known: bool = False) -> Steps[None]:
@@ -209,7 +209,7 @@ class ToolParser(ABC):
         return self._read(place + len(mark) - self._position)[: -len(mark)]
 
     def _value(self, keep: Callable[[str], None]) -> Steps[None]:
-        """Reads a JSON value, without checking what is inside, and calls `keep` with its text, piece by piece."""
+        """Reads a JSON value, without validating its content, and calls `keep` with each piece of its text."""
         depth = 0
         while True:
             yield from self._need(1)
@@ -264,7 +264,7 @@ class ToolParser(ABC):
                 self._release("".join(self._held) + rest)
 
     def _give_up(self) -> None:
-        """Ends a call whose end is not what it should be, or returns held text to the content."""
+        """Ends a call whose closing markup is wrong, or passes the held text on as content."""
         if self._in_call:
             self._end()
             return
@@ -311,7 +311,7 @@ class ToolParser(ABC):
         self._end()
 
     def _member_key(self) -> Steps[str]:
-        """Reads a member's key and the colon behind it."""
+        """Reads a member's key and the colon after it."""
         yield from self._space()
         yield from self._choose('"')
         key = _string_value((yield from self._value_text()))
@@ -339,7 +339,7 @@ class ToolParser(ABC):
                 keep(self._read(2))
 
     def _match(self, pattern: "re.Pattern[str]") -> Steps[str]:
-        """Reads and returns as much as the pattern matches; it must match the empty text and each beginning."""
+        """Reads and returns the longest match of `pattern`, which must match the empty text and each prefix."""
         parts: list[str] = []
         while True:
             found = pattern.match(self._text, self._position)
@@ -371,7 +371,7 @@ class ToolParser(ABC):
         return text
 
     def _say(self, count: int) -> None:
-        """Passes on the next characters as content."""
+        """Passes the next `count` characters on as content."""
         if count:
             self._events.append(Content(self._text[self._position : self._position + count]))
             self._position += count
@@ -386,7 +386,7 @@ class ToolParser(ABC):
 
 
 def _string_value(text: str) -> str:
-    """Returns the value of a JSON string. Raises NotACallError if the text is none."""
+    """Returns the value of a JSON string. Raises NotACallError if the text is not a JSON string."""
     try:
         return msgspec.json.decode(text, type=str)
     except msgspec.MsgspecError:

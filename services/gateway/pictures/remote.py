@@ -1,8 +1,8 @@
-"""Fetches pictures that requests name by URL, only from hosts that the operator has allowed.
+"""Downloads images that requests name by URL, only from hosts that the operator has allowed.
 
-A URL of a client makes this process open a connection, so every step is checked: the host must be on the list, its
-addresses must be public, the connection goes to the very address that was checked, and a redirect is followed only to a
-host that passes the same checks. The body is read up to a limit of bytes and time. Runs on a thread.
+A client's URL makes this process open a connection (a risk of SSRF), so every step is checked: the host must be on the
+list, its addresses must be public, the connection goes to the address that was checked, and a redirect is followed only
+if its target passes the same checks. The body is limited in bytes and time. Runs on a thread.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ Resolve = Callable[[str, int], list[str]]
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the public network: neither private, loopback, link-local, nor reserved."""
+    """Whether an IP address is public: neither private, loopback, link-local, nor reserved."""
     try:
         ip = ipaddress.ip_address(address)
     except ValueError:
@@ -44,7 +44,8 @@ def resolve(host: str, port: int) -> list[str]:
 class RemotePictures:
     """Fetches files from the allowed hosts.
 
-    `may_connect` decides about addresses, by default only public ones; `resolve` finds those of a host.
+    `may_connect` decides whether an address is allowed; by default only public ones are. `resolve` returns the
+    addresses of a host.
     """
 
     def __init__(
@@ -91,7 +92,8 @@ class RemotePictures:
         """Returns the file, or the target of a redirect."""
         host = parts.hostname or ""
         connection = self._connected(host, parts.scheme, param, deadline)
-        # A server that sends a byte now and then is never late for one read: the whole exchange has an end.
+        # A server that sends a byte now and then never exceeds the timeout of a read, so the whole exchange has a
+        # deadline.
         end = threading.Timer(max(0.0, deadline - time.monotonic()), _hang_up, (connection.sock,))
         end.start()
         try:
@@ -114,7 +116,7 @@ class RemotePictures:
         if not addresses or not all(map(self._may_connect, addresses)):
             raise _refusal(f"'{host}' has an address inside a private network: nothing is fetched there.", param)
         left_s = max(0.1, deadline - time.monotonic())
-        # The connection goes to the address that was checked: the name could have another one at the next look.
+        # Connect to the address that was checked: another name lookup could return a different address.
         plain = socket.create_connection((addresses[0], port), left_s)
         connection = http.client.HTTPConnection(host, port, timeout=left_s)
         try:

@@ -1,7 +1,7 @@
-"""The files of the pictures of running requests, which image services read from here.
+"""The image files of running requests. Image services read them from the gateway.
 
-A file is kept, once however many requests have it, from the start of a request to its end: an engine that takes over a
-sequence can have the picture encoded again at any time.
+A file is kept, once for all requests that have it, until the last of them ends, because an engine that takes over a
+sequence may need the image to be encoded again.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class _Kept:
 
 
 class PictureStore:
-    """The files that one gateway has. `source`: the subject at which they are read."""
+    """The image files of one gateway. `source`: the subject on which image services read them."""
 
     def __init__(self, remote: RemotePictures, source: str, bytes_max: int = limits.GATEWAY_IMAGE_BYTES_MAX) -> None:
         self._remote, self._source, self._bytes_max = remote, source, bytes_max
@@ -37,7 +37,7 @@ class PictureStore:
         self.num_bytes = 0
 
     async def fetched(self, pictures: Sequence[PictureInput]) -> list[PictureInput]:
-        """Returns the pictures, those that requests name by URL with their files. Raises ServiceError."""
+        """Returns the images; downloads the files of those given by URL. Raises ServiceError."""
         loop = asyncio.get_running_loop()
 
         async def one(picture: PictureInput) -> PictureInput:
@@ -85,5 +85,5 @@ class PictureStore:
         return part_of(kept.file, message.offset)
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends the download threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)

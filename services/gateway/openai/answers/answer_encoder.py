@@ -1,7 +1,7 @@
 """The interface between the runner of a generation and the format of an API's answers. Pure; has no code of its own.
 
-`serving` runs a generation and calls an encoder. Each API has an encoder: OpenAI's is at the end of
-`stream_encoder`; the other rooms of the gateway have their own.
+`serving` runs a generation and calls an encoder. Each API has its own encoder: OpenAI's is
+`stream_encoder.OpenAIEncoder`; those of other APIs are in their packages.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class AnswerEncoder(Protocol):
         ...
 
     def whole(self, state: GenerationState) -> bytes:
-        """Returns the body of the whole answer. The choices hold their text and events."""
+        """Returns the body of the whole answer. The choices contain their text and events."""
         ...
 
     def opening(self, state: GenerationState) -> bytes:
@@ -49,7 +49,7 @@ class AnswerEncoder(Protocol):
         ...
 
     def chunk(self, choice: Choice, text: str) -> bytes:
-        """Returns the new output of a choice, b"" if nothing is to be sent. `text` is not in `choice.text`.
+        """Returns the new output of a choice; b"" if there is none to send. `text` is not in `choice.text`.
 
         Output that a parser has separated is in `choice.events` and not in `text`. Only a request with an
         `answer_format` has parsers; its encoder takes the events from the choice.
@@ -84,5 +84,5 @@ class NumberedEncoder(AnswerEncoder, Protocol):
         ...
 
     def number_from(self, number: int) -> None:
-        """Gives the next event this number."""
+        """Sets the number of the next event."""
         ...

@@ -1,8 +1,8 @@
-"""Encodes what a parser has separated: the message of a whole answer, and the deltas of a stream. Pure.
+"""Encodes the events of a parser: as the message of a whole answer, or as the deltas of a stream. Pure.
 
 A key whose name contains `content` exists only if there is text for it, except `content` itself in whole messages: the
-simplest clients search a chunk for the word and expect text behind it. Reasoning has two names, because clients know
-either the one or the other. Other APIs take the parts of an answer from `answer_events`.
+simplest clients search a chunk for the word and expect text behind it. Reasoning is sent under two names, because a
+client knows only one of them. Other APIs use `answer_events`.
 """
 
 from collections.abc import Iterable
@@ -15,13 +15,13 @@ from services.gateway.openai.tools.answer_format import AnswerFormat
 from services.gateway.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
 
 INVALID_JSON = "INVALID_JSON"
-"""Member of a call's arguments that holds what the model wrote if that is no JSON object."""
+"""Name of the only member of a call's arguments if the model did not write a JSON object: its value is the raw text."""
 
 
 def answer_events(choice: Choice, text: str) -> list[Event]:
-    """Returns what a choice has said since the last call, and removes it from the choice.
+    """Returns the new events of a choice, and removes them from the choice.
 
-    `text`: the new text if no parser takes it.
+    `text`: the new text if the choice has no parser.
     """
     if choice.parser is None:
         return [Content(text)] if text else []
@@ -30,7 +30,7 @@ def answer_events(choice: Choice, text: str) -> list[Event]:
 
 
 def arguments_object(text: str) -> dict[str, Any]:
-    """Returns the arguments of a call as an object, for APIs that have them so.
+    """Returns the arguments of a call as an object, for APIs that need an object instead of JSON text.
 
     If the text is no JSON object, because the model made a mistake or its output was cut off, the object has this text
     as its member INVALID_JSON.

@@ -33,7 +33,7 @@ class Choice:
     parser: OutputParser | None = None
     """Separates the parts of the answer; None if the whole output is its text."""
     events: list[Event] = field(default_factory=list[Event])
-    """What the parser has separated. Then `text` is empty."""
+    """The events of the parser; with a parser, `text` is empty."""
 
     def add(self, update: SequenceUpdate) -> None:
         """Adds an update, except its text, which a stream sends at once."""
@@ -53,7 +53,7 @@ class Choice:
             self.stop_reason = update.stop_reason
 
     def separate(self, update: SequenceUpdate) -> str:
-        """Parses the text of an update into `events`; without a parser, returns it as it is."""
+        """Parses the text of an update into `events`; without a parser, returns the text unchanged."""
         if self.parser is None:
             return update.text
         events = self.parser.feed(update.text, len(update.token_ids))
@@ -85,7 +85,7 @@ class ChoiceAccumulator:
     def keep_best(self, n: int) -> None:
         """Keeps, for each prompt, the `n` choices with the highest log probability, highest first.
 
-        Does nothing if each prompt has only `n`, which then stay in their order. All choices must have ended. The kept
+        If each prompt has only `n` choices, does nothing; they keep their order. All choices must have ended. The kept
         choices get the number of cached tokens of the choice that had the fewest, because that one computed the prompt.
         """
         if n == self._num_sequences:
@@ -146,7 +146,7 @@ def merge(batch: list[SequenceUpdate]) -> Iterable[SequenceUpdate]:
 
 
 def without_output(update: SequenceUpdate) -> SequenceUpdate:
-    """Returns an update of a sequence whose one token only serves to compute the prompt."""
+    """Returns the update without its token, which was generated only because the prompt had to be computed."""
     return SequenceUpdate(
         index=update.index,
         text="",
@@ -157,7 +157,7 @@ def without_output(update: SequenceUpdate) -> SequenceUpdate:
 
 
 def joined_updates(first: SequenceUpdate, then: SequenceUpdate) -> SequenceUpdate:
-    """Returns two updates of a sequence, of which the first is not its last one, as one."""
+    """Joins two successive updates of a sequence. The first must not be the sequence's last update."""
     assert first.finish_reason is None, first.index
     return SequenceUpdate(
         index=first.index,

@@ -21,7 +21,10 @@ def answer(
     num_prompt_tokens: int,
     timings: dict[str, Any] | None = None,
 ) -> bytes:
-    """Returns the response body of a finished generation. `timings`: the times of its phases, if it has them."""
+    """Returns the response body of a finished generation.
+
+    `timings`: the field of the same name, if the request asks for it.
+    """
     choices = [_choice(context, choice, accumulator) for choice in accumulator.choices]
     body: dict[str, Any] = {
         "id": context.id,
@@ -119,7 +122,7 @@ def _model(card: ModelCard) -> dict[str, Any]:
 
 
 def _tasks(card: ModelCard) -> list[str]:
-    """Returns what requests can ask of the model: `generate`, `embed`, `classify`, `score`."""
+    """Returns the tasks that the model supports: `generate`, `embed`, `classify`, `score`."""
     if card.labels:
         return ["classify", "score"] if len(card.labels) == 1 else ["classify"]
     return ["generate"] * card.generates + ["embed", "score"] * bool(card.embedding_size)

@@ -1,6 +1,6 @@
 """The `timings` of an answer, which requests ask for with `"timings": true`. Pure.
 
-The gateway measures them, so the prefill time includes the wait in the engine's own queue.
+The gateway measures the times, so the prefill time includes the wait in the engine's own queue.
 """
 
 from typing import Any
@@ -12,9 +12,9 @@ def timings(state: GenerationState) -> dict[str, Any]:
     """Returns times in seconds and rates in tokens per second, over all choices of the request.
 
     `queue_s` lasts from the arrival of the request, tokenization included, until its first sequence is sent to an
-    engine, `prefill_s` from then to the first token, `decode_s` from the first token to the last one. `cached_tokens`
-    of the prompt tokens were not computed and do not count in the rate of the prefill. A rate is null if nothing was
-    measured: no time, or only one token for each choice.
+    engine, `prefill_s` from then to the first token, `decode_s` from the first token to the last one. The
+    `cached_tokens` were not computed and do not count in the prefill rate. A rate is null if nothing was measured: no
+    time, or only one token for each choice.
     """
     accumulator, first_s, last_s = state.accumulator, state.time_to_first_token_s, state.time_to_last_token_s
     queue_s = min(state.generation.times.placed_s or 0.0, first_s)

@@ -1,1 +1,1 @@
-"""Checks the bodies of requests, and has the parts of their conversion that several endpoints share. Pure."""
+"""Checks of request bodies, and parts of their conversion that several endpoints share. Pure."""

@@ -40,7 +40,7 @@ def block_text(block: Block, path: str, types: Collection[str], no_effect: Colle
 def check_fields(
     block: Block, known: Collection[str], path: str, no_effect: Mapping[str, Collection[Any] | None] = NOTHING
 ) -> None:
-    """Raises ServiceError('unsupported_parameter') for a field of a block that has no place in the API, or no effect.
+    """Raises ServiceError('unsupported_parameter') for a field of a block that is neither known nor in `no_effect`.
 
     `no_effect`: fields that are ignored if they have one of these values; None: any value.
     """

@@ -1,4 +1,4 @@
-"""Checks `metadata`, the client's own notes on an object, which is kept and returned with the object. Pure."""
+"""Checks `metadata`, a client's own key-value pairs, which are stored and returned with an object. Pure."""
 
 from shared import limits
 from shared.request.checks import refuse

@@ -1,7 +1,7 @@
-"""Makes the errors of a conversion name the parameters of another API. Pure.
+"""Renames parameters in the errors of a conversion, for APIs that are converted to OpenAI's. Pure.
 
-Other APIs convert their bodies to a `ChatBody` or `CompletionBody`. If the values of that body are refused, the error
-names OpenAI's parameter; the client must read the name of the parameter that it sent.
+Other APIs convert their bodies to a `ChatBody` or `CompletionBody`. If a value of that body is refused, the error names
+OpenAI's parameter; it must be renamed to the parameter that the client sent.
 """
 
 import re

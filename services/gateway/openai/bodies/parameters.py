@@ -37,7 +37,7 @@ class RequestDefaults:
     chat_temperature: float = 1.0
     max_logprobs: int = limits.LOGPROBS_MAX
     pictures_max: int = limits.IMAGES_MAX
-    """Most pictures of a request."""
+    """Maximum number of images in a request."""
 
 
 DEFAULTS = RequestDefaults()
@@ -79,7 +79,7 @@ def prompts(
 
 
 def only_echoes(body: GenerationFields) -> bool:
-    """Returns whether the request asks for its prompt and no output: `max_tokens` 0, which only an echo may have."""
+    """Returns whether the request asks only for the echo of its prompt: `max_tokens` is 0, which requires `echo`."""
     return (body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens) == 0
 
 
@@ -106,7 +106,7 @@ def checked_params(
         body,
         max_tokens=max_tokens or card.max_model_len,
         temperature=given(body.temperature, endpoint.temperature),
-        # A top_k above the vocabulary size means all tokens; clamped, it fits into a message.
+        # A top_k above the vocabulary size means all tokens. It is clamped so that it fits into the message's field.
         top_k=min(given(body.top_k, -1), card.vocab_size),
         seed=draw_seed() if body.seed is None else body.seed,
         logprobs=logprobs[0],
@@ -176,7 +176,7 @@ def checked_request(
 
 
 def _check_stream(body: GenerationFields, params: SamplingParams, choices: Choices) -> None:
-    """Raises ServiceError if a streamed answer is asked for, but the options give no text before the last token."""
+    """Raises ServiceError for `stream` together with options whose output is known only at the end."""
     causes = {
         "'use_beam_search'": choices.beam is not None,
         "'best_of' greater than 'n'": choices.num_sequences > choices.n,
@@ -206,7 +206,10 @@ def check_priority(value: int | None) -> int:
 
 
 def check_tier(value: str | None) -> str:
-    """Returns the tier that an answer names, empty without one. Raises ServiceError for an unknown tier."""
+    """Returns the service tier that the answer reports; empty if the request has none.
+
+    Raises ServiceError if unknown.
+    """
     if value is not None and value not in _TIERS:
         refuse("service_tier", f"must be one of {', '.join(_TIERS)}")
     return "" if value is None else FLEX if value == FLEX else "default"

@@ -1,8 +1,8 @@
 """Checks the names of the fields in a request body, so that no field is ignored without an error.
 
 A body may have the fields of its schema, the fields of `NO_EFFECT`, and the fields of `UNSUPPORTED`. The latter exist
-in other servers but not here; they are accepted only with a value that requests nothing. Any other name is refused,
-and the error suggests the nearest known name. null requests nothing, whatever the name.
+in other servers but not here; they are accepted only with a value that has no effect (their default). Any other name is
+refused, and the error suggests the nearest known name. null counts as the default for every name.
 """
 
 import difflib
@@ -19,12 +19,12 @@ from shared.request.conversation import Turn
 
 NO_EFFECT = frozenset(
     {
-        # the client's own bookkeeping, on which no answer depends
+        # the client's own bookkeeping, which does not change the answer
         "metadata",
         "safety_identifier",
         "store",
         "user",
-        # hints for speed: prefixes are cached without a key, draft tokens come from the request's own text
+        # performance hints: prefixes are cached without a key, draft tokens come from the request's own text
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -34,10 +34,10 @@ NO_EFFECT = frozenset(
 
 
 class Unsupported(NamedTuple):
-    """How a field of other servers is handled that is not supported here."""
+    """How to handle a field that other servers have and this one does not support."""
 
     asks_nothing: tuple[Any, ...]
-    """Values that request nothing and are accepted."""
+    """Values without effect (the default), which are accepted."""
     instead: str = ""
     """A sentence for the error message that says what to do instead."""
 
@@ -169,9 +169,9 @@ def _check_stream_options(options: Any) -> None:
 
 
 def _check_one(name: str, raw: msgspec.Raw, rules: FieldRules, known: Iterable[str], within: str = "") -> None:
-    """Raises ServiceError if the rules do not have a field, or do not have its value as one that requests nothing.
+    """Raises ServiceError if the field is unknown, or unsupported with this value.
 
-    `within`: the path of the object that has the field, if that is not the body.
+    `within`: path of the object with the field, if it is not the body itself.
     """
     if raw == _NOTHING:
         return

@@ -1,4 +1,4 @@
-"""The APIs that answer with vectors or with scores made of them: embeddings, score, rerank.
+"""The APIs for pooling: embeddings, score, rerank, classify.
 
 | module      | contents                                                                              |
 |-------------|---------------------------------------------------------------------------------------|

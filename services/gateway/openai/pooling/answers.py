@@ -1,7 +1,7 @@
 """Scores and labels from vectors, and the bodies of the answers. Pure.
 
-The functions that work on many vectors are generators that yield after each: the caller lets other requests run between
-two of them.
+Functions that work on many vectors are generators that yield after each vector, so that the caller can let other
+requests run in between.
 """
 
 import base64
@@ -43,7 +43,7 @@ def scores(head: dict[str, Any], values: Sequence[float], num_tokens: int) -> by
 
 
 def first_numbers(vectors: Sequence[bytes]) -> Iterator[float]:
-    """Yields the score of each pair of texts: what a classification head with one label gives for it."""
+    """Yields the score of each pair of texts: the output of a classification head with one label."""
     for vector in vectors:
         yield unpack_vector(vector)[0]
 

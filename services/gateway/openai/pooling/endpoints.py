@@ -23,12 +23,12 @@ from shared.request.checks import given
 B = TypeVar("B", bound=schemas.TextFields)
 T = TypeVar("T")
 _TURN = 32
-"""Number of vectors that are scored or encoded before other requests get a turn; each takes up to a millisecond."""
+"""Number of vectors that are scored or encoded before the event loop runs other tasks; each takes up to 1 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked(Generic[B]):
-    """A request that has been run. `head`: the members that its answer begins with."""
+    """A request that has been run. `head`: the first members of its answer."""
 
     body: B
     card: ModelCard
@@ -57,13 +57,13 @@ class PoolingEndpoints:
         return encoded_response(answers.embeddings(asked.head, items, asked.found.num_tokens))
 
     async def classify(self, request: Request) -> Response:
-        """Answers with the label of each input, and the number that the model gives for each label."""
+        """Answers with the label of each input, and the model's value for each label."""
         asked = await self._pooled(request, schemas.CLASSIFY_DECODER, requests.classify, "classify")
         items = await _in_turns(answers.label_items(asked.found.vectors, asked.card.labels))
         return encoded_response(answers.labelled(asked.head, items, asked.found.num_tokens))
 
     async def score(self, request: Request) -> Response:
-        """Answers with the similarity of each pair of texts: the cosine of their vectors, or what a head gives."""
+        """Answers with the similarity of each pair of texts: the cosine of their vectors, or the output of a head."""
         asked = await self._pooled(request, schemas.SCORE_DECODER, requests.score, "score")
         num_first = 1 if isinstance(asked.body.text_1, str) else len(asked.body.text_1 or ())
         values = await _in_turns(asked.scores(num_first))
@@ -97,7 +97,7 @@ class PoolingEndpoints:
 
 
 async def _in_turns(items: Iterator[T]) -> list[T]:
-    """Returns all items. Lets other requests run from time to time."""
+    """Returns all items of an iterator. Yields to the event loop every `_TURN` items."""
     found: list[T] = []
     for item in items:
         found.append(item)

@@ -22,7 +22,7 @@ from shared.request.checks import given, missing, refuse
 
 ENCODINGS = ("float", "base64")
 _PARAMS = SamplingParams(max_tokens=1, temperature=0.0)
-"""A pooling sequence samples nothing, so these have no effect."""
+"""Placeholder: a pooling sequence samples no tokens."""
 
 
 def embeddings(body: EmbeddingBody, card: ModelCard, request_id: str) -> GenerationRequest:
@@ -42,7 +42,7 @@ def classify(body: ClassifyBody, card: ModelCard, request_id: str) -> Generation
 
 
 def score(body: ScoreBody, card: ModelCard, request_id: str) -> GenerationRequest:
-    """Returns the request of `/v1/score`, whose prompts are all of `text_1`, then all of `text_2`.
+    """Returns the request of `/v1/score`. Its prompts are all texts of `text_1`, then all texts of `text_2`.
 
     For a model with a classification head the prompts are the pairs, in order.
 
@@ -60,7 +60,7 @@ def score(body: ScoreBody, card: ModelCard, request_id: str) -> GenerationReques
 
 
 def rerank(body: RerankBody, card: ModelCard, request_id: str) -> GenerationRequest:
-    """Returns the request of `/v1/rerank`, whose prompts are the query, then the documents.
+    """Returns the request of `/v1/rerank`. Its prompts are the query, then the documents.
 
     For a model with a classification head the prompts are pairs of the query and a document.
 

@@ -32,7 +32,7 @@ class ClassifyBody(TextFields, kw_only=True):
     input: str | list[str | int | list[int]] | None = None
     """A text, a list of texts, a list of token ids, or a list of such lists."""
     use_activation: bool | None = None
-    """Whether the numbers pass through the model's activation (default); false: the numbers of the head itself."""
+    """Whether the model's activation function is applied to the head's outputs (default: true)."""
 
 
 class EmbeddingBody(PoolingFields, kw_only=True):

@@ -1,1 +1,1 @@
-"""Tools in requests of OpenAI's API: which may or must be called, and how calls are told from content."""
+"""Tools in requests of OpenAI's API: which tools may or must be called, and how calls are separated from content."""

@@ -53,7 +53,7 @@ class AnswerFormat:
         )
 
     def call_id(self, request_id: str, choice: int, call: int) -> str:
-        """Returns the id of a call of an answer: always the same for the same place."""
+        """Returns the id of a call in an answer, derived from request, choice and index of the call."""
         digest = hashlib.sha256(f"{request_id}/{choice}/{call}".encode()).hexdigest()
         if self.tool_format is not None and self.tool_format.short_ids:
             return digest[:_SHORT_ID_CHARS]
@@ -88,7 +88,7 @@ def answer_format(
 ) -> AnswerFormat | None:
     """Returns the formats of a request's answer; None if nothing has to be separated. Raises ServiceError.
 
-    `request` is what `chat.generation_request` has made of the body.
+    `request` is the result of `chat.generation_request` for the body.
     """
     choice = tool_choice(body)
     calls = tool_format(choice, card, settings)
@@ -98,7 +98,7 @@ def answer_format(
         return AnswerFormat(choice=choice, tool_format=calls)
     grammar = request.params.grammar
     if grammar is not None and grammar.kind != "structural_tag":
-        return None  # The output has the structure from its first token on, so it has no marks.
+        return None  # The output has the structure from its first token on, so it has no markers.
     reasoning = reasoning_format(card, settings)
     if calls is None and reasoning is None:
         return None
@@ -112,19 +112,19 @@ def answer_format(
 
 
 def reasoning_format(card: ModelCard, settings: GatewaySettings) -> ReasoningFormat | None:
-    """Returns how the model marks its reasoning; None if that is unknown, or if reasoning is not to be separated."""
+    """Returns the model's reasoning format; None if it is unknown, or if reasoning is not to be separated."""
     return REASONING_FORMATS.get(_chosen(settings.reasoning_parser, card.reasoning_format))
 
 
 def knows_calls(card: ModelCard, settings: GatewaySettings) -> bool:
-    """Whether the model may be left to choose whether it calls a tool: its own format of calls is known."""
+    """Whether `tool_choice` `auto` is possible: the model's own call format is known."""
     return settings.enable_auto_tool_choice and _chosen(settings.tool_call_parser, card.tool_format) in TOOL_FORMATS
 
 
 def tool_format(choice: ToolChoice, card: ModelCard, settings: GatewaySettings) -> ToolFormat | None:
     """Returns the model's own format of calls; None if it is unknown and not needed, as for forced calls.
 
-    Raises ServiceError if the choice is the model's and its format is unknown.
+    Raises ServiceError for `tool_choice` `auto` if the format is unknown.
     """
     if choice.mode == "none":
         return None
@@ -143,7 +143,7 @@ def tool_format(choice: ToolChoice, card: ModelCard, settings: GatewaySettings) 
 
 
 def _chosen(setting: str, shown: str) -> str:
-    """Returns the name of a format: that of the setting, or with `auto` the one that the chat template shows."""
+    """Returns the name of a format: that of the setting or, with `auto`, the one recognised from the chat template."""
     return shown if setting == "auto" else setting
 
 

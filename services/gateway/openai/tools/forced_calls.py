@@ -1,7 +1,7 @@
-"""What output must match if a request forces calls of tools (`tool_choice` required, or a function's name). Pure.
+"""The constraint on the output if a request forces tool calls (`tool_choice` required, or a function's name). Pure.
 
-The output is then not in the model's own format of calls: with a named function it is its arguments alone, else a list
-of objects with `name` and `parameters`. `answer_format.AnswerFormat.parser` reads both.
+The output is then not in the model's own call format: with a named function it consists of the arguments alone,
+otherwise of a list of objects with `name` and `parameters`. `answer_format.AnswerFormat.parser` reads both.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ def _call(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _definitions(choice: ToolChoice) -> dict[str, Any]:
-    """Returns the definitions of all tools, to which references such as `#/$defs/X` point, for the whole schema.
+    """Returns the `$defs` of all tools for the combined schema, so that references such as `#/$defs/X` stay valid.
 
     Raises ServiceError if two tools define different things under one name.
     """

@@ -1,7 +1,7 @@
-"""What output must match if a request has strict functions and leaves it to the model whether it calls one. Pure.
+"""The constraint on the output if a request has strict functions and `tool_choice` is `auto`. Pure.
 
-The output is in the model's own format of calls. Its text stays free; the arguments of a call of a strict function
-follow the function's JSON Schema, and calls name functions of the request.
+The output is in the model's own call format. Text outside of calls is free; every call names a function of the request,
+and the arguments of a strict function follow its JSON Schema.
 """
 
 from services.gateway.openai.tools.tool_choice import ToolChoice
@@ -15,7 +15,7 @@ from shared.request.structured import Constraint, tagged_constraint
 def strict_calls(
     choice: ToolChoice, tool_format: ToolFormat | None, reasoning_format: ReasoningFormat | None
 ) -> Constraint | None:
-    """Returns the constraint of the output; None if no function is strict, or none may be called by the model's choice.
+    """Returns the constraint; None if no function is strict, or if `tool_choice` is not `auto`.
 
     Raises ServiceError that names the function, for a schema that cannot be enforced in the model's format of calls.
     """
@@ -30,6 +30,6 @@ def strict_calls(
 
 
 def _after_reasoning(grammar: TaggedText, reasoning: ReasoningFormat) -> TaggedText:
-    """Returns the grammar of output in which calls without a mark may also stand behind the reasoning."""
+    """Returns the grammar of output in which calls without a marker may also follow the reasoning."""
     ends = Tag(reasoning.closing, Chain(()))
     return TaggedText((*grammar.tags, ends), grammar.opening, grammar.not_first)

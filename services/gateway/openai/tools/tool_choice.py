@@ -19,8 +19,8 @@ _MODES: dict[str, Mode] = {"none": "none", "auto": "auto", "required": "required
 class ToolChoice:
     """The tools of one request.
 
-    `tools` are those that the model is told of: none with the mode `none`. `places`: their numbers in the request.
-    `name`: the function that it has to call with the mode `named`. `parallel`: whether an answer may have several
+    `tools` are those that the chat template gets: none with the mode `none`. `places`: their indexes in the request.
+    `name`: the function that must be called with the mode `named`. `parallel`: whether an answer may have several
     calls. `legacy`: whether the request has `functions`, so that the answer has a `function_call`.
     """
 
@@ -38,7 +38,7 @@ class ToolChoice:
 
     @property
     def param(self) -> str:
-        """Name of the request's field that chooses, for errors."""
+        """Name of the request's field with the tool choice, for errors."""
         return "function_call" if self.legacy else "tool_choice"
 
     @property
@@ -53,7 +53,7 @@ class ToolChoice:
 
     @property
     def strict_param(self) -> str | None:
-        """Name of the request's field `strict` that is true first, for errors; None if no tool is strict."""
+        """Path of the first field `strict` that is true, for errors; None if no tool is strict."""
         for place, tool in zip(self.places, self.tools, strict=True):
             if tool["function"].get("strict"):
                 return self.schema_param.replace("[]", f"[{place}]").replace("parameters", "strict")
