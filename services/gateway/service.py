@@ -113,7 +113,7 @@ class GatewayService:
             if (responses := self._recorded_responses()) is not None:
                 responses.leave()
             await self._server.leave()
-            # The actor refuses requests only when no connection can bring one: those of batches.
+            # The actor begins to refuse requests only when no connection can send one; then only batches can.
             await self._server_task
             await self._actor.drain()
             await self._usage.close()
@@ -127,12 +127,12 @@ class GatewayService:
             await asyncio.gather(*self._background, return_exceptions=True)
 
     def _make_unattended(self, host: Host, actor: GatewayActor) -> BackgroundStreams | None:
-        """Returns the requests that run without clients; None if there is no store for them."""
+        """Returns the manager of background requests; None if there is no store for them."""
         if self._streams is None:
             return None
 
         def living() -> set[tuple[str, str]]:
-            # One that is draining has left its background responses to the others.
+            # A draining gateway has handed its background responses over to the others.
             beats = [beat for beat, _ in actor.topology() if beat.service == "gateway" and beat.state != "draining"]
             return {(beat.id, beat.instance_id) for beat in beats}
 
@@ -156,8 +156,8 @@ class GatewayService:
         return UsageLedger(host.id, receivers)
 
     async def _serve(self, actor: GatewayActor, listener: socket.socket) -> None:
-        # Connections wait in the listening socket meanwhile. Otherwise a client that connects at the gateway's start
-        # would be told that a service is missing, when only its heartbeat has not arrived yet.
+        # Connections wait in the listening socket meanwhile. Otherwise a client that connects during the start would
+        # get an error about a missing service, although only its heartbeat has not arrived yet.
         await actor.first_heartbeats()
         await continue_batches(self._app)
         if (responses := self._recorded_responses()) is not None:

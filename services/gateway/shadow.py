@@ -1,7 +1,8 @@
 """Shadow traffic: copies of a share of the requests run on another version of the model, and their tokens are compared.
 
-A copy begins when its request has ended, with the same token ids, parameters and seed, so what it should give is known.
-Nobody gets its output, it has no record and counts for no key. It runs on engines of its own and delays no request.
+A copy begins when its request has ended, with the same token ids, parameters and seed, so the expected output is known.
+Its output is sent to no client; it has no record and counts for no key. It runs on the engines of the other version and
+delays no request.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ _SHARES = 1_000_000
 
 @dataclass(slots=True)
 class Comparison:
-    """What the copies of one version gave. `position`: where the latest different one differed first."""
+    """Results of the copies on one version. `position`: first different token of the latest copy that differed."""
 
     equal: int = 0
     different: int = 0
@@ -49,7 +50,7 @@ FindCard = Callable[[str], ModelCard | None]
 
 
 class ShadowTraffic:
-    """The copies of one gateway. `start` runs a request, `find_card` returns the model with a name on the bus."""
+    """The copies of one gateway. `start` runs a request, `find_card` returns the model with a bus name."""
 
     def __init__(self, versions: VersionDirectory, start: Start, find_card: FindCard) -> None:
         self._versions, self._start, self._find_card = versions, start, find_card
@@ -58,9 +59,10 @@ class ShadowTraffic:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ended(self, actor: RequestActor) -> None:
-        """Begins a copy of a request that has ended, if it is one of the share.
+        """Starts a copy of an ended request, if the request belongs to the copied share.
 
-        Not for beams, vectors, adapters and requests with pictures, whose files are gone.
+        Beam searches, pooling requests, requests with adapters, and requests with images (whose files are gone) are not
+        copied.
         """
         shadow = self._versions.shadows().get(actor.card.name)
         request = actor.request
@@ -68,7 +70,7 @@ class ShadowTraffic:
         if shadow is None or actor.error is not None or other_kind:
             return
         state, internal, share = shadow
-        # The choice depends on the id alone, so that it is spread evenly and needs no state.
+        # The selection depends only on the id, so it is evenly distributed and needs no state.
         if zlib.crc32(request.request_id.encode()) % _SHARES >= share * _SHARES or state.shadow is None:
             return
         comparison = self.comparisons[state.name, state.shadow.number]
@@ -89,7 +91,7 @@ class ShadowTraffic:
             comparison.failed += 1
             log.info("the copy of %s failed: %s", actor.request.request_id, error.message)
             return
-        # Of the sequences, not of the updates, which lack the tokens that a fork begins with.
+        # From the sequences, because the updates lack the tokens with which a fork begins.
         tokens = [(one.token_ids, other.token_ids) for one, other in zip(actor.sequences, copy.sequences, strict=True)]
         position = min((_first(*pair) for pair in tokens if pair[0] != pair[1]), default=None)
         if position is None:
@@ -116,7 +118,7 @@ class ShadowCollector(Collector):
 
 
 def facts(one: Comparison) -> dict[str, Any]:
-    """Returns a comparison for `GET /admin/models`."""
+    """Returns a comparison in the form of `GET /admin/models`."""
     return {
         "equal": one.equal,
         "different": one.different,

@@ -32,7 +32,7 @@ class Prompt:
     tail: str = ""
     pictures: tuple[PromptPicture, ...] = ()
     num_first_tokens: int = 0
-    """Of a pair of texts: see `PoolingParams`."""
+    """For a pair of texts: see `PoolingParams`."""
 
     @property
     def num_tokens(self) -> int:
@@ -47,7 +47,7 @@ class RequestMessages:
         self.request, self.card, self.prompts = request, card, prompts
         self._host = host
         self.idle_until = host.clock.monotonic() + request.idle_s if request.idle_s > 0 else 0.0
-        """When the sequences leave the idle lane, monotonic seconds; 0: they are not in it."""
+        """Time at which the sequences leave the idle lane, monotonic seconds; 0: they are not in it."""
         count = len(prompts) * request.num_sequences
         self.sequences = [self._sequence(index) for index in range(count)]
 
@@ -77,7 +77,7 @@ class RequestMessages:
         return self.sequences[first : first + self.request.num_sequences]
 
     def open_stream(self, index: int) -> OpenStream:
-        """Returns the message that opens a stream, which continues the text that the gateway has.
+        """Returns the message that opens a text stream, which continues after the text that the gateway has.
 
         The sequence must have a placement.
         """
@@ -144,7 +144,7 @@ class RequestMessages:
         return max(0.0, self.idle_until - self._host.clock.monotonic()) if self.idle_until else 0.0
 
     def submit_prefill(self, index: int) -> Submit:
-        """Returns the message that has the prompt, with the tokens so far, computed for the sequence's engine.
+        """Returns the message that makes a prefill engine compute the prompt for the sequence's engine.
 
         The sequence must have a placement with such an engine.
         """
@@ -178,8 +178,8 @@ class RequestMessages:
     ) -> Submit:
         """Returns the message that runs a copy of a sequence, whose tokens come to this gateway.
 
-        The sequence must have a placement. `salt`: takes the place of the request's cache salt unless it is empty.
-        `only_next`: only the token behind `output_token_ids` is computed.
+        The sequence must have a placement. `salt`: replaces the request's cache salt unless it is empty. `only_next`:
+        only the token after `output_token_ids` is computed.
         """
         submit, host = self.submit(index), self._host
         params = msgspec.structs.replace(submit.params, prompt_logprobs=None, logprobs=None)
@@ -200,9 +200,9 @@ class RequestMessages:
         )
 
     def retarget(self, index: int) -> Retarget:
-        """Returns the message that sends the tokens which the gateway lacks to the sequence's current detokenizer.
+        """Returns the message that makes the engine send the missing tokens to the sequence's current detokenizer.
 
-        For a pooling sequence, the message that sends its vector to this gateway again.
+        For a pooling sequence, it makes the engine send the vector to this gateway again.
         """
         sequence = self.sequences[index]
         return Retarget(sequence.sequence_id, sequence.attempt, self._reply_subject(sequence), len(sequence.token_ids))

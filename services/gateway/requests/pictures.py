@@ -1,4 +1,4 @@
-"""Has the pictures of a request encoded, before its prompt is made."""
+"""Has the images of a request encoded by an image service, before the prompt is tokenized."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,27 +14,27 @@ _OF_THE_PICTURE = ("invalid_value", "request_too_large")
 
 @dataclass(frozen=True, slots=True)
 class RequestPicture:
-    """A picture of a request: its file, which this gateway keeps, and what it is in a prompt."""
+    """An image of a request: its file, which this gateway stores, and the number of its tokens."""
 
     file: PictureFile
     encoded: PictureEncoded
 
     @property
     def tokens(self) -> PictureTokens:
-        """What tokenizers have to know of the picture."""
+        """The description of the image for tokenizers."""
         encoded = self.encoded
         num_tokens = num_picture_tokens(encoded)
         return PictureTokens(encoded.token_id, num_tokens, encoded.key, encoded.place, encoded.text, encoded.layout)
 
     def placed(self, start: int) -> PromptPicture:
-        """Returns the picture in a prompt, of whose tokens the first is at `start`."""
+        """Returns the description of the image for the engine. `start`: position of its first token in the prompt."""
         return PromptPicture(start, self.encoded, self.file)
 
 
 async def encoded(
     clients: ServiceClients, model: str, pictures: Sequence[PictureInput], files: Sequence[PictureFile]
 ) -> tuple[RequestPicture, ...]:
-    """Returns the pictures, encoded. Raises ServiceError that names a picture which cannot be used."""
+    """Returns the pictures, encoded. Raises ServiceError that names an invalid image."""
 
     async def one(picture: PictureInput, file: PictureFile) -> RequestPicture:
         try:

@@ -1,6 +1,6 @@
-"""The places of a request's sequences: the gateway's records of them, and the messages that release them.
+"""Releases the placements of a request's sequences: updates the gateway's records and notifies the members.
 
-A place is an engine, a detokenizer with the stream of the text, and perhaps an engine that computes the prompt.
+A placement consists of an engine, a detokenizer with the text stream, and possibly a prefill engine.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -11,9 +11,9 @@ from services.gateway.requests.sequence_state import Address, SequenceState
 
 
 class Places:
-    """The places of one request's sequences. `model`: its name on the bus. `spawn` runs a coroutine that tells members.
+    """The placements of one request's sequences. `model`: its bus name. `spawn` runs a coroutine that sends messages.
 
-    Methods whose names begin with `tell` send messages and change no record of this gateway.
+    Methods whose names begin with `tell` only send messages and do not change this gateway's records.
     """
 
     def __init__(self, parts: GatewayParts, model: str, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
@@ -24,7 +24,7 @@ class Places:
     def forget(self, sequence: SequenceState, engine: Address | None, detokenizer: Address | None) -> None:
         """Removes a placement from this gateway's records (progress watch and router).
 
-        The engine that computes the prompt is told, too.
+        Also notifies the prefill engine.
         """
         self.release_prefill(sequence)
         if engine is not None:
@@ -34,7 +34,7 @@ class Places:
             self._router.stream_closed(detokenizer, sequence.sequence_id)
 
     def release_prefill(self, sequence: SequenceState) -> None:
-        """Tells the engine that computes the prompt for another one that it may forget or end that."""
+        """Tells the prefill engine that it may drop the prompt's computation."""
         prefill, sequence.prefill = sequence.prefill, None
         if prefill is not None and prefill.leads:
             self._router.record_end(prefill.engine, sequence.sequence_id)
@@ -48,7 +48,7 @@ class Places:
         sequence.moved(detokenizer, self._clock.monotonic())
 
     def detokenizer_for(self, sequence: SequenceState, refused: set[Address]) -> Address | None:
-        """Returns the detokenizer for a sequence's stream, if possible the one that it has; None: all are refused."""
+        """Returns a detokenizer for a sequence's stream, preferably its present one; None if all are in `refused`."""
         alive = self._members.alive("detokenizer", self._clock.monotonic())
         here = sequence.detokenizer
         if here not in refused and any((d.id, d.instance_id) == here for d in alive):
@@ -66,14 +66,14 @@ class Places:
     async def tell_release(
         self, name: str, attempt: int, engine: Address | None, detokenizer: Address | None, reason: str
     ) -> None:
-        """Tells an engine and a detokenizer to drop the sequence `name`. None: that one is not told."""
+        """Tells an engine and a detokenizer to drop the sequence `name`. None: no message to this member."""
         if engine is not None:
             await self._clients.cancel(engine, name, attempt, reason)
         if detokenizer is not None:
             await self._clients.close_stream(detokenizer, name, attempt)
 
     async def tell_done(self, sequence: SequenceState) -> None:
-        """Tells the engine and the detokenizer of a finished sequence that they may forget it."""
+        """Tells the engine and the detokenizer of a finished sequence that they may drop its state."""
         if sequence.engine is not None:
             await self._clients.done(sequence.engine, sequence.sequence_id, sequence.attempt)
         if sequence.detokenizer is not None:

@@ -1,4 +1,4 @@
-"""Prepares an accepted request: its pictures are encoded, its prompts become token ids, its sequences are queued.
+"""Prepares an accepted request: encodes its images, tokenizes its prompts, and queues its sequences.
 
 Tokenizers convert texts and conversations; prompts that are token ids are checked here.
 """
@@ -28,7 +28,7 @@ from shared.request.choices import param_of_number
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """What tokenizers make of a request: its prompts, and its parameters with `bad_words` as token ids."""
+    """A tokenized request: its prompts, and its parameters with `bad_words` as token ids."""
 
     prompts: list[Prompt]
     params: SamplingParams
@@ -61,7 +61,7 @@ async def _encoded_pictures(actor: RequestActor, parts: GatewayParts) -> tuple[R
 
 
 def _block_size(parts: GatewayParts, card: ModelCard) -> int:
-    """Returns the block size of the model's engines, in tokens; 0 if none is alive."""
+    """Returns the block size of the model's engines, in tokens; 0 if no engine is running."""
     alive = parts.members.alive("engine", parts.host.clock.monotonic())
     for engine in (member for member in alive if model_of(member) == card.served_by):
         block_size = getattr(engine.status, "block_size", 0)
@@ -197,7 +197,7 @@ def _check_prompt_logprobs(prompts: list[Prompt], num_candidates: int) -> None:
 def tokenize_message(
     request: GenerationRequest, card: ModelCard, block_size: int, *, return_tokens: bool = False
 ) -> TokenizeRequest:
-    """Returns the request to the tokenizers. With `block_size` 0 there are no block hashes and no context check."""
+    """Returns the `TokenizeRequest`. With `block_size` 0 there are no block hashes and no context check."""
     return TokenizeRequest(
         request.request_id,
         card.served_by,
@@ -224,9 +224,9 @@ def tokenize_message(
 
 
 def _parts(request: GenerationRequest) -> Iterator[GenerationRequest]:
-    """Yields the request with some of its prompts at a time: as many as one `TokenizeRequest` may have.
+    """Splits the request into parts with as many prompts as one `TokenizeRequest` may have.
 
-    A request whose prompts are token ids is one part, which has a grammar or words to convert.
+    A request whose prompts are token ids is one part, sent only for its grammar or its bad words.
     """
     if not request.texts and not request.conversations:
         yield request
@@ -248,7 +248,7 @@ def _parts(request: GenerationRequest) -> Iterator[GenerationRequest]:
 
 
 def _num_fitting(sizes: Sequence[int], suffix_size: int) -> int:
-    """Returns how many of the first texts, each with its suffix, fit into TOKENIZE_CHARS_MAX; at least one.
+    """Returns how many of the first texts, each with the suffix, fit into TOKENIZE_CHARS_MAX; at least one.
 
     `sizes`: number of characters of each text, or of a pair of texts.
     """

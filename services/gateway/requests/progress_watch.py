@@ -1,7 +1,7 @@
-"""Finds the running sequences without text for some time; the gateway asks their engines for progress. Pure.
+"""Finds running sequences that have had no text for some time, so that the gateway can ask their engines. Pure.
 
-Each sequence has a time: the last at which it was placed, had text, or was asked about. The sequences of an engine are
-kept in the order of these times, so finding the overdue ones does not visit the others.
+For each sequence the latest time is kept at which it was placed, had text, or was asked about. The sequences of an
+engine are kept in the order of these times, so finding the overdue ones does not visit the others.
 """
 
 from collections import OrderedDict
@@ -23,7 +23,7 @@ class ProgressWatch:
         times.move_to_end(sequence_id)
 
     def drop(self, engine: Address, sequence_id: str) -> None:
-        """Removes a sequence that no longer runs on `engine`. Harmless when repeated."""
+        """Removes a sequence that no longer runs on `engine`. Idempotent."""
         times = self._engines.get(engine)
         if times is not None:
             times.pop(sequence_id, None)
@@ -35,7 +35,7 @@ class ProgressWatch:
         return list(self._engines)
 
     def overdue(self, engine: Address, now: float) -> list[str]:
-        """Returns the sequences without text for STALL_S, longest silent first, at most LIVENESS_BATCH_MAX.
+        """Returns sequences that had no text for STALL_S, longest silence first, at most LIVENESS_BATCH_MAX.
 
         Sets their times to `now`, because the caller asks about them.
         """
@@ -49,7 +49,7 @@ class ProgressWatch:
         return found
 
     def touch_all(self, now: float) -> None:
-        """Sets all times to `now`: while the gateway was disconnected, no text could arrive."""
+        """Sets all times to `now`. Called after the gateway was disconnected, when no text could arrive."""
         for times in self._engines.values():
             for sequence_id in times:
                 times[sequence_id] = now

@@ -1,8 +1,9 @@
 """Estimates how long a new sequence of one model would wait for an engine, to refuse it if that is too long. Pure.
 
-Only while sequences wait, ends of others show what the engines can do; before that they show how many were asked for.
-The estimate is therefore the queue divided by the ends per second since the queue was last empty, and there is none
-until that has gone on for a while. Until then the queue may have UNKNOWN_ROUNDS sequences for each batch slot.
+The rate of ended sequences shows the capacity of the engines only while sequences wait; with an empty queue it shows
+the load. The estimate is therefore the length of the queue divided by the rate since the queue was last empty. There is
+no estimate until this has lasted for a while; until then the queue may have UNKNOWN_ROUNDS sequences for each batch
+slot.
 """
 
 import math
@@ -10,7 +11,7 @@ import math
 KNOWN_S = 1.0
 """Time for which sequences must have waited without a break before there is an estimate."""
 ENDS_MIN = 8
-"""Sequences that must have ended in this time."""
+"""Minimum number of sequences that must have ended in this time."""
 UNKNOWN_ROUNDS = 4
 WINDOW_S = 120.0
 """Time over which the rate is averaged. Long, because long answers that began together also end together."""
@@ -39,7 +40,7 @@ class QueueWait:
         self._num_ends += 1
 
     def is_too_long(self, num_waiting: int, num_slots: int, most_s: float, now: float) -> bool:
-        """Whether a sequence behind `num_waiting` others would wait longer than `most_s`.
+        """Whether a sequence after `num_waiting` others would wait longer than `most_s`.
 
         `num_slots`: batch slots of all engines of the model.
         """
@@ -47,7 +48,7 @@ class QueueWait:
         return num_waiting >= UNKNOWN_ROUNDS * num_slots if estimate_s is None else estimate_s > most_s
 
     def estimate_s(self, num_waiting: int, now: float) -> float | None:
-        """Returns how long a sequence behind `num_waiting` others would wait; None if that is not known."""
+        """Returns the expected wait of a sequence after `num_waiting` others, seconds; None if it is unknown."""
         if self._since is None or now - self._since < KNOWN_S or self._num_ends < ENDS_MIN:
             return None
         self._decay(now)

@@ -28,7 +28,7 @@ from shared.messages import PictureFile, SequenceMark, TextEvent, TokenEvent
 from shared.parameters.sampling import SamplingParams
 
 MOVED = "moved"
-"""Why a sequence left an engine that drains, in the request's record."""
+"""Reason in the request's record for leaving a draining engine."""
 
 
 class RequestActor:
@@ -52,7 +52,9 @@ class RequestActor:
         self._parts, self._clients = parts, parts.clients
         self._places = Places(parts, card.served_by, self._spawn)
         self._num_expected = 0
-        """Its sequences that the dispatcher expects, because their prompts are being prepared."""
+        """Number of its sequences that the dispatcher expects (`Dispatcher.expect`), because the prompts are being
+        prepared.
+        """
         self._number, self._on_end = number, on_end
         self._record = request.record
         self._started_at = self._now()
@@ -65,7 +67,7 @@ class RequestActor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._deadline: asyncio.TimerHandle | None = None
         self.picture_files: list[PictureFile] = []
-        """The files of its pictures, which the gateway keeps until the request ends."""
+        """The files of its images, which the gateway stores until the request ends."""
         self._repairing: set[int] = set()
         self._behind: set[int] = set()
         """Indexes of sequences whose engine has tokens that have not arrived."""
@@ -73,7 +75,7 @@ class RequestActor:
         self._lockstep: LockstepRequest | None = None
         """Compares the tokens of two engines; None if the sequences run on one each."""
         self._streamless: dict[int, float] = {}
-        """Indexes of sequences whose stream no detokenizer takes, with the time since when."""
+        """Indexes of sequences whose stream no detokenizer accepts, with the time since when."""
 
     # --- Generation ---
 
@@ -99,7 +101,8 @@ class RequestActor:
         num_sequences, cached, prefilled = self.request.num_sequences, 0, 0
         for index, prompt in enumerate(self.prompts):
             choices = self.sequences[index * num_sequences : (index + 1) * num_sequences]
-            # The choice that found least in the cache has computed the prompt; the others found its work.
+            # The choice with the fewest cached tokens has computed the prompt; the others found its blocks in the
+            # cache.
             cached += min((choice.num_cached_tokens for choice in choices if choice.prefills), default=0)
             # All choices of a beam search report the work of its one prefill.
             prefilling = choices if self.request.params.beam is None else choices[:1]
@@ -148,7 +151,7 @@ class RequestActor:
         return self._over
 
     def start(self, preparation: Coroutine[Any, Any, None]) -> None:
-        """Starts the request: runs its preparation in a task of its own. A ServiceError of it ends the request."""
+        """Starts the request: runs its preparation as a task. If it raises ServiceError, the request ends."""
         if timeout_s := self.request.timeout_s:
             late = ServiceError("deadline_exceeded", f"The request did not end within its timeout of {timeout_s:g} s.")
             self._deadline = asyncio.get_running_loop().call_later(timeout_s, self.fail, late)
@@ -161,7 +164,7 @@ class RequestActor:
         self._num_expected = count
 
     def on_text(self, index: int, event: TextEvent, engine: Address) -> None:
-        """Applies a text event to sequence `index`, in lockstep when a second engine has the same tokens.
+        """Applies a text event to sequence `index`; in lockstep, only after a second engine has the same tokens.
 
         The caller must call `Dispatcher.pump` afterwards.
         """
@@ -218,7 +221,10 @@ class RequestActor:
             self._behind.add(index)
 
     def on_missing(self, index: int, attempt: int, engine: Address) -> None:
-        """Queues sequence `index` again: its engine does not hold it. The caller must call `Dispatcher.pump`."""
+        """Queues sequence `index` again, because its engine does not have it.
+
+        The caller must call `Dispatcher.pump`.
+        """
         sequence = self.sequences[index]
         if sequence.phase is Phase.RUNNING and (sequence.attempt, sequence.engine) == (attempt, engine):
             self._place_again(index)
@@ -237,7 +243,7 @@ class RequestActor:
                 self._repair(index)
 
     def on_stalled(self, engine: Address) -> None:
-        """Takes the running sequences away from an engine whose step hangs: the engine drops them, others run them.
+        """Moves the running sequences away from an engine whose step hangs, and tells the engine to drop them.
 
         The caller must call `Dispatcher.pump` afterwards.
         """
@@ -248,10 +254,11 @@ class RequestActor:
                 self._place_again(index, release="the engine stands still")
 
     def on_draining(self, member: Address, room: int) -> int:
-        """Moves running sequences, at most `room`, away from an engine that takes no more; also streams of text.
+        """Moves up to `room` running sequences away from a draining engine, or streams from a draining detokenizer.
 
-        Returns how many sequences have left the engine. Beam searches and pooling sequences stay, because moved ones
-        would begin again, and so do requests for this engine alone. The caller must call `Dispatcher.pump` afterwards.
+        Returns how many sequences have left the engine. Beam searches and pooling sequences stay, because they would
+        have to begin again; so do requests that only this engine may run. The caller must call `Dispatcher.pump`
+        afterwards.
         """
         moved = 0
         stays = self.request.params.beam is not None or self.request.pooling is not None or bool(self.request.engine)
@@ -273,7 +280,7 @@ class RequestActor:
         return member in (sequence.engine, sequence.detokenizer, prefill) or index in self._repairing
 
     def tick(self, now: float) -> None:
-        """Rebuilds streams whose tokens do not arrive, and streams for which there was no detokenizer the last time."""
+        """Rebuilds streams whose tokens do not arrive, and streams for which there was no detokenizer before."""
         if not self._behind and not self._streamless:
             return
         for index in [i for i in self._behind if self.sequences[i].behind_since is None]:
@@ -302,7 +309,7 @@ class RequestActor:
     # --- placing ---
 
     def tokenized(self, messages: RequestMessages) -> list[Candidate]:
-        """Takes the prompts as token ids. Returns the sequences to be queued; none if the request has ended."""
+        """Receives the tokenized prompts. Returns the sequences to be queued; none if the request has ended."""
         self._expect(0)
         self.prompts = messages.prompts
         self._tokenized_at = self._now()
@@ -357,7 +364,7 @@ class RequestActor:
         """Queues a running sequence for a new placement. Returns whether that was possible now.
 
         `release`: the reason of the `Cancel` to the engine; empty if the engine is gone or does not hold the sequence.
-        `planned`: the engine works, and its loss does not count.
+        `planned`: the engine is not lost but draining, so this does not count as a loss.
         """
         sequence = self.sequences[index]
         engine, detokenizer, attempt = sequence.engine, sequence.detokenizer, sequence.attempt
@@ -385,7 +392,7 @@ class RequestActor:
             self._spawn(self._rebuild(index, refused or set()), index)
 
     async def _rebuild(self, index: int, refused: set[Address]) -> None:
-        """Opens the stream again, if possible on its detokenizer, and has the engine send the missing tokens.
+        """Opens the stream again, preferably on its present detokenizer, and makes the engine send the missing tokens.
 
         A pooling sequence has no stream: the engine sends its vector again.
         """
@@ -412,7 +419,7 @@ class RequestActor:
             self._record.stream_moved(index, detokenizer.id)
             await self._retarget(index)
             if former is not None and former != detokenizer:
-                # A detokenizer that drains waits for the end of its streams.
+                # A draining detokenizer waits for the end of its streams.
                 await self._clients.close_stream(former, sequence.sequence_id, attempt)
             return
 
@@ -430,7 +437,7 @@ class RequestActor:
     # --- the end ---
 
     def _leave(self) -> list[SequenceState]:
-        """Takes all sequences out of the queue and removes the placements of the unfinished ones from the records.
+        """Removes all sequences from the queue, and the placements of unfinished ones from the records.
 
         Returns the sequences that their engine and detokenizer must drop: unfinished ones and those that failed.
         """

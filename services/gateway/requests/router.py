@@ -1,17 +1,19 @@
-"""Chooses the engine and the detokenizer of a sequence from heartbeats and from what this gateway sent since. Pure.
+"""Chooses engine and detokenizer of a sequence, from heartbeats and what this gateway has sent since. Pure.
 
 The cost of an engine is measured in tokens: prompt tokens that wait there, plus the tokens of this prompt that are not
 in the engine's prefix cache, plus `RUNNING_COST` for each sequence there. The cheapest engine is chosen; among equals,
 the one with the fewest prompt tokens since its start. The router estimates the content of a prefix cache from the block
 hashes of the prompts that this gateway has sent there; a wrong estimate costs only time.
 
-An engine is chosen only if it has credit. Its heartbeat says how many sequences it wants. The router subtracts the
-sequences that this gateway has sent since that heartbeat, or sent before and not yet answered, and adds those that have
-ended there. Other gateways see the same credit, so an engine may get more sequences than it wants; its credit is then
-negative. So that other gateways cannot starve this one, it may always have a few sequences at each engine (`SHARE`).
+An engine is chosen only if it has credit: the number of sequences that it can accept, as its heartbeat says. The router
+subtracts the sequences that this gateway has sent since that heartbeat, or sent before without an answer yet, and adds
+those that have ended there. Other gateways see the same credit, so an engine may get more sequences than it offered;
+its credit is then negative. A gateway may always have a few sequences at each engine (`SHARE`), so that other gateways
+cannot starve it.
 
-Sequences of the idle lane give way to others, so they are neither counted against the credit of others nor as their
-cost. They have a credit of their own, which counts everything, and a gateway may always have one at each engine.
+Sequences of the idle lane are preempted by others, so they do not reduce the credit for other sequences and do not
+count in the cost for them. The idle lane has its own credit, which counts all sequences; a gateway may always have one
+idle sequence at each engine.
 """
 
 from collections import Counter, OrderedDict
@@ -23,7 +25,9 @@ from shared.messages import EngineStatus, GatewayStatus, Heartbeat, StreamStatus
 
 OTHER_CONFIGURATION = 2
 """Factor of the cost of a prefill engine whose configuration, such as its number of devices, is not that of the decode
-engine. While the others have nothing to do, they are chosen; behind a prompt of about equal length, this one is."""
+engine. So engines of the same configuration are preferred while idle; if a prompt of similar length waits there,
+another engine is chosen.
+"""
 RUNNING_COST = 16
 """Cost of a sequence at an engine, in tokens: it delays the first token of a new sequence about as much as this many
 prompt tokens."""
@@ -51,14 +55,14 @@ class EngineLoad:
     """Sequences of the idle lane that were sent to the engine and have not ended. `held` does not have them."""
     idle_sent: int = 0
     idle_ended: int = 0
-    """What `sent` and `ended` are for sequences that are not idle."""
+    """As `sent` and `ended`, for sequences of the idle lane."""
     refused: bool = False
     """The engine has refused a sequence or not answered; it gets no sequence until its next heartbeat."""
     silent: bool = False
     """The engine has not answered a submit. Until it answers one, it gets at most one sequence per heartbeat."""
 
     def hold(self, sequence_id: str, client: str, *, idle: bool = False) -> None:
-        """Adds a sequence that is being sent to the engine."""
+        """Records a sequence that is being sent to the engine."""
         if idle:
             self.idle.add(sequence_id)
             return
@@ -66,7 +70,7 @@ class EngineLoad:
         self.clients[client] += 1
 
     def let_go(self, sequence_id: str) -> bool:
-        """Removes a sequence that is not idle. Returns False if it was not held."""
+        """Removes a sequence that is not of the idle lane. Returns False if it was not recorded."""
         client = self.held.pop(sequence_id, None)
         if client is None:
             return False
@@ -117,10 +121,9 @@ class Router:
         """Returns the cheapest ready engine of the model with credit; None if there is none.
 
         Engines in `affinity`, which already compute the same prompt, are preferred while they have a free batch slot;
-        if the sequence `joins` what is computed there (a beam search), even without credit. Engines in `avoid`, on
-        which a placement of the sequence failed, are chosen only if there is no other. An engine that computes prompts
-        for others is chosen only if there is no other, or if the sequence `pools`; then engines with the other role
-        are.
+        if the sequence `joins` a computation there (a beam search), even without credit. Engines in `avoid`, on which a
+        placement of the sequence failed, are chosen only if there is no other. The same applies to prefill engines or,
+        if the sequence `pools`, to decode engines.
         """
         engines = _with_role(ready_members(engines, model), "decode" if pools else "prefill")
         if joins:
@@ -134,7 +137,7 @@ class Router:
         return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes, idle), self._used(e), e.id), default=None)
 
     def prefill_engines(self, engines: Sequence[Heartbeat], model: str, decode: Heartbeat) -> list[Heartbeat]:
-        """Returns the engines that answer and compute prompts for the given decode engine: those with its weights."""
+        """Returns the responsive prefill engines that can serve the given decode engine, those with its weights."""
         wanted = _engine_status(decode)
         ready = [e for e in ready_members(engines, model) if _engine_status(e).kv_address and not self._load(e).silent]
         return [e for e in ready if _engine_status(e).content == wanted.content]
@@ -151,8 +154,9 @@ class Router:
     ) -> Heartbeat | None:
         """Returns the cheapest of the engines with credit; None if none has any.
 
-        One with the decode engine's `configuration` is chosen unless it costs over OTHER_CONFIGURATION times as much:
-        with such a one the tokens cannot depend on who computes the prompt, but others would have nothing to do.
+        Engines with the decode engine's `configuration` are preferred up to OTHER_CONFIGURATION times the cost. With
+        the same configuration the tokens do not depend on which engine computes the prompt; the limit keeps the others
+        from being idle.
         """
 
         def cost(e: Heartbeat) -> int:
@@ -163,7 +167,7 @@ class Router:
         return min(able, key=lambda e: (cost(e), self._used(e), e.id), default=None)
 
     def num_missing_tokens(self, engine: Heartbeat, num_tokens: int, hashes: Sequence[bytes]) -> int:
-        """Returns how many tokens of a prompt are not in the engine's prefix cache, as far as this gateway knows."""
+        """Returns how many tokens of a prompt are not in the engine's prefix cache, by this gateway's estimate."""
         prefixes = self._prefixes.get((engine.id, engine.instance_id))
         cached = prefixes.overlap(hashes) * _engine_status(engine).block_size if prefixes is not None else 0
         return max(0, num_tokens - cached)
@@ -173,9 +177,9 @@ class Router:
 
         `idle`: sequences of the idle lane.
 
-        A client (API key) without a sequence of this gateway there may have one beyond the credit, which other gateways
-        may have overdrawn, as long as few clients have sequences there. The engine serves it before further sequences
-        of others, so it need not wait for credit.
+        A client (API key) that has no sequence of this gateway at the engine may send one beyond the credit, as long as
+        few clients have sequences there. The engine serves it before further sequences of other clients, so it need not
+        wait for credit.
         """
         load, status = self._load(engine), _engine_status(engine)
         if load.silent:
@@ -213,11 +217,11 @@ class Router:
         )
 
     def can_take(self, engines: Sequence[Heartbeat], model: str) -> bool:
-        """Whether the model has a ready engine that answers: it takes sequences now or when it has credit again."""
+        """Whether the model has a ready engine that responds, even if it has no credit now."""
         return any(not self._load(e).silent for e in ready_members(engines, model))
 
     def num_queued(self, engines: Sequence[Heartbeat]) -> int:
-        """Returns how many of this gateway's sequences must wait at the engines, because they have no more slots."""
+        """Returns how many of this gateway's sequences wait at engines without a free batch slot."""
         return sum(max(0, len(self._load(e).held) - _engine_status(e).max_num_seqs) for e in engines)
 
     def room(self, engines: Sequence[Heartbeat], model: str) -> int:
@@ -229,7 +233,7 @@ class Router:
     ) -> Heartbeat | None:
         """Returns the model's ready detokenizer with the fewest streams; None if there is none or all are full.
 
-        A detokenizer in `avoid` is chosen only if there is no other.
+        Detokenizers in `avoid` are chosen only if there is no other.
         """
         ready = [d for d in ready_members(detokenizers, model) if self._num_streams(d) < limits.STREAMS_MAX]
         ready = [d for d in ready if (d.id, d.instance_id) not in avoid] or ready
@@ -275,7 +279,7 @@ class Router:
             load.silent = load.refused = True
 
     def record_end(self, engine: tuple[str, str], sequence_id: str) -> None:
-        """Records that a sequence has ended at an engine or was taken away from it. Harmless when repeated."""
+        """Records that a sequence has ended at an engine or was moved away from it. Idempotent."""
         load = self._loads.get(engine)
         if load is None:
             return
@@ -290,7 +294,7 @@ class Router:
         self._streams.setdefault(detokenizer, set()).add(sequence_id)
 
     def stream_closed(self, detokenizer: tuple[str, str], sequence_id: str) -> None:
-        """Records that a stream of this gateway is no longer open at a detokenizer. Harmless when repeated."""
+        """Records that a stream of this gateway is no longer open at a detokenizer. Idempotent."""
         self._streams.get(detokenizer, set[str]()).discard(sequence_id)
 
     def forget(self, member: tuple[str, str]) -> None:
@@ -313,7 +317,8 @@ class Router:
         return _engine_status(engine).prompt_tokens
 
     def _num_streams(self, detokenizer: Heartbeat) -> int:
-        # The heartbeat counts the streams of all gateways; this gateway's own streams are known before it arrives.
+        # The heartbeat counts the streams of all gateways; this gateway knows its own new streams before the next
+        # heartbeat.
         reported = detokenizer.status.num_streams if isinstance(detokenizer.status, StreamStatus) else 0
         return max(reported, len(self._streams.get((detokenizer.id, detokenizer.instance_id), ())))
 
@@ -328,7 +333,7 @@ class Router:
 
 
 def _newcomers_max(engine: Heartbeat) -> int:
-    """Returns the number of clients with sequences at an engine up to which a further one needs no credit."""
+    """Returns the number of clients with sequences at an engine below which a further client needs no credit."""
     return max(1, _engine_status(engine).max_num_seqs // SHARE)
 
 
@@ -343,12 +348,12 @@ def served_models(engines: Sequence[Heartbeat]) -> Mapping[str, EngineStatus]:
 
 
 def model_of(member: Heartbeat) -> str:
-    """Returns the served name of the model that a member works for; '' for a gateway."""
+    """Returns the served name of a member's model; '' for a gateway."""
     return "" if isinstance(member.status, GatewayStatus) else member.status.model
 
 
 def ready_members(members: Sequence[Heartbeat], model: str) -> list[Heartbeat]:
-    """Returns the members that are ready and work for the model."""
+    """Returns the ready members of the model."""
     return [member for member in members if member.state == "ready" and model_of(member) == model]
 
 
@@ -358,7 +363,7 @@ def configuration_of(engine: Heartbeat) -> str:
 
 
 def _with_role(engines: Sequence[Heartbeat], last: str) -> Sequence[Heartbeat]:
-    """Returns the engines that do not have the role `last`, or all if there are no others."""
+    """Returns the engines without the role `last`; all engines if every one has it."""
     return [engine for engine in engines if _engine_status(engine).role != last] or engines
 
 

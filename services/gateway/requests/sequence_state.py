@@ -64,7 +64,7 @@ class Delta:
 
 
 class Prefill(NamedTuple):
-    """The engine that computes the prompt of a sequence for the engine that continues it, and where the KV is."""
+    """The prefill engine of a sequence, and the source of its KV for the decode engine."""
 
     engine: Address
     source: KvSource
@@ -81,9 +81,9 @@ class SequenceState:
 
     sequence_id: str
     num_prompt_logprobs: int = 0
-    """Number of prompt tokens whose log probabilities the client asked for, which come before the first output."""
+    """Number of prompt tokens whose log probabilities the client requested. They arrive before the first output."""
     num_reported: int = 0
-    """Number of those that have arrived."""
+    """Number of prompt tokens whose log probabilities have arrived."""
     phase: Phase = Phase.WAITING
     attempt: int = 0
     engine: Address | None = None
@@ -103,7 +103,7 @@ class SequenceState:
     lost_engines: set[Address] = field(default_factory=set[Address])
     """Engines that ran the sequence and were lost: dead, stalled, silent for a lease, or no longer holding it."""
     engines: list[str] = field(default_factory=list[str])
-    """Ids of the engines that it was placed on, in order."""
+    """Ids of the engines on which the sequence was placed, in order."""
     placed_at: float | None = None
     """Time of the first placement."""
     progress_at: float = 0.0
@@ -127,18 +127,21 @@ class SequenceState:
         return self.attempt
 
     def accepted(self, now: float) -> None:
-        """The engine has accepted the sequence. Its output may have arrived, or even ended, before this answer."""
+        """Records that the engine has accepted the sequence.
+
+        Its output may have arrived, or even ended, before this answer.
+        """
         if self.phase is Phase.PLACING:
             self.phase = Phase.RUNNING
         self.progress_at = now
 
     def unplaced(self) -> None:
-        """The placement has failed; the sequence waits for the next placement."""
+        """Records that the placement has failed; the sequence waits for the next placement."""
         assert self.phase is Phase.PLACING, self.phase
         self.phase, self.engine, self.detokenizer = Phase.WAITING, None, None
 
     def lost(self) -> None:
-        """The engine is lost or does not hold the sequence any more; the sequence waits for a new placement."""
+        """Records that the engine is lost or has dropped the sequence, which waits for a new placement."""
         assert self.phase is Phase.RUNNING, self.phase
         assert self.engine is not None
         self.losses += 1
@@ -146,7 +149,10 @@ class SequenceState:
         self.phase, self.engine, self.detokenizer = Phase.WAITING, None, None
 
     def taken_away(self) -> None:
-        """The sequence leaves an engine that works; it waits for a new placement. Not a loss."""
+        """Records that the sequence leaves a draining engine and waits for a new placement.
+
+        This does not count as a loss.
+        """
         assert self.phase is Phase.RUNNING, self.phase
         self.phase, self.engine, self.detokenizer = Phase.WAITING, None, None
 
@@ -158,7 +164,7 @@ class SequenceState:
         return len(self.lost_engines - alive) >= limits.DEATHS_MAX or self.losses >= limits.LOSSES_MAX
 
     def touch(self, now: float) -> None:
-        """Restarts the silence timer, after a time in which the gateway could receive nothing."""
+        """Restarts the silence timer, after the gateway could not receive messages for some time."""
         self.progress_at = now
 
     def moved(self, detokenizer: Address, now: float) -> None:
@@ -220,7 +226,10 @@ class SequenceState:
         return True
 
     def report_progress(self, mark: SequenceMark, now: float) -> bool:
-        """Takes in the engine's report of the sequence's progress. Returns whether output is missing in the gateway."""
+        """Applies the engine's report of the sequence's progress.
+
+        Returns whether output has not arrived at the gateway.
+        """
         if mark.attempt != self.attempt or self.phase is not Phase.RUNNING:
             return False
         if mark.num_output_tokens > len(self.token_ids) or mark.finished:
@@ -230,13 +239,13 @@ class SequenceState:
         return self.behind_since is not None
 
     def stalled(self, now: float) -> bool:
-        """Whether output that the engine has reported is missing for STALL_S, so that the stream must be rebuilt."""
+        """Whether reported output has not arrived for STALL_S, so that the stream must be rebuilt."""
         if self.phase is not Phase.RUNNING or self.behind_since is None:
             return False
         return now - max(self.behind_since, self.progress_at) > limits.STALL_S
 
     def num_prefilled_tokens(self, num_prompt_tokens: int) -> int:
-        """Returns how many tokens engines have computed for this sequence before they generated further ones."""
+        """Returns how many prompt and output tokens engines have prefilled for this sequence, in all attempts."""
         return sum(num_prompt_tokens + carried - cached for _, carried, cached in self.prefills)
 
     def _apply(self, event: TextEvent, delta: Delta, now: float) -> None:

@@ -41,10 +41,10 @@ _ACK = Decoder([Ack, ErrorReply])
 _OPENED = Decoder([OpenBatchReply, ErrorReply])
 _SUBMITTED = Decoder([SubmitBatchReply, ErrorReply])
 TOKENIZE_CHARS_PER_S = 250_000
-"""Rate at which the timeout of a tokenize request grows with its text. Every tokenizer here is faster."""
+"""Rate at which the timeout of a tokenize request grows with its text. Every tokenizer is faster."""
 FIRST_TRY_S = 0.3
 PICTURE_TRY_S = 2.0
-"""Time of the first try to have a picture encoded. A further try of the same picture waits for the same work."""
+"""Timeout of the first request to encode an image. A retry for the same image waits for the same computation."""
 RETRY_PAUSE_S = 0.05
 
 
@@ -86,7 +86,7 @@ class ServiceClients:
     async def picture(self, message: EncodePicture) -> PictureEncoded:
         """Has a picture encoded by one of the model's image services. Raises ServiceError.
 
-        Without an answer the request is sent again, which does no harm: a replica that works on the picture goes on.
+        Without an answer the request is sent again, which is safe: a replica that already encodes the image continues.
         """
         deadline, attempt = self._now() + limits.IMAGE_ENCODE_S, 0
         subject, alone_until = self._host.subjects.vision(message.model), self._now() + limits.QUEUE_WAIT_S

@@ -11,9 +11,9 @@
 | `response_object` | the object that describes a response                                      |
 | `encoder`         | encodes a response, whole or as events, with its output items             |
 | `background`      | runs responses without a client in this gateway alone                     |
-| `recorded`        | runs them so that any gateway knows them and goes on with them            |
+| `recorded`        | runs background responses that any gateway can show and take over         |
 | `snapshot`        | rebuilds a response from its events                                       |
-| `event_log`       | the events of one such response                                           |
+| `event_log`       | the events of one background response                                     |
 | `store`           | keeps finished responses                                                  |
 | `log_store`       | keeps them on the bus, for all gateways                                   |
 | `stored_pictures` | takes the files of pictures out of what is kept                           |

@@ -1,4 +1,4 @@
-"""Runs responses that no client waits for. Clients read their events from a log, as often and from where they want."""
+"""Runs background responses, without a connected client. Clients read the events from a log, from any position."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ _RETRY_AFTER_S = 5.0
 
 
 class BackgroundResponse:
-    """One response that runs."""
+    """One running response."""
 
     def __init__(self, run: ResponseRunner, encoder: ResponseEncoder, input_items: list[Item], key_name: str) -> None:
         self.encoder = encoder
@@ -26,7 +26,7 @@ class BackgroundResponse:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, store: Callable[["BackgroundResponse"], Awaitable[None]]) -> None:
-        """Starts the response. `store` is called when it has ended, whatever its end."""
+        """Starts the response. `store` is called when it has ended, also by failure or cancellation."""
         await self.events.write(self.encoder.queued())
         self._task = asyncio.create_task(self._generate(store))
 
@@ -59,7 +59,7 @@ class BackgroundResponses:
     def check_room(self, num_recorded: int) -> None:
         """Raises ServiceError('server_is_overloaded') if no further response may run in the background.
 
-        `num_recorded`: number of those that run besides the ones here.
+        `num_recorded`: number of recorded background responses (`recorded`) that run in this gateway.
         """
         if len(self._running) + num_recorded >= limits.BACKGROUND_RESPONSES_MAX:
             message = "Too many responses run in the background. Try again later."

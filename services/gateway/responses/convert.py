@@ -59,7 +59,7 @@ def response_request(
         max_tokens=body.max_output_tokens,
         logprobs=LOGPROBS in (body.include or ()),
         top_logprobs=body.top_logprobs,
-        # Answers of this API have no reasoning, only summaries of it if the request asks for them, which is refused.
+        # Answers of this API have no reasoning, only summaries on request, which are refused.
         include_reasoning=False,
         reasoning_effort=reasoning_effort(body),
         **tools.tool_fields(body),
@@ -89,5 +89,5 @@ def check(body: ResponsesBody) -> None:
 
 
 def reasoning_effort(body: ResponsesBody) -> Any:
-    """Returns how much the model is to reason; None if the request does not say. It is not checked."""
+    """Returns `reasoning.effort`; None if the request does not have it. The value is not checked."""
     return (body.reasoning or {}).get("effort")

@@ -23,7 +23,7 @@ from shared.request.conversation import Turn
 Logprobs = list[dict[str, Any]]
 """Log probabilities in OpenAI's format, one object for each token."""
 TAKEN = "stream_taken"
-"""The code of an error that ends a connection, and not the response."""
+"""Code of the error that ends a connection but not the response."""
 _encode = msgspec.json.Encoder().encode
 _DELTA = b"response.output_text.delta"
 
@@ -64,7 +64,7 @@ class OutputItems:
         self._text: list[str] = []
         """Text of the open message, or arguments of the open call."""
         self._logprobs: Logprobs = []
-        """Of the open message."""
+        """Log probabilities of the open message."""
         self._head = b""
 
     @property
@@ -78,7 +78,7 @@ class OutputItems:
         return self._open is not None and self._open["type"] == "message"
 
     def add_text(self, text: str, logprobs: Logprobs) -> bytes:
-        """Returns the events that append to a message, which begins if none is open."""
+        """Returns the events that append to the open message. If no message is open, they begin one."""
         begun = b"" if self.has_open_message else self.close("completed") + self._begin_message()
         self._text.append(text)
         self._logprobs += logprobs
@@ -126,12 +126,12 @@ class OutputItems:
         return added + self._events.event("response.content_part.added", **place, part=_part("", []))
 
     def _place(self, item: dict[str, Any]) -> dict[str, Any]:
-        """Returns where an event of the open item belongs."""
+        """Returns the fields of an event that identify the open item."""
         place = {"item_id": item["id"], "output_index": len(self._done)}
         return {**place, "content_index": 0} if self.has_open_message else place
 
     def _item(self, status: str) -> dict[str, Any]:
-        """Returns the open item with what it has so far."""
+        """Returns the open item with its content so far."""
         assert self._open is not None
         text = "".join(self._text)
         content = {"content": [_part(text, self._logprobs)]} if self.has_open_message else {"arguments": text}
@@ -173,13 +173,13 @@ class ResponseEncoder:
         return self._status in FINAL
 
     def snapshot(self) -> dict[str, Any]:
-        """Returns the object now: with the output so far while the response is in progress."""
+        """Returns the response object in its present state, with the output so far."""
         if self.is_final:
             return self.response
         return self._object.build(self._status, self._output.items)
 
     def queued(self) -> bytes:
-        """Returns the first events of a response that runs in the background and has not begun."""
+        """Returns the first events of a background response that has not begun to run."""
         self._created = True
         return self._event("response.created") + self._event("response.queued")
 
@@ -199,7 +199,7 @@ class ResponseEncoder:
     def chunk(self, choice: Choice, text: str) -> bytes:
         """See AnswerEncoder."""
         parts = [self._event_of(event, choice) for event in answer_events(choice, text)]
-        # Log probabilities wait for the text of their tokens; the last tokens may have none.
+        # Log probabilities are held until the text of their tokens arrives; the last tokens may have no text.
         has_text = choice.parser is None or self._output.has_open_message
         if choice.finish_reason is not None and choice.logprobs and has_text:
             parts.append(self._output.add_text("", _taken_logprobs(choice)))
@@ -227,7 +227,7 @@ class ResponseEncoder:
         return ended + self._event("response.failed")
 
     def cancelled(self) -> None:
-        """Makes the response cancelled. There is no event for it: the stream just ends."""
+        """Makes the response cancelled. There is no event for this: the stream just ends."""
         self._output.close("incomplete")
         self._set("cancelled")
 

@@ -66,7 +66,7 @@ class ResponseEndpoints:
             self.recorded = RecordedResponses(serving, self._store, streams, keys, self.create)
 
     async def create(self, request: Request) -> Response:
-        """Makes a response: whole, as a stream, or in the background."""
+        """Creates a response: whole, as a stream, or in the background."""
         arrival, key_name = Arrival.of(request), current_call().key.name
         data = request.state.body = await request_body.read(request.scope["headers"], request.receive)
         unsupported_params.check(read_fields(data), ResponsesBody, rules=schemas.RULES)
@@ -245,7 +245,7 @@ class ResponseEndpoints:
         key_name: str,
         events: list[bytes] | None = None,
     ) -> None:
-        """Stores a response that has ended. `num_bytes`: size of the request's body; `key_name`: of its API key."""
+        """Stores a response that has ended. `num_bytes`: size of the request's body; `key_name`: its API key's name."""
         record = StoredResponse(
             response=encoder.response,
             input_items=given.items,
@@ -264,14 +264,14 @@ class ResponseEndpoints:
         return await self._store.with_pictures(record) if with_pictures else record
 
     def _running(self, response_id: str) -> BackgroundResponse | None:
-        """Returns a response that runs in the background, if the current call's key made it."""
+        """Returns a running background response of this gateway, if the current call's key created it."""
         found = self._background.get(response_id)
         return found if found is not None and may_see(found.key_name) else None
 
     async def _unfinished(self, response_id: str) -> tuple[RecordedResponses | None, StreamRecord | None]:
-        """Returns the record of a response that runs in the background of any gateway, and what knows more of it.
+        """Returns the record of a background response that runs on any gateway, and the object that manages it.
 
-        None if there is none, or if another key made it.
+        None if there is none, or if another key created it.
         """
         request_id = response_id.removeprefix(ID_PREFIX)
         if self.recorded is None or not is_id(request_id):
@@ -292,7 +292,10 @@ class ResponseEndpoints:
 
 
 class LoggedAnswer(Response):
-    """An ASGI response that writes the events of a background response, which does not end with the client."""
+    """An ASGI response that writes the events of a background response.
+
+    The background response continues if the client disconnects.
+    """
 
     def __init__(self, events: EventLog | EventReader, first: int, keep_alive_s: float) -> None:
         # The constructor of Response is not called, because it would render a body.

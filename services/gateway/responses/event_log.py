@@ -1,4 +1,4 @@
-"""The events of a response that runs in the background: written once, read by any number of clients from any event on.
+"""The events of a background response: written once, read by any number of clients from any event on.
 
 Event number n of the log has the `sequence_number` n.
 """
@@ -22,7 +22,7 @@ class EventLog:
         self._append(data)
 
     async def end(self, data: bytes) -> None:
-        """Appends the last events. Readers end behind them."""
+        """Appends the last events. Readers end after them."""
         self._ended = True
         self._append(data)
 

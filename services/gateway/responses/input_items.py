@@ -29,7 +29,7 @@ _ROLES = ("user", "assistant", "system", "developer")
 
 
 class Input(NamedTuple):
-    """The input of one response: its items, each with an id, and the turns that they are in the conversation."""
+    """The input of one response: its items, each with an id, and the conversation turns that they form."""
 
     items: list[Item]
     turns: list[Turn]
@@ -59,7 +59,7 @@ def read(given: str | list[dict[str, Any]] | None, request_id: str) -> Input:
 def conversation(instructions: str | None, turns: list[Turn]) -> list[Turn]:
     """Returns the turns for the chat template: instructions, then the turns.
 
-    Instructions and system messages at the beginning become one system message, because chat templates take one.
+    Instructions and system messages at the beginning become one system message, because chat templates accept only one.
     """
     leading = 0
     while leading < len(turns) and turns[leading].role in ("system", "developer"):
@@ -144,7 +144,7 @@ def _arguments(text: str, path: str) -> dict[str, Any]:
 
 
 def _with_calls(turn: Turn, calls: list[ToolCall]) -> Turn:
-    """Returns the assistant's turn with further calls: templates have the text and the calls of a turn together."""
+    """Returns the assistant's turn with further calls: chat templates expect text and calls in the same turn."""
     return msgspec.structs.replace(turn, tool_calls=[*(turn.tool_calls or ()), *calls])
 
 

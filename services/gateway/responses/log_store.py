@@ -1,4 +1,4 @@
-"""Keeps finished responses on the bus, so that every gateway knows them and none loses them when it dies."""
+"""Stores finished responses on the bus, so that every gateway has them and none is lost when a gateway dies."""
 
 import logging
 import re
@@ -21,9 +21,9 @@ _DECODER = msgspec.msgpack.Decoder(StoredResponse)
 
 
 class LogResponseStore:
-    """Implements `store.ResponseStore` on a durable log, which drops responses as `MemoryResponseStore` does.
+    """Implements `store.ResponseStore` on a durable log, with the same eviction as `MemoryResponseStore`.
 
-    A response that cannot be stored is only logged: its client has it. Other methods raise
+    If a response cannot be stored, this is only logged, because its client has received it. Other methods raise
     ServiceError('bus_unavailable') if the log does not answer.
     """
 
@@ -86,7 +86,7 @@ class LogResponseStore:
             await self._pictures.put(files)
             await self._log.append(self._subject(response_id), data)
         except LogUnavailableError:
-            self._is_open = False  # a bus that was started again may have lost it
+            self._is_open = False  # the bus may have been restarted and have lost the log
             raise
 
     async def _open(self) -> None:

@@ -1,6 +1,7 @@
-"""Background responses that outlive their gateway: any gateway shows, streams and cancels them, and goes on with them.
+"""Background responses that survive their gateway: any gateway can show, stream, cancel and continue them.
 
-A response ends with its last batch of events in the log. Then it is stored like any other, and its record is removed.
+A response has ended when its last batch of events is in the log. Then it is stored like any other response, and its
+record is removed.
 """
 
 import asyncio
@@ -36,13 +37,16 @@ log = logging.getLogger(__name__)
 _PERMANENT = ("invalid_api_key", "permission_denied", "invalid_value")
 _RETRY_S = 1.0
 _WATCH_S = 1.0
-"""Interval in which a gateway looks whether others are gone."""
+"""Interval at which a gateway checks whether other gateways are gone, seconds."""
 Kept = Callable[[History], StoredResponse]
-"""Returns what is stored of a response that has ended with these events."""
+"""Returns the stored form of a response that has ended with these events."""
 
 
 class RecordedResponses:
-    """The background responses of one gateway. `create`: the endpoint, which runs those of other gateways again."""
+    """The background responses of one gateway.
+
+    `create`: the endpoint, with which responses of other gateways are run again.
+    """
 
     def __init__(
         self,
@@ -58,10 +62,10 @@ class RecordedResponses:
         self._keys = keys
         self._create = create
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        """What takes over or runs a response, by request id."""
+        """Tasks that take over or run a response, by request id."""
 
     def num_running(self) -> int:
-        """Returns the number of responses that run here."""
+        """Returns the number of responses that run in this gateway."""
         return len(self.streams.running)
 
     async def find(self, request_id: str) -> StreamRecord | None:
@@ -77,7 +81,10 @@ class RecordedResponses:
         return found[0]
 
     async def response(self, record: StreamRecord) -> dict[str, Any]:
-        """Returns a response as clients may see it now. Raises ServiceError, 'bus_unavailable' or 'not_found'."""
+        """Returns the present state of a response for clients.
+
+        Raises ServiceError, 'bus_unavailable' or 'not_found'.
+        """
         here = self.streams.running.get(record.request_id)
         if here is not None and (events := here.writer.shown()):
             return snapshot.response_of(events)
@@ -90,7 +97,7 @@ class RecordedResponses:
         return final_of(history)
 
     def events(self, record: StreamRecord) -> EventReader:
-        """Returns what reads the events of a response that has not ended."""
+        """Returns a reader for the events of a response that has not ended."""
         here = self.streams.running.get(record.request_id)
         return EventReader(self.streams.store, record.request_id, None if here is None else here.writer)
 
@@ -111,7 +118,7 @@ class RecordedResponses:
             raise _unavailable(error) from error
 
     def reader(self, run: BackgroundRun) -> EventReader:
-        """Returns what reads the events of a response that runs here."""
+        """Returns a reader for the events of a response that runs in this gateway."""
         return EventReader(self.streams.store, run.writer.request_id, run.writer)
 
     def is_taken_over(self, request: Request) -> bool:
@@ -131,14 +138,17 @@ class RecordedResponses:
             await run.writer.flush()
         else:
             run = self.streams.resumed(*taken_over, context)
-            encoder.queued()  # Its events are in the log.
+            encoder.queued()  # The events are already in the log.
         request_id = context.request.request_id
         task = asyncio.create_task(self._run(request, context, encoder, run, kept))
         self._keep(request_id, task)
         return run
 
     async def cancel(self, record: StreamRecord) -> dict[str, Any]:
-        """Cancels a response, wherever it runs, and stores it. If it has ended, waits until it is stored."""
+        """Cancels a response, on whichever gateway it runs, and stores it.
+
+        If it has ended, waits until it is stored.
+        """
 
         def ending(history: History) -> tuple[tuple[bytes, ...], bytes]:
             return (), msgspec.json.encode(snapshot.cancelled_of(history.events))
@@ -155,7 +165,7 @@ class RecordedResponses:
         return final_of(history)
 
     async def watch(self) -> None:
-        """Goes on with the responses of gateways that are gone, until it is cancelled."""
+        """Takes over the responses of gateways that are gone, until it is cancelled."""
         known: set[tuple[str, str]] = set()
         missing: set[tuple[str, str]] = set()
         is_due = True
@@ -164,14 +174,15 @@ class RecordedResponses:
             living = self.streams.living()
             if not living:
                 continue
-            # A gateway is gone if it is missing twice: after a loss of the bus not all are heard at once.
+            # A gateway counts as gone if it is missing in two checks: after a loss of the bus, heartbeats do not all
+            # return at once.
             is_due = is_due or bool(missing - living)
             is_first, missing, known = not known, known - living, living
             if is_due and not is_first:
                 is_due = not await self._adopt_all()
 
     def leave(self) -> None:
-        """Ends all runs here, because the gateway shuts down: others go on with them."""
+        """Ends all runs in this gateway, because it shuts down; other gateways continue them."""
         self.streams.leave()
         for task in list(self._tasks.values()):
             task.cancel()
@@ -179,7 +190,7 @@ class RecordedResponses:
     # --- inside ---
 
     async def _adopt_all(self) -> bool:
-        """Takes over all responses that nobody runs. Returns whether the bus has told which these are."""
+        """Takes over all responses that no gateway runs. Returns False if the bus did not answer."""
         try:
             await self.streams.store.open()
             async for record, revision in self.streams.store.unfinished():
@@ -208,7 +219,10 @@ class RecordedResponses:
             await self._run_again(*taken_over)
 
     async def _run_again(self, claim: Claim, writer: EventWriter) -> None:
-        """Runs the stored request, as soon as its model can be used. If it cannot be used for long, it has failed."""
+        """Runs the stored request as soon as its model can be used.
+
+        If the model stays unavailable, the response fails.
+        """
         record, history = claim.record, writer.history
         if history.ended and final_of(history)["status"] not in ("completed", "incomplete"):
             await self._store_it(record.request_id, lambda: self._kept(record, history))
@@ -258,7 +272,7 @@ class RecordedResponses:
             log.info("the failed response %s goes on elsewhere: %s", run.writer.request_id, taken)
 
     async def _fail(self, record: StreamRecord, error: ServiceError) -> None:
-        """Ends a response that cannot be run again."""
+        """Ends a response as failed, because it cannot be run again."""
 
         def ending(history: History) -> tuple[tuple[bytes, ...], bytes]:
             return (snapshot.failure_of(history.events, error),), b""
@@ -266,7 +280,7 @@ class RecordedResponses:
         log.warning("the background response %s cannot go on: %s", record.request_id, error)
         try:
             if error.code == "not_found" and error.param == "response_id":
-                await self.streams.store.forget(record.request_id)  # Its events are lost: nobody can tell of it.
+                await self.streams.store.forget(record.request_id)  # its events are lost, so its end cannot be recorded
                 return
             history = await self.streams.stop(record, ending)
         except LogUnavailableError as unavailable:

@@ -14,7 +14,7 @@ from shared.request.conversation import FunctionCall, ToolCall, Turn
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 ID_PREFIX = "resp_"
 FINAL: frozenset[Status] = frozenset({"completed", "incomplete", "failed", "cancelled"})
-"""States that a response does not leave."""
+"""Final states of a response."""
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
@@ -58,7 +58,7 @@ def usage(state: GenerationState) -> dict[str, Any]:
 def output_turn(items: list[dict[str, Any]]) -> Turn:
     """Returns output items as a turn of the conversation that another response may continue.
 
-    A call that the end of the output has cut off is no part of it.
+    A call that was cut off at the end of the output is left out.
     """
     calls = [
         ToolCall(
@@ -73,7 +73,7 @@ def output_turn(items: list[dict[str, Any]]) -> Turn:
 
 
 def error_object(error: ServiceError) -> dict[str, str]:
-    """Returns a failure as a response has it."""
+    """Returns a failure in the form of the field `error`."""
     return {"code": _ERROR_CODES.get(error.status, "server_error"), "message": error.message}
 
 

@@ -18,7 +18,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     input: str | list[dict[str, Any]] | None = None
     """A text, or a list of items. `input_items` checks the items."""
     instructions: str | None = None
-    """A system message for this response only: a response that continues it does not have it."""
+    """A system message for this response only; a response that continues this one does not inherit it."""
     previous_response_id: str | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -33,7 +33,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     """`none`, `auto`, `required`, `{"type": "function", "name": …}`, or `{"type": "allowed_tools", …}`."""
     reasoning: dict[str, Any] | None = None
-    """How much the model is to reason: `{"effort": …}`. `convert` checks it."""
+    """Reasoning effort: `{"effort": …}`. `convert` checks it."""
     parallel_tool_calls: bool | None = None
     """Whether a response may have several calls; otherwise it has only the first. Default: yes."""
     metadata: dict[str, str] | None = None

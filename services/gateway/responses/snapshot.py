@@ -15,7 +15,7 @@ _DATA = b"\n" + sse.DATA
 
 
 def response_of(events: Sequence[bytes]) -> dict[str, Any]:
-    """Returns the response after these events, which begin with its first one."""
+    """Returns the response after these events. `events` must begin with the first event of the response."""
     response: dict[str, Any] = {}
     items: list[dict[str, Any]] = []
     for event in events:
@@ -48,7 +48,7 @@ def _ended(events: Sequence[bytes], status: str, error: ServiceError | None) -> 
 
 
 def _add(items: list[dict[str, Any]], told: dict[str, Any]) -> None:
-    """Adds what an event tells of an output item."""
+    """Applies an event to the output items."""
     match told["type"]:
         case "response.output_item.added":
             items.append(told["item"])
@@ -63,4 +63,4 @@ def _add(items: list[dict[str, Any]], told: dict[str, Any]) -> None:
         case "response.function_call_arguments.delta":
             items[told["output_index"]]["arguments"] += told["delta"]
         case _:
-            pass  # The end of a text or of arguments repeats what the deltas have told.
+            pass  # The events at the end of a text or of arguments only repeat the deltas.

@@ -1,7 +1,7 @@
-"""Keeps finished responses for `limits.RESPONSE_TTL_S`, so that clients can retrieve and continue them.
+"""Stores finished responses for `limits.RESPONSE_TTL_S`, so that clients can retrieve and continue them.
 
 `ResponseStore` is the interface. `log_store` keeps responses on the bus, for all gateways. `MemoryResponseStore` keeps
-them in the memory of one gateway: they are lost with it, and other gateways do not know them.
+them in the memory of one gateway: they are lost when it ends, and other gateways do not have them.
 """
 
 from collections import OrderedDict
@@ -19,7 +19,7 @@ from shared.request.conversation import Turn
 from shared.security.api_keys import ANONYMOUS
 
 _OVERHEAD_BYTES, _ITEM_BYTES = 1024, 256
-"""Size of a record, and of each of its input items, besides their texts; estimates from above."""
+"""Estimated size of a record, and of each of its input items, besides their texts; upper bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class StoredResponse:
 
     `encoded_bytes`: size of the request's body and of the encoded response together. `events`: the events of a
     background response, which can be streamed again; empty for other responses. `key_name`: name of the API key that
-    made the response; no other key is told of it.
+    created the response; no other key can see it.
     """
 
     response: dict[str, Any]
@@ -55,10 +55,13 @@ class StoredResponse:
 
 
 class ResponseStore(Protocol):
-    """Where finished responses are kept."""
+    """A store of finished responses."""
 
     async def keep(self, record: StoredResponse) -> None:
-        """Stores a response that nobody else has. Raises LogUnavailableError; a record that is too large is dropped."""
+        """Stores a response that its client has not received.
+
+        Raises LogUnavailableError; a record that is too large is dropped.
+        """
         ...
 
     async def put(self, record: StoredResponse) -> None:

@@ -8,17 +8,18 @@ from shared.request.checks import missing, refuse
 
 FREE_TEXT = {"type": "text"}
 NAMES = {"guided_json": "text.format.schema", "guided_json_object": "text.format"}
-"""The parameters of this API by those fields of a chat body that `structure_fields` returns."""
+"""Maps the fields of a chat body that `structure_fields` returns to the parameters of this API, for error messages."""
 _MEMBERS = {
     "text": ("type",),
     "json_object": ("type",),
-    # The name and the description are for models that are told of the schema; the output follows it in any case.
+    # Name and description are meant for models that read the schema in the prompt; here the grammar enforces the
+    # schema.
     "json_schema": ("type", "schema", "name", "description", "strict"),
 }
 
 
 def structure_fields(text: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the fields of a chat body that ask for the structure of the output. Raises ServiceError."""
+    """Returns the fields of a chat body that set the structure of the output. Raises ServiceError."""
     for name, value in (text or {}).items():
         if name not in ("format", "verbosity"):
             raise ServiceError("unsupported_parameter", f"'text' has an unknown field '{name}'.", param="text")

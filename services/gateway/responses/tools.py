@@ -1,4 +1,4 @@
-"""Converts the tools of a response, and how they may be called, to the fields of a chat body. Pure.
+"""Converts `tools` and `tool_choice` of a response to the fields of a chat body. Pure.
 
 Every error names the parameter of the Responses API.
 """
@@ -11,7 +11,7 @@ from services.gateway.responses.schemas import ResponsesBody
 from shared.request.checks import missing, refuse, unsupported
 
 NAMES = {"tools[].function": "tools[]", "tool_choice.allowed_tools": "tool_choice"}
-"""The parameters of this API by those fields of a chat body that `tool_fields` returns."""
+"""Maps the fields of a chat body that `tool_fields` returns to the parameters of this API, for error messages."""
 _FUNCTION = ("name", "description", "parameters", "strict")
 _NO_EFFECT = {"defer_loading": (False,), "allowed_callers": (["direct"],), "output_schema": None}
 """Fields of a function without effect, and the values that they may have; None: any."""
@@ -28,7 +28,7 @@ def tool_fields(body: ResponsesBody) -> dict[str, Any]:
 
 
 def shown_tools(body: ResponsesBody) -> list[dict[str, Any]]:
-    """Returns the checked tools of a response as its object has them: with all fields."""
+    """Returns the checked tools of a response in the form of its object: with all fields."""
     empty = dict.fromkeys(_FUNCTION)
     return [{**empty, **tool, "strict": bool(tool.get("strict"))} for tool in body.tools or ()]
 
@@ -72,7 +72,7 @@ def _named(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _check_function(kind: Any, path: str) -> None:
-    """Raises ServiceError if the type of a tool is not that of a function."""
+    """Raises ServiceError if the type of a tool is not `function`."""
     if kind is None:
         missing(path)
     if kind != "function":

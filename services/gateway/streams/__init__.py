@@ -1,4 +1,4 @@
-"""Streams that outlive every process: any gateway goes on with a stream whose gateway has died or whose client is back.
+"""Resumable streams: any gateway continues a stream whose gateway has died or whose client reconnects.
 
     streams.resumable(path, endpoint)   the endpoint, with its streams recorded and resumed by `Last-Event-ID`
     streams.retrieve                    `GET /v1/streams/{id}`
@@ -8,16 +8,16 @@
 | module             | what it does                                                           |
 |--------------------|------------------------------------------------------------------------|
 | `streams`          | records streams that begin, and takes over those that a client resumes |
-| `claim`            | what a run takes from the former run of its stream                     |
+| `claim`            | the state that a run takes over from the former run of its stream      |
 | `running`          | one stream that runs here: with its client, without, or taken away     |
-| `positioned`       | gives each event an id, and leaves out events that the client has      |
-| `cut`              | divides output that is produced again at the client's position         |
+| `positioned`       | gives each event an id, and omits events that the client already has   |
+| `cut`              | splits regenerated output at the client's position                     |
 | `position`         | the form of a position in an id                                        |
-| `journal`          | notes accepted tokens, and writes them every tenth of a second         |
+| `journal`          | collects accepted tokens, and writes them every tenth of a second      |
 | `record`           | what is stored of a stream                                             |
 | `store`            | the two logs of the bus that hold it                                   |
 | `body_pictures`    | takes pictures out of the body of a recorded request                   |
 | `background`       | runs requests that have no client, and takes them over                 |
-| `event_writer`     | writes and reads the events of one of them                             |
-| `background_store` | the two logs of the bus that hold them                                 |
+| `event_writer`     | writes and reads the events of one background request                  |
+| `background_store` | the two logs on the bus with background requests and their events      |
 """

@@ -1,8 +1,8 @@
-"""Requests that run without a client and outlive their gateway: another one goes on with them where their events end.
+"""Background requests, which survive their gateway: another gateway continues them after their last stored event.
 
-`StreamRecord` names the owner and has the fencing token. A gateway that takes a request over writes itself into the
-record, then an empty batch into the log of events, behind which the former owner can write nothing, and runs the stored
-request behind the last event, as for a client that has all events so far.
+`StreamRecord` names the owner and has the fencing token. To take over a request, a gateway writes itself as owner into
+the record. Then it appends an empty batch to the log of events, which fences the former owner: it can append nothing
+after this batch. Last, it runs the stored request from the last event on, as for a client that resumes a stream.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ from shared.errors import ServiceError
 from shared.messages import StreamTaken
 
 Living = Callable[[], set[tuple[str, str]]]
-"""Returns the ids and instance ids of the living gateways that are not shutting down, this one included."""
+"""Returns the ids and instance ids of the running gateways that are not shutting down, this one included."""
 
 
 class BackgroundRun:
-    """One request that runs here: the stream that notes its tokens, and what writes its events."""
+    """One request that runs in this gateway: its journaled stream, and the writer of its events."""
 
     def __init__(self, stream: RunningStream, writer: EventWriter, record: StreamRecord) -> None:
         self.stream = stream
@@ -53,7 +53,7 @@ class BackgroundRun:
 
 
 class BackgroundStreams:
-    """The background requests of one gateway. `tokens`: where journals are, which `journal` writes."""
+    """The background requests of one gateway. `tokens`: the store of journals, which `journal` writes."""
 
     def __init__(
         self, host: Host, store: BackgroundStore, tokens: StreamStore, journal: Journal, living: Living
@@ -68,7 +68,7 @@ class BackgroundStreams:
         self._is_leaving = False
 
     async def begin(self, request: Request, context: RequestContext) -> BackgroundRun | None:
-        """Records a request that begins. None if it is not recorded: then only this gateway has it.
+        """Records a new request. Returns None if it is not recorded: then only this gateway can run it.
 
         Raises ServiceError('bus_unavailable') if the record cannot be written.
         """
@@ -95,9 +95,9 @@ class BackgroundStreams:
         return self._add(record, revision, tuple([Accepted() for _ in range(count)]), events, writer)
 
     async def take_over(self, record: StreamRecord, revision: int) -> tuple[Claim, EventWriter] | None:
-        """Makes this gateway the owner of a request. None if another one is faster.
+        """Makes this gateway the owner of a request. Returns None if another gateway is faster.
 
-        Raises LogUnavailableError, or ServiceError: 'stream_taken' if another one was faster after all,
+        Raises LogUnavailableError, or ServiceError: 'stream_taken' if another gateway takes it at the same time,
         'internal_error' if the bus has lost events.
         """
         await self.store.open()
@@ -122,14 +122,14 @@ class BackgroundStreams:
         return Claim(claimed, new_revision, accepted, position, whole), writer
 
     def resumed(self, claim: Claim, writer: EventWriter, context: RequestContext) -> BackgroundRun:
-        """Returns what goes on with a request that this gateway has taken over."""
+        """Returns the run that continues a request which this gateway has taken over."""
         events, replayed, resumed = claim.run(context)
         found = self._add(claim.record, claim.revision, replayed, events, writer)
         found.stream.resumed = resumed
         return found
 
     async def stop(self, record: StreamRecord, ending: Callable[[History], tuple[tuple[bytes, ...], bytes]]) -> History:
-        """Ends a request, wherever it runs, and returns all of it. Does nothing if it has ended.
+        """Ends a request, on whichever gateway it runs, and returns all its events. Writes nothing if it has ended.
 
         `ending` returns the last events and `EventBatch.final`. Raises LogUnavailableError.
         """
@@ -144,14 +144,14 @@ class BackgroundStreams:
         return history
 
     def is_orphan(self, record: StreamRecord) -> bool:
-        """Whether nobody runs a request: its gateway is gone, or this one does not know of it."""
+        """Whether no gateway runs a request: its owner is gone, or is this gateway, which does not run it."""
         if self._is_leaving or record.request_id in self.running or record.request_id in self._beginning:
             return False
         living = self.living()
         return bool(living) and (self._is_own(record) or (record.owner_id, record.owner_instance_id) not in living)
 
     def living(self) -> set[tuple[str, str]]:
-        """Returns the living gateways; none if this one does not hear itself, so it cannot know."""
+        """Returns the running gateways; none if this gateway's own heartbeats do not arrive, so it cannot know."""
         found = self._living()
         return found if self._own() in found else set()
 
@@ -162,7 +162,7 @@ class BackgroundStreams:
             found.stream.take_away()
 
     def leave(self) -> None:
-        """Ends all runs here, because the gateway shuts down: others go on with them."""
+        """Ends all runs in this gateway, because it shuts down; other gateways continue them."""
         self._is_leaving = True
         for found in list(self.running.values()):
             found.stream.take_away()
@@ -173,7 +173,7 @@ class BackgroundStreams:
             await here.stream.over()
         elif not self._is_own(record):
             subject = self._host.subjects.gateway_control(record.owner_id, record.owner_instance_id)
-            # Without the message the owner learns it with its next event.
+            # If the message is lost, the owner notices when it writes its next event.
             with contextlib.suppress(ServiceError):
                 await self._host.transport.publish(subject, encode(StreamTaken(record.request_id, token)))
 

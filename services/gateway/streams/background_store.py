@@ -1,7 +1,8 @@
-"""Where the bus keeps requests that run without a client: what each needs to go on elsewhere, and its events so far.
+"""The store of background requests on the bus: a record with everything needed to continue each, and its events so far.
 
-The log of events decides. Each batch of events is appended only behind the batch that its writer has seen last, so a
-gateway that has lost a request can add nothing, and a request ends once.
+The log of events is authoritative. Each batch of events is appended only if the last batch in the log is the one that
+its writer has seen last (compare-and-append). So a gateway that has lost a request can add nothing, and a request ends
+once.
 """
 
 from collections.abc import AsyncIterator
@@ -17,14 +18,14 @@ from shared.errors import ServiceError
 from shared.subjects import bucket_name
 
 _NOTHING = b""
-"""In place of the record of a request that has ended."""
+"""Replaces the record of an ended request."""
 
 
 class EventBatch(msgspec.Struct, frozen=True, array_like=True):
-    """Events that follow each other. `token`: of the run that wrote them; `first`: number of the first one.
+    """Consecutive events. `token`: fencing token of the run that wrote them; `first`: number of the first event.
 
-    `position`: where the output goes on behind the last event, as in an event's id; "" if none of it has been shown.
-    `ended`: no batch follows. `final`: the result as JSON, if the last event does not have it.
+    `position`: position in the output after the last event, as in an event's id; "" before any output. `ended`: no
+    batch follows. `final`: the result as JSON, if the last event does not have it.
     """
 
     token: int
@@ -36,7 +37,7 @@ class EventBatch(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def end(self) -> int:
-        """Number of the event behind the last one."""
+        """Number of the event after the last one."""
         return self.first + len(self.events)
 
 
@@ -48,12 +49,12 @@ class History:
         self.position = ""
         self.last = 0
         self.token = 0
-        """Of the run that has written the last batch."""
+        """Fencing token of the run that has written the last batch."""
         self.ended = False
         self.final = b""
 
     def add(self, batch: EventBatch, sequence: int) -> None:
-        """Adds a batch. Events that are known already are left out."""
+        """Adds a batch. Events that are already known are left out."""
         self.events += batch.events[max(0, len(self.events) - batch.first) :]
         self.position = batch.position
         self.last, self.token, self.ended, self.final = sequence, batch.token, batch.ended, batch.final
@@ -95,13 +96,13 @@ class BackgroundStore:
         """What was taken out of the bodies in records."""
 
     async def open(self) -> None:
-        """Creates the logs if they are not there."""
+        """Creates the logs if they do not exist."""
         await self._records.open()
         await self._events.open()
         self._is_open = True
 
     async def ready(self) -> None:
-        """Opens the logs unless they have been opened and have answered since."""
+        """Opens the logs if they have not been opened, or have not answered since."""
         if not self._is_open:
             await self.open()
 
@@ -123,7 +124,7 @@ class BackgroundStore:
         return None if found is None or found.payload == _NOTHING else (_record(found.payload), found.sequence)
 
     async def replace(self, record: StreamRecord, revision: int) -> int | None:
-        """Writes a record if it still has this revision. Returns the new one; None if somebody else has written."""
+        """Writes a record if it still has this revision. Returns the new one; None if another gateway has."""
         subject = self._subjects.background_record(record.request_id)
         return await self._records.append(subject, encoded(record), last=revision)
 
@@ -140,7 +141,7 @@ class BackgroundStore:
     # --- events ---
 
     async def append(self, request_id: str, batch: EventBatch, last: int) -> int | None:
-        """Appends a batch behind the batch `last`. Returns its sequence number; None if there is a later one."""
+        """Appends a batch if `last` is the last one in the log. Returns its number; None if there is a later batch."""
         return await self._events.append(self._subjects.background_events(request_id), _encode(batch), last=last)
 
     async def last(self, request_id: str) -> tuple[EventBatch, int] | None:
@@ -149,7 +150,7 @@ class BackgroundStore:
         return None if found is None else (_batch(found.payload), found.sequence)
 
     async def following(self, request_id: str, sequence: int) -> tuple[EventBatch, int] | None:
-        """Returns the first batch from this sequence number on, and its own; None if there is none yet."""
+        """Returns the first batch with at least this sequence number, and its number; None if there is none yet."""
         found = await self._events.following(self._subjects.background_events(request_id), sequence)
         return None if found is None else (_batch(found.payload), found.sequence)
 

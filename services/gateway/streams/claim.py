@@ -1,4 +1,4 @@
-"""A stream that a gateway takes over: its record, what is known of its output, and the request that runs it again."""
+"""A stream that a gateway takes over: its record, its known output, and the request that continues it."""
 
 import time
 from typing import Any
@@ -44,7 +44,7 @@ class Claim:
         return Resumption(self.record.created, self.record.seed, self.whole.fetched)
 
     def run(self, context: RequestContext) -> tuple[PositionedEvents, tuple[Accepted, ...], ResumedOutput]:
-        """Returns what the new run needs: its events, the tokens with which it begins, and those for the engines."""
+        """Returns the state of the new run: its events, the tokens with which it begins, and those for the engines."""
         count = context.num_sequences
         accepted = [*self.accepted, *(Accepted() for _ in range(count - len(self.accepted)))]
         replayed = tuple([_replayed(one, context) for one in accepted])
@@ -73,7 +73,7 @@ def is_recordable(context: RequestContext, body: bytes) -> bool:
 def new_record(
     request: Request, context: RequestContext, host: Host, journal_from: int, *, outlives_client: bool
 ) -> StreamRecord:
-    """Returns the record of a stream that begins. `request.state` has the body and, as `records`, the path."""
+    """Returns the record of a new stream. `request.state` has the body and, as `records`, the path."""
     call = current_call()
     return StreamRecord(
         context.request.request_id,
@@ -94,7 +94,7 @@ def new_record(
 
 
 def claimed_record(record: StreamRecord, host: Host, accepted: list[Accepted], journal_from: int) -> StreamRecord:
-    """Returns the record of a stream that this gateway takes over. `accepted`: what is known of its output."""
+    """Returns the record of a stream that this gateway takes over. `accepted`: its known output."""
     return msgspec.structs.replace(
         record,
         owner_id=host.id,
@@ -108,7 +108,7 @@ def claimed_record(record: StreamRecord, host: Host, accepted: list[Accepted], j
 
 
 def _replayed(accepted: Accepted, context: RequestContext) -> Accepted:
-    """Returns the tokens with which a sequence goes on: all but the last ones if the sequence has ended with them.
+    """Returns the tokens after which a sequence continues: without the last ones if the sequence has ended with them.
 
     The engine computes those again and ends the sequence as before. With log probabilities everything is computed
     again, because the record has none.
@@ -124,7 +124,7 @@ def _replayed(accepted: Accepted, context: RequestContext) -> Accepted:
 
 
 def stored_request(claim: Claim) -> Request:
-    """Returns the request of a stream as its client sent it, for its endpoint."""
+    """Returns the stream's original HTTP request, for its endpoint."""
     record = claim.record
     scope: dict[str, Any] = {
         "type": "http",

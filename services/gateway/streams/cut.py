@@ -1,4 +1,4 @@
-"""Divides the output of a sequence that is produced again at the position up to which its client has it. Pure."""
+"""Splits the regenerated output of a sequence at the position up to which the client has received it. Pure."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,7 +13,7 @@ ALL = 2**31
 
 
 class Piece(NamedTuple):
-    """Output of a sequence, and how many of the events that it gives the client has already, the first ones."""
+    """Output of a sequence, and how many of its first events the client has already received."""
 
     update: SequenceUpdate
     num_known: int = 0
@@ -25,7 +25,7 @@ class _Goal(NamedTuple):
 
 
 class SequenceCut:
-    """Divides the output of one sequence. `replayed`: the tokens that the engine got as output, and does not repeat.
+    """Splits the output of one sequence. `replayed`: tokens that the engine got as earlier output and does not repeat.
 
     `accepted`: all tokens of the former run. Tokens that are computed again must be the same.
     """
@@ -79,7 +79,7 @@ class SequenceCut:
 
 
 def beyond_the_end() -> ServiceError:
-    """Returns the error for a position that the stream does not have."""
+    """Returns the error for a position after the end of the stream."""
     told = "The position is behind the end of the stream. Send the id of the last event that has arrived."
     return ServiceError("invalid_value", told, param="from")
 

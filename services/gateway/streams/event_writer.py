@@ -1,6 +1,7 @@
-"""Writes the events of one request that runs without a client to the bus, and reads them from there.
+"""Writes the events of one background request to the bus, and reads them from there.
 
-Clients see only what is in the log. So what a client has seen is never told differently, whoever goes on.
+Clients see only events that are in the log. So every client sees the same events, whichever gateway continues the
+request.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ _ID = b"id: "
 
 
 class EventWriter:
-    """Implements `serving.Sink`. `history`: what the log has already; the writer adds to it.
+    """Implements `serving.Sink`. `history`: the events in the log; the writer adds to it.
 
     `token`: fencing token of the run. Every method that writes waits while the bus does not answer, and raises
     ServiceError('stream_taken') when the log has a batch of another run.
@@ -35,13 +36,13 @@ class EventWriter:
         self._store = store
         self._num_written = len(history.events)
         self._positions: list[str] = []
-        """Behind each event that this run has added."""
+        """The position after each event that this run has added."""
         self._ending = history.ended
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
 
     async def write(self, data: bytes) -> None:
-        """Takes events, which are written soon."""
+        """Queues events, which are written soon."""
         self._add(data)
         self._wake.set()
 
@@ -52,7 +53,7 @@ class EventWriter:
         await self.flush()
 
     async def claim(self) -> None:
-        """Appends an empty batch, behind which no former run can write. Reads what a former run has written before."""
+        """Appends an empty batch, after which no former run can write. Then reads the events of former runs."""
         while True:
             marker = EventBatch(self.token, len(self.history.events), position=self.history.position)
             if self.history.ended or await self._appended(marker):
@@ -63,7 +64,7 @@ class EventWriter:
                 raise taken()  # another gateway has taken the request over after this one
 
     async def run(self, on_lost: Callable[[], None]) -> None:
-        """Writes what is new until it is cancelled. `on_lost` is called when another run has the request."""
+        """Writes new events until it is cancelled. `on_lost` is called when another run has the request."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(limits.STREAM_FLUSH_S)
@@ -75,7 +76,7 @@ class EventWriter:
                 return
 
     async def flush(self) -> None:
-        """Writes what is not written yet."""
+        """Writes the queued events."""
         async with self._lock:
             warned = False
             while (batch := self._next()) is not None:
@@ -93,7 +94,10 @@ class EventWriter:
         return self.history.events[: self._num_written]
 
     async def _open_again(self) -> None:
-        """Makes the logs of a bus that was started again. If it does not answer, the next attempt to write tells it."""
+        """Creates the logs again after a restart of the bus.
+
+        If the bus does not answer, the next attempt to write fails.
+        """
         with contextlib.suppress(LogUnavailableError):
             await self._store.open()
 
@@ -106,7 +110,7 @@ class EventWriter:
             self._positions.append(self.history.position)
 
     def _next(self) -> EventBatch | None:
-        """Returns what fits into one message of what is not written yet; None if there is nothing."""
+        """Returns as many queued events as fit into one message; None if there are none."""
         events = self.history.events
         end, size = self._num_written, 0
         while end < len(events) and (size == 0 or size + len(events[end]) <= limits.BACKGROUND_BATCH_BYTES_MAX):
@@ -125,13 +129,13 @@ class EventWriter:
             return
         found = await self._store.last(self.request_id)
         if found is None:
-            # A bus without files was started again.
+            # A bus without persistent storage was restarted.
             self._num_written, self.history.last, self.history.ended = 0, 0, False
             return
         last, sequence = found
         if last.token != self.token or last.first != batch.first:
             raise taken()
-        # The bus had written the batch, and its answer was lost.
+        # The bus had written the batch, but its answer was lost.
         self.history.last = sequence
         self._written(last)
 
@@ -148,7 +152,7 @@ class EventWriter:
 
 
 class EventReader:
-    """Reads the events of one request as they come. `writer`: if the request runs in this gateway."""
+    """Reads the events of one request as they arrive. `writer`: set if the request runs in this gateway."""
 
     def __init__(self, store: BackgroundStore, request_id: str, writer: EventWriter | None = None) -> None:
         self._store = store
@@ -165,8 +169,8 @@ class EventReader:
                 if found is None:
                     last = await self._store.last(self._request_id)
                     if last is None and await self._store.find(self._request_id) is None:
-                        return  # The bus has lost the request, and nobody runs it.
-                    # The sequence numbers of a bus that was started again begin anew.
+                        return  # The bus has lost the request, and no gateway runs it.
+                    # After a restart of the bus, sequence numbers begin anew.
                     sequence = 1 if last is not None and last[1] < sequence - 1 else sequence
             except LogUnavailableError as error:
                 log.warning("a reader of the request %s waits for the bus: %s", self._request_id, error)

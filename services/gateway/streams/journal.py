@@ -1,7 +1,8 @@
-"""Writes the accepted tokens of a gateway's streams behind the token path, and renews their records.
+"""Writes the accepted tokens of a gateway's streams asynchronously, and renews the streams' records.
 
-A stream only appends to lists in memory; one task writes what is new of all streams, every `STREAM_FLUSH_S` in one
-message. If the store does not answer, what is new waits in those lists, which the requests have in any case.
+On the token path a stream only appends to lists in memory. One task writes the new tokens of all streams, every
+`STREAM_FLUSH_S` in one message. If the store does not answer, the tokens stay in those lists, which the requests need
+anyway.
 """
 
 import asyncio
@@ -23,19 +24,21 @@ log = logging.getLogger(__name__)
 
 
 class RecordStore(Protocol):
-    """Where the records of streams are. Its methods raise LogUnavailableError."""
+    """The store of stream records. Its methods raise LogUnavailableError."""
 
     async def find(self, request_id: str) -> tuple[StreamRecord, int] | None:
         """Returns a record and its revision; None if there is none."""
         ...
 
     async def replace(self, record: StreamRecord, revision: int) -> int | None:
-        """Writes a record if it still has this revision. Returns the new one; None if somebody else has written."""
+        """Writes a record if it still has this revision. Returns the new one; None if another gateway has."""
         ...
 
 
 class JournaledStream:
-    """The accepted tokens of one stream that runs here. `on_lost` is called if another gateway has taken it over.
+    """The accepted tokens of one stream that runs in this gateway.
+
+    `on_lost` is called if another gateway has taken it over.
 
     `replayed`: tokens of each sequence with which the run has begun.
     """
@@ -48,19 +51,19 @@ class JournaledStream:
         on_lost: Callable[[], None],
         records: "RecordStore | None" = None,
     ) -> None:
-        """`records`: where the record is, unless it is where the journal is."""
+        """`records`: the store of the record, if it is not that of the journal."""
         self.record = record
         self.records = records
         self.accepted = list(replayed)
         self.on_lost = on_lost
         self.revision = 0
-        """Of the record in the store; 0 if it is not known."""
+        """Revision of the record in the store; 0 if it is unknown."""
         self._journal = journal
         self._written = [len(one.token_ids) for one in self.accepted]
         self._is_new = [False] * len(self.accepted)
 
     def saw(self, update: SequenceUpdate) -> None:
-        """Takes in new output. On the token path: does no work that can wait."""
+        """Records new output. Called on the token path, so it does as little as possible."""
         one = self.accepted[update.index]
         if update.token_ids:
             one.last_from, one.last_from_logprob = len(one.token_ids), one.cumulative_logprob
@@ -75,7 +78,7 @@ class JournaledStream:
             self._journal.changed(self)
 
     def news(self) -> tuple[Progress, ...]:
-        """Returns what is not written yet."""
+        """Returns the progress that is not written yet."""
         return tuple(
             [
                 self.accepted[index].progress(index, self._written[index])
@@ -85,13 +88,13 @@ class JournaledStream:
         )
 
     def written(self, progress: tuple[Progress, ...]) -> None:
-        """Notes that `progress` is in the journal."""
+        """Records that `progress` is in the journal."""
         for one in progress:
             self._written[one.index] = one.end
             now = self.accepted[one.index]
             self._is_new[one.index] = len(now.token_ids) > one.end or now.ended != one.ended
         if any(self._is_new):
-            self._journal.changed(self)  # what arrived while the journal was being written
+            self._journal.changed(self)  # for tokens that arrived while the journal was being written
 
     def progress(self) -> tuple[Progress, ...]:
         """Returns everything so far, for the record."""
@@ -99,7 +102,7 @@ class JournaledStream:
 
 
 class Journal:
-    """The journal of one gateway. `run` must run for anything to be written."""
+    """The journal of one gateway. Nothing is written unless `run` is running."""
 
     def __init__(self, store: StreamStore) -> None:
         self.position = 0
@@ -112,7 +115,7 @@ class Journal:
         self._wake = asyncio.Event()
 
     def changed(self, stream: JournaledStream) -> None:
-        """Has the news of a stream written soon."""
+        """Schedules the write of a stream's new tokens."""
         if not self._changed:
             self._wake.set()
         self._changed[stream.record.request_id] = stream
@@ -134,7 +137,7 @@ class Journal:
             await asyncio.sleep(limits.STREAM_STORE_TIMEOUT_S)
 
     async def close(self) -> None:
-        """Writes what is left, if the store answers."""
+        """Writes the remaining tokens, if the store answers."""
         if self.is_open and self._changed:
             try:
                 await self._flush()
@@ -171,7 +174,7 @@ class Journal:
                 await self._renew_one(stream)
 
     async def _renew_one(self, stream: JournaledStream) -> None:
-        """Writes a record again, unless another gateway has: then the run here has lost the stream.
+        """Renews a record. If another gateway has written it, this gateway has lost the stream.
 
         A record that the store has lost is written anew.
         """
@@ -198,7 +201,7 @@ def _renewed(record: StreamRecord, progress: tuple[Progress, ...], journal_from:
 def _parts(
     changed: dict[str, JournaledStream],
 ) -> Iterator[list[tuple[JournaledStream, tuple[Progress, ...]]]]:
-    """Yields the news of streams in parts that fit into one message each."""
+    """Yields the streams' new tokens in parts that fit into one message each."""
     part: list[tuple[JournaledStream, tuple[Progress, ...]]] = []
     size = 0
     for stream in list(changed.values()):

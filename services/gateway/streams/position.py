@@ -1,6 +1,8 @@
-"""Positions in a stream: which of its events a client has, as it tells the server to go on from there. Pure.
+"""Positions in a stream: they tell which events a client has received, so that the server can continue after them.
 
-A position is what an event's `id` has behind the request's id: `<request id>:<position>`.
+Pure.
+
+A position is the second part of an event's `id`: `<request id>:<position>`.
 
     o2            the first two events, which come before any output
     12.40         what the first 12 tokens and 40 characters of the only sequence gave
@@ -28,20 +30,20 @@ _PART = re.compile(rf"-({_NUMBER})\.({_SHOWN})\.({_NUMBER})")
 
 
 class Shown(NamedTuple):
-    """How much of a sequence has been shown. `ended`: its finish reason, too."""
+    """How much of a sequence the client has received. `ended`: including its finish reason."""
 
     num_tokens: int = 0
     num_chars: int = 0
     ended: bool = False
 
     def text(self) -> str:
-        """Returns how a position writes it."""
+        """Returns its text form in a position."""
         return f"{self.num_tokens}.{self.num_chars}{'e' if self.ended else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some events of what the output of sequence `index` up to `until` gave."""
+    """A number of events out of those for the output of sequence `index` up to `until`."""
 
     index: int
     until: Shown
@@ -64,7 +66,7 @@ class Position:
 
     @property
     def before_output(self) -> bool:
-        """Whether no output has been shown."""
+        """Whether the client has received no output."""
         return not self.shown and not self.closing
 
 

@@ -1,4 +1,4 @@
-"""Gives each event of a stream an id that says where the stream goes on behind it, and leaves out what a client has."""
+"""Gives each event of a stream an id with the position after it, and omits events that the client already has."""
 
 from collections.abc import Callable
 
@@ -11,15 +11,15 @@ from services.gateway.streams.position import START, Part, Position, Shown
 from shared.errors import ServiceError
 
 Take = Callable[[SequenceUpdate], tuple[Choice, str]]
-"""Adds an update to its choice. Returns the choice, and the text that no parser takes."""
+"""Adds an update to its choice. Returns the choice, and its text if it has no parser."""
 
 
 class PositionedEvents:
     """The events of one stream. Implements `serving.StreamEvents` with an encoder's methods.
 
-    Every event of a choice is encoded by itself: its id says up to where each choice has been shown. Output that gives
-    no event, such as the beginning of a tag that a parser waits for, counts as shown with the next event. If events
-    have numbers, ids have them too, and a stream that goes on continues with the number that its client has.
+    Each event of a choice is encoded separately; its id has the position of every choice. Output that gives no event
+    yet, such as the beginning of a tag, is counted with the next event. If events have numbers, ids contain them too,
+    and a resumed stream continues with the client's number.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class PositionedEvents:
         replayed: tuple[tuple[int, ...], ...] = (),
         accepted: tuple[tuple[int, ...], ...] = (),
     ) -> None:
-        """`position`: where the client goes on; `replayed` and `accepted`: see SequenceCut, for each sequence.
+        """`position`: that of the client; `replayed` and `accepted`: see SequenceCut, one for each sequence.
 
         Raises ServiceError('invalid_value') if the position is of another number of sequences.
         """
@@ -40,13 +40,13 @@ class PositionedEvents:
         self._head = b"id: " + request_id.encode() + b":"
         self._position = position
         self._num_tokens, self._num_chars = [0] * num_sequences, [0] * num_sequences
-        """Tokens and characters of each sequence that the encoder has got."""
+        """Tokens and characters of each sequence that were passed to the encoder."""
         self._shown = [b"0.0"] * num_sequences
         """The position of each sequence at its last event."""
         self._numbers: NumberedEncoder | None = None
         """The encoder, if its events have numbers."""
         self._starts_at = -1 if position.number is None else position.number
-        """Events that the client has; -1 if the numbers of further events need not be set."""
+        """Number of events that the client has; -1 if the numbers of further events need not be set."""
         self._cuts: list[SequenceCut] | None = None
         if position != START or any(accepted):
             nothing = ((),) * num_sequences
@@ -94,7 +94,7 @@ class PositionedEvents:
             self._starts_at = -1
 
     def _mark(self, num_later: int = 0) -> bytes:
-        """Returns the end of an event's id. `num_later`: number of events that were encoded behind it."""
+        """Returns the position part of an event's id. `num_later`: number of events encoded after it."""
         return b"\n" if self._numbers is None else b"@%d\n" % (self._numbers.next_number - num_later)
 
     def _with_ids(self, letter: bytes, data: bytes, num_known: int) -> bytes:

@@ -1,4 +1,4 @@
-"""What is stored of a stream: its record, and the journal of the tokens that each gateway has accepted. Pure."""
+"""The stored state of a stream: its record, and the journal of tokens that each gateway has accepted. Pure."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from shared.codec import TOKEN_BYTES, pack_ids, unpack_ids
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens of one sequence from position `first` on, packed, and what is known at their end.
+    """Tokens of one sequence from position `first` on, packed, and the sequence's state after them.
 
     `num_cached`: prompt tokens that were taken from the prefix cache.
     """
@@ -24,16 +24,16 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def end(self) -> int:
-        """Position behind the last token."""
+        """Position after the last token."""
         return self.first + len(self.tokens) // TOKEN_BYTES
 
 
 class StreamRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A stream, with everything that another gateway needs to go on with it. It has no API key, only the key's name.
+    """A stream's record: everything that another gateway needs to continue it. It has no API key, only the key's name.
 
-    `token`: fencing token, one more with each gateway that takes the stream over. `journal_from`: sequence number in
-    the journal from which the owner's entries for the stream may come; `progress` has what came before. Times are Unix
-    seconds; `renewed_at` is when the owner last wrote the record.
+    `token`: fencing token, incremented with each takeover. `journal_from`: sequence number in the journal from which on
+    the owner's entries for the stream can be found; `progress` has the tokens before. Times are Unix seconds;
+    `renewed_at` is when the owner last wrote the record.
     """
 
     request_id: str
@@ -97,14 +97,14 @@ class Accepted:
         self.last_from, self.last_from_logprob = 0, 0.0
 
     def without_last(self) -> "Accepted":
-        """Returns what was accepted before the tokens that arrived last."""
+        """Returns the accepted tokens without those that arrived last."""
         found = Accepted()
         found.token_ids, found.num_cached = self.token_ids[: self.last_from], self.num_cached
         found.cumulative_logprob = self.last_from_logprob
         return found
 
     def add(self, progress: Progress) -> None:
-        """Adds progress that continues or repeats what is known. Progress behind a gap is left out."""
+        """Adds progress that continues or repeats what is known. Progress after a gap is left out."""
         if progress.first > len(self.token_ids) or progress.end < len(self.token_ids):
             return
         self.token_ids[progress.first :] = unpack_ids(progress.tokens)
@@ -120,7 +120,7 @@ class Accepted:
 
 
 def accepted_of(record: StreamRecord, entries: list[JournalEntry]) -> list[Accepted]:
-    """Returns what is known of each sequence, from a record and the journal of its owner, in order."""
+    """Returns the known output of each sequence, from a record and the journal of its owner, in order."""
     found: dict[int, Accepted] = {}
     journal = (entry for entry in entries if (entry.request_id, entry.token) == (record.request_id, record.token))
     for progress in (*record.progress, *(one for entry in journal for one in entry.progress)):

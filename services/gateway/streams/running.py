@@ -1,4 +1,4 @@
-"""One recorded stream that runs in this gateway: it may outlive its client, and ends if it is taken over."""
+"""One recorded stream that runs in this gateway. It may continue without its client, and ends if it is taken over."""
 
 import asyncio
 from collections.abc import Callable
@@ -38,9 +38,11 @@ class DetachableSink:
 
 
 class RunningStream:
-    """Implements `serving.RecordedStream`. `grace_s`: how long it runs on without a client; 0: not at all.
+    """Implements `serving.RecordedStream`.
 
-    `resumed`: the output with which the run begins. `on_end` is called once, when the run has ended.
+    `grace_s`: time for which it continues without a client, seconds; 0: not at all.
+
+    `resumed`: the output that the run continues. `on_end` is called once, when the run has ended.
     """
 
     def __init__(self, events: PositionedEvents, grace_s: float, on_end: "Callable[[RunningStream], None]") -> None:
@@ -58,7 +60,7 @@ class RunningStream:
         return self._events.opening(encoder, state)
 
     def output(self, encoder: AnswerEncoder, batch: list[SequenceUpdate], take: Take) -> bytes:
-        """See RecordedStream. Also notes the accepted tokens."""
+        """See RecordedStream. Also records the accepted tokens in the journal."""
         if self.resumed is not None:
             batch = [self._with_cached_tokens(update, self.resumed) for update in batch]
         data = self._events.output(encoder, batch, take)
@@ -77,7 +79,7 @@ class RunningStream:
             self._end()
             raise taken()
         sink = DetachableSink(channel)
-        # One step less for each token of a stream that ends with its client.
+        # This avoids one await per token for streams that end with their clients.
         self._work = asyncio.create_task(run.detached(sink if self._grace_s else channel))
         try:
             await unless_gone(receive, self._result(self._work), channel.mind())
@@ -110,13 +112,13 @@ class RunningStream:
             self._end()
 
     def leave(self) -> None:
-        """Waits for no client any more, because the gateway shuts down: the stream can be resumed at another one."""
+        """Ends the wait for a client, because the gateway shuts down: the stream can be resumed at another gateway."""
         self._grace_s = 0.0
         if self._is_alone and self._work is not None:
             self._work.cancel()
 
     def take_away(self) -> None:
-        """Ends the run: another one goes on with the stream."""
+        """Ends the run, because another gateway continues the stream."""
         self._taken = True
         if self._work is not None:
             self._work.cancel()

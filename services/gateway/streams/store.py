@@ -1,4 +1,4 @@
-"""Where records and journals of streams are kept: two logs of the bus, which outlive every gateway."""
+"""The store of records and journals of streams: two logs on the bus, which are independent of the gateways."""
 
 import logging
 
@@ -54,12 +54,12 @@ class StreamStore:
         )
 
     async def open(self) -> None:
-        """Creates the logs if they are not there."""
+        """Creates the logs if they do not exist."""
         await self._records.open()
         await self._journals.open()
 
     async def create(self, record: StreamRecord) -> None:
-        """Sends a new record, and does not wait until it is stored. Raises ServiceError."""
+        """Sends a new record without waiting until it is stored. Raises ServiceError."""
         await self._host.transport.publish(self._subjects.stream_record(record.request_id), encoded(record))
 
     async def find(self, request_id: str) -> tuple[StreamRecord, int] | None:
@@ -73,7 +73,7 @@ class StreamStore:
             raise LogUnavailableError(f"the record of the stream {request_id} cannot be read ({error})") from error
 
     async def replace(self, record: StreamRecord, revision: int) -> int | None:
-        """Writes a record if it still has this revision. Returns the new one; None if somebody else has written."""
+        """Writes a record if it still has this revision. Returns the new one; None if another gateway has."""
         return await self._records.append(
             self._subjects.stream_record(record.request_id), encoded(record), last=revision
         )

@@ -1,9 +1,9 @@
-"""The recorded streams of a gateway: records new ones, and goes on with those of a client that comes back.
+"""The recorded streams of a gateway: records new streams, and continues streams whose clients reconnect.
 
-A stream is resumed by running its stored request again, through the same endpoint, with what is fixed by the first run
-(request id, time, seed) and with the tokens that it has accepted as output. What the client has already is left out.
-There is one run at a time: the gateway that resumes a stream raises the fencing token in its record, and the former run
-ends, wherever it is.
+A stream is resumed by running its stored request again, through the same endpoint, with the values of the first run
+(request id, time, seed) and its accepted tokens as output. Events that the client already has are omitted. There is one
+run at a time: the gateway that resumes a stream increments the fencing token in its record, which ends the former run
+on any gateway.
 """
 
 import asyncio
@@ -47,8 +47,8 @@ _STORED_AFTER_S = (0.01, 0.03, 0.1, 0.2)
 class Streams:
     """Implements `serving.StreamBook`.
 
-    `grace_s`: how long a stream runs on without its client, if the client has asked for a resumable one. `records_all`:
-    streams are recorded whose clients have not asked, too.
+    `grace_s`: how long a stream continues without its client, if the client asked for a resumable stream.
+    `records_all`: all streams are recorded, also if the client did not ask for it.
     """
 
     def __init__(self, host: Host, store: StreamStore, grace_s: float, *, records_all: bool = False) -> None:
@@ -61,7 +61,7 @@ class Streams:
         self._running: dict[str, RunningStream] = {}
 
     def resumable(self, path: str, endpoint: Endpoint) -> Endpoint:
-        """Returns an endpoint whose streams are recorded, and that goes on with one if it gets a `Last-Event-ID`."""
+        """Returns an endpoint that records its streams, and resumes a stream for a request with `Last-Event-ID`."""
 
         async def resuming(request: Request) -> Response:
             last = request.headers.get(LAST_EVENT_ID)
@@ -76,14 +76,14 @@ class Streams:
         return resuming
 
     async def retrieve(self, request: Request, stream_id: str) -> Response:
-        """The endpoint `GET /v1/streams/{id}`: goes on behind the position `from`, by default from the beginning."""
+        """The endpoint `GET /v1/streams/{id}`: resumes after the position `from`, by default from the beginning."""
         for name in request.query_params:
             if name != "from":
                 raise ServiceError("unsupported_parameter", f"Unknown parameter '{name}'.", param=name)
         return await self.resume(stream_id.partition(":")[0], parse(request.query_params.get("from", "0"), "from"))
 
     async def begin(self, request: Request, context: RequestContext) -> RunningStream | None:
-        """Records a stream that begins or goes on. None if it is not recorded."""
+        """Records a new or resumed stream. Returns None if it is not recorded."""
         claim: Claim | None = getattr(request.state, "claim", None)
         path: str | None = getattr(request.state, "records", None)
         if claim is not None:
@@ -105,14 +105,14 @@ class Streams:
         return self._add(record, nothing, events)
 
     def ended(self, stream: RunningStream) -> None:
-        """Forgets a stream whose run has ended. Its record is kept."""
+        """Drops a stream whose run has ended. Its record stays in the store."""
         journaled = stream.journaled
         assert journaled is not None
         request_id = journaled.record.request_id
         if self._running.get(request_id) is stream:
             del self._running[request_id]
             self.journal.running.pop(request_id, None)
-        # Two objects that name each other would wait for the garbage collector.
+        # Breaks a reference cycle, which would need the garbage collector.
         journaled.on_lost = _nothing
 
     def on_taken(self, message: StreamTaken) -> None:
@@ -122,7 +122,7 @@ class Streams:
             stream.take_away()
 
     def leave(self) -> None:
-        """Ends the streams that run on without their clients, because the gateway shuts down."""
+        """Ends the streams that continue without their clients, because the gateway shuts down."""
         self._grace_s = 0.0
         for stream in list(self._running.values()):
             stream.leave()
@@ -155,7 +155,8 @@ class Streams:
     async def _find(self, request_id: str) -> tuple[StreamRecord, int] | None:
         """Returns a record and its revision; None if there is none.
 
-        A client may ask before the store has the record, which is sent ahead of the first event but not waited for.
+        A client may ask before the store has the record, because the first event does not wait until the record is
+        stored.
         """
         for pause_s in _STORED_AFTER_S:
             found = await self._store.find(request_id)
@@ -224,7 +225,7 @@ def _nothing() -> None:
 
 
 def _check_position(position: Position, accepted: list[Accepted]) -> None:
-    """Raises ServiceError for a position behind the end of a stream that is known to have ended."""
+    """Raises ServiceError for a position after the end of a stream that is known to have ended."""
     for shown, one in zip(position.shown, accepted, strict=False):
         if one.ended and shown.num_tokens > len(one.token_ids):
             raise beyond_the_end()

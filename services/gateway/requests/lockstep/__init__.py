@@ -2,10 +2,10 @@
 
 | module        | what it does                                                                       |
 |---------------|------------------------------------------------------------------------------------|
-| `trust`       | engines that get no work: quarantined ones, and minorities by their golden values    |
+| `trust`       | engines that get no work: quarantined ones, and those outvoted by their golden value |
 | `pair`        | holds a sequence's text until the second engine has the same tokens; finds differences |
-| `verdict`     | which of two engines is wrong, from a third one, from repetitions, from self-tests   |
+| `verdict`     | decides which of two engines is wrong: by a third one, repetition, or self-tests     |
 | `copies`      | runs a copy of a sequence on one engine, whose tokens come to the gateway            |
-| `sequence`    | one sequence in lockstep: its copy, its differences and what follows from them       |
-| `coordinator` | all of a gateway: which requests run in lockstep, messages, counters                 |
+| `sequence`    | one sequence in lockstep: runs its copy and resolves differences                     |
+| `coordinator` | the lockstep of one gateway: selects requests, routes messages, counts results       |
 """

@@ -1,4 +1,4 @@
-"""Lockstep in one gateway: which requests run in it, the engines to choose from, and what comes of differences."""
+"""Lockstep in one gateway: selects the requests, chooses engines for copies, and quarantines engines that are wrong."""
 
 import asyncio
 import random
@@ -34,7 +34,7 @@ class LockstepRequest:
         self._sequences, self._on_end = sequences, on_end
 
     def on_text(self, index: int, event: TextEvent, engine: Address) -> None:
-        """Takes a text event; what may be shown is passed to `Owner.apply_text`."""
+        """Handles a text event. Text on which both engines agree is passed to `Owner.apply_text`."""
         self._sequences[index].on_text(event, engine)
 
     def holds(self, index: int) -> bool:
@@ -42,7 +42,7 @@ class LockstepRequest:
         return self._sequences[index].holds
 
     def advance(self) -> None:
-        """Places copies that are missing and shows what may be shown."""
+        """Places missing copies and releases text on which both engines agree."""
         for sequence in self._sequences:
             sequence.advance()
 
@@ -54,7 +54,7 @@ class LockstepRequest:
 
 
 class Lockstep:
-    """The lockstep of one gateway. `share` is the share of requests that run in it unasked.
+    """The lockstep of one gateway. `share`: share of the requests that run in lockstep without asking for it.
 
     `on_quarantine` is called when an engine has lost a comparison, so that its sequences move to other engines.
     """
@@ -82,7 +82,10 @@ class Lockstep:
     # --- requests ---
 
     def admits(self, request: GenerationRequest, model: str) -> bool:
-        """Whether a request runs in lockstep. Raises ServiceError if it asks for that and cannot."""
+        """Whether a request runs in lockstep.
+
+        Raises ServiceError if the request asks for lockstep and it is not possible.
+        """
         if request.lockstep is False or not (request.lockstep or random.random() < self._share):
             return False
         error = self._obstacle(request, model)
@@ -95,7 +98,7 @@ class Lockstep:
         return error is None
 
     def begin(self, owner: Owner, messages: RequestMessages, spawn: Spawn) -> LockstepRequest:
-        """Returns the sequences of a request, which are not placed yet."""
+        """Returns the lockstep state for the sequences of a request, which are not placed yet."""
         required = bool(messages.request.lockstep)
         subjects = (Subject(owner, messages, index, required) for index in range(len(messages.sequences)))
         request = LockstepRequest([LockstepSequence(self, one, spawn) for one in subjects], self._requests.discard)
@@ -117,7 +120,7 @@ class Lockstep:
     # --- engines ---
 
     def twins(self, engine: Address) -> list[Heartbeat] | None:
-        """Returns the trusted engines that must compute the same as this one; None if this one is gone."""
+        """Returns the trusted engines that must compute the same as this one; None if this engine is gone."""
         beat, trusted = self.heartbeat(engine), self._trusted()
         return None if beat is None else [one for one in twins(beat, trusted) if one.id != engine.id]
 
@@ -138,7 +141,7 @@ class Lockstep:
         return next((beat for beat in alive if (beat.id, beat.instance_id) == engine), None)
 
     async def self_test(self, engine: Address, *, ends: bool = False) -> str | None:
-        """Has an engine test itself at once, and end if `ends`. Returns what is wrong with it; None: no answer."""
+        """Makes an engine test itself, and exit if `ends`. Returns the fault found, "" if none; None: no answer."""
         name = secrets.token_hex(8)
         answer = self._tests[name] = asyncio.get_running_loop().create_future()
         reply_subject = self._host.subjects.gateway_control(self._host.id, self._host.instance_id)
@@ -156,7 +159,7 @@ class Lockstep:
         return self.trust.quarantined.get(engine, "")
 
     def quarantine(self, engine: Address, reason: str) -> None:
-        """Gives an engine no more work, moves its sequences, and tells it to test itself and to end."""
+        """Stops sending work to an engine, moves its sequences, and tells it to test itself and exit."""
         if self.trust.quarantine(engine, reason):
             self.counts.quarantined += 1
             self.on_quarantine(engine)
@@ -169,24 +172,24 @@ class Lockstep:
     # --- messages and time ---
 
     def on_tokens(self, event: TokenEvent, engine: Address) -> bool:
-        """Takes tokens if they belong to a copy. Returns whether they do."""
+        """Handles tokens of a copy. Returns False if they belong to no copy."""
         return self.copies.on_tokens(event, engine)
 
     def on_progress(self, marks: Iterable[SequenceMark], missing: Iterable[SequenceRef], engine: Address) -> None:
-        """Takes an engine's report of the progress of copies."""
+        """Handles an engine's report of the progress of copies."""
         for mark in marks:
             self.copies.on_mark(mark, engine)
         for ref in missing:
             self.copies.on_missing(ref, engine)
 
     def on_self_test(self, reply: SelfTestReply) -> None:
-        """Takes the answer of an engine that was asked to test itself."""
+        """Handles an engine's answer to a self-test request."""
         answer = self._tests.get(reply.test_id)
         if answer is not None and not answer.done():
             answer.set_result(reply.fault)
 
     def tick(self) -> None:
-        """Places copies for which no engine had credit."""
+        """Tries again to place copies for which no engine had credit."""
         for request in list(self._requests):
             request.advance()
 

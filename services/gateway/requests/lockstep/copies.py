@@ -1,7 +1,9 @@
-"""Runs copies of sequences on engines of choice. Their tokens come to the gateway directly, without a detokenizer.
+"""Runs copies of sequences on chosen engines.
+
+The engines send the tokens directly to the gateway, not to a detokenizer.
 
 A copy has an id of its own, and attempt 1: a lost copy is replaced by a new one with another id. It uses credit like
-any other sequence. Nothing of it is counted in a request's usage or shown.
+any other sequence. Its tokens are neither counted in a request's usage nor sent to the client.
 """
 
 import logging
@@ -43,17 +45,17 @@ class Copy:
     on_tokens: Callable[["Copy", TokenEvent], None]
     on_lost: Callable[["Copy"], None]
     num_tokens: int
-    """Number of output tokens that have arrived, with those that it began with."""
+    """Number of output tokens so far, including those with which the copy began."""
     ended: bool = False
     gone: bool = False
-    """Whether it was given up or lost; its events are ignored from then on."""
+    """Whether the copy was given up or lost; its further events are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """What a copy computes: sequence `index` of a request, with `token_ids` as its output so far.
 
-    `only_next`: the next token alone, computed from nothing that the engine has in its prefix cache.
+    `only_next`: only the next token is computed, without using the engine's prefix cache.
     """
 
     messages: RequestMessages
@@ -119,13 +121,13 @@ class Copies:
             self.watch.touch(copy.engine, copy.name, self.host.clock.monotonic())
 
     async def give_up(self, copy: Copy) -> None:
-        """Ends a copy that is not needed any more, and tells its engine. Harmless when repeated."""
+        """Ends a copy that is no longer needed, and tells its engine. Idempotent."""
         if not copy.gone:
             self._forget(copy)
             await self.clients.cancel(copy.engine, copy.name, ATTEMPT, "not needed")
 
     def lose(self, copy: Copy) -> None:
-        """Records that the engine does not run a copy, and tells its owner."""
+        """Records that the engine does not run a copy, and notifies the copy's owner."""
         if not copy.gone:
             had_ended = copy.ended
             self._forget(copy)
@@ -135,7 +137,10 @@ class Copies:
     # --- messages ---
 
     def on_tokens(self, event: TokenEvent, engine: Address) -> bool:
-        """Takes tokens of a copy, or asks for those missing before them. Returns False if there is no such copy."""
+        """Adds tokens of a copy; if earlier tokens are missing, requests them.
+
+        Returns False if there is no such copy.
+        """
         copy = self.running.get(event.sequence_id)
         if copy is None:
             return False
@@ -160,7 +165,7 @@ class Copies:
         copy.on_tokens(copy, event)
 
     def on_mark(self, mark: SequenceMark, engine: Address) -> None:
-        """Asks for tokens that the engine has and that have not arrived."""
+        """Requests tokens that the engine has generated and that have not arrived."""
         copy = self.running.get(mark.sequence_id)
         if copy is None or copy.engine != engine or copy.ended:
             return
@@ -168,7 +173,7 @@ class Copies:
             self.spawn(self.clients.resend(engine, copy.name, ATTEMPT, copy.num_tokens))
 
     def on_missing(self, ref: SequenceRef, engine: Address) -> None:
-        """Takes the engine's word that it does not hold a copy."""
+        """Handles the engine's report that it does not have a copy."""
         copy = self.running.get(ref.sequence_id)
         if copy is not None and copy.engine == engine and not copy.ended:
             self.lose(copy)
@@ -184,7 +189,7 @@ class Copies:
         return copy is not None and copy.engine == member and not copy.ended
 
     def ref(self, name: str) -> SequenceRef | None:
-        """Returns the reference of a running copy for a query; None if there is none of this name."""
+        """Returns the reference of a running copy for a query; None if no copy has this name."""
         copy = self.running.get(name)
         return None if copy is None or copy.ended else SequenceRef(name, ATTEMPT)
 

@@ -1,4 +1,4 @@
-"""Counters of what comparisons of engines have found."""
+"""Counters of lockstep comparisons and their results."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -10,9 +10,11 @@ class Counts:
 
     requests: int = 0
     unavailable: int = 0
-    """Requests of the sampled share that ran without, because no two engines can be compared or for their kind."""
+    """Sampled requests that ran without lockstep, because no two engines can be compared or their kind does not allow
+    it.
+    """
     dropped: int = 0
-    """Sequences that went on alone, because no second engine was left."""
+    """Sequences that continued without a copy, because no second engine was left."""
     compared_tokens: int = 0
     differences: int = 0
     undecided: int = 0
@@ -20,5 +22,5 @@ class Counts:
     votes: Counter[str] = field(default_factory=Counter[str])
 
     def count_vote(self, kind: str) -> None:
-        """Counts a question: to a third engine, to both again (`repetition`), or a `self_test`."""
+        """Counts an attempt to decide a difference: by a third engine, by `repetition` on both, or by `self_test`."""
         self.votes[kind] += 1

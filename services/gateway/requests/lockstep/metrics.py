@@ -1,4 +1,4 @@
-"""Exports what comparisons of engines have found, as metrics."""
+"""Exports the lockstep counters as metrics."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -21,7 +21,7 @@ _COUNTERS = (
 
 
 class LockstepCollector(Collector):
-    """Collects the counters at each scrape. `engines` returns the last heartbeat of each living engine."""
+    """Collects the counters at each scrape. `engines` returns the last heartbeat of each running engine."""
 
     def __init__(self, lockstep: Lockstep, engines: Callable[[], Sequence[Heartbeat]]) -> None:
         self._lockstep, self._engines = lockstep, engines

@@ -13,7 +13,7 @@ from shared.messages import TextEvent
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first position at which the two differ, and the token of each there; None: it has ended before."""
+    """The first position at which the two differ, and the token of each; None: that one has ended before."""
 
     position: int
     tokens: tuple[int | None, int | None]
@@ -34,7 +34,10 @@ class Pair:
         self.copied, self.copy_ended = list(token_ids), False
 
     def add(self, position: int, token_ids: tuple[int, ...], *, ended: bool) -> bool:
-        """Takes tokens of the copy. Returns False if tokens before them are missing; they are then to be sent again."""
+        """Adds tokens of the copy.
+
+        Returns False if earlier tokens are missing; the engine must then send them again.
+        """
         overlap = len(self.copied) - position
         if overlap < 0:
             return False
@@ -43,7 +46,10 @@ class Pair:
         return True
 
     def release(self, attempt: int) -> tuple[list[tuple[TextEvent, Address]], Difference | None]:
-        """Returns the events that may be shown, and where the two differ. Drops events of other attempts."""
+        """Returns the events on which both agree, and the first difference if there is one.
+
+        Drops events of other attempts.
+        """
         released: list[tuple[TextEvent, Address]] = []
         while self.held:
             event, engine = self.held[0]
@@ -59,7 +65,7 @@ class Pair:
         return released, None
 
     def release_all(self) -> list[tuple[TextEvent, Address]]:
-        """Returns all held events: there is no copy any more."""
+        """Returns all held events. Called when there is no copy any more."""
         released = list(self.held)
         self.held.clear()
         return released

@@ -1,8 +1,8 @@
-"""One sequence in lockstep: places its copy, passes on what both engines agree on, and settles differences.
+"""One sequence in lockstep: places its copy, passes on text on which both engines agree, and resolves differences.
 
-A dead engine: the sequence itself is placed again as always, with the tokens that were agreed on; a lost copy is
-replaced by one that continues these tokens. If no other engine is left, a request of the sampled share goes on alone;
-one that asked for lockstep waits for `QUEUE_WAIT_S` and then fails.
+If an engine dies, the sequence itself is placed again as usual, with the agreed tokens; a lost copy is replaced by a
+new one that continues these tokens. If no other engine is left, a sampled request continues without a copy; a request
+that asked for lockstep waits for `QUEUE_WAIT_S` and then fails.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from shared.messages import Heartbeat, TextEvent, TokenEvent
 
 log = logging.getLogger(__name__)
 COPIES_MAX = 100
-"""Copies of one sequence that may be lost before it goes on without."""
+"""Maximum number of lost copies of one sequence; then it continues without a copy."""
 SALT_BYTES = 16
 
 
@@ -33,7 +33,7 @@ class Owner(Protocol):
     """The request of a sequence in lockstep."""
 
     def apply_text(self, index: int, event: TextEvent, engine: Address) -> None:
-        """Shows a text event on which both engines agree."""
+        """Applies a text event on which both engines agree."""
         ...
 
     def fail(self, error: ServiceError) -> None:
@@ -41,12 +41,12 @@ class Owner(Protocol):
         ...
 
     def prefer(self, index: int, engine: Address) -> None:
-        """Has the next placement of a sequence prefer this engine."""
+        """Makes the next placement of a sequence prefer this engine."""
         ...
 
 
 class Engines(Protocol):
-    """The engines that can compute copies and tell who is right (`coordinator.Lockstep`)."""
+    """The engines that can run copies and decide differences (`coordinator.Lockstep`)."""
 
     copies: Copies
     counts: Counts
@@ -56,7 +56,7 @@ class Engines(Protocol):
         ...
 
     def twins(self, engine: Address) -> list[Heartbeat] | None:
-        """Returns the trusted engines that must compute the same as this one; None if this one is gone."""
+        """Returns the trusted engines that must compute the same as this one; None if this engine is gone."""
         ...
 
     def choose(self, engines: Sequence[Heartbeat], draft: Draft) -> Heartbeat | None:
@@ -72,15 +72,15 @@ class Engines(Protocol):
         ...
 
     async def self_test(self, engine: Address) -> str | None:
-        """Has an engine test itself. Returns what is wrong with it, or empty; None if it does not answer."""
+        """Makes an engine test itself. Returns the fault that it found, "" if none; None if it does not answer."""
         ...
 
     def condemned(self, engine: Address) -> str:
-        """Returns how an engine was found to be wrong; empty if it was not."""
+        """Returns the reason for which an engine was found wrong; empty if it was not."""
         ...
 
     def quarantine(self, engine: Address, reason: str) -> None:
-        """Gives an engine no more work, moves its sequences, and tells it to end."""
+        """Stops sending work to an engine, moves its sequences, and tells it to exit."""
         ...
 
 
@@ -110,20 +110,20 @@ class LockstepSequence:
         self._copy: Copy | None = None
         self._settling = False
         self._alone = False
-        """Whether the sequence goes on without a copy."""
+        """Whether the sequence continues without a copy."""
         self._over = False
         self._suspected = False
-        """Whether a difference was left undecided, so that the sequence may not go on alone."""
+        """Whether a difference is undecided, so that the sequence must not continue without a copy."""
         self._without_twin_since: float | None = None
         self._num_copies = 0
 
     @property
     def holds(self) -> bool:
-        """Whether text waits for the copy, so that a pause of the text does not mean that any is missing."""
+        """Whether text is held until the copy catches up. Then a pause does not mean that text was lost."""
         return bool(self._pair.held)
 
     def on_text(self, event: TextEvent, engine: Address) -> None:
-        """Takes a text event of the sequence, and shows what may be shown."""
+        """Handles a text event of the sequence, and releases text on which both engines agree."""
         state = self._subject.state
         if self._alone or event.attempt != state.attempt or event.finish_reason == "error":
             self._subject.owner.apply_text(self._subject.index, event, engine)
@@ -132,7 +132,7 @@ class LockstepSequence:
         self.advance()
 
     def advance(self) -> None:
-        """Shows what both have, settles a difference, and replaces a missing copy."""
+        """Releases agreed text, starts to resolve a difference, and replaces a missing copy."""
         state = self._subject.state
         if self._over or self._settling or self._alone:
             return
@@ -147,7 +147,7 @@ class LockstepSequence:
             self._place_copy()
 
     def end(self) -> None:
-        """The request is over: its copy is not needed any more."""
+        """Ends the copy, because the request has ended."""
         self._over = True
         if self._copy is not None:
             self._spawn(self._all.copies.give_up(self._copy))
@@ -156,7 +156,7 @@ class LockstepSequence:
     # --- the copy ---
 
     def _place_copy(self) -> None:
-        """Starts a copy if there is none, or none on another engine than the sequence's own."""
+        """Starts a copy if there is none, or if it is on the same engine as the sequence."""
         state, copy = self._subject.state, self._copy
         if state.phase not in (Phase.PLACING, Phase.RUNNING) or state.engine is None:
             return
@@ -213,7 +213,7 @@ class LockstepSequence:
     # --- differences ---
 
     async def _settle(self, difference: Difference, engines: tuple[Address, Address]) -> None:
-        """Finds which engine is wrong. It gets no more work and is told to end; the other one goes on."""
+        """Determines which engine is wrong and quarantines it; the sequence continues on the other one."""
         state, counts = self._subject.state, self._all.counts
         counts.differences += 1
         log.error(
@@ -243,9 +243,11 @@ class LockstepSequence:
         self.advance()
 
     def _start_again(self, engines: tuple[Address, Address]) -> bool:
-        """If one of two engines is gone, nothing need be decided: another one takes its place. Returns whether it is.
+        """If one of the two engines is gone, replaces it instead of deciding the difference.
 
-        The one that is left may be the wrong one, so that nothing of it is shown without a second opinion.
+        Returns whether it is gone.
+
+        The remaining engine may be the wrong one, so its output is held until another engine confirms it.
         """
         gone = tuple(self._all.heartbeat(engine) is None for engine in engines)
         if not any(gone):
@@ -260,7 +262,7 @@ class LockstepSequence:
         return True
 
     def _condemned(self, engines: tuple[Address, Address]) -> tuple[Loser, str] | None:
-        """Returns which of two engines has been found wrong by other means meanwhile, and how."""
+        """Returns which of two engines was found wrong meanwhile by another check, and the reason."""
         found = tuple(self._all.condemned(engine) for engine in engines)
         loser = by_self_test((found[0], found[1]))
         return None if loser is None else (loser, found[loser])
@@ -296,7 +298,10 @@ class LockstepSequence:
         return first, second
 
     async def _next_token(self, engine: Heartbeat | None, prefix: list[int]) -> int | None:
-        """Has an engine compute the token behind the prefix, from the start. None if it does not answer in time."""
+        """Makes an engine compute the token after the prefix, without its prefix cache.
+
+        None if it does not answer in time.
+        """
         state = self._subject.state
         if engine is None or state.phase not in (Phase.PLACING, Phase.RUNNING):
             return None

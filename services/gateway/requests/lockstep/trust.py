@@ -1,8 +1,8 @@
-"""Which engines may get work: not those that were found wrong, nor those outvoted by their peers. Pure.
+"""Decides which engines may get work: not those that were found wrong or are outvoted. Pure.
 
 Engines of one model and one configuration have the same golden digest (`EngineStatus.golden_digest`). One that differs
-from the majority of at least three such engines is outvoted. Where two engines differ, or there is no majority, nobody
-knows which is right: that is only reported.
+from the majority of at least three such engines is outvoted. If there are only two engines, or there is no majority,
+the difference is only reported, because it is unknown which engine is right.
 """
 
 import logging
@@ -28,7 +28,7 @@ class Opinions:
 
 
 def opinions(engines: Sequence[Heartbeat]) -> Opinions:
-    """Compares the golden digests of the engines that are alive."""
+    """Compares the golden digests of the running engines."""
     groups: dict[tuple[str, str], list[tuple[Address, str]]] = defaultdict(list)
     for engine in engines:
         status = _status(engine)
@@ -50,14 +50,17 @@ def opinions(engines: Sequence[Heartbeat]) -> Opinions:
 
 @dataclass(slots=True)
 class Trust:
-    """The engines that this gateway does not trust. They are told from their successors by the instance id."""
+    """The engines that this gateway does not trust.
+
+    The instance id distinguishes them from their restarted successors.
+    """
 
     quarantined: dict[Address, str] = field(default_factory=dict[Address, str])
     """Engines that lost a comparison, with the reason."""
     _told: Opinions = field(default_factory=Opinions)
 
     def quarantine(self, engine: Address, reason: str) -> bool:
-        """Records that an engine computes wrong results. Returns whether it is new."""
+        """Records that an engine computes wrong results. Returns False if this was already known."""
         if engine in self.quarantined:
             return False
         while len(self.quarantined) >= QUARANTINED_MAX:

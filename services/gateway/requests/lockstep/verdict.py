@@ -1,7 +1,8 @@
 """Decides which of two engines is wrong at a position where their tokens differ. Pure.
 
 Evidence is gathered in this order, until one kind decides: a third engine computes the token; both compute it again
-from the agreed prefix; both test themselves. Without a decision nobody is right, and the request must end.
+from the agreed prefix; both test themselves. Without a decision, neither token can be trusted, and the request must
+end.
 """
 
 from typing import Literal
@@ -12,16 +13,18 @@ Tokens = tuple[int | None, int | None]
 
 
 def by_third(tokens: Tokens, third: int | None) -> Loser | None:
-    """`third`: the token of a third engine; None if it gave none. It decides if it agrees with one of the two."""
+    """Decides by the token of a third engine (None: it gave none). The engine that does not agree with it is wrong."""
     if third is None or third not in tokens:
         return None
     return 1 if third == tokens[0] else 0
 
 
 def by_repetition(tokens: Tokens, again: Tokens) -> Loser | None:
-    """`again`: what each engine gave the second time; None: nothing. The one that alone changes its mind is wrong.
+    """Decides by computing both tokens again (`again`; None: no token).
 
-    An engine that had ended and now goes on has changed its mind, too.
+    If only one engine gets another token, it is wrong.
+
+    An engine that first ended the sequence and now continues it counts as having got another token.
     """
     changed = tuple(now is not None and now != before for now, before in zip(again, tokens, strict=True))
     if None in again or changed[0] == changed[1]:
@@ -30,9 +33,11 @@ def by_repetition(tokens: Tokens, again: Tokens) -> Loser | None:
 
 
 def by_self_test(faults: tuple[str | None, str | None]) -> Loser | None:
-    """`faults`: what each found wrong with itself; empty: nothing, None: no answer. One alone must have found a fault.
+    """Decides by self-tests. `faults`: the fault that each found; empty: none, None: no answer.
 
-    An engine that does not answer has not been acquitted, but is not convicted either.
+    Exactly one must have a fault.
+
+    An engine that does not answer counts neither as right nor as wrong.
     """
     found = tuple(bool(fault) for fault in faults)
     if found[0] == found[1]:

@@ -1,1 +1,1 @@
-"""Where sequences run: the queue of those that wait, the choice of engines, and moves on purpose."""
+"""Placement of sequences: the queue of waiting sequences, the choice of engines, and moves from draining engines."""

@@ -16,7 +16,8 @@ from shared.errors import ServiceError
 from shared.messages import EngineStatus, Heartbeat
 
 Failure = ServiceError | PeerUnavailableError
-"""Why a message had no effect. ServiceError: the request fails. PeerUnavailableError: another member may be tried."""
+"""Failure of a message to a member. ServiceError: the request fails. PeerUnavailableError: another member may be tried.
+"""
 
 
 class PlacementClient(Protocol):
@@ -47,18 +48,19 @@ class Candidate:
     hashes: Sequence[bytes]
     ticket: "Ticket[Candidate]" = field(init=False)
     preferred: Address | None = None
-    """The engine on which the next placement should be, if it has a free row."""
+    """The engine that the next placement prefers, if it has a free row."""
     numerics: str = ""
-    """Configuration that further placements must have; empty: any. Set by the first placement on an engine with
-    `--deterministic`."""
+    """Configuration that the engine of a further placement must have; empty: any. Set by the first placement on an
+    engine with `--deterministic`.
+    """
     needs_twin: bool = False
-    """Whether the sequence runs in lockstep, so that a second engine must be able to compute the same."""
+    """Whether the sequence runs in lockstep, so there must be a second engine of the same configuration."""
     avoid: set[Address] = field(default_factory=set[Address])
     """Engines on which a placement of this sequence failed since it was last placed."""
 
     @property
     def joins_siblings(self) -> bool:
-        """Whether the sequence takes no more memory on an engine where other choices of its prompt run."""
+        """Whether the sequence needs no additional memory on an engine that runs other choices of its prompt."""
         return self.messages.request.params.beam is not None
 
     def affinity(self) -> set[Address]:
@@ -70,8 +72,8 @@ class Candidate:
     def fitting(self, engines: Sequence[Heartbeat]) -> list[Heartbeat]:
         """Returns the engines on which the sequence may run.
 
-        Raises ServiceError if the model has ready engines, but none with the numerics that the output began with, and
-        if the only engine that may run the request takes none.
+        Raises ServiceError if the model has ready engines but none with the configuration of the earlier output, or if
+        the only engine that may run the request accepts no sequences.
         """
         model = self.ticket.model
         found = list(engines)
@@ -97,7 +99,7 @@ class Candidate:
             self.numerics = engine.status.configuration
 
     def prefill_of_sibling(self, engine: Address) -> Prefill | None:
-        """Returns the prefill that another choice of the same prompt waits for on the engine; None if there is none."""
+        """Returns the prefill for which another choice of the prompt waits on the engine; None if there is none."""
         for one in self.messages.choices(self.index):
             if one is not self.sequence and one.engine == engine and one.prefill is not None:
                 return one.prefill._replace(leads=False)
@@ -105,7 +107,7 @@ class Candidate:
 
     @property
     def takes_kv(self) -> bool:
-        """Whether another engine may compute the prompt. Not if its log probabilities are wanted, nor for beams."""
+        """Whether another engine may compute the prompt: not with log probabilities of the prompt, nor for beams."""
         beams = self.messages.request.params.beam is not None
         return self.has_text and not beams and not self.sequence.needs_prompt_logprobs
 

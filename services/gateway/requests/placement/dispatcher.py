@@ -1,8 +1,8 @@
 """Places waiting sequences on engines and detokenizers. Each gateway has one dispatcher.
 
 `pump` takes sequences out of the queue while an engine has credit for the first one. It then sends one `SubmitBatch` to
-each engine and one `OpenBatch` to each detokenizer, all at the same time. There is no polling: `pump` is called when a
-sequence is queued or ends, when a heartbeat arrives, and when a member is lost.
+each engine and one `OpenBatch` to each detokenizer, concurrently. There is no polling: `pump` is called when a sequence
+is queued or ends, when a heartbeat arrives, and when a member is lost.
 """
 
 import secrets
@@ -39,7 +39,7 @@ from shared.messages import (
 
 T = TypeVar("T")
 WAIT = Prefill(Address("", ""), KvSource("", ""))
-"""Stands for an engine that computes prompts for others and has no credit at the moment."""
+"""Marker: prefill engines exist, but none has credit at the moment."""
 
 
 class Dispatcher:
@@ -48,23 +48,24 @@ class Dispatcher:
     def __init__(
         self, host: Host, members: Members, router: Router, clients: ServiceClients, trust: Trust | None = None
     ) -> None:
-        """`trust`: the engines that get no work, which others may extend."""
+        """`trust`: the engines that get no work; lockstep may add to it."""
         self._trust = trust or Trust()
         self.queue: PlacementQueue[Candidate] = PlacementQueue()
         self._rate = ServiceRate()
         self._waits: dict[str, QueueWait] = {}
         self._expected: Counter[str] = Counter()
-        """By model: ordinary sequences of accepted requests whose prompts are being prepared."""
+        """By model: number of sequences (without the idle lane) of accepted requests whose prompts are being prepared.
+        """
         self._host, self._members, self._router, self._clients = host, members, router, clients
         self._able_at: dict[str, float] = {}
-        """By model: the last time at which its members could take a sequence, monotonic seconds."""
+        """By model: the last time at which its members could accept a sequence, monotonic seconds."""
         self._background = Background("a dispatch failed")
         self._pumping = False
 
     # --- called by requests and by the gateway's actor ---
 
     def expect(self, model: str, change: int) -> None:
-        """Adds `change` sequences to those that will be queued when their prompts are prepared; negative: removes."""
+        """Changes the number of sequences that will be queued when their prompts are prepared."""
         self._expected[model] += change
 
     def enqueue(self, candidates: Sequence[Candidate]) -> None:
@@ -74,7 +75,7 @@ class Dispatcher:
         self.pump()
 
     def withdraw(self, candidate: Candidate) -> None:
-        """Takes a sequence out of the queue, because its request has ended. Harmless if it is not queued."""
+        """Removes a sequence from the queue, because its request has ended. Does nothing if it is not queued."""
         self.queue.withdraw(candidate.ticket)
 
     def ended(self, candidate: Candidate) -> None:
@@ -85,9 +86,9 @@ class Dispatcher:
             wait.ended(self._now())
 
     def retry_after_s(self) -> float:
-        """Returns the time until the queues of now will have been served, as fast as sequences end at present.
+        """Returns the time until the present queues will have been served, at the present rate of ended sequences.
 
-        These are the queue here, what will join it after its preparation, and this gateway's queue at the engines.
+        They are the queue here, the sequences in preparation, and this gateway's waiting sequences at the engines.
         """
         now = self._now()
         here = self.queue.num_ordinary + self._expected.total()
@@ -106,7 +107,7 @@ class Dispatcher:
         return sum(1 for _ in self.queue.tickets(model))
 
     def requeue(self, candidate: Candidate) -> None:
-        """Queues a sequence again that was placed before. The caller must call `pump` afterwards."""
+        """Queues a formerly placed sequence again. The caller must call `pump` afterwards."""
         self._push(candidate)
 
     def pump(self) -> None:
@@ -115,7 +116,7 @@ class Dispatcher:
             self._note_queues()
         if self._pumping or not len(self.queue) or not self._host.transport.connected:
             return
-        self._pumping = True  # a request that fails meanwhile calls `pump`; the loop below sees the changed queue
+        self._pumping = True  # if a request fails meanwhile and calls `pump`, the loop below sees the changed queue
         try:
             placed = self._place_all(self._now())
         finally:
@@ -138,7 +139,7 @@ class Dispatcher:
                 if isinstance(placement, Placement):
                     placed.append(placement)
                 elif placement is None:
-                    # When the next client has to wait for credit, another may still have a place as a newcomer.
+                    # If the next client has to wait for credit, another client may still send a sequence as a newcomer.
                     newcomers = self._router.newcomers(ready_members(engines, model)) if eligible is None else None
                     if newcomers is None:
                         break
@@ -154,9 +155,9 @@ class Dispatcher:
         return placed
 
     def expire(self, now: float) -> None:
-        """Fails the sequences whose model has had no member for QUEUE_WAIT_S that can take a sequence.
+        """Fails the sequences whose model has had no member that can accept a sequence for QUEUE_WAIT_S.
 
-        Also moves those whose time in the idle lane is over to the ordinary lines.
+        Also moves sequences whose time in the idle lane is over to the ordinary queue.
         """
         self.queue.promote(now)
         for model in list(self._able_at):
@@ -175,18 +176,18 @@ class Dispatcher:
         self.queue.push(candidate.ticket, now)
 
     def _engines(self, now: float) -> list[Heartbeat]:
-        """Returns the living engines that may get work."""
+        """Returns the running engines that may get work."""
         return self._trust.trusted(self._members.alive("engine", now))
 
     def _overdue(self, ticket: Ticket[Candidate], now: float) -> ServiceError | None:
-        """Returns the error for a sequence that no member could take for QUEUE_WAIT_S of its wait; else None."""
+        """Returns the error for a sequence if no member could accept it for QUEUE_WAIT_S of its wait; else None."""
         since = max(self._able_at[ticket.model], ticket.waits_since or 0.0)
         return self._unable(ticket.model, now) if now - since > limits.QUEUE_WAIT_S else None
 
     def _choose(
         self, candidate: Candidate, engines: Sequence[Heartbeat], detokenizers: Sequence[Heartbeat], now: float
     ) -> "Placement | ServiceError | None":
-        """Takes the candidate out of the queue and starts a placement, or fails its request. None if it has to wait."""
+        """Removes the candidate from the queue and starts a placement, or fails its request. None if it has to wait."""
         sequence, model = candidate.sequence, candidate.ticket.model
         try:
             engines = self._fitting(candidate, engines, now)
@@ -234,7 +235,7 @@ class Dispatcher:
         return Placement(candidate, to_engine, to_detokenizer, sequence.attempt, self._settled)
 
     def _fitting(self, candidate: Candidate, engines: Sequence[Heartbeat], now: float) -> list[Heartbeat]:
-        """Returns the engines on which a sequence may run. Raises ServiceError if its request cannot go on."""
+        """Returns the engines on which a sequence may run. Raises ServiceError if its request cannot continue."""
         if candidate.sequence.retry_limit_reached({Address(beat.id, beat.instance_id) for beat in engines}):
             raise ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
         if (overdue := self._overdue(candidate.ticket, now)) is not None:
@@ -242,7 +243,7 @@ class Dispatcher:
         return candidate.fitting(engines)
 
     def _prefill(self, candidate: Candidate, engine: Heartbeat, engines: Sequence[Heartbeat]) -> "Prefill | None":
-        """Chooses the engine that computes the prompt for `engine`, and records that it does.
+        """Chooses the prefill engine that computes the prompt for `engine`, and records the dispatch.
 
         Returns None if `engine` computes the prompt itself, and `WAIT` if the others have no credit.
         """
@@ -255,7 +256,7 @@ class Dispatcher:
         missing = self._router.num_missing_tokens(engine, num_tokens - 1, candidate.hashes)
         able, same = self._router.prefill_engines(engines, model, engine), engine.status.configuration
         if candidate.needs_twin or candidate.numerics:
-            # Its tokens are compared with another engine's, or must be the same in each run.
+            # The sequence's tokens are compared with another engine's, or must be the same in each run.
             able = [one for one in able if configuration_of(one) == same]
         if missing < limits.KV_TRANSFER_TOKENS_MIN or not able:
             return None
@@ -271,7 +272,7 @@ class Dispatcher:
         return Prefill(Address(chosen.id, chosen.instance_id), source)
 
     def _unable(self, model: str, now: float) -> ServiceError | None:
-        """Returns why no member can take a sequence of the model now or after a wait in the queue; None if one can."""
+        """Returns the reason why no member can accept a sequence of the model, now or later; None if one can."""
         engines = _of_model(self._engines(now), model)
         detokenizers = _of_model(self._members.alive("detokenizer", now), model)
         if ready_members(detokenizers, model) and self._router.can_take(engines, model):
@@ -324,7 +325,10 @@ class Dispatcher:
         self.pump()
 
     async def _submit_prefills(self, engine: Address, items: Sequence[tuple["Placement", Submit]], data: bytes) -> None:
-        """Has prompts computed for other engines. If that fails, these notice it and compute the prompts themselves."""
+        """Sends prompts to a prefill engine.
+
+        If that fails, the decode engines detect it and compute the prompts themselves.
+        """
         try:
             replies = (await self._clients.submit_batch(engine, data)).replies
         except (PeerUnavailableError, ServiceError) as error:
@@ -382,7 +386,7 @@ class Dispatcher:
 
 
 class Placement:
-    """One placement in progress. Calls `settled` when the results of `SubmitBatch` and `OpenBatch` are known.
+    """One placement in progress. Calls `settled` when the answers to `SubmitBatch` and `OpenBatch` are known.
 
     Without a detokenizer (a pooling sequence) there is no `OpenBatch`.
     """
@@ -433,7 +437,7 @@ def _batches(
 
 
 def _can_be_halved(error: Failure, items: Sequence[object]) -> bool:
-    """Whether the batch was too large for the bus and can be split: `max_payload` may be less than BATCH_BYTES_MAX."""
+    """Whether the batch was too large for the bus and can be split: `max_payload` may be below BATCH_BYTES_MAX."""
     return isinstance(error, ServiceError) and error.code == "request_too_large" and len(items) > 1
 
 

@@ -1,4 +1,4 @@
-"""Takes engines out of service and back into it, for operators. Called by the endpoints under `/admin/engines`."""
+"""Drains engines and resumes them, for operators. Called by the endpoints under `/admin/engines`."""
 
 from dataclasses import dataclass
 
@@ -18,10 +18,10 @@ _ACK = Decoder([Ack, ErrorReply])
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """An engine as this gateway knows it.
+    """This gateway's information on an engine.
 
-    `num_sequences`: sequences of all gateways that run or wait there. `moved`: those of this gateway that have left it
-    since it was withdrawn last. `others`: ids of the model's other engines that take sequences.
+    `num_sequences`: sequences of all gateways that run or wait there. `moved`: sequences of this gateway that have
+    moved away since the engine was last drained. `others`: ids of the model's other engines that accept sequences.
     """
 
     beat: Heartbeat
@@ -37,7 +37,7 @@ class EngineControls:
         self._host, self._members, self._moves = host, members, moves
 
     def view(self, engine_id: str) -> EngineView:
-        """Returns what is known of an engine. Raises ServiceError('not_found') if no such engine is alive."""
+        """Returns the information on an engine. Raises ServiceError('not_found') if no such engine is running."""
         engines = self._members.alive("engine", self._host.clock.monotonic())
         found = next((engine for engine in engines if engine.id == engine_id), None)
         if found is None or not isinstance(found.status, EngineStatus):
@@ -48,9 +48,9 @@ class EngineControls:
         return EngineView(found, num_sequences, self._moves.of(engine_id), others)
 
     async def withdraw(self, engine_id: str, *, force: bool) -> EngineView:
-        """Takes an engine out of service. Its sequences move as soon as other engines have room for them.
+        """Drains an engine. Its sequences move as soon as other engines have room for them.
 
-        Without `force` the last engine of a model is refused: the model could not be used any more.
+        Without `force` the last engine of a model is not drained: the model could not be used any more.
         """
         view = self.view(engine_id)
         if not view.others and not force:
@@ -63,7 +63,7 @@ class EngineControls:
         return self.view(engine_id)
 
     async def resume(self, engine_id: str) -> EngineView:
-        """Takes a withdrawn engine back into service."""
+        """Ends the draining of an engine."""
         await self._ask(self.view(engine_id).beat, withdrawn=False)
         return self.view(engine_id)
 

@@ -1,4 +1,4 @@
-"""The latest sequences that this gateway has moved on purpose, for the answer to who asked for it."""
+"""The sequences that this gateway has moved most recently from draining engines, for the admin endpoints."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -30,13 +30,13 @@ class Moves:
             self._moves.popitem(last=False)
 
     def placed(self, sequence_id: str, engine: str) -> None:
-        """Records where a sequence runs now, if it was moved and was not placed since."""
+        """Records the new engine of a moved sequence that waits for a placement."""
         move = self._moves.get(sequence_id)
         if move is not None and not move.to:
             move.to = engine
 
     def of(self, engine: str) -> list[Move]:
-        """Returns the sequences that have left an engine since `forget`, the earliest first."""
+        """Returns the sequences that have left an engine since the last `forget`, the earliest first."""
         return [move for move in self._moves.values() if move.engine == engine]
 
     def forget(self, engine: str) -> None:

@@ -3,7 +3,7 @@
 The second line is that of the idle lane. The dispatcher serves it only while the first one is empty; `promote` moves
 the tickets whose time in the idle lane is over.
 
-Clients (API keys) take turns by the tokens that they get (`shared.structures.fair_order`), so a client with many
+Clients (API keys) share by weighted fair queueing in tokens (`shared.structures.fair_order`), so a client with many
 requests does not delay the others. The order of the sequences of one client is priority (lower first), then arrival. A
 sequence whose engine was lost keeps its arrival number, so it goes before all sequences of the client that arrived
 later.
@@ -25,7 +25,7 @@ STALE_ITEMS_MAX = 64
 
 @dataclass(eq=False, slots=True)
 class Ticket(Generic[C]):
-    """One sequence in the queue. `claimant` is the caller's object for the sequence; the queue does not use it."""
+    """One sequence in the queue. `claimant` is the caller's object for the sequence, which the queue does not use."""
 
     claimant: C
     model: str
@@ -40,7 +40,7 @@ class Ticket(Generic[C]):
     number: int = 0
     """Set by the queue: 0 while the ticket is not queued, else a new number for each time that it is queued."""
     idle_until: float = 0.0
-    """Until then the ticket is in the idle lane, in seconds of the caller's clock; 0: it is not."""
+    """Time until which the ticket is in the idle lane, in seconds of the caller's clock; 0: it is not in the lane."""
     idle: bool = False
     """Set by the queue: whether the ticket was last queued in the idle lane."""
 
@@ -66,14 +66,14 @@ class _Line(Generic[C]):
 
 
 class PlacementQueue(Generic[C]):
-    """The lines of all models in one gateway. A line is kept while it is empty, as are the charges of its clients."""
+    """The lines of all models in one gateway. Empty lines are kept, with the charges of their clients."""
 
     def __init__(self) -> None:
         self._lines: dict[tuple[str, bool], _Line[C]] = {}
-        """By model, and whether it is the line of the idle lane."""
+        """By model and whether it is the line of the idle lane."""
         self._num_pushed = 0
         self._due = math.inf
-        """No ticket's time in the idle lane is over before this."""
+        """Lower bound of the time at which the next ticket leaves the idle lane."""
 
     def __len__(self) -> int:
         return sum(line.num_queued for line in self._lines.values())
@@ -126,7 +126,8 @@ class PlacementQueue(Generic[C]):
     ) -> Ticket[C] | None:
         """Returns the next ticket of a model without removing it; None if no sequence waits.
 
-        `eligible`: whether the tickets of the client with this name count; by default all do. `idle`: of the idle lane.
+        `eligible`: tells whether the tickets of a client count, by its name; by default all do. `idle`: look in the
+        idle lane.
         """
         line = self._lines.get((model, idle))
         name = line.order.first(eligible) if line is not None else None
@@ -160,7 +161,7 @@ class PlacementQueue(Generic[C]):
         return True
 
     def settle(self, ticket: Ticket[C], tokens: int) -> None:
-        """Corrects the charge of a ticket that was taken: its sequence has used `tokens` tokens in all."""
+        """Corrects the charge of a ticket that was taken: its sequence has used `tokens` tokens in total."""
         if (line := self._lines.get((ticket.model, ticket.idle))) is not None:
             line.order.adjust(ticket.client.name, tokens - ticket.cost)
 

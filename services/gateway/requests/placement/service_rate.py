@@ -1,13 +1,13 @@
-"""Measures how many sequences end per second, to tell refused clients when there will be room. Pure."""
+"""Measures the rate of ended sequences, from which `Retry-After` of refused clients is computed. Pure."""
 
 import math
 
 WINDOW_S = 10.0
 """Time over which the rate is averaged: an end counts for 1/e after this time."""
 WAIT_S = (1.0, 60.0)
-"""Shortest and longest time that a client is told, seconds."""
+"""Minimum and maximum of `Retry-After`, seconds."""
 KNOWN_S = 600.0
-"""Time after the last end for which the rate is known. Later, and before the first end, the shortest time is told."""
+"""Time after the last end for which the rate is valid. Later, and before the first end, the minimum is returned."""
 
 
 class ServiceRate:
@@ -15,7 +15,7 @@ class ServiceRate:
 
     def __init__(self) -> None:
         self._ends = 0.0
-        """Number of ends, the older the less."""
+        """Number of ended sequences, weighted by age."""
         self._first: float | None = None
         self._last = self._decayed_at = 0.0
 
@@ -28,11 +28,11 @@ class ServiceRate:
             self._first = now
 
     def per_second(self, now: float) -> float:
-        """Returns the rate; 0 if no sequence has ended for long."""
+        """Returns the rate; 0 if no sequence has ended for KNOWN_S."""
         if self._first is None:
             return 0.0
         self._decay(now)
-        # Soon after the first end the window is not full yet.
+        # Shortly after the first end the window is not full yet.
         seen_s = WINDOW_S * -math.expm1(-max(now - self._first, 1.0) / WINDOW_S)
         return self._ends / seen_s
 
