@@ -70,7 +70,7 @@ class AddSequence(Protocol):
     """Queues a sequence, see `Engine.add`."""
 
     def __call__(self, spec: SequenceSpec, load_adapter: LoadAdapter | None = None, /) -> None:
-        """Is called with `load_adapter` only for a sequence whose adapter is not in memory."""
+        """`load_adapter` is given only if the sequence's adapter is not in memory."""
         ...
 
 
@@ -78,10 +78,10 @@ class EngineActor(Actor):
     """The actor of one engine.
 
     `exchanges_kv`: whether the engine exchanges KV with others; without it, prompts are always computed here. The
-    callbacks `add` and `abort` pass commands to the step loop, and `record` whether its reports must have the details
-    of their steps. `adapters` finds the adapters of sequences; None: the engine serves none. `pictures` reads the
-    embeddings of pictures; None: the engine takes text only. `self_test` starts a test of the engine, after which
-    `answer` is to be called. `report` must be called on the event loop.
+    callbacks `add` and `abort` pass commands to the step loop; `record` turns the details of steps in its reports on or
+    off. `adapters` finds the adapters of sequences; None: the engine serves none. `pictures` reads the embeddings of
+    images; None: the engine accepts text only. `self_test` starts a test of the engine, after which `answer` must be
+    called. `report` must be called on the event loop.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class EngineActor(Actor):
         self._arrivals = 0
         self._draining = False
         self.withdrawn = False
-        """Whether the engine was taken out of service by hand (`Withdraw`)."""
+        """Whether an operator drains the engine (`Withdraw`)."""
         self._quiet = asyncio.Event()
         self._gateways: dict[GatewayKey, float] = {}
         self._traces = SequenceTraces(host.clock)
@@ -131,7 +131,7 @@ class EngineActor(Actor):
 
     @handles(SubmitBatch)
     def on_submit(self, envelope: Envelope) -> SubmitBatchReply:
-        """Starts each sequence of the batch or refuses it. Returns one reply for each sequence, in order.
+        """Starts or refuses each sequence of the batch. Returns one reply for each sequence, in order.
 
         A repeated submit of the same attempt is answered with `duplicate` and starts nothing.
         """
@@ -144,7 +144,7 @@ class EngineActor(Actor):
         """Ends a sequence.
 
         With the reason `stop` (a stop string was found) the tokens are kept until the owner sends `Done`. With any
-        other reason the sequence is forgotten at once.
+        other reason the sequence is dropped at once.
         """
         cancel = envelope.message
         assert isinstance(cancel, Cancel)
@@ -157,7 +157,7 @@ class EngineActor(Actor):
 
     @handles(Done)
     async def on_done(self, envelope: Envelope) -> None:
-        """Forgets a sequence whose owner has received all its tokens. Aborts the sequence if it still runs."""
+        """Drops a sequence whose owner has received all its tokens. Aborts the sequence if it still runs."""
         done = envelope.message
         assert isinstance(done, Done)
         if self.sequences.release(done.sequence_id, done.attempt, self._now()):
@@ -174,7 +174,7 @@ class EngineActor(Actor):
 
     @handles(Retarget)
     async def on_retarget(self, envelope: Envelope) -> Ack:
-        """Sends a sequence's tokens to another detokenizer, first those that exist from the given position on.
+        """Sends a sequence's tokens to another detokenizer, first the existing tokens from the given position on.
 
         Raises ServiceError ('not_found') if the engine does not hold the sequence at this attempt.
         """
@@ -189,7 +189,7 @@ class EngineActor(Actor):
 
     @handles(Withdraw)
     def on_withdraw(self, envelope: Envelope) -> Ack:
-        """Takes the engine out of service or back into it. The next heartbeat tells the gateways."""
+        """Starts or ends draining by an operator. The next heartbeat tells the gateways."""
         message = envelope.message
         assert isinstance(message, Withdraw)
         if message.withdrawn != self.withdrawn:
@@ -201,7 +201,8 @@ class EngineActor(Actor):
     async def on_progress_query(self, envelope: Envelope) -> None:
         """Publishes the progress of the queried sequences on the gateway's reply subject.
 
-        The query also renews the leases of those sequences. Marks and missing sequences go out in separate messages.
+        The query also renews the leases of those sequences. Progress marks and unknown sequences are sent in separate
+        messages.
         """
         query = envelope.message
         assert isinstance(query, ProgressQuery)
@@ -226,7 +227,7 @@ class EngineActor(Actor):
 
     @handles(OwnershipReply)
     def on_ownership_reply(self, envelope: Envelope) -> None:
-        """Ends and forgets the sequences that their gateway has said it does not own any more."""
+        """Ends and drops the sequences that their gateway no longer owns."""
         reply = envelope.message
         assert isinstance(reply, OwnershipReply)
         self._drop(self.sequences.disowned((reply.gateway_id, reply.gateway_instance_id), reply.released))
@@ -263,15 +264,15 @@ class EngineActor(Actor):
         """Returns the number of sequences that gateways may still place on this engine; negative if it holds too many.
 
         The target is one sequence for each row (batch slot) plus a queue of `ENGINE_QUEUE_AHEAD` times as many, which
-        lasts until the next heartbeat, and at most `ENGINE_WAITING_MAX` in all. Those of the idle lane do not count,
-        because they give way. 0 while draining or withdrawn. May be called from any thread.
+        lasts until the next heartbeat, and at most `ENGINE_WAITING_MAX` in all. Sequences of the idle lane do not
+        count, because others preempt them. 0 while draining. May be called from any thread.
         """
         if self._draining or self.withdrawn:
             return 0
         return _wanted(max_num_seqs, limits.ENGINE_WAITING_MAX) - (self.sequences.num_live - self.sequences.num_idle)
 
     def idle_credits(self, max_num_seqs: int) -> int:
-        """Returns the number of sequences of the idle lane that may still be placed here; all sequences count.
+        """Returns how many sequences of the idle lane may still be placed here. All sequences on the engine count.
 
         The lane takes at most half of `ENGINE_WAITING_MAX`. Otherwise like `credits`.
         """
@@ -280,7 +281,7 @@ class EngineActor(Actor):
         return _wanted(max_num_seqs, limits.ENGINE_WAITING_MAX // 2) - self.sequences.num_live
 
     async def sweep(self) -> None:
-        """Ends the sequences of dead gateways and asks living gateways about sequences that they have not confirmed.
+        """Ends the sequences of dead gateways and asks running gateways about sequences that they have not confirmed.
 
         Called a few times a second. Also lets `drain` return once no live sequence is left.
         """
@@ -303,8 +304,8 @@ class EngineActor(Actor):
     async def drain(self) -> None:
         """Refuses new sequences from now on. Returns when every waiting and running sequence has ended or has moved.
 
-        Gateways move sequences to other engines when they hear that this one drains. Those that are left after
-        `HAND_OVER_S`, because no other engine has room, are handed over: they wait in their gateways.
+        Gateways move sequences to other engines when this engine's heartbeat says that it drains. Sequences that are
+        left after `HAND_OVER_S`, because no other engine has room, are handed back to their gateways and wait there.
         """
         self._draining = True
         self._quiet.clear()
@@ -315,7 +316,7 @@ class EngineActor(Actor):
             await self._hand_over()
 
     async def on_crash(self, error: BaseException) -> None:
-        """Aborts and forgets every sequence. Sends no messages."""
+        """Aborts and drops every sequence. Sends no messages."""
         for entry in list(self.sequences.entries()):
             self._abort(core_id(entry.sequence_id, entry.attempt))
             self.sequences.release(entry.sequence_id, entry.attempt, self._now())
@@ -323,7 +324,7 @@ class EngineActor(Actor):
     # --- private ---
 
     async def _hand_over(self) -> None:
-        """Ends all live sequences here and tells their gateways that this engine does not hold them any more."""
+        """Ends all live sequences here and tells their gateways that this engine no longer has them."""
         left: dict[GatewayKey, list[SequenceRef]] = defaultdict(list)
         for entry in [entry for entry in self.sequences.entries() if not entry.finished]:
             left[entry.gateway].append(SequenceRef(entry.sequence_id, entry.attempt))
@@ -408,7 +409,7 @@ class EngineActor(Actor):
             self._add(spec, load_adapter)
 
     def _reserve_pictures(self, submit: Submit) -> SubmitReply | None:
-        """Returns the refusal of a sequence whose pictures this engine does not take, or has no memory for now."""
+        """Returns the refusal if the engine does not accept images or has no memory for them now; else None."""
         if self._pictures is None:
             told = "This engine takes text only: start it with --enable-mm."
             return self._submit_reply(submit, "invalid", ServiceError("unsupported_parameter", told))
@@ -419,7 +420,10 @@ class EngineActor(Actor):
         return None
 
     def _start_loading(self, spec: SequenceSpec, submit: Submit, load_adapter: LoadAdapter | None) -> None:
-        """Has a sequence queued when the embeddings of its pictures are here, unless it has ended meanwhile."""
+        """Starts to read the embeddings of a sequence's images.
+
+        Queues the sequence afterwards, unless it has ended meanwhile.
+        """
         assert self._pictures is not None
 
         def loaded(placed: tuple[PlacedPicture, ...]) -> None:
@@ -454,7 +458,7 @@ class EngineActor(Actor):
         entry = self.sequences.append(event) if event is not None else None
         if entry is None or event is None:
             return
-        if entry.reply_subject:  # the output of a prompt that is computed for another engine is of no use
+        if entry.reply_subject:  # the output of a sequence whose prompt is computed for another engine is not used
             by_subject[entry.reply_subject].append(event)
         if event.finish_reason is not None:
             self._count_end(entry.sequence_id, entry.attempt, event.finish_reason)
@@ -511,7 +515,8 @@ class EngineActor(Actor):
         await self._send(self._host.subjects.steps(self._host.id), make, self._steps.take())
 
     async def _send(self, subject: str, make: Callable[[Sequence[T]], Message], items: Sequence[T]) -> None:
-        # A message that cannot be sent is dropped, like a message lost by the bus: the exchange is repeated later.
+        # A message that cannot be sent is dropped, like a message lost on the bus: the sender repeats the exchange
+        # later.
         try:
             await tell_in_parts(self.transport, subject, make, items)
         except ServiceError as error:

@@ -1,9 +1,9 @@
-"""Keeps an engine's LoRA adapters equal to the desired state of its model, and finds the adapter of each sequence.
+"""Synchronizes an engine's LoRA adapters with the desired state of its model, and finds the adapter of each sequence.
 
 The engine reads the desired state (`shared.deployment.adapter_state`) before it is ready, when a gateway announces a
-change, and now and then. Sequences name an adapter by its version. The version that a replaced or unloaded adapter had
-stays usable for `ADAPTERS_REPLACED_S`, for requests that were accepted before. The actor has a mailbox of its own, so
-that reading an adapter delays no sequence.
+change, and now and then. Sequences name an adapter by its version. The old version of a replaced or unloaded adapter
+stays usable for `ADAPTERS_REPLACED_S`, for requests that were accepted before. The actor has its own mailbox, so that
+reading an adapter does not delay sequences.
 """
 
 import asyncio
@@ -24,7 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class AdapterNotHereError(Exception):
-    """The engine does not know an adapter yet; it looks for it now, and the sequence may be sent again shortly."""
+    """The engine does not know an adapter yet.
+
+    It reads the desired state now; the gateway may send the sequence again shortly.
+    """
 
 
 class AdapterActor(Actor):
@@ -40,10 +43,11 @@ class AdapterActor(Actor):
         self._paths: dict[str, tuple[str, str]] = {}
         """Name and path of each current version."""
         self._retired: dict[str, tuple[float, tuple[str, str], LoadedAdapter | None]] = {}
-        """Versions that were replaced or unloaded: until when they are usable, their name and path, and the adapter if
-        it was in memory."""
+        """Replaced or unloaded versions: the time until which they are usable, their name and path, and the adapter if
+        it was in memory.
+        """
         self._looked_for: dict[str, float] = {}
-        """Unknown versions that sequences named: when each was first asked for, monotonic seconds."""
+        """Unknown versions that sequences named: the time of the first such sequence, monotonic seconds."""
         self._synced_at = -1.0
         """When the last reading of the desired state began, monotonic seconds."""
         self._syncing: asyncio.Task[None] | None = None
@@ -80,7 +84,7 @@ class AdapterActor(Actor):
             await self.sync()
 
     def adapter(self, name: str, version: str) -> LoadedAdapter | Callable[[], LoadedAdapter]:
-        """Returns the adapter of a sequence, or what reads it into memory, which takes time and may raise ServiceError.
+        """Returns the adapter of a sequence, or a function that reads it into memory (slow; may raise ServiceError).
 
         Raises AdapterNotHereError if the engine may not have heard of the version yet, ServiceError if the version was
         replaced or unloaded too long ago.
@@ -107,7 +111,7 @@ class AdapterActor(Actor):
         began = self._now()
         state = await self._store.read(self._model)
         if not state.revision and self._records:
-            # The store lives in the memory of the NATS server, which was restarted.
+            # The store is in the memory of the NATS server, which has been restarted.
             known = dict(self._records)
             state = await self._store.change(
                 self._model, lambda records: records.update(known) if not records else None
@@ -136,7 +140,7 @@ class AdapterActor(Actor):
         self._paths, self._records = paths, dict(state.records)
 
     def _load_new(self, wanted: list[tuple[str, tuple[str, str]]]) -> None:
-        """Reads adapters that are not in memory, as many as may be kept there. Runs on a thread."""
+        """Reads adapters that are not in memory, up to the number that may be kept there. Runs on a thread."""
         for version, (name, path) in wanted[: self._kept]:
             if self._library.find(version) is None:
                 try:
@@ -148,7 +152,7 @@ class AdapterActor(Actor):
         return [(module, self._library.load(module.name, module.path)) for module in self._modules]
 
     def _forget(self) -> None:
-        """Drops retired versions whose time is over, and questions that were answered."""
+        """Drops retired versions whose time is over, and unknown versions that have become known."""
         at = self._now()
         self._retired = {version: kept for version, kept in self._retired.items() if kept[0] > at}
         kept_s = limits.ADAPTERS_REPLACED_S
@@ -174,8 +178,8 @@ class AdapterActor(Actor):
 def _add_modules(records: dict[str, AdapterRecord], modules: list[tuple[LoraModule, LoadedAdapter]]) -> None:
     """Adds the adapters of `--lora-modules`.
 
-    What requests have done since with an adapter of the same name and path stays: it is not brought back if it was
-    unloaded, and not replaced if another directory was loaded for it.
+    Changes that requests have made since take precedence: an adapter that was unloaded is not added again, and one that
+    was replaced from another directory is not overwritten.
     """
     for module, adapter in modules:
         known = records.get(module.name)

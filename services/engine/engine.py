@@ -83,9 +83,9 @@ class Engine:
     ) -> "Engine":
         """Returns an engine with a loaded model. Loading takes seconds.
 
-        `make_worker` creates the worker instead of `load_model`. `on_fault`: the engine tests itself, and calls this
-        once, on another thread, with what is wrong; `step` then raises WrongResultError. Raises SettingsError if
-        settings contradict each other or the model, ServiceError if the model cannot be loaded.
+        `make_worker` creates the worker instead of `load_model`. `on_fault`: if given, the engine tests itself, and
+        calls this once, on another thread, with a description of the fault; `step` then raises WrongResultError. Raises
+        SettingsError if settings contradict each other or the model, ServiceError if the model cannot be loaded.
         """
         check_engine(settings)
         check_adapters(settings)
@@ -116,7 +116,10 @@ class Engine:
         return cls(UniprocExecutor(worker), limits, report, steps_per_report=steps_per_report)
 
     def _watch(self, interval_s: float, on_fault: Callable[[str], None]) -> None:
-        """Computes the golden value and the sums of the weights, and starts the checks. Raises ServiceError."""
+        """Computes the golden value and the checksums of the weights, and starts the self-tests.
+
+        Raises ServiceError.
+        """
         golden = measure(self.executor, self.limits)
         if golden is None:
             logger.warning("no canary: the context of %d tokens has no room for it", self.max_model_len)
@@ -134,7 +137,7 @@ class Engine:
         )  # fmt: skip
 
     def _connect(self, settings: EngineSettings) -> None:
-        """Starts the exchange of KV if the engine has a role. Raises SettingsError if it cannot exchange KV."""
+        """Starts the KV connector if the engine has a role. Raises SettingsError if it cannot exchange KV."""
         if settings.role == "both":
             return
         if not exchanges_kv(settings):
@@ -193,7 +196,7 @@ class Engine:
 
 
 def _with_rows(settings: EngineSettings, has_hidden_row: bool) -> EngineSettings:
-    """Returns the worker's settings: with one row more for a hidden sequence."""
+    """Returns the settings for the worker, with an additional row for the hidden sequence if there is one."""
     return replace(settings, max_num_seqs=settings.max_num_seqs + 1) if has_hidden_row else settings
 
 
@@ -211,7 +214,7 @@ def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
     chunked = settings.enable_chunked_prefill and not facts.computes_whole
     asked = min(settings.max_num_seqs, settings.limit_worker_concurrency or settings.max_num_seqs)
     rows = min(asked, facts.max_rows or asked)
-    # A text that is longer than the budget is computed alone.
+    # A text longer than the budget is computed in a step of its own.
     least = max(rows, 1 if chunked or facts.computes_whole else facts.max_model_len)
     budget, prompts = settings.max_num_batched_tokens, None
     if budget is None:
@@ -250,7 +253,7 @@ def load_modules(library: AdapterLibrary, settings: EngineSettings) -> None:
 
 
 def with_present_names(settings: EngineSettings) -> EngineSettings:
-    """Returns the settings with the value of a deprecated flag moved to the flag that replaces it. Logs a warning."""
+    """Returns the settings with the values of deprecated flags moved to the flags that replace them. Logs a warning."""
     former = settings.max_context_len_to_capture
     if former is None:
         return settings

@@ -1,7 +1,7 @@
-"""Holds sequences back until their grammar is compiled and their adapter is in memory, so that no step waits for that.
+"""Holds sequences back until their grammar is compiled and their adapter is in memory, so that no step waits for these.
 
-Both happen on one thread of the lowest priority, which takes little from the threads that compute. Sequences that need
-neither pass at once. Used by `Engine`.
+Both run on one thread of the lowest priority, so the computing threads are hardly slowed down. Sequences without
+grammar and adapter pass at once. Used by `Engine`.
 """
 
 import contextlib
@@ -48,7 +48,9 @@ class GrammarGate:
         return len(self._held)
 
     def add(self, spec: SequenceSpec, load_adapter: LoadAdapter | None = None) -> None:
-        """Passes a sequence on when its grammar is compiled and its adapter is loaded, or has it refused.
+        """Admits a sequence to the step loop when its grammar is compiled and its adapter is loaded.
+
+        Refuses it if that fails.
 
         `load_adapter` returns the adapter of a sequence whose `adapter` is not in memory yet.
         """
@@ -93,6 +95,6 @@ class GrammarGate:
 
 def _lower_priority() -> None:
     if sys.platform == "linux":
-        # On Linux a thread has a priority of its own.
+        # On Linux each thread has its own priority.
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)

@@ -1,8 +1,8 @@
-"""Reads the embeddings of pictures from image services, before a sequence is queued, and bounds their memory.
+"""Reads the embeddings of images from image services before a sequence is queued, and limits their memory.
 
-The replica that has encoded a picture is asked first. If it is gone or has forgotten the embeddings, any replica of the
-model encodes the picture again from the file, which the gateway keeps as long as the request runs. Embeddings that were
-read lately are kept, so that the choices of a prompt and the next turns of a conversation read them once.
+The replica that has encoded an image is asked first. If it is gone or has evicted the embeddings, any replica of the
+model encodes the image again from its file, which the gateway keeps as long as the request runs. Recently read
+embeddings are cached, so the choices of a prompt and the next turns of a conversation read them only once.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ class PictureLoader:
         self._kept = ByteCache[bytes](bytes_kept)
         self._reading: dict[bytes, asyncio.Task[bytes]] = {}
         self._reserved: dict[str, int] = {}
-        """Bytes of the embeddings of each sequence with pictures that has not ended, and of some that have."""
+        """Bytes of the embeddings of each live sequence with images, and of some that have ended."""
         self._starting = Background("pictures were not loaded")
 
     def reserve(self, sequence: str, pictures: Sequence[PromptPicture], is_live: Callable[[str], bool]) -> None:
-        """Counts the embeddings of a new sequence. `is_live` says which of the earlier ones have not ended.
+        """Reserves memory for the embeddings of a new sequence. `is_live`: whether an earlier sequence has not ended.
 
         Raises ServiceError ('server_is_overloaded') if those of all live sequences would be too large.
         """
@@ -74,7 +74,7 @@ class PictureLoader:
         loaded(placed)
 
     async def load(self, pictures: Sequence[PromptPicture]) -> tuple[PlacedPicture, ...]:
-        """Returns the pictures with their embeddings. Raises ServiceError if no image service gives them in time."""
+        """Returns the pictures with their embeddings. Raises ServiceError if no image service answers in time."""
         return tuple(await asyncio.gather(*map(self._placed, pictures)))
 
     async def _placed(self, picture: PromptPicture) -> PlacedPicture:

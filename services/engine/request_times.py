@@ -1,8 +1,8 @@
 """Measures how long sequences wait, are prefilled and decode in this engine, for the metrics.
 
-Durations are differences of this process's monotonic clock. The wait is from the arrival to the last time that the
-sequence got a place before its first token, the prefill from there to the first token, the decoding from there to the
-last one.
+Durations are differences of this process's monotonic clock. The wait lasts from the arrival until the sequence joins
+the batch (if it is preempted before its first token, for the last time); the prefill lasts from then to the first
+token, and the decoding from the first to the last token.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class RequestTimes:
         self._lives[sequence] = _Life(self._clock.monotonic())
 
     def step(self, report: StepReport) -> None:
-        """Records the tokens of a step, and which sequences got a place or their first token in it."""
+        """Records the tokens of a step, and the sequences that joined or got their first token in it."""
         if report.num_tokens:
             self._step_tokens.observe(report.num_tokens)
         duration_s, now = (report.ended_ns - report.started_ns) / 1e9, self._clock.monotonic()
@@ -46,11 +46,11 @@ class RequestTimes:
                 life.first_s = now
 
     def forget(self, sequence: str) -> None:
-        """Forgets a sequence that another engine, or a later attempt, goes on with."""
+        """Drops a sequence that continues on another engine or in a later attempt."""
         self._lives.pop(sequence, None)
 
     def ended(self, sequence: str) -> None:
-        """Counts the times of a sequence that has ended; not those of phases that it has not reached."""
+        """Adds the times of an ended sequence to the histograms, without phases that it has not reached."""
         life, now = self._lives.pop(sequence, None), self._clock.monotonic()
         if life is None or life.placed_s is None:
             return

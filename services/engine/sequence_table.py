@@ -78,7 +78,7 @@ class SequenceTable:
         return len(self._idle)
 
     def end_idle_times(self, now: float) -> None:
-        """Counts the sequences whose time in the idle lane is over as ordinary ones."""
+        """Makes ordinary sequences of those whose time in the idle lane is over."""
         self._idle = {name: until for name, until in self._idle.items() if until > now}
 
     def entries(self) -> Iterator[Entry]:
@@ -98,7 +98,7 @@ class SequenceTable:
     # --- life of an entry ---
 
     def admit(self, submit: Submit) -> SubmitStatus:
-        """Returns whether a submit may run, or why not. Changes nothing; `register` adds the entry."""
+        """Returns whether a submit may run, or why it is refused. Changes nothing; `register` adds the entry."""
         tombstone = self._tombstones.get(submit.sequence_id)
         if tombstone is not None and submit.attempt <= tombstone[0]:
             return "tombstoned"
@@ -151,7 +151,7 @@ class SequenceTable:
         return True
 
     def release(self, sequence_id: str, attempt: int, now: float) -> bool:
-        """Forgets a sequence at this attempt or below and leaves a tombstone, which refuses such attempts from now on.
+        """Removes a sequence at this attempt or below and leaves a tombstone, which refuses such attempts from now on.
 
         Returns whether the sequence was still waiting or running.
         """

@@ -27,15 +27,15 @@ from shared.models.model_files import DEMO_NAME, described, model_aliases, model
 logger = logging.getLogger(__name__)
 JOIN_S = 5.0
 FAULT_NOTICE_S = 3 * limits.HEARTBEAT_INTERVAL_S
-"""Time between the first heartbeat that tells of a fault, at the earliest, and the end of the process."""
+"""Minimum time between the first heartbeat that reports a fault and the end of the process, seconds."""
 DETERMINISTIC = "-deterministic"
-"""End of the configuration that a deterministic engine reports."""
+"""Suffix of the configuration that a deterministic engine reports."""
 SYNC_BEATS = 5
-"""The desired state of the adapters is read once in this many rounds of housekeeping, in case a change was missed."""
+"""The desired state of the adapters is read once per this many housekeeping rounds, in case a change was missed."""
 
 
 class EngineService:
-    """One engine. The constructor raises SettingsError if settings, or the model's own config, cannot be.
+    """One engine. The constructor raises SettingsError if the settings or the model's config are invalid.
 
     `make_worker` loads the model instead of the default loader. It runs on a thread, so that the event loop stays free.
     """
@@ -144,7 +144,7 @@ class EngineService:
         )
 
     def _on_fault(self, fault: str) -> None:
-        """Called from any thread when the engine has found that it computes wrong results."""
+        """Called from any thread when a self-test has found a fault."""
         self.fault = fault
         logger.critical("this engine is faulty and ends: %s", fault)
         self._event_loop.call_soon_threadsafe(
@@ -157,7 +157,7 @@ class EngineService:
         task.add_done_callback(self._tests.discard)
 
     async def _test_self(self, message: SelfTest) -> None:
-        """Runs the canary and checks all weights at once, and publishes what is wrong. See `SelfTest`."""
+        """Runs the canary and checks all weights immediately, and publishes the result. See `SelfTest`."""
         canary, guard = self.engine.canary, self.engine.guard
         parts = [part.run_now() for part in (canary, guard) if part is not None]
         if parts:
@@ -168,9 +168,9 @@ class EngineService:
 
     async def _report(self, report: StepReport) -> None:
         if self.fault:
-            return  # what was computed last may be wrong; other engines compute it again
+            return  # the latest results may be wrong; other engines compute them again
         await self.actor.report(report)
-        # The process is awake now, so the status is refreshed here, at most once in a heartbeat interval.
+        # The process is awake anyway, so refresh the status here, at most once per heartbeat interval.
         if self._clock.monotonic() - self._refreshed_at >= limits.HEARTBEAT_INTERVAL_S:
             self._refresh()
 
@@ -185,7 +185,7 @@ class EngineService:
     def _on_exit(self, error: BaseException | None) -> None:
         """Called on the step thread when that thread ends."""
         if isinstance(error, WrongResultError):
-            return  # `_on_fault` ends the process, after heartbeats have told of the fault
+            return  # `_on_fault` ends the process, after heartbeats have reported the fault
         self._event_loop.call_soon_threadsafe(self._end, error)
 
     def _end(self, error: BaseException | None) -> None:

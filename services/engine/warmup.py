@@ -1,6 +1,6 @@
 """Runs dummy sequences through an executor before it serves (`--use-warmup`), so that one-time costs are paid at start.
 
-The dummy sequences use a core of their own, so the engine's core starts with all rows free and an empty prefix cache.
+The dummy sequences use a separate core, so the engine's core starts with all rows free and an empty prefix cache.
 Called by `engine`.
 """
 
@@ -17,8 +17,8 @@ DECODE_STEPS = 2
 
 def warm_up(executor: Executor, limits: CoreLimits) -> int:
     """Prefills a prompt that fills a step if possible, then decodes `max_num_seqs` sequences. Returns the steps run."""
-    # This core gets no clock, so a batch that gathers would never time out. A decoder without a head can be warmed up
-    # like any other, because the worker computes the same.
+    # This core has no clock, so a gathering batch would never time out. A decoder without a head is warmed up in the
+    # same way, because the worker's computation is the same.
     facts = executor.facts()
     pooling = facts.own_pooling() if facts.computes_whole else None
     core = Core(replace(limits, max_batch_size=None), replace(facts, generates=pooling is None))

@@ -1,9 +1,8 @@
 """The adapter slots of a worker: which LoRA adapter is in which slot, and how many sequences with a row use it.
 
-A step can compute with as many adapters as there are slots. A sequence with an adapter holds the adapter's slot from
-the moment it gets a row until its row is freed, so that a slot is not refilled while a plan in flight reads it. A slot
-that nobody uses keeps its adapter until the slot is needed for another one; the least recently used is refilled first.
-Used only by `rows`.
+A step can use as many different adapters as there are slots. A sequence with an adapter holds the adapter's slot as
+long as it has a row, so that a slot is not refilled while a plan in flight reads it. An unused slot keeps its adapter
+until the slot is needed for another one; the least recently used slot is refilled first. Used only by `rows`.
 """
 
 from collections import OrderedDict
@@ -57,7 +56,10 @@ class AdapterSlots:
             self._idle[slot] = None
 
     def announce(self) -> tuple[tuple[int, str], ...]:
-        """Returns (slot, version) of each slot filled since the last call. To be called only for a plan to be run."""
+        """Returns (slot, version) of each slot filled since the last call.
+
+        To be called only for a plan that will be run.
+        """
         filled = tuple(self._filled.items())
         self._filled.clear()
         return filled

@@ -1,4 +1,4 @@
-"""The core's interface: takes sequences, returns step plans, takes the results of plans, returns outcomes.
+"""The core's interface: accepts sequences, returns step plans, applies the results of plans, returns outcomes.
 
     core.add(spec)                    queue a sequence
     core.fork(sequence_id, spec)      queue a sequence that shares the computed tokens of another
@@ -6,8 +6,8 @@
     plan = core.schedule()            plan the next step
     outcomes = core.apply(plan, r)    apply the worker's result of a plan
 
-The scheduling order and the memory are decided in `scheduler` and `block_pool`; plans are run by the caller. The step
-loop calls the core from one thread. Only `counters` may be called from another thread.
+`scheduler` decides the order and `block_pool` manages the memory; the caller runs the plans. The step loop calls the
+core from one thread. Only `counters` may be called from another thread.
 """
 
 import math
@@ -44,11 +44,11 @@ from shared.parameters.pooling import check as check_pooling
 from shared.parameters.sampling import check_vocabulary
 
 HIDDEN_PRIORITY = -(2**64)
-"""Priority of the engine's own hidden sequence, before all that a request may have."""
+"""Priority of the engine's own hidden sequence: before every priority that a request may have."""
 
 
 class Core:
-    """The state of all sequences of an engine. Holds no state of the model."""
+    """The state of all sequences of an engine. Has no state of the model."""
 
     def __init__(self, limits: CoreLimits, facts: EngineFacts) -> None:
         assert min(limits.max_num_seqs, limits.max_num_batched_tokens, facts.num_blocks, facts.block_size) > 0
@@ -164,7 +164,7 @@ class Core:
         return True
 
     def transferred(self, result: KvLoaded | KvReleased) -> None:
-        """Applies what has happened to a transfer of KV: a load has ended, or saved blocks are not used any more."""
+        """Applies an event of a KV transfer: a load has ended, or saved blocks are no longer used."""
         if isinstance(result, KvReleased):
             self.transfers.released(result)
             return
@@ -179,8 +179,8 @@ class Core:
         that gather and for deciding whether to draft tokens.
 
         Every plan that is not empty must be run and applied, in order. The next step may be planned before that. It
-        then leaves out sequences with draft tokens in flight, because what follows these is known only from the result;
-        with several pipeline stages, also sequences whose next token is sampled by a plan in flight.
+        then leaves out sequences with draft tokens in flight, because the tokens after these depend on the result; with
+        several pipeline stages, it also leaves out sequences whose next token is sampled by a plan in flight.
         """
         return self.scheduler.schedule(now_s)
 
@@ -239,7 +239,7 @@ class Core:
     def scheduled_ids(self, plan: StepPlan) -> list[str]:
         """Returns the id of each scheduled sequence of a plan, in plan order. The plan must not have been applied.
 
-        That of a hidden sequence is empty.
+        The id of a hidden sequence is given as "".
         """
         rows = self.scheduler.rows
         return ["" if rows[share.row].hidden else rows[share.row].sequence_id for share in plan.scheduled]
@@ -265,7 +265,7 @@ class Core:
     def scheduled_sequences(self) -> list[Sequence]:
         """Returns the sequences that the scheduler has: the live ones, with the beams of a search for its members.
 
-        Those that wait for KV are not among them.
+        Sequences that wait for KV are not among them.
         """
         own = [one for one in self.sequences.values() if one.params.beam is None]
         own = [one for one in own if one.status is not Status.WAITING_FOR_KV]
@@ -380,7 +380,7 @@ class Core:
         self.tally.finished[reason] += not sequence.hidden
 
     def _leave(self, sequence: Sequence) -> None:
-        """Takes an ended sequence out of the scheduler, or out of its beam search, which ends with its last member."""
+        """Removes an ended sequence from the scheduler, or from its beam search, which ends with its last member."""
         if self.beam_groups.has_member(sequence.sequence_id):
             group = self.beam_groups.leave(sequence)
             for beam in list(group.beams) if group is not None else ():
@@ -453,7 +453,8 @@ class Core:
         if spec.prompt_adapter is not None and spec.params.prompt_logprobs is not None:
             message = "Log probabilities of the prompt cannot be reported behind a prompt adapter's virtual tokens."
             raise ServiceError("unsupported_parameter", message, param="prompt_logprobs")
-        # Keys and values depend on the adapter: without it in the salt, one adapter's blocks would answer another's.
+        # Keys and values depend on the adapter. Without it in the salt, one adapter's blocks would be found for
+        # another's prompts.
         named = all(is_salt_of(spec.cache_salt, adapter.version) for adapter in spec.adapters)
         _require(named, "cache_salt", "The salt must name the version of each adapter.")
 
@@ -472,7 +473,7 @@ class Core:
                 picture.start >= end and 0 < picture.num_tokens - len(picture.plain) == picture.rows * picture.columns
             )
             end = picture.start + picture.num_tokens
-            # Equal keys mean equal KV, so an empty key would answer with another picture's.
+            # Equal keys mean equal KV, so with an empty key another image's KV would be found.
             whole = fits and end <= len(spec.prompt_token_ids) and bool(picture.key) and bool(picture.embeddings)
             _require(whole, "messages", "The pictures do not lie in the prompt as the request says.")
 
@@ -538,7 +539,7 @@ def _prompt_logprobs(sequence: Sequence) -> tuple[PromptLogprobs, ...]:
 
 
 def _append(sequence: Sequence, token_ids: tuple[int, ...]) -> Verdict | None:
-    """Appends sampled tokens up to the first that ends the sequence. Returns why it ends; None if it goes on."""
+    """Appends sampled tokens up to the first that ends the sequence. Returns the verdict; None if it continues."""
     assert token_ids, f"nothing was sampled for {sequence.sequence_id}"
     for position, token_id in enumerate(token_ids, sequence.num_output_tokens):
         sequence.tokens.append(token_id)

@@ -1,4 +1,7 @@
-"""Draft tokens of running sequences: which ones a step computes, and what becomes of them. Used only by `scheduler`."""
+"""Draft tokens of running sequences: proposes them for a step and records which are accepted.
+
+Used only by `scheduler`.
+"""
 
 from services.engine.core.counters import Tally
 from services.engine.core.kv.block_pool import BlockPool

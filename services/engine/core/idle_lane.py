@@ -1,12 +1,12 @@
-"""The idle lane: sequences that use only what the ordinary ones leave, until their time as idle work is over.
+"""The idle lane: sequences that use only capacity left by ordinary sequences, until their time in the lane is over.
 
-An idle sequence (`Sequence.idle`) waits in a queue of its own and has an age behind every ordinary one. In each step,
-the ordinary sequences are scheduled first, running and joining ones; idle ones get what is left of the budget, and no
-more than one part in PROMPT_SHARE of the step for their prompts while ordinary sequences run. None joins while an
-ordinary sequence waits. If an ordinary sequence lacks a row, an adapter slot or KV blocks, the youngest idle ones are
-preempted in the same plan; while all of them are in a step in flight, plans leave them out, so that a later plan can
-preempt them. A preempted one keeps its tokens and goes on later like any other (`swap`). When the time that a sequence
-may be idle is over, it becomes an ordinary one where it is, so it cannot starve. Used only by `scheduler`.
+An idle sequence (`Sequence.idle`) waits in a separate queue and is younger than every ordinary one. In each step the
+ordinary sequences, running and joining, are scheduled first. Idle sequences get the rest of the budget; while ordinary
+sequences run, their prompts get at most 1/PROMPT_SHARE of the step. No idle sequence joins while an ordinary one waits.
+If an ordinary sequence lacks a row, an adapter slot or KV blocks, the youngest idle ones are preempted in the same
+plan; while all of them are in a step in flight, plans leave them out, so that a later plan can preempt them. A
+preempted idle sequence keeps its tokens and resumes later like any other (`swap`). When its time in the lane is over,
+it becomes an ordinary sequence, waiting or running as it is, so it cannot starve. Used only by `scheduler`.
 """
 
 import math
@@ -20,23 +20,27 @@ from services.engine.core.policy.waiting import WaitingQueue
 from services.engine.core.sequence import IDLE_AGE, Sequence, Status
 
 PROMPT_SHARE = 8
-"""While ordinary sequences run, prompts of idle ones get one part in this many of a step's tokens: a step that computes
-a prompt delays the next token of everything else in it."""
+"""While ordinary sequences run, prompts of idle ones get at most 1/PROMPT_SHARE of a step's tokens, because computing a
+prompt delays the next token of all other sequences in the step.
+"""
 _AGE = attrgetter("age")
 _FIRST = (IDLE_AGE - 2**40, 0, 0)
-"""An age before that of every idle sequence and behind that of every ordinary one."""
+"""An age between those of all ordinary and those of all idle sequences."""
 
 
 class IdleLane:
-    """The queue of the idle sequences, and what the running ones hold. `running` is always the scheduler's list."""
+    """The queue of the idle sequences, and the rows, slots and blocks of the running ones.
+
+    `running` is the scheduler's list.
+    """
 
     def __init__(self, running: list[Sequence]) -> None:
         self.queue = WaitingQueue(idle=True)
         self.withheld = False
-        """Whether the plan being made leaves out the idle sequences, because their places are wanted."""
+        """Whether the current plan leaves out the idle sequences, because ordinary ones need their rows or blocks."""
         self._running = running
         self._due_s = math.inf
-        """No sequence's time is over before this."""
+        """Lower bound of the time at which the next sequence leaves the idle lane."""
 
     @property
     def num_ordinary(self) -> int:
@@ -61,7 +65,7 @@ class IdleLane:
     def demand_of_others(self, block_size: int) -> tuple[int, int]:
         """Returns the number of tokens and of new blocks that the other running sequences need for their next tokens.
 
-        Idle ones do not count, as they give way.
+        Idle ones do not count, because they can be preempted.
         """
         tokens = blocks = 0
         for sequence in self._running[: self.num_ordinary]:
@@ -92,7 +96,7 @@ class IdleLane:
         self.queue.push(sequence)
 
     def promote(self, now_s: float, waiting: WaitingQueue) -> None:
-        """Makes ordinary sequences of those whose time as idle work is over, running or not.
+        """Makes ordinary sequences of those whose time in the lane is over, whether running or waiting.
 
         `waiting`: the queue of the ordinary ones.
         """
@@ -114,7 +118,8 @@ class IdleLane:
             self.queue.withdraw(sequence)
         priority, arrival, number = sequence.age
         sequence.age, sequence.idle_until_s = (priority - IDLE_AGE, arrival, number), 0.0
-        # Its client was charged among the idle ones; from here on it pays for the whole output when that has ended.
+        # Its client was charged in the idle queue; from now on the client is charged for the whole output when that has
+        # ended.
         sequence.num_charged_tokens = 0
         if runs:
             insort(self._running, sequence, key=_AGE)

@@ -1,10 +1,10 @@
 """Drafts the next tokens of a sequence by n-gram lookup in its own tokens (prompt lookup decoding).
 
-The draft is what followed the latest earlier occurrence of the sequence's last three tokens, or else of its last two.
-Computing several tokens of a sequence in one step costs a worker little, and each accepted draft token saves a step.
-Rejected ones cost time. The draft length therefore follows from how many tokens of the last drafts were accepted, and
-after a draft without an accepted token the sequence drafts nothing for some steps, more each time. No I/O; one object
-for each sequence. `core` creates the objects, `scheduler` calls them.
+The draft consists of the tokens that followed the latest earlier occurrence of the sequence's last three tokens, or
+else of its last two. Computing several tokens of a sequence in one step costs a worker little, and each accepted draft
+token saves a step. Rejected ones cost time. The draft length therefore follows from how many tokens of the last drafts
+were accepted, and after a draft without an accepted token the sequence drafts nothing for some steps, more each time.
+No I/O; one object for each sequence. `core` creates the objects, `scheduler` calls them.
 """
 
 from array import array
@@ -29,9 +29,9 @@ class Lookahead:
         self._rest = 0
         self._blanks = 0
         self._latest: dict[int, int] = {}
-        """Maps a token pair to the index behind its latest occurrence; occurrences at the very end are not entered."""
+        """Maps a token pair to the index after its latest occurrence; occurrences at the very end are not entered."""
         self._earlier = array("I", (0, 0))
-        """For each such index, the index behind the previous occurrence of the same pair; 0 if there is none."""
+        """For each such index, the index after the previous occurrence of the same pair; 0 if there is none."""
 
     def draft(self, tokens: "array[int]", most: int) -> tuple[int, ...]:
         """Returns at most `most` draft tokens; none while the sequence pauses or if its last tokens have no match."""
@@ -71,7 +71,7 @@ class Lookahead:
             latest[pair] = place
 
     def _find(self, tokens: "array[int]") -> int | None:
-        """Returns the index behind the latest match of the last three tokens, or else of the last two; None if none."""
+        """Returns the index after the latest match of the last three tokens, or else of the last two; None if none."""
         if len(tokens) < 2:
             return None
         place = first = self._latest.get(tokens[-2] << 32 | tokens[-1], 0)

@@ -3,16 +3,16 @@
 A worker keeps a state table with one row (batch slot) for each running sequence, `--max-num-seqs` rows in all. A plan
 holds only changes: a sequence that joins is sent completely and gets a row; for other sequences only new blocks are
 listed. The worker appends each sampled token to the sequence's row itself, so that it already has the input of the next
-step. For beams of a beam search this token is wrong: the core chooses it, and what it continues, from the reported
-candidates. Each plan therefore frees the rows of the beams that it schedules and fills them anew. Token ranges and
-fields of a scheduled sequence:
+step. For the beams of a beam search this token is not used: the core chooses each beam's next token, and the hypothesis
+that it continues, from the reported candidates. Each plan therefore frees the rows of the beams that it schedules and
+fills them again. Token ranges and fields of a scheduled sequence:
 
     [0, start)                  computed before: the KV is in the blocks, or is written by this step for another
                                 sequence that shares the blocks; in each layer, all keys and values of a step are
                                 written before any are read
     [start, start + num_tokens) computed by this step
     `samples`                   whether the range reaches the last known token, so that the next token is sampled
-    `draft_token_ids`           draft tokens behind the last known token. They are the end of the range and are computed
+    `draft_token_ids`           draft tokens after the last known token. They are the end of the range and are computed
                                 like known tokens. The worker samples after the last known token and after each draft
                                 token, and returns the sampled tokens up to and including the first that differs from
                                 its draft token: at least one
@@ -31,15 +31,16 @@ from shared.parameters.sampling import SamplingParams
 DEFAULT_BATCHED_TOKENS = 2048
 """Token budget of a step on a GPU if `--max-num-batched-tokens` is not given."""
 CPU_PROMPT_TOKENS = 1024
-"""The same on a CPU, in addition to one token for each running sequence. A larger budget makes steps longer, so that
-all sequences wait longer, with hardly more throughput. A worker for which fewer tokens are as fast sets
-`EngineFacts.step_prompt_tokens`."""
+"""Prompt tokens of a step on a CPU, in addition to one token for each running sequence. With a larger budget steps take
+longer and all sequences wait longer, with hardly more throughput. A worker that is as fast with fewer tokens sets
+`EngineFacts.step_prompt_tokens`.
+"""
 
 
 PROMPT_LOGPROBS_BYTES = 32 * 2**20
-"""Bytes of logits in a step for log probabilities of prompts. Longer prompts that ask for them take more steps."""
+"""Maximum bytes of logits in a step for log probabilities of prompts. Longer prompts with them take more steps."""
 PROMPT_LOGPROBS_ROWS_MAX = 256
-"""Limit of the same for small vocabularies: more tokens in a step are hardly faster."""
+"""Maximum number of such prompt tokens in a step, for small vocabularies: more tokens are hardly faster."""
 
 
 def prompt_logprob_rows(vocab_size: int) -> int:
@@ -56,8 +57,9 @@ class PlacedPicture(msgspec.Struct, frozen=True, eq=False):
     """A picture in a prompt, as tokens [start, start + num_tokens) of it.
 
     `rows` and `columns`: how the embedded tokens lie in the picture, row by row. `embeddings`: those of these tokens,
-    in order, [rows * columns, width] numbers of the type `dtype` (as torch names it) as bytes. `width` is
-    hidden, times 1 + `DecoderDescription.picture_layers`: behind its embedding a token has what those layers add.
+    in order, [rows * columns, width] numbers of the type `dtype` (as torch names it) as bytes. `width` is hidden * (1 +
+    `DecoderDescription.picture_layers`): a token has its embedding, followed by the embeddings that those layers add to
+    their outputs.
     """
 
     start: int
@@ -69,7 +71,7 @@ class PlacedPicture(msgspec.Struct, frozen=True, eq=False):
     embeddings: bytes
     dtype: str
     plain: tuple[int, ...] = ()
-    """Places among the tokens of the picture that have no embedding of the picture, but that of their own id."""
+    """Positions among the image's tokens that use the embedding of their own token id, not one of the image."""
 
 
 class NewSequence(msgspec.Struct, frozen=True):
@@ -90,10 +92,12 @@ class NewSequence(msgspec.Struct, frozen=True):
     adapter_slot: int = -1
     """The slot of the sequence's LoRA adapter (`StepPlan.adapters`); -1: the sequence has none."""
     prompt_adapter: str = ""
-    """Version of the sequence's prompt adapter. The first tokens are then its virtual tokens: ids from the vocabulary's
-    size on, each with the vector of its position in the adapter as its embedding."""
+    """Version of the sequence's prompt adapter. The first tokens are then its virtual tokens: their ids start at the
+    vocabulary's size, and their embeddings are the vectors of the adapter.
+    """
     pictures: tuple[PlacedPicture, ...] = ()
-    """The pictures of the prompt. Their tokens are numbered in order, from the vocabulary's size on."""
+    """The pictures of the prompt. The ids of their tokens are consecutive numbers, starting at the vocabulary's size.
+    """
 
 
 class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
@@ -132,13 +136,17 @@ class StepPlan(msgspec.Struct, frozen=True):
     swap_in: tuple[tuple[int, int], ...] = ()
     """(host block, block)"""
     copies: tuple[tuple[int, int], ...] = ()
-    """(source block, target block): for a sequence that reuses another's partly filled block and must write into it."""
+    """(source block, target block): for a sequence that reuses the partly filled block of another one and must write
+    into its copy.
+    """
     num_tokens: int = 0
     """Number of scheduled tokens. At most the token budget, except for a single long prompt without chunked prefill."""
     num_prompt_logprobs: int = 0
     """Sum of `ScheduledSequence.num_prompt_logprobs`; at most `prompt_logprob_rows`."""
     adapters: tuple[tuple[int, str], ...] = ()
-    """(slot, version) of each adapter slot to fill before the step. No plan in flight uses what the slot had before."""
+    """(slot, version) of each adapter slot to fill before the step. No plan in flight uses the former adapter of the
+    slot.
+    """
 
     @property
     def empty(self) -> bool:
@@ -165,8 +173,9 @@ class StepResult(msgspec.Struct, frozen=True):
     token_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: tuple[tuple[SampledLogprobs, ...], ...] = ()
     failed: tuple[tuple[int, str], ...] = ()
-    """(index in `token_ids`, message for the user) of each sequence that no token could be sampled for. Its tokens in
-    this result have no meaning."""
+    """(index in `token_ids`, message for the user) of each sequence for which no token could be sampled. Its tokens in
+    this result are to be ignored.
+    """
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     """For each scheduled sequence with `num_prompt_logprobs`, in plan order."""
     vectors: tuple[bytes, ...] = ()
@@ -191,34 +200,39 @@ class EngineFacts:
     computes_on_host: bool = True
     """Whether threads of this process compute the steps. If False, a device computes and the threads wait for it."""
     configuration: str = ""
-    """Hash of everything besides the weights that can change tokens: types, backend, hardware, software."""
+    """Hash of everything besides the weights that can change tokens: data types, backend, hardware, software."""
     content: str = ""
-    """Hash of the weights, their form and the computing type: engines with equal ones may exchange KV."""
+    """Hash of the weights, their quantization and the compute data type: engines with equal hashes may exchange KV."""
     embedding_size: int = 0
     """Number of components of a pooling sequence's vector; 0 if the worker cannot compute such vectors."""
     pooling_kind: PoolingKind = "last"
-    """Kind of pooling sequences that name none."""
+    """Default kind of pooling."""
     generates: bool = True
     """Whether the model can generate tokens. False for a model without a language model head."""
     labels: tuple[str, ...] = ()
     """Names of the labels of the model's classification head, in the order of its outputs; empty: it has none."""
     computes_whole: bool = False
-    """Whether every sequence is computed in a single step, without KV: tokens of a text attend to later ones."""
+    """Whether every sequence is computed in a single step, without KV, because tokens attend to later tokens."""
     keeps_states: bool = False
-    """Whether the worker keeps for each row a state that can be continued and not cut back. Prefixes cannot be reused
-    then, and there can be no draft tokens."""
+    """Whether the worker keeps a state for each row that can be continued but not truncated. Then prefixes cannot be
+    reused, and there are no draft tokens.
+    """
     max_rows: int | None = None
-    """Most sequences that the worker has memory for at a time; None: as many as `--max-num-seqs`."""
+    """Maximum number of sequences for which the worker has memory; None: `--max-num-seqs`."""
     takes_pictures: bool = False
-    """Whether prompts may have pictures."""
+    """Whether prompts may contain images."""
     mutual_pictures: bool = False
-    """Whether the tokens of a picture attend to each other in both directions. A step then has a picture whole."""
+    """Whether the tokens of a picture attend to each other in both directions. Then a step must contain all tokens of
+    an image.
+    """
     num_stages: int = 1
-    """Number of pipeline stages. With several, as many plans are computed at the same time, so that a plan can contain
-    no token that another plan in flight samples."""
+    """Number of pipeline stages. With several stages, as many plans are computed at the same time, so a plan cannot
+    contain a token that another plan in flight samples.
+    """
     variant_because: str = ""
-    """Why the last bits of a sequence's log probabilities may depend on what else a step computes; empty: they do not
-    (the backend is batch invariant)."""
+    """Reason why the last bits of a sequence's log probabilities may depend on the other sequences of a step; empty:
+    they do not (the backend is batch invariant).
+    """
 
     def own_pooling(self) -> PoolingParams:
         """Returns the parameters of a pooling sequence that any model without generation can compute."""
@@ -234,7 +248,7 @@ class CoreLimits:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     kv_cache_ratio: float | None = None
-    """Share of the KV blocks that may be in use after a sequence joins beside running ones; None: all blocks."""
+    """Maximum share of KV blocks in use after a sequence joins while others run; None: all blocks."""
     scheduler_delay_factor: float = 0.0
     """Factor of the wait between admissions; see `delay`."""
     num_speculative_tokens: int = 0
@@ -242,13 +256,13 @@ class CoreLimits:
     max_batch_size: int | None = None
     """Maximum number of new sequences in a gathered batch; None: sequences do not gather. See `batching`."""
     batch_wait_timeout: float = 0.1
-    """Longest time that a batch gathers, in seconds."""
+    """Maximum time for which a batch gathers, in seconds."""
     step_prompt_tokens: int | None = None
     """Limit of the step's tokens besides one token and its drafts for each running sequence; None: only the budget."""
     max_loras: int = 0
     """Maximum number of LoRA adapters of the running sequences together; 0: sequences have no adapters."""
     max_prompt_adapters: int = 0
-    """The same of prompt adapters."""
+    """As `max_loras`, for prompt adapters."""
     has_hidden_row: bool = False
     """Whether the worker has one row more than `max_num_seqs`, for the engine's hidden sequence."""
 

@@ -1,8 +1,8 @@
-"""The rows (batch slots) of the worker's state table: which sequence has which row, and which rows were freed.
+"""The rows (batch slots) of the worker's persistent batch: which sequence has which row, and which rows were freed.
 
 The lowest free row is assigned first, so that the rows in use stay close together. Rows can be reserved for beams that
-do not exist yet. A held row may be vacant: the worker has nothing in it, or something that is no longer valid, and the
-sequence must be sent to the worker completely with its next tokens. Used only by `scheduler`.
+do not exist yet. A held row may be vacant: the worker's data in it are missing or no longer valid, so the sequence must
+be sent to the worker completely with its next tokens. Used only by `scheduler`.
 """
 
 import heapq

@@ -3,9 +3,10 @@
 There is no prefill phase and no decode phase. Each sequence has a number of known tokens and a number of scheduled
 tokens, and each step schedules some of the difference under one token budget. This covers chunked prefill, prefix hits,
 preemption and resumption. Running sequences are scheduled first, oldest first; then waiting sequences join (get a row)
-in queue order while rows, KV blocks and budget last. No waiting sequence overtakes the head of the queue. If a running
-sequence finds no free block, the youngest running sequence is preempted: its blocks are freed, and it waits again and
-later comes back from the host's memory or is recomputed (`swap`). The oldest sequence therefore always progresses.
+in queue order as long as there are free rows, KV blocks and budget. No waiting sequence overtakes the head of the
+queue. If a running sequence finds no free block, the youngest running sequence is preempted: its blocks are freed, and
+it waits again and later comes back from the host's memory or is recomputed (`swap`). The oldest sequence therefore
+always progresses.
 
 Steps may be planned ahead: `schedule` treats plans in flight as if they had been applied, and the worker takes tokens
 that the core does not know yet from its own row. A sequence's row and blocks are freed only when no plan in flight
@@ -17,16 +18,17 @@ sequence is left out while its next token is sampled in flight, and each plan ta
 (`step_draft.part_of`), oldest first. Parts of one prompt may follow each other, as each stage computes plans in order.
 
 The beams of a beam search (`beam_group`) are scheduled like other sequences, but join and are preempted together: the
-leader waits until there are rows for all of them, and a preempted search begins anew with its leader alone. A sequence
-that wants log probabilities of its prompt computes the whole prompt, in parts whose logits have a bounded size.
+leader waits until there are rows for all of them, and a preempted search begins anew with its leader alone. For a
+sequence with log probabilities of its prompt, the whole prompt is computed, in chunks whose logits have a bounded size.
 
-An engine's own hidden sequence (`canary`) has a row of its own and does not queue. It joins when a step has budget for
-its whole prompt, or before all others once it is `urgent`. It is not counted, and other sequences may be preempted for
-its blocks like for those of any older sequence.
+The engine's own hidden sequence (`canary`) has a reserved row and does not queue. It joins when a step has budget for
+its whole prompt, or before all others once it is `urgent`. It is not counted. Other sequences may be preempted to get
+blocks for it, as for any older sequence.
 
-Idle sequences (`idle_lane`) use what is left: they come after all others in each step, and give way to them.
+Idle sequences (`idle_lane`) use the remaining capacity: they are scheduled after all others in each step, which may
+preempt them.
 
-Elsewhere: stop conditions and results (`core`), what a joining sequence need not compute (`reuse`). Called by `core`.
+Not here: stop conditions and results (`core`), and the reuse of KV by joining sequences (`reuse`). Called by `core`.
 """
 
 from bisect import bisect_left, insort
@@ -53,9 +55,9 @@ from services.engine.core.step_draft import StepDraft, joining, part_of
 
 _AGE = attrgetter("age")
 RESERVED_SHARE = 64
-"""One row, and one more for each this many, are kept for clients without a running sequence."""
+"""One row, plus one for each RESERVED_SHARE rows, is reserved for clients without a running sequence."""
 RESERVING_ROWS_MIN = 16
-"""With fewer rows none is kept, because a single client would lose too large a part of them."""
+"""With fewer rows none is reserved, because a single client would lose too large a part of them."""
 
 
 class Scheduler:
@@ -171,13 +173,13 @@ class Scheduler:
     def step_ended(self, step: int, now_s: float, num_accepted: int) -> None:
         """Records that a step has ended, with `num_accepted` accepted draft tokens in all.
 
-        The caller then calls `land` for each sequence of the step.
+        The caller then calls `apply_result` for each sequence of the step.
         """
         self._delay.step_ended(step, now_s)
         self._speculation.step_ended(step, now_s, num_accepted)
 
     def apply_result(self, share: ScheduledSequence, num_given: int) -> Sequence:
-        """Applies one sequence's share of the oldest plan in flight, which gave `num_given` tokens.
+        """Applies the result of one scheduled sequence of the oldest plan in flight, which got `num_given` tokens.
 
         Returns the sequence. If it is finished and no other plan in flight contains it, its row and blocks are freed.
         Rejected draft tokens count as never scheduled; the blocks that were added for them stay in the block table for
@@ -216,7 +218,7 @@ class Scheduler:
             self._swap.drop(sequence)
 
     def spread(self, beams: list[Sequence], further: list[Sequence]) -> None:
-        """Adds further beams to those of a search whose leader has computed the prompt, in the rows reserved for them.
+        """Adds the further beams of a search, whose leader has computed the prompt, in the rows reserved for them.
 
         The caller then calls `rearrange`.
         """
@@ -238,8 +240,8 @@ class Scheduler:
     def _schedule_running(self, draft: StepDraft, shares: dict[str, int] | None, *, idle: bool = False) -> bool:
         """Schedules the running sequences, oldest first. Returns False if blocks ran out; then no sequence may join.
 
-        `shares`: how many prompt tokens of each client to schedule, if they are divided. `idle`: the idle sequences
-        are scheduled; otherwise those that are not.
+        `shares`: how many prompt tokens of each client to schedule, if they are divided. `idle`: whether to schedule
+        the idle sequences or the ordinary ones.
         """
         num_running = len(self.running)
         index = self.idle.num_ordinary if idle else 0
@@ -323,7 +325,7 @@ class Scheduler:
         return new_blocks
 
     def _refill(self, beam: Sequence, draft: StepDraft) -> None:
-        """Has the plan send a beam completely, and copy the block that the beam shares with another one in part."""
+        """Makes the plan send a beam completely, and copy the partly filled block that it shares."""
         self.rows.fill(beam)
         draft.refilled.append(beam)
         if beam.copied_block is not None:
@@ -400,9 +402,9 @@ class Scheduler:
     def _next_to_join(self) -> Sequence | None:
         """Returns the waiting sequence that joins next if it fits; None if there is no row for any.
 
-        The rows of idle sequences count as free: `_fit` takes them.
+        Rows of idle sequences count as free, because `_fit` can preempt these.
 
-        The last rows are kept for clients that have no running sequence, which would otherwise have to wait until a
+        The last rows are reserved for clients without a running sequence, which would otherwise have to wait until a
         sequence of another client ends. Sequences without a client may use all rows, and so may a beam search, which
         waits until there are rows for all its beams. A sequence whose adapter has no slot waits until no running
         sequence uses one of the slots.
@@ -413,9 +415,9 @@ class Scheduler:
         return head if fits else None
 
     def _schedule_large_head(self, draft: StepDraft) -> None:
-        """Without chunked prefill: schedules the head of the queue before the running sequences if it needs that.
+        """Without chunked prefill: schedules the head of the queue before the running sequences if necessary.
 
-        The prompt may be longer than what the running sequences leave of the budget, or than the whole budget; in the
+        The prompt may be longer than the budget that the running sequences leave, or than the whole budget; in the
         latter case the head runs alone. This happens at most in every other step while sequences run, so that they
         progress too, and only if none of them would have to be preempted for it.
         """
@@ -433,7 +435,7 @@ class Scheduler:
         self._head_went_first = True
 
     def _reusable_of_fitting(self, sequence: Sequence, budget: int, spare_blocks: int) -> Reusable | None:
-        """Returns what a waiting sequence need not compute; None if it does not fit now.
+        """Returns the reusable KV of a waiting sequence; None if the sequence does not fit now.
 
         A sequence fits if there are blocks for all its known tokens with `spare_blocks` left free, and if the budget
         has room for all tokens to compute (with chunked prefill: for one token). All known tokens need blocks even if
@@ -492,7 +494,10 @@ class Scheduler:
         draft.add(head, num_tokens)
 
     def _note_first_run(self, sequence: Sequence, step: int, num_found: int) -> None:
-        """`num_found`: number of tokens found here, as opposed to those that another engine has sent."""
+        """Records statistics of a sequence's first run.
+
+        `num_found`: cached tokens, without those that another engine has sent.
+        """
         if sequence.status is Status.PREEMPTED:
             return
         if not sequence.idle:
@@ -508,7 +513,7 @@ class Scheduler:
     # --- idle sequences -----------------------------------------------------------------------------------------------
 
     def _schedule_idle(self, draft: StepDraft, budget: int) -> None:
-        """Schedules the idle sequences with what is left of a step of `budget` tokens; more of them may join."""
+        """Schedules the idle sequences with the rest of a step of `budget` tokens; further idle sequences may join."""
         chunked = self._limits.enable_chunked_prefill
         divided = chunked and (self.idle.num_ordinary or draft.scheduled)
         draft.idle_prompt_tokens = max(1, budget // PROMPT_SHARE) if divided else draft.budget
@@ -526,7 +531,7 @@ class Scheduler:
             self._join(head, found, draft)
 
     def _fit(self, head: Sequence, budget: int, spare_blocks: int) -> Reusable | None:
-        """Does what `_reusable_of_fitting` does, but first preempts idle sequences whose places `head` needs."""
+        """Like `_reusable_of_fitting`, but first preempts idle sequences whose rows or blocks `head` needs."""
         while self.rows.num_free < head.num_rows or not self.rows.has_slots(head):
             if not self._displace(for_a_slot=self.rows.num_free >= head.num_rows):
                 return None
@@ -540,7 +545,10 @@ class Scheduler:
         return found
 
     def _displace(self, *, for_a_slot: bool = False) -> bool:
-        """Preempts an idle sequence. If all are in flight, returns False, and this plan leaves them out."""
+        """Preempts an idle sequence.
+
+        If all are in flight, returns False; then this plan leaves the idle sequences out.
+        """
         if (sequence := self.idle.to_preempt(for_a_slot=for_a_slot)) is not None:
             self._preempt(sequence)
         else:

@@ -90,12 +90,13 @@ class Sequence:
     Before a sequence first runs: the blocks that another engine has sent."""
     num_host_tokens: int = 0
     num_host_skipped: int = 0
-    """Leading blocks of these tokens that are not on the host, because the prefix cache held them. If it does not hold
-    them any more when the sequence joins, the host blocks are of no use."""
+    """Number of leading blocks that are not on the host, because the prefix cache had them. If the prefix cache no
+    longer has them when the sequence joins, the host blocks cannot be used.
+    """
     kv_transfer_id: str = ""
     """Name of the transfer by which the KV of the prompt is sent to another engine; empty if it is not sent."""
     num_saved_blocks: int = 0
-    """Leading blocks that have been passed on to that transfer."""
+    """Number of leading blocks that have been passed to that transfer."""
     siblings: list["Sequence"] = field(default_factory=list["Sequence"])
     """Sequences that may have a prefix in common with this one.
 
@@ -115,14 +116,15 @@ class Sequence:
     num_in_flight: int = 0
     """Number of plans in flight that contain this sequence."""
     num_cached_tokens: int = 0
-    """Prompt tokens whose KV came from the prefix cache or a sibling when the sequence first joined. Those that
-    another engine has computed for this sequence do not count."""
+    """Prompt tokens whose KV came from the prefix cache or a sibling when the sequence first joined. Tokens that
+    another engine has computed for this sequence do not count.
+    """
     first_scheduled_step: int = 0
     cumulative_logprob: float = 0.0
     lookahead: Lookahead | None = None
     """Drafts the sequence's next tokens; None without speculative decoding."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list[PromptLogprobs])
-    """Reported log probabilities of the prompt that the sequence asked for, until they are passed on."""
+    """Log probabilities of the prompt that the worker has reported and that have not been passed on yet."""
     has_prompt_logprobs: bool = True
     """False until the log probabilities that the sequence asked for are complete. They need the logits of all prompt
     tokens."""
@@ -130,9 +132,9 @@ class Sequence:
     """All beams of this sequence's beam search, itself included (one shared list); empty without beam search. They are
     preempted together. Their tokens are rewritten by `beam_group.rearrange`."""
     num_rows: int = 1
-    """Number of rows that must be free when the sequence joins: its own, and those of the other beams to come."""
+    """Number of rows that must be free when the sequence joins: its own and those of its further beams."""
     copied_block: int | None = None
-    """Block of another beam whose content the block behind the block table must get when this beam is scheduled."""
+    """Block of another beam, to be copied into this beam's next block when the beam is scheduled."""
     pooling: PoolingParams | None = None
     """Set for a pooling sequence, with its `kind` set."""
     adapter: Adapter | None = None
@@ -140,14 +142,15 @@ class Sequence:
     adapter_slot: int = NO_SLOT
     """The worker's slot of the adapter while the sequence has a row."""
     prompt_adapter: Adapter | None = None
-    """See `SequenceSpec.prompt_adapter`. `tokens` then begins with its virtual tokens: the ids from the vocabulary's
-    size on."""
+    """See `SequenceSpec.prompt_adapter`. `tokens` then begins with its virtual tokens, whose ids start at the
+    vocabulary's size.
+    """
     hidden: bool = False
     """See `SequenceSpec.hidden`."""
     idle_until_s: float = 0.0
     """See `SequenceSpec.idle_until_s`. Becomes 0 when the time is over (`idle_lane`)."""
     prompt_slot: int = NO_SLOT
-    """Counts the sequence among those that use the prompt adapter while it has a row."""
+    """Slot that marks the use of the prompt adapter while the sequence has a row."""
     pictures: tuple[PlacedPicture, ...] = ()
     """See `SequenceSpec.pictures`. In `tokens` a picture's tokens are placeholders, which are all equal."""
     whole_pictures: bool = False
@@ -155,7 +158,7 @@ class Sequence:
 
     @property
     def idle(self) -> bool:
-        """Whether the sequence gives way to all that are not idle."""
+        """Whether the sequence is in the idle lane, so that ordinary sequences may preempt it."""
         return self.idle_until_s > 0
 
     @property
@@ -202,7 +205,7 @@ class Sequence:
     def reuses_kv(self) -> bool:
         """Whether a computed prefix may be skipped.
 
-        It may not while log probabilities of the prompt have yet to be reported, and not if pooling needs the hidden
+        It may not while log probabilities of the prompt are still to be reported, nor if pooling needs the hidden
         states of the skipped tokens.
         """
         return self.has_prompt_logprobs and (self.pooling is None or self.pooling.kind == "last")
@@ -226,10 +229,11 @@ class Sequence:
         self.num_pending_tokens = 0
 
     def uncut(self, start: int, num_tokens: int) -> int:
-        """Returns how many tokens from `start` on a step computes, given that it could compute `num_tokens`.
+        """Returns how many tokens from `start` on a step with room for `num_tokens` computes, so that no image is cut.
 
-        If these end inside a picture that must be whole, fewer: those before the picture. If there are none, more: up
-        to the end of the picture, which may be more than the step's budget, so that the sequence goes on.
+        If the tokens would end inside an image that must not be cut, the step computes only those before the image. If
+        there are none before it, the step computes the whole image, even beyond its budget, so that the sequence
+        progresses.
         """
         end = start + num_tokens
         for picture in self.pictures if self.whole_pictures and num_tokens > 0 else ():

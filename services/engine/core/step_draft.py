@@ -1,4 +1,4 @@
-"""A step plan while the scheduler makes it. Used only by `scheduler`."""
+"""A step plan under construction. Used only by `scheduler`."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -7,18 +7,19 @@ from services.engine.core.plan import NewSequence, ScheduledSequence
 from services.engine.core.sequence import Sequence
 
 PART_MIN = 4
-"""Number of decoding sequences up to which a plan is not divided between pipeline stages: with so few, a step's time is
-that of reading the weights, and two smaller plans read them twice."""
+"""Number of decoding sequences up to which a plan is not divided for pipeline stages: with so few, reading the weights
+takes most of a step's time, and two smaller plans would read them twice.
+"""
 
 
 def part_of(num_sequences: int, num_stages: int) -> int:
-    """Returns how many of these sequences a plan may have, so that all pipeline stages have equal parts of them."""
+    """Returns how many of these sequences a plan may have, so that the plans in flight have equal parts of them."""
     return num_sequences if num_stages == 1 else max(PART_MIN, -(-num_sequences // num_stages))
 
 
 @dataclass(slots=True)
 class StepDraft:
-    """The tokens that are scheduled so far, and what is left of the budget.
+    """The tokens that are scheduled so far, and the rest of the budget.
 
     `budget` is the number of tokens that may still be scheduled, `prompt_logprobs` the number of those after which log
     probabilities of a prompt may be reported.
@@ -29,7 +30,7 @@ class StepDraft:
     prompt_logprobs: int
     now_s: float
     room: int
-    """Number of sequences that decode, that is, compute one token, which may still be scheduled."""
+    """Number of decoding sequences (with one token to compute) that may still be scheduled."""
     num_proposers: int = 0
     """Number of sequences that may still get draft tokens in this step."""
     scheduled: list[ScheduledSequence] = field(default_factory=list[ScheduledSequence])
@@ -47,7 +48,7 @@ class StepDraft:
     def add(
         self, sequence: Sequence, num_tokens: int, new_blocks: Iterable[int] = (), draft_tokens: tuple[int, ...] = ()
     ) -> None:
-        """Schedules the sequence's next `num_tokens` and the draft tokens behind them.
+        """Schedules the sequence's next `num_tokens` and the draft tokens after them.
 
         The sequence's block table must already have the blocks.
         """
@@ -79,7 +80,7 @@ class StepDraft:
 
 
 def joining(sequence: Sequence) -> NewSequence:
-    """Returns a sequence as the plan sends it to the worker: completely."""
+    """Returns the complete data of a joining sequence for the worker."""
     return NewSequence(
         row=sequence.row,
         sequence_id=sequence.sequence_id,

@@ -11,7 +11,10 @@ from shared.parameters.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a sequence ends at a token. `stop_token_id` is set if one of the request's own stop tokens ended it."""
+    """The reason for which a sequence ends at a token.
+
+    `stop_token_id` is set if one of the request's own stop tokens ended it.
+    """
 
     reason: Literal["stop", "length"]
     stop_token_id: int | None = None
@@ -31,7 +34,7 @@ class StopRules:
     min_tokens: int
     """Number of output tokens that must come before an end or stop token takes effect."""
     max_tokens: int
-    """Maximum number of output tokens: the request's limit or, if lower, what the context leaves."""
+    """Maximum number of output tokens: the request's limit or, if lower, the rest of the context."""
 
     @property
     def end_token_ids(self) -> frozenset[int]:
@@ -39,11 +42,11 @@ class StopRules:
         return self.eos_token_ids | self.stop_token_ids
 
     def forbids(self, token_id: int, position: int) -> bool:
-        """Returns whether the token must not be at `position` (from 0), because it would end the output too early."""
+        """Returns whether the token is forbidden at `position` (from 0), because it would end the output too early."""
         return position < self.min_tokens and token_id in self.end_token_ids
 
     def verdict(self, token_id: int, position: int) -> Verdict | None:
-        """Returns why the sequence ends at the output token at `position` (from 0); None if it goes on.
+        """Returns the verdict for the output token at `position` (from 0); None if the sequence continues.
 
         A token that is both an end token and a stop token counts as the end token.
         """
@@ -60,9 +63,9 @@ def rules_for(
 ) -> StopRules:
     """Returns the rules of a sequence whose prompt and output together may have `max_model_len` tokens.
 
-    `eos_token_ids`: the model's end tokens. A grammar allows one of them only after a complete output and then allows
-    nothing else, so the sequence ends there whatever the request says. Output of a free grammar can go on, so the
-    worker does not sample an end token before `min_tokens`.
+    `eos_token_ids`: the model's end tokens. A grammar allows an end token only after a complete output, and then
+    nothing else, so the sequence ends there in spite of `min_tokens` and `ignore_eos`. Output of a free grammar can
+    continue, so the worker does not sample an end token before `min_tokens`.
     """
     grammar = params.grammar
     return StopRules(

@@ -5,9 +5,9 @@
     beams     the sequences that the scheduler computes. At first there is one, the leader, which computes the prompt;
               after its first step there are `width`, one for each running hypothesis
 
-Members of one sequence group with the same prompt and parameters share one search, also a member that arrives
-while the search runs. The result depends only on prompt and parameters, so a member whose siblings are on another
-engine, or come too late, gets the hypothesis of its rank from a search of its own.
+Members of one sequence group with the same prompt and parameters share one search, also if a member arrives while the
+search runs. The result depends only on prompt and parameters. So if the siblings of a member are on another engine or
+arrive too late, the member gets the hypothesis of its rank from a separate search.
 
 All beams have the same length. When every beam has reported its candidates, the search takes a step and `rearrange`
 gives each beam the tokens and KV blocks of the hypothesis that it runs now. Called by `core`.
@@ -53,7 +53,7 @@ class BeamGroup:
         return self.beams[0]
 
     def report(self, beam: Sequence, logprobs: SampledLogprobs) -> list[int] | None:
-        """Takes the candidates of one beam. If all beams have reported, the search takes its step.
+        """Adds the candidates of one beam. When all beams have reported, the search takes its step.
 
         Returns the step's result (see `BeamSearch.advance`); None if beams have yet to report.
         """
@@ -76,7 +76,7 @@ class BeamGroup:
         return [self._outcome(member, self.search.finished[_beam_params(member).rank]) for member in self.members]
 
     def _outcome(self, member: Sequence, finished: Finished) -> Outcome:
-        """Returns a member's result without the tokens that came with it, which an earlier search has reported.
+        """Returns a member's result without the tokens in its spec, which an earlier search has already reported.
 
         If the hypothesis does not begin with these tokens, the member's result is an error.
         """
@@ -122,7 +122,7 @@ class BeamGroups:
     def join(self, member: Sequence, spec: SequenceSpec, number: int) -> BeamGroup | None:
         """Adds a member to the group of its siblings. Returns the group if it is new: its leader must then be queued.
 
-        The beams of a new group get the ages that `number` and the following `width` - 1 numbers give.
+        The beams of a new group get consecutive ages, beginning with `number`.
         """
         group, is_new = self._by_key.get(_key(spec)), False
         if group is None:
@@ -133,7 +133,10 @@ class BeamGroups:
         return group if is_new else None
 
     def leave(self, member: Sequence) -> BeamGroup | None:
-        """Removes a member. Returns its group if that was its last member: its beams must then be ended."""
+        """Removes a member.
+
+        Returns its group if this was the last member; the caller must then end the group's beams.
+        """
         group = self._by_member.pop(member.sequence_id)
         group.members.remove(member)
         if group.members:
@@ -221,7 +224,7 @@ def rearrange(beams: list[Sequence], sources: list[int], token_ids: list[int], p
 
 
 def _key(spec: SequenceSpec) -> _Key:
-    """Returns what the members of one search have in common."""
+    """Returns the key of a search, which all its members have in common."""
     assert spec.params.beam is not None
     beam = msgspec.structs.replace(spec.params.beam, rank=0)
     params = msgspec.structs.replace(spec.params, beam=beam)

@@ -5,7 +5,7 @@ rules are those of transformers' `generate` with `num_beams` = width, so that bo
 
 - A step extends every running hypothesis by every candidate and orders the results by their total log probability.
 - A result that ends (end token, stop token, maximum length) is finished if it is among the best `width` results; the
-  best `width` results that do not end run on.
+  best `width` results that do not end continue to run.
 - A finished hypothesis has the score `total / length ** length_penalty`, where the length counts the generated tokens,
   the end token included. The best `width` finished hypotheses are kept.
 - The search is over at the maximum length, or when `width` hypotheses are finished and, unless `early_stopping` is
@@ -122,8 +122,8 @@ class BeamSearch:
     def _may_improve(self, best: Hypothesis) -> bool:
         """Returns whether the search goes on, given the best running hypothesis.
 
-        With `early_stopping` False, the score that this hypothesis would have if it ended now stands for the best score
-        that can still be reached; with "never" and a positive penalty, its score at the maximum length does.
+        As the best score that can still be reached, this takes the score of the hypothesis if it ended now
+        (`early_stopping` False), or at the maximum length ("never" with a positive penalty).
         """
         if len(self.finished) < self._params.width:
             return True
@@ -140,6 +140,6 @@ class BeamSearch:
 def num_candidates(params: BeamParams, rules: StopRules) -> int:
     """Returns how many candidates each step must report for a hypothesis.
 
-    These are one for each hypothesis that runs on, and one for each token that may end instead of running on.
+    These are one for each hypothesis that continues, and one for each token that may end a hypothesis.
     """
     return params.width + len(rules.end_token_ids)

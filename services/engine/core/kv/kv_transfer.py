@@ -3,17 +3,17 @@
 A prefill engine computes a prompt and saves its blocks for one receiver; a decode engine loads them into host blocks
 and then continues as if the sequence had been swapped out (`swap`):
 
-    receiver   matched_tokens()   what a transfer would bring beyond the prefix cache
+    receiver   matched_tokens()   number of tokens that a transfer would add to the prefix cache hit
                after_alloc()      takes host blocks; the sequence waits in WAITING_FOR_KV
                finished()         the load has ended, with all blocks or with fewer: the sequence is queued
     sender     open(), save()     announces a transfer; passes on the blocks that have been computed since
-               released()         the receiver has the blocks, or does not want them any more
-    both       plan_meta()        what the other half has to begin or to stop, since the last call
+               released()         the receiver has the blocks, or no longer needs them
+    both       plan_meta()        commands for the other half since the last call: begin or stop transfers
 
-A load that ends early costs the computation of the tokens that it did not bring, and nothing else. Blocks are named by
-their content (`shared.blocks`), so a receiver does not load what its prefix cache holds, and cannot load other content.
-Both sides hold their blocks until the other half says that it does not use them any more, even if the sequence has been
-aborted meanwhile. Called by `core`.
+If a load ends early, the missing tokens are computed; it has no other effect. Blocks are named by their content
+(`shared.blocks`), so a receiver does not load what its prefix cache holds, and cannot load other content. Both sides
+hold their blocks until the byte-moving half no longer uses them, even if the sequence has been aborted meanwhile.
+Called by `core`.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ class KvSave(msgspec.Struct, frozen=True):
 
 
 class KvMeta(msgspec.Struct, frozen=True):
-    """What the other half has to begin and to stop: announced transfers first, then saves, dropped ones, loads."""
+    """Commands for the other half, in order: announced transfers, saves, dropped transfers, loads."""
 
     opened: tuple[str, ...] = ()
     """Transfers whose blocks will be computed."""
@@ -62,10 +62,10 @@ class KvMeta(msgspec.Struct, frozen=True):
     """Announced transfers whose remaining blocks will not be computed."""
     loads: tuple[KvLoad, ...] = ()
     cancelled: tuple[str, ...] = ()
-    """Loads that nobody waits for any more. Each still ends with `finished`."""
+    """Loads for which no sequence waits any more. Each still ends with `finished`."""
 
     def __bool__(self) -> bool:
-        """Whether there is anything to do."""
+        """Whether there are any commands."""
         return bool(self.opened or self.saves or self.dropped or self.loads or self.cancelled)
 
 
@@ -84,7 +84,7 @@ class KvReleased(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Load:
-    """A load in progress, with the sequences that wait for it, in the order in which they came."""
+    """A load in progress, with the sequences that wait for it in order of arrival."""
 
     order: KvLoad
     num_skipped: int
@@ -93,7 +93,7 @@ class _Load:
 
 
 class KvTransfers:
-    """The transfers of one engine. Without transfers nothing here costs time."""
+    """The transfers of one engine. Without transfers its methods cost no time."""
 
     def __init__(
         self, block_size: int, pool: BlockPool, swap: SwapSpace, prefix_cache: PrefixCache, tally: Tally
@@ -104,7 +104,7 @@ class KvTransfers:
         self._tally = tally
         self._loads: dict[str, _Load] = {}
         self._saved: Counter[int] = Counter()
-        """References to blocks of the pool that the other half holds."""
+        """Number of references that the other half holds to each block of the pool."""
         self._opened: list[str] = []
         self._saves: list[KvSave] = []
         self._dropped: list[str] = []
@@ -127,9 +127,9 @@ class KvTransfers:
         return (block for load in self._loads.values() for block in load.order.host_blocks)
 
     def matched_tokens(self, sequence: Sequence, num_hits: int) -> int:
-        """Returns how many tokens a transfer would bring beyond `num_hits` cached blocks; 0 if it is not worth it.
+        """Returns how many tokens a transfer would add to `num_hits` cached blocks; 0 if it is not worth it.
 
-        The last token is computed here in any case, because the next one is sampled after it.
+        The last token is always computed here, because the next token is sampled after it.
         """
         if not sequence.reuses_kv:
             return 0
@@ -137,7 +137,7 @@ class KvTransfers:
         return num_tokens if num_tokens >= KV_TRANSFER_TOKENS_MIN else 0
 
     def begin(self, sequence: Sequence, source: KvSource) -> bool:
-        """Has a new sequence wait for its KV. Returns False if it should be queued at once.
+        """Starts to wait for a new sequence's KV. Returns False if the sequence should be queued at once.
 
         A sequence with the same prompt and transfer as an earlier one waits for the same load.
         """
@@ -159,7 +159,7 @@ class KvTransfers:
         return True
 
     def after_alloc(self, sequence: Sequence, source: KvSource, num_skipped: int, host_blocks: list[int]) -> None:
-        """Orders the load of the blocks behind the first `num_skipped` into `host_blocks`."""
+        """Starts the load of the blocks after the first `num_skipped` into `host_blocks`."""
         hashes = self._prefix_cache.names(sequence)[num_skipped : num_skipped + len(host_blocks)]
         num_tokens = sequence.num_tokens - 1 - num_skipped * self._block_size
         order = KvLoad(source.transfer_id, source.address, tuple(hashes), tuple(host_blocks), num_tokens)
@@ -167,7 +167,7 @@ class KvTransfers:
         self._orders.append(order)
 
     def abandon(self, sequence: Sequence) -> None:
-        """Ends the wait of an aborted sequence. The host blocks stay taken until the load has `finished`."""
+        """Ends the wait of an aborted sequence. The host blocks stay allocated until the load has `finished`."""
         for load in self._loads.values():
             if sequence in load.sequences:
                 load.sequences.remove(sequence)
@@ -178,7 +178,7 @@ class KvTransfers:
     def finished(self, loaded: KvLoaded) -> list[Sequence]:
         """Applies the end of a load. Returns the sequences that waited for it, which the caller queues.
 
-        The first of them has the loaded blocks; the others find its work when they join.
+        The first of them gets the loaded blocks; the others find these in the prefix cache when they join.
         """
         load = self._loads.pop(loaded.transfer_id)
         blocks, count = list(load.order.host_blocks), loaded.num_blocks
@@ -211,7 +211,7 @@ class KvTransfers:
         self._opened.append(sequence.kv_transfer_id)
 
     def save(self, sequence: Sequence) -> None:
-        """Passes on the blocks that have been computed since the last call, with a reference to each.
+        """Passes the blocks computed since the last call to the other half, with a reference to each.
 
         When the whole prompt is computed, its last block is passed on although it may not be full.
         """
@@ -248,7 +248,7 @@ class KvTransfers:
     # --- both ---------------------------------------------------------------------------------------------------------
 
     def plan_meta(self) -> KvMeta:
-        """Returns what the other half has to begin and to stop, and clears it here."""
+        """Returns the commands for the other half, and clears them here."""
         lists = (self._opened, self._saves, self._dropped, self._orders, self._cancelled)
         if not any(lists):
             return NOTHING

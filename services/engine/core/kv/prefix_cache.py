@@ -39,7 +39,7 @@ class PrefixCache:
         return self._hash(sequence, num_hits) if num_hits < self._cacheable_blocks(sequence) else None
 
     def know(self, sequence: Sequence, num_blocks: int) -> None:
-        """Computes the sequence's hashes of the first `num_blocks` blocks, for blocks that were not found by hash."""
+        """Computes the missing hashes of the sequence's first `num_blocks` blocks."""
         if self._enabled and num_blocks:
             self._hash(sequence, num_blocks - 1)
 

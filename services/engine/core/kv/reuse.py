@@ -3,7 +3,7 @@
 A sibling is a running sequence of the same group or the source of a fork (`Sequence.siblings`). Reused KV is either
 
     shared      full blocks that other sequences hold or that are on the free list; they are never written to
-    copied      new blocks behind the shared ones, filled by copies: from the host, or one block from a sibling
+    copied      new blocks after the shared ones, filled by copies: from the host, or one block from a sibling
 
 The prefix cache is looked up first; host blocks or a sibling are used only if they cover more tokens. A sibling's
 full blocks can be shared as soon as the step that fills them is planned, even if it is the step being planned, because
@@ -33,7 +33,7 @@ class Reusable:
     copied: int | None = None
     """The sibling's block to copy, which holds the tokens behind the shared blocks; None if there is none."""
     num_soon: int = 0
-    """What `num_tokens` will be once all steps planned so far have been applied."""
+    """Value that `num_tokens` will have once all steps planned so far have been applied."""
     from_host: bool = False
     """Whether the tokens behind the shared blocks are in the sequence's host blocks."""
 
@@ -45,7 +45,7 @@ class Reusable:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What the head of the queue lacked when it did not fit.
+    """The resources that the head of the queue lacked when it did not fit.
 
     The head is looked up again only when this many blocks and tokens are available or `first_miss`, the hash of the
     first block that was not found in the prefix cache, is published.
@@ -60,7 +60,7 @@ class Shortage:
 def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:
     """Returns the longest reusable prefix from the prefix cache, the host blocks or the first sibling with a row.
 
-    Relatives are not considered if host blocks cover more tokens than the prefix cache. Adds no references: the caller
+    Siblings are not considered if host blocks cover more tokens than the prefix cache. Adds no references: the caller
     must do that before it allocates blocks. Nothing is reusable for a sequence that needs results for all its tokens
     (`Sequence.reuses_kv`).
     """

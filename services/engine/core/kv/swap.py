@@ -1,9 +1,9 @@
-"""The swap space for preempted sequences: which host blocks hold whose KV, and the copies that the next plan must make.
+"""The swap space for preempted sequences: assigns host blocks, and collects the copies that the next plan must make.
 
 A preempted sequence is swapped out if there are host blocks for all its computed blocks and at least one full block
 would have to be recomputed; otherwise the sequence is recomputed. A block that other sequences hold too does not count
-as one to recompute, because it is likely to be found in the prefix cache, which is looked up first when the sequence
-comes back.
+as one to recompute, because it will likely be found in the prefix cache, which is looked up first when the sequence
+resumes.
 
 A plan's copies to the host run before its copies from the host. Copies to the host stay pending until a plan that is
 not empty takes them. Host blocks that a plan copies back are freed only when that plan takes the copies; otherwise the
@@ -48,9 +48,11 @@ class SwapSpace:
         return True
 
     def allocate(self, count: int) -> list[int] | None:
-        """Takes `count` host blocks that the caller has filled by others. Returns None, and takes none, if too few.
+        """Takes `count` host blocks for the caller, which fills them.
 
-        A copy to one of them that is still pending, for a sequence that has ended, is dropped: it would overwrite them.
+        Returns None, and takes none, if there are too few.
+
+        Pending copies to these blocks, of sequences that have ended, are dropped: they would overwrite the new content.
         """
         host_blocks = self.pool.allocate(count)
         for block in host_blocks or ():
@@ -58,7 +60,7 @@ class SwapSpace:
         return host_blocks
 
     def bring_back(self, sequence: Sequence, first: int) -> None:
-        """Adds copies of the host blocks of the block table's indices from `first` on.
+        """Adds copies from the host for the block table's indices from `first` on.
 
         Frees the host blocks before them. `first` is at least `num_host_skipped`.
         """

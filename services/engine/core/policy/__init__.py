@@ -1,1 +1,1 @@
-"""What the scheduler asks: who waits, who comes next, how prompts share a step, and whether drafts pay."""
+"""The scheduler's policies: queue order, admission, sharing of a step among prompts, and use of draft tokens."""

@@ -1,7 +1,7 @@
 """Delays the admission of waiting sequences while others run (`--scheduler-delay-factor`).
 
 A prompt that joins makes one step longer for all sequences. With a factor f, sequences join only when the queue has
-waited f times as long as the last step in which a sequence joined took; those that wait meanwhile then join together.
+waited f times the duration of the last step in which a sequence joined; all sequences that wait by then join together.
 The caller passes the times, as the core has no clock. Used only by `scheduler`.
 """
 

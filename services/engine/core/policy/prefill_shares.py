@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 
 def divide(budget: int, demands: Mapping[str, int]) -> dict[str, int]:
-    """Returns how many tokens each client gets: equal shares, of which a client that needs less leaves the rest.
+    """Returns how many tokens each client gets: equal shares; the unused part of a share is divided among the others.
 
     `demands`: prompt tokens that each client could compute now, above 0. Each client gets at least one token.
     """

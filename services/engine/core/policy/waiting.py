@@ -1,6 +1,6 @@
 """The queue of sequences without a row.
 
-Clients take turns by the tokens that they get (`shared.structures.fair_order`).
+Clients share by weighted fair queueing in tokens (`shared.structures.fair_order`).
 The order of the sequences of one client is priority (lower first), preempted before new, then arrival. All sequences
 without a client count as those of one client.
 
@@ -34,7 +34,10 @@ class WaitingQueue:
     """The waiting sequences. The number of known tokens of a sequence must not change while it waits."""
 
     def __init__(self, *, idle: bool = False) -> None:
-        """`idle`: whether it is the queue of the idle sequences. Another one in it has left it (`withdraw`)."""
+        """`idle`: whether this is the queue of the idle sequences.
+
+        A sequence in it that is no longer idle counts as removed.
+        """
         self._idle = idle
         self.num_waiting = 0
         self.num_tokens = 0
@@ -61,7 +64,8 @@ class WaitingQueue:
     def head(self, *, newcomers_only: bool = False) -> Sequence | None:
         """Returns the next sequence to run; None if there is none.
 
-        `newcomers_only`: of the clients that have no running sequence. Sequences without a client count as such.
+        `newcomers_only`: only sequences of clients that have no running sequence; sequences without a client count as
+        well.
         """
         name = self._order.first(self._is_newcomer if newcomers_only else None)
         if name is None:
@@ -72,7 +76,10 @@ class WaitingQueue:
         return heap[0][-1]
 
     def pop(self, sequence: Sequence, num_tokens: int) -> None:
-        """Removes a sequence that `head` returned and that runs now. `num_tokens`: what it has to compute first."""
+        """Removes a sequence that `head` returned and that runs now.
+
+        `num_tokens`: number of tokens that it has to compute first.
+        """
         heap = self._lines[sequence.client].heap
         assert heap[0][-1] is sequence, f"{sequence.sequence_id} is not first"
         heapq.heappop(heap)
@@ -84,7 +91,10 @@ class WaitingQueue:
         self._leave(sequence)
 
     def count_running(self, beam: Sequence) -> None:
-        """Counts a further beam of a search, which has never waited, as running. Its client pays for it at its end."""
+        """Counts a further beam of a search, which has never waited, as running.
+
+        Its client is charged for it at its end.
+        """
         self._running[beam.client] += 1
 
     @property
