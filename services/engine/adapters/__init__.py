@@ -1,8 +1,8 @@
-"""LoRA adapters of an engine: reading them, keeping them in memory, and computing with them.
+"""LoRA adapters of an engine: reading, caching in memory, and computation.
 
 delta          the low-rank product of one matrix, and an adapter as a set of them
 peft_files     reads an adapter directory and maps its tensors on the decoder's parameters
-library        the adapters that this engine knows, by version, and which of them are in memory
+library        the adapters known to this engine, by version; caches them in memory
 shards         the part of an adapter that one of several ranks has
-torch_layers   the products in torch operations, beside the model's own matrices
+torch_layers   the LoRA products in torch operations, added to the model's own matrix products
 """

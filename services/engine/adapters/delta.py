@@ -1,11 +1,11 @@
-"""Adapters as data.
+"""Data structures of adapters.
 
 A LoRA adapter is a low-rank product for each matrix of the decoder that it changes:
 
     y = x Wᵀ + (x Aᵀ) Bᵀ        x [n, in], A [rank, in], B [out, rank]; the adapter's scale is part of B
 
-A matrix of the decoder may be stacked from several of the checkpoint (query, key and value; gate and up), each of which
-has an adapter of its own. Their A are stacked, and their B become blocks of one B: `Block` says which rows of B use
+A matrix of the decoder may be stacked from several matrices of the checkpoint (query, key and value; gate and up), each
+with its own low-rank product. Their A are stacked, and their B become blocks of one B: `Block` says which rows of B use
 which ranks; everywhere else B is zero. A prompt adapter is the embeddings of virtual tokens before the prompt.
 """
 
@@ -48,14 +48,15 @@ class Delta:
 class LoadedAdapter:
     """An adapter in memory, in the form in which the backend reads it. Implements `core.request.Adapter`.
 
-    It stays in memory as long as a waiting or running sequence refers to it, even if it was replaced or unloaded.
+    It stays in memory as long as a waiting or running sequence uses it, even if it was replaced or unloaded.
     """
 
     version: str
     rank: int
     prepared: object = field(repr=False)
-    """What the backend's `prepare` made of the adapter: the deltas in the form that it reads; of a prompt adapter, the
-    vectors [virtual tokens, hidden] in the model's type (`virtual_rows`)."""
+    """Result of the backend's `prepare`: for a LoRA adapter, the deltas in the backend's form; for a prompt adapter,
+    the vectors [virtual tokens, hidden] in the model's data type (`virtual_rows`).
+    """
     num_virtual_tokens: int = 0
     """See `core.request.Adapter`."""
 
@@ -68,7 +69,7 @@ class AdapterWeights:
     rank: int
     deltas: Mapping[Place, Delta]
     virtual: "Tensor | None" = None
-    """Of a prompt adapter: the embeddings of its virtual tokens, [virtual tokens, hidden]."""
+    """For a prompt adapter: the embeddings of its virtual tokens, [virtual tokens, hidden]."""
 
 
 def virtual_rows(virtual: "Tensor", dtype: "torch.dtype", device: "torch.device") -> "Tensor":
@@ -77,7 +78,10 @@ def virtual_rows(virtual: "Tensor", dtype: "torch.dtype", device: "torch.device"
 
 
 def target_sizes(d: DecoderDescription) -> dict[Place, tuple[int, int]]:
-    """Returns (out, in) of each matrix that an adapter can change. Mixtures of experts have no `up` and `down`."""
+    """Returns (out, in) of each matrix that an adapter can change.
+
+    For mixtures of experts, `up` and `down` are missing.
+    """
     found: dict[Place, tuple[int, int]] = {}
     for layer in range(d.num_layers):
         found[layer, "qkv"] = d.q_size + 2 * d.kv_size, d.hidden_size
@@ -89,9 +93,9 @@ def target_sizes(d: DecoderDescription) -> dict[Place, tuple[int, int]]:
 
 
 def adapter_bytes(d: DecoderDescription, rank: int, itemsize: int) -> int:
-    """Returns the memory of an adapter of this rank for all matrices, with numbers of `itemsize` bytes.
+    """Returns the memory in bytes of an adapter of this rank for all matrices, with elements of `itemsize` bytes.
 
-    The stacked matrices count with the ranks of all their parts.
+    Stacked matrices count the ranks of all their parts.
     """
     parts = {"qkv": 3, "o": 1, "up": 2 if d.gated_mlp else 1, "down": 1}
     sizes = target_sizes(d).items()

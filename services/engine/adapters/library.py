@@ -1,8 +1,8 @@
 """The adapters that an engine can use, and which of them are in memory. Thread-safe.
 
-An adapter is identified by its version, a hash of its files: what a request has been promised never changes under it.
-A bounded number of adapters is kept in memory for requests to come; those of waiting and running sequences stay as long
-as the sequences refer to them. An adapter that is not in memory is read again from its directory, and is refused if the
+An adapter is identified by its version, a hash of its files, so the adapter of a running request never changes. A
+limited number of adapters is cached in memory for future requests; adapters of waiting and running sequences stay as
+long as the sequences use them. An adapter that is not in memory is read again from its directory, and is refused if the
 files there have changed.
 """
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:  # It imports torch, which the service does only while it load
 
 
 class AdapterLibrary:
-    """The adapters of one engine. `prepare` turns an adapter into what the backend reads.
+    """The adapters of one engine. `prepare` converts an adapter to the backend's form.
 
-    `capacity`: number of LoRA adapters kept in memory; `prompt_capacity`: the same of prompt adapters.
+    `capacity`: number of LoRA adapters kept in memory; `prompt_capacity`: the same for prompt adapters.
     """
 
     def __init__(
@@ -40,17 +40,17 @@ class AdapterLibrary:
         """Held while files are read, so that several requests for one adapter read it once."""
         self._alive: weakref.WeakValueDictionary[str, LoadedAdapter] = weakref.WeakValueDictionary()
         self._given: dict[str, LoadedAdapter] = {}
-        """The adapters that another rank has read (`accept`)."""
+        """Adapters that another rank has read and sent (`accept`)."""
         self.share: Callable[[LoadedAdapter, AdapterWeights], None] | None = None
-        """Is called with an adapter that was read, before any sequence can have it."""
+        """Callback for a newly read adapter, called before any sequence can use it."""
         self._kept: tuple[OrderedDict[str, LoadedAdapter], ...] = OrderedDict(), OrderedDict()
-        """Of each kind, LoRA adapters and prompt adapters, the least recently used first."""
+        """Cached LoRA adapters and cached prompt adapters, each with the least recently used first."""
 
     def load(self, name: str, path: str, version: str = "") -> LoadedAdapter:
         """Returns an adapter, read from its directory if it is not in memory. Takes as long as reading the files.
 
-        Without a `version` it is the one that the directory has now. Raises ServiceError, see `AdapterReader.read`, and
-        if the directory no longer has that version.
+        Without `version`, the present version of the directory is loaded. Raises ServiceError, see
+        `AdapterReader.read`, and if the directory no longer has that version.
         """
         directory = Path(path).expanduser()
         found = self.find(version or self._reader.version(directory, name))
@@ -70,7 +70,7 @@ class AdapterLibrary:
             return self._keep(loaded)
 
     def accept(self, weights: AdapterWeights) -> None:
-        """Keeps an adapter that another rank has read, this rank's part of it, until `forget`."""
+        """Keeps this rank's part of an adapter that another rank has read, until `forget`."""
         count = 0 if weights.virtual is None else len(weights.virtual)
         loaded = LoadedAdapter(weights.version, weights.rank, self._prepare(weights), count)
         with self._lock:

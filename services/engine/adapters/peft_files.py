@@ -1,8 +1,8 @@
-"""Reads LoRA adapters and prompt adapters in peft's format, and maps LoRA's tensors on the decoder's parameters.
+"""Reads LoRA adapters and prompt adapters in peft's format, and maps LoRA tensors to the decoder's parameters.
 
 peft names a tensor `base_model.model.<module>.lora_A.weight`, where <module> is the name of the module in the model of
-transformers: the names of `layout`, without `.weight`. Nothing is left out in silence: a tensor that is not a LoRA
-matrix of a projection of the attention or the MLP makes the whole adapter unusable, by name.
+transformers: the names of `layout`, without `.weight`. No tensor is ignored: if a tensor is not a LoRA matrix of a
+projection of the attention or the MLP, the whole adapter is refused, with the tensor's name.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ _KINDS: Mapping[str, str] = {
     "modules_to_save": "it replaces whole modules",
     "bias": "it has biases",
 }
-"""Parts of tensor names, each with what a tensor with that part does."""
+"""Parts of tensor names, each with a description of unsupported tensors with that part."""
 
 
 _Stamp = tuple[int, ...]
@@ -55,12 +55,12 @@ class _Module:
     num_rows: int
     num_inputs: int
     order: int
-    """Number of the part in the parameter."""
+    """Index of the part within the parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What an adapter adds to one module: `a` [rank, in], `b` [out, rank], scaled."""
+    """The low-rank product that an adapter adds to one module: `a` [rank, in], `b` [out, rank], scaled."""
 
     module: _Module
     a: Tensor
@@ -70,8 +70,8 @@ class _Part:
 class AdapterReader:
     """Reads adapters of one model, whose parameters `layout` lists.
 
-    `max_rank` and `max_tokens`: largest rank of a LoRA adapter and most virtual tokens of a prompt adapter; 0: adapters
-    of that kind are not served. `hidden_size`: width of the model's embeddings.
+    `max_rank` and `max_tokens`: maximum rank of a LoRA adapter and maximum number of virtual tokens of a prompt
+    adapter; 0: adapters of that kind are not supported. `hidden_size`: width of the model's embeddings.
     """
 
     def __init__(self, layout: Iterable[Parameter], max_rank: int, max_tokens: int = 0, hidden_size: int = 0) -> None:
@@ -88,7 +88,7 @@ class AdapterReader:
     def version(self, directory: Path, name: str) -> str:
         """Returns a hash of the adapter's files. Raises ServiceError('not_found') if one is missing.
 
-        Files are read again only if their size or their time of change is another one.
+        Files are read again only if their size or modification time has changed.
         """
         if not directory.is_dir():
             raise not_found(name, f"there is no directory {directory}")
@@ -110,7 +110,7 @@ class AdapterReader:
         return version
 
     def read(self, directory: Path, name: str) -> AdapterWeights:
-        """Returns the adapter in a directory. Raises ServiceError that names the adapter and what is wrong."""
+        """Returns the adapter in a directory. Raises ServiceError that names the adapter and the problem."""
         if adapter_kind(directory, name) == "PROMPT_TUNING":
             return self._read_prompt(directory, name)
         config = read_lora_config(directory, name)
@@ -220,7 +220,7 @@ class AdapterReader:
 
 
 def _stamp(directory: Path) -> _Stamp:
-    """Returns size, time of change and number of each of the adapter's files; nothing if one is missing."""
+    """Returns size, modification time and inode of each of the adapter's files; empty if a file is missing."""
     try:
         states = [(directory / file).stat() for file in (CONFIG_FILE, WEIGHTS_FILE)]
     except OSError:
@@ -229,7 +229,7 @@ def _stamp(directory: Path) -> _Stamp:
 
 
 def _names(source: str) -> tuple[str, str]:
-    """Returns the names of a tensor's module: in the model with its head, and in the one without it."""
+    """Returns the possible names of a tensor's module: in the model with a head, and in the model without one."""
     module = source.removesuffix(".weight").removesuffix(".bias")
     return module, module.partition(".")[2]
 

@@ -3,9 +3,9 @@
     matrices that lose rows (qkv, up)        B loses the same rows; A is whole
     matrices that lose columns (o, down)     A loses the same columns; B is whole, and the products are summed over the
                                              ranks together with those of the model's own matrix
-    layers of other pipeline stages          are left out, and the rank's are counted from 0
+    layers of other pipeline stages          are left out; the rank's own layers are numbered from 0
 
-The vectors of a prompt adapter are whole on each rank. Pure. Called by the first rank, which reads the adapters.
+The vectors of a prompt adapter are replicated on each rank. Pure. Called by the first rank, which reads the adapters.
 """
 
 from dataclasses import replace
@@ -38,6 +38,6 @@ def _local(name: str, delta: Delta, d: DecoderDescription, shard: Shard) -> Delt
 
 
 def _moved(block: Block, rows: Tensor) -> Block:
-    """Returns where the rows of a block are among `rows`, which are sorted."""
+    """Returns the positions of a block's rows among `rows`, which are sorted."""
     first, end = torch.searchsorted(rows, torch.tensor([block.row, block.row_end])).tolist()
     return replace(block, row=first, row_end=end)

@@ -1,8 +1,8 @@
-"""LoRA products in torch operations, beside the matrices of a model.
+"""LoRA products in torch operations, added to the matrix products of a model.
 
-`AdaptedLinear` wraps a linear layer of any form, quantized ones included. Which rows of a step have which adapter is
-set once per step in `AdapterStep`, which all layers of a model share; a step without adapters costs one comparison in
-each layer. Rows of one adapter are computed together, so that the rows of a step may have any mixture of adapters.
+`AdaptedLinear` wraps a linear layer of any form, quantized ones included. `AdapterStep`, which all layers of a model
+share, has the adapter of each row of the current step; a step without adapters costs one comparison in each layer. Rows
+with the same adapter are computed together; the rows of a step may have any mixture of adapters.
 """
 
 from collections.abc import Mapping
@@ -35,17 +35,17 @@ class AdapterStep:
         self._given: tuple[Tensor, Tensor] | None = None
 
     def prepare(self, weights: AdapterWeights) -> Mapping[Place, Delta] | Tensor:
-        """Returns the adapter's deltas, or its virtual tokens, in the type and on the device of the model."""
+        """Returns the adapter's deltas, or its virtual tokens, in the model's data type and on its device."""
         if weights.virtual is not None:
             return virtual_rows(weights.virtual, self._dtype, self._device)
         return {place: self._moved(delta) for place, delta in weights.deltas.items()}
 
     def fill(self, slot: int, deltas: Mapping[Place, Delta]) -> None:
-        """Puts an adapter into a slot. No step may be under way that uses what the slot had."""
+        """Puts an adapter into a slot. No step in flight may use the former adapter of the slot."""
         self._slots[slot] = deltas
 
     def begin(self, token_slots: NDArray[np.int64] | None) -> None:
-        """Sets the slot of each token of the step that comes next (-1: no adapter); None: no token has an adapter."""
+        """Sets the slot of each token of the next step (-1: no adapter); None: no token has an adapter."""
         self._groups = []
         for slot in np.unique(token_slots).tolist() if token_slots is not None else ():
             if slot >= 0:
@@ -55,7 +55,8 @@ class AdapterStep:
     def give(self, tokens: Tensor | None, rows: Tensor | None) -> None:
         """Sets the embeddings of the step's virtual tokens: `rows` [n, width] for the tokens `tokens` [n].
 
-        `width` is hidden, or with further embeddings (`DecoderDescription.picture_layers`) hidden * (1 + layers).
+        `width` is hidden or, with embeddings for further layers (`DecoderDescription.picture_layers`), hidden * (1 +
+        layers).
         """
         self._given = None if tokens is None or rows is None else (tokens, rows)
 
@@ -67,7 +68,7 @@ class AdapterStep:
         return embeddings.index_copy(0, tokens, rows[:, : embeddings.shape[1]])
 
     def with_further(self, layer: int, hidden: Tensor) -> Tensor:
-        """Returns a layer's output [num_tokens, hidden], to which the pictures' embeddings for it are added."""
+        """Returns a layer's output [num_tokens, hidden] plus the images' embeddings for this layer."""
         if self._given is None:
             return hidden
         tokens, rows = self._given
@@ -92,7 +93,7 @@ class AdapterStep:
 
 
 class AdaptedDecoder(Decoder):
-    """A decoder whose steps may have virtual tokens, and with the LoRA adapters of `adapted`."""
+    """A decoder that supports virtual tokens and the LoRA adapters of `adapted`."""
 
     def __init__(
         self, description: DecoderDescription, weights: DecoderWeights, step: AdapterStep, stage: Stage | None = None
@@ -148,7 +149,7 @@ def _layer(layer: LayerWeights, index: int, step: AdapterStep) -> LayerWeights:
 
 
 def _linear(linear: Linear, place: Place, step: AdapterStep) -> Linear:
-    """Returns the layer with adapters; of one whose results ranks sum, the products are a part of the sum."""
+    """Returns the layer with adapters. If the layer's results are summed over ranks, so are the LoRA products."""
     if isinstance(linear, Summed):
         return linear.around(lambda part: AdaptedLinear(part, place, step))
     return AdaptedLinear(linear, place, step)

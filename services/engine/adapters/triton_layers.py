@@ -1,4 +1,4 @@
-"""LoRA adapters of a model whose operations are Triton kernels: the slots on the device, and the layers that use them.
+"""LoRA adapters of a model with Triton kernels: the slots on the device, and the layers that use them.
 
 A loaded adapter is kept in host memory, in the layout of a slot; filling a slot copies it to the device. Called by the
 GPU worker.
@@ -43,7 +43,7 @@ class DeviceAdapters:
         return {place: self._laid_out(delta, self._widths[place[1]]) for place, delta in weights.deltas.items()}
 
     def fill(self, slot: int, deltas: Mapping[Place, HostDelta]) -> None:
-        """Copies an adapter into a slot, in stream order: steps launched before still use what the slot had."""
+        """Copies an adapter into a slot, in stream order: steps launched before still use the former adapter."""
         for place, matrix in self._matrices.items():
             delta = deltas.get(place)
             for kept, given in ((matrix.a, delta and delta.a), (matrix.b, delta and delta.b)):
@@ -71,7 +71,7 @@ class DeviceAdapters:
         )
 
     def _laid_out(self, delta: Delta, widths: tuple[int, ...]) -> HostDelta:
-        """Returns a delta with the ranks of each part in the places of the part, padded with zeros."""
+        """Returns a delta with the ranks of each part at that part's positions, padded with zeros."""
         a = torch.zeros((len(widths) * self._rank, delta.a.shape[1]), dtype=self._dtype)
         b = torch.zeros((sum(widths), self._rank), dtype=self._dtype)
         start = 0

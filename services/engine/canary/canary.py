@@ -1,8 +1,8 @@
 """Runs the hidden sequence among the requests and compares each result with the golden one. Used by the step loop.
 
-A run is due every `interval_s`, whether there are requests or not. On an idle engine it is computed alone; among
-requests it shares their steps. Runs by themselves may take `COST_SHARE` of the engine's time: for a large model the
-interval grows accordingly.
+A run is due every `interval_s`, with or without requests. On an idle engine it runs alone; otherwise it shares steps
+with requests. Runs on an idle engine may take at most `COST_SHARE` of its time, so for a large model the interval is
+longer.
 """
 
 import logging
@@ -18,19 +18,19 @@ from services.engine.core.request import Outcome, SequenceSpec
 log = logging.getLogger(__name__)
 COST_SHARE = 0.01
 STRIKES = 3
-"""Without exact results, an engine is faulty only if this many runs in a row differ."""
+"""On a backend without bit-equal results, an engine is faulty only if this many runs in a row differ."""
 URGENT_S = 2.0
-"""A run that could not join for this long goes before the requests."""
+"""A run that could not join for this long is scheduled before the requests, seconds."""
 
 
 class WrongResultError(RuntimeError):
-    """The engine has computed something wrong, or its weights have changed. It must end."""
+    """Raised if the engine has computed a wrong result or its weights have changed. The engine must end."""
 
 
 class Canary:
-    """The canary of one engine. Methods without another note are called on the step thread.
+    """The canary of one engine. Methods are called on the step thread unless their docstrings say otherwise.
 
-    `on_fault` is called once, from any thread, with what was found wrong.
+    `on_fault` is called once, from any thread, with a description of the fault.
     """
 
     def __init__(
@@ -45,22 +45,22 @@ class Canary:
         self.golden = golden
         self.interval_s = max(interval_s, golden.took_s / COST_SHARE)
         self.fault = ""
-        """What was found wrong; empty: nothing. May be read from any thread."""
+        """Description of the fault; empty: none. May be read from any thread."""
         self.num_runs = 0
         self._strikes = 0
         self._facts, self._max_model_len = facts, max_model_len
         self._wake, self._on_fault = wake, on_fault
         self._lock = threading.Lock()
         self._asked: list[Future[str]] = []
-        """Futures of those who asked for a run."""
+        """Futures of callers that have requested a run."""
         self._answers: list[Future[str]] = []
-        """Those among them for whom the present run counts."""
+        """The futures that get the result of the present run."""
         self._outcomes: list[Outcome] = []
         self._started_s: float | None = None
         self._due_s: float | None = None
 
     def run_now(self) -> "Future[str]":
-        """Has the sequence run at once. The result is what was found wrong, or empty. From any thread."""
+        """Starts a run immediately. The future's result is the fault found, or empty. From any thread."""
         answer: Future[str] = Future()
         with self._lock:
             self._asked.append(answer)
@@ -81,7 +81,7 @@ class Canary:
         self._wake()
 
     def check(self) -> None:
-        """Raises WrongResultError if anything was found wrong."""
+        """Raises WrongResultError if a fault was found."""
         if self.fault:
             raise WrongResultError(self.fault)
 
@@ -94,7 +94,7 @@ class Canary:
         return max(0.0, self._due_s - now_s)
 
     def is_urgent(self, now_s: float) -> bool:
-        """Whether the present run must go before the requests."""
+        """Whether the present run must be scheduled before the requests."""
         return self._started_s is not None and (now_s - self._started_s > URGENT_S or bool(self._answers))
 
     def next(self, now_s: float) -> SequenceSpec | None:
@@ -110,7 +110,7 @@ class Canary:
         return probe_spec(self._facts, self.num_runs, self._max_model_len)
 
     def _judge(self, told: str, now_s: float) -> None:
-        """Reports a difference; where a difference may be chance, only if it is there again and again."""
+        """Reports a difference. On a backend without bit-equal results, only after STRIKES runs that differ."""
         self._strikes += 1
         if self.golden.exact or self._strikes >= STRIKES:
             self.report(f"the test sequence gave {told}")
@@ -119,7 +119,7 @@ class Canary:
         self._due_s = now_s
 
     def take(self, outcomes: Sequence[Outcome], now_s: float) -> None:
-        """Takes outcomes of the present run, and compares them when it has ended."""
+        """Collects outcomes of the present run, and compares them when the run has ended."""
         self._outcomes += outcomes
         if not outcomes or outcomes[-1].finish_reason is None:
             return

@@ -1,6 +1,6 @@
-"""Sums over the weights in the host's memory, by which a changed bit is found wherever it is.
+"""Checksums of the weights in host memory, which detect any changed bit.
 
-A result of the canary may hide a small change by rounding; a sum does not. Each portion is summed as unsigned 64-bit
+Rounding may hide a small change from the canary; a checksum detects it. Each portion is summed as unsigned 64-bit
 integers, so one changed bit, or any number of them in one word, always changes the sum.
 """
 
@@ -30,7 +30,7 @@ class _Portion:
 
 
 class Checksums:
-    """The sums of the weights when this object was made, and their comparison with the present ones."""
+    """The checksums of the weights at the creation of this object, and their comparison with the present ones."""
 
     def __init__(self, weights: Iterable[WeightMemory]) -> None:
         self._portions = [
@@ -55,7 +55,7 @@ class Checksums:
         return len(self._portions)
 
     def check_next(self) -> str:
-        """Checks the next portion. Returns where weights have changed; empty if they have not."""
+        """Checks the next portion. Returns the place of changed weights; empty if none have changed."""
         if not self._portions:
             return ""
         portion = self._portions[self._next]

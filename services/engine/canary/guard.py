@@ -28,7 +28,10 @@ class WeightGuard:
         self._thread.start()
 
     def run_now(self) -> "Future[str]":
-        """Has all weights checked at once. The result is where they have changed, or empty. From any thread."""
+        """Requests an immediate check of all weights. The result is the place of a change, or empty.
+
+        From any thread.
+        """
         answer: Future[str] = Future()
         with self._lock:
             self._asked.append(answer)
@@ -48,7 +51,8 @@ class WeightGuard:
                 asked, self._asked = self._asked, []
             fault = self._check(whole=bool(asked))
             if fault:
-                # Before the answers: who gets one may read the engine's fault at once.
+                # Report the fault before the answers, because the receiver of an answer may read the engine's fault
+                # immediately.
                 self._on_fault(f"the weights have changed in memory: {fault}")
             for answer in asked:
                 answer.set_result(fault)
@@ -58,7 +62,7 @@ class WeightGuard:
             self._woken.clear()
 
     def _check(self, *, whole: bool) -> str:
-        """Checks for as long as the share allows, at least one portion and at most all; with `whole` all of them."""
+        """Checks as many portions as the share of time allows, at least one and at most all; with `whole`, all."""
         ends_at = time.thread_time() + BEAT_S * COST_SHARE
         for _ in range(self._sums.num_portions):
             fault = self._sums.check_next()

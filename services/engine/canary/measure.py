@@ -1,6 +1,6 @@
 """Computes the canary's expected result before the engine serves, and checks that other sequences do not change it.
 
-The sequences use a core of their own, like those of `warmup`. Called by `engine`.
+The sequences use a separate core, like those of `warmup`. Called by `engine`.
 """
 
 import time
@@ -16,14 +16,14 @@ from shared.flags import SettingsError
 from shared.parameters.sampling import SamplingParams
 
 TIMING_S = 0.1
-"""The sequence is repeated for this long to find its duration, since other processes may compute at the start, too."""
+"""The sequence is repeated for this long to measure its duration, because other processes may be busy at the start."""
 BESIDE_MAX = 4
-"""Other sequences in the check of batch invariance: enough for other shapes of every product."""
+"""Number of other sequences in the check of batch invariance: enough to change the shapes of all matrix products."""
 
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """The value with which later runs are compared. `took_s`: duration of a run that has the engine to itself."""
+    """The value with which later runs are compared. `took_s`: duration of a run on the idle engine, seconds."""
 
     value: Observed
     exact: bool
@@ -57,9 +57,9 @@ def measure(executor: Executor, limits: CoreLimits) -> Golden | None:
 
 
 def check_deterministic(executor: Executor, limits: CoreLimits) -> None:
-    """Raises SettingsError if the engine cannot promise results that are independent of the batch (`--deterministic`).
+    """Raises SettingsError if the engine's results depend on the batch (`--deterministic`).
 
-    The backend must promise it, and a sequence must give the same bits alone and beside others.
+    The backend must guarantee batch invariance, and a sequence must give the same bits alone and in a batch.
     """
     facts = executor.facts()
     if facts.variant_because:
@@ -72,7 +72,7 @@ def check_deterministic(executor: Executor, limits: CoreLimits) -> None:
 
 
 def _run(executor: Executor, limits: CoreLimits, facts: EngineFacts, num_beside: int) -> Observed | None:
-    """Runs the hidden sequence, in steps with `num_beside` others; they sample, so that both ways are taken."""
+    """Runs the hidden sequence, in steps with `num_beside` others, which sample, so that both code paths are tested."""
     core = Core(replace(limits, max_batch_size=None), facts)
     spec = probe_spec(facts, 0, core.max_model_len)
     if spec is None:
@@ -91,7 +91,7 @@ def _run(executor: Executor, limits: CoreLimits, facts: EngineFacts, num_beside:
         core.apply(plan, executor.collect())
         found += core.hidden_outcomes
         core.hidden_outcomes.clear()
-    # An empty plan, which computes nothing, gives the rows back: the next core begins with all of them free.
+    # An empty plan frees the rows on the worker: the next core begins with all rows free.
     executor.launch(StepPlan(plan.step, freed_rows=core.scheduler.rows.announce()))
     executor.collect()
     return observed(found)

@@ -1,11 +1,12 @@
-"""The hidden sequence that each engine runs again and again, and the comparison of its results. Pure.
+"""The hidden sequence that each engine runs periodically, and the comparison of its results. Pure.
 
-The prompt's token ids are spread over the vocabulary. The sequence is greedy, and each of its log probabilities is
-taken over the whole vocabulary, so that every layer and every row of the language model head has part in the result. A
-model without a head gives a vector instead.
+The prompt's token ids are spread over the vocabulary. The sequence is greedy, and each of its log probabilities depends
+on the logits of the whole vocabulary, and so on every layer and every row of the language model head. For a model
+without a head the result is a vector.
 
-On a backend that is batch invariant a result must equal the golden one to the last bit. On any other backend a log
-probability may differ by `TOLERANCE`, and a token where the golden value has two candidates closer than that.
+On a backend that is batch invariant a result must equal the golden one to the last bit. On any other backend, log
+probabilities may differ by up to `TOLERANCE`, and a token may differ if the golden value has two candidates within that
+tolerance.
 """
 
 import hashlib
@@ -19,17 +20,21 @@ from shared.parameters.sampling import SamplingParams
 
 PROMPT_TOKENS, OUTPUT_TOKENS = 16, 4
 TOLERANCE = 0.5
-"""Largest difference of a log probability that is due to another order of sums. Logits between 16 and 32 have steps of
-0.125 in bfloat16; the rest is margin, because a sound engine must never be ended."""
+"""Maximum difference of a log probability that a different order of summation can cause. Logits between 16 and 32 have
+steps of 0.125 in bfloat16; the rest is margin, because a sound engine must never be ended.
+"""
 SALT = b"\0canary"
 HIDDEN_ID = "#canary"
-"""Begin of the sequence's id in the core. Ids of requests end in '#' and a number."""
+"""Prefix of the sequence's id in the core. Ids of requests end in '#' and a number."""
 _DIGITS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a run of the hidden sequence gave. `gaps`: log probability of the best token above the second best."""
+    """The result of a run of the hidden sequence.
+
+    `gaps`: difference of log probability between best and second-best token.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -40,7 +45,7 @@ class Observed:
 
 
 def probe_spec(facts: EngineFacts, number: int, max_model_len: int) -> SequenceSpec | None:
-    """Returns the sequence for its run `number`; None if the model's context has no room for two tokens."""
+    """Returns the sequence for run `number`; None if the model's context has no room for two tokens."""
     num_output = min(OUTPUT_TOKENS, max_model_len - 1)
     num_prompt = min(PROMPT_TOKENS, max_model_len - num_output)
     if num_prompt < 1 or num_output < 1:
@@ -55,7 +60,7 @@ def probe_spec(facts: EngineFacts, number: int, max_model_len: int) -> SequenceS
 
 
 def observed(outcomes: Sequence[Outcome]) -> Observed:
-    """Returns what the outcomes of one run show."""
+    """Returns the result from the outcomes of one run."""
     entries = [entry for outcome in outcomes for entry in outcome.logprobs]
     return Observed(
         tuple(token for outcome in outcomes for token in outcome.token_ids),
@@ -67,7 +72,7 @@ def observed(outcomes: Sequence[Outcome]) -> Observed:
 
 
 def difference(golden: Observed, seen: Observed, *, exact: bool) -> str:
-    """Returns how a result differs from the golden one; empty if it does not."""
+    """Describes how a result differs from the golden one; empty if it does not."""
     if seen.failed:
         return "no token could be sampled"
     if exact and golden.vector != seen.vector:
@@ -78,9 +83,9 @@ def difference(golden: Observed, seen: Observed, *, exact: bool) -> str:
 
 
 def digest(golden: Observed, *, exact: bool) -> str:
-    """Returns 16 hexadecimal digits that engines of equal configuration and weights have in common.
+    """Returns 16 hexadecimal digits, which are equal for engines of equal configuration and weights.
 
-    Without exact results they cover the token ids only.
+    On a backend without bit-equal results they cover the token ids only.
     """
     hashed = hashlib.sha256(struct.pack(f"<{len(golden.token_ids)}q", *golden.token_ids))
     if exact:
@@ -93,7 +98,7 @@ def _first_difference(golden: Observed, seen: Observed, *, exact: bool) -> str:
         other, value = seen.token_ids[position], seen.logprobs[position]
         if token != other:
             if not exact and position < len(golden.gaps) and golden.gaps[position] < 2 * TOLERANCE:
-                return ""  # either token is right, and what follows cannot be compared
+                return ""  # either token is acceptable, and the following ones cannot be compared
             return f"token {other} instead of {token} at position {position}"
         same = _bits((logprob,)) == _bits((value,)) if exact else abs(logprob - value) <= TOLERANCE
         if not same:

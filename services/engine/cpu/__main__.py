@@ -3,8 +3,8 @@
 The libraries are written to `compiled/` beside the sources: for the best instruction set of this processor, or with
 `--all` for every instruction set of this machine's architecture. If a library cannot be compiled, the command prints a
 notice and exits with status 0; with `--all`, which image builds use, it exits with 1. With `--which` the command
-compiles nothing and prints the variant that an engine on this machine would compute with. Called by `make install`, the
-build of the engine's image and `antiphon doctor`.
+compiles nothing and prints the variant that an engine on this machine would use. Called by `make install`, the build of
+the engine's image and `antiphon doctor`.
 """
 
 import argparse

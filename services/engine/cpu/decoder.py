@@ -77,7 +77,7 @@ class NativeDecoder:
         self._packed: list[Piece] = []
         self._made_plain: list[str] = []
         self.quantized_bytes, self.quantized_from_bytes = 0, 0
-        """Bytes of the packed quantized matrices, and what they would take if they were not quantized."""
+        """Bytes of the packed quantized matrices, and the bytes that they would take unquantized."""
         self.description = description
         self.model = library.new(make_spec(description, dtype, block_size, threads, lora, cache_dtype))
         self._kept: list[Tensor] = []
@@ -222,7 +222,7 @@ class NativeDecoder:
         return not piece.quantized
 
     def _pack(self, layer: int, name: str, expert: int, weight: Matrix, bias: int) -> Piece:
-        """Has the library pack a matrix with the bias at this address, and returns the packed form."""
+        """Packs a matrix with the bias at this address by the library, and returns the packed form."""
         quantized = isinstance(weight, QuantizedWeight) and weight.kind in NATIVE_KINDS
         if isinstance(weight, QuantizedWeight) and not quantized:
             self._made_plain.append(name if layer < 0 else f"layers.{layer}.{name}")

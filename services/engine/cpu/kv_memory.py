@@ -1,4 +1,4 @@
-"""The C++ backend's KV cache as blocks in the form in which engines exchange them (`services.engine.kv.layout`).
+"""Converts the C++ backend's KV cache to and from the transfer layout (`services.engine.kv.layout`).
 
 The cache has panels (`source/cache.h`), where t = 1 for a model in float32 and 2 for one in bfloat16,
 p = min(32, block_size), u = min(64, block_size), e = min(t, u):
@@ -19,7 +19,7 @@ from services.engine.worker.capacity.kv_cache import KvCache
 
 _PANEL, _UNIT = 32, 64
 _NUMBERS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
-"""By the size of a number in bytes."""
+"""Unsigned types by size in bytes."""
 _TERMS = {torch.float32: 1, torch.bfloat16: 2}
 Numbers = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
 
@@ -47,7 +47,7 @@ class PanelMemory:
             target[:] = rows[:num_tokens, :, : self._head_dim]
 
     def write(self, host_block: int, data: Bytes) -> None:
-        """See `KvMemory`. The padding and the tokens behind the given ones become zero."""
+        """See `KvMemory`. The padding and the tokens after the given ones become zero."""
         rows = self._empty()
         num_tokens = data.shape[2]
         numbers = data.reshape(-1, *data.shape[2:]).view(self._type)

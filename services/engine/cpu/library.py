@@ -1,9 +1,9 @@
 """Finds the compiled library for this process, or compiles it and keeps it for the next start.
 
-Libraries that an image or an installation compiled in advance lie beside the sources. Other libraries are kept in the
-user's cache, and only used if no other user could have written them: the directory and all its parents must belong to
-this user or root. If there is no such directory, the library is compiled into a temporary one for this process alone.
-Called by the CPU worker and by `__main__`.
+Libraries that an image or an installation compiled in advance are in a directory next to the sources. Other libraries
+are kept in the user's cache, and only used if no other user could have written them: the directory and all its parents
+must belong to this user or root. If there is no such directory, the library is compiled into a temporary one for this
+process alone. Called by the CPU worker and by `__main__`.
 """
 
 import logging
@@ -45,7 +45,7 @@ def load_library(asked_cache: str = "") -> Library:
 
 
 def describe(asked_cache: str = "") -> tuple[bool, str]:
-    """Returns whether this process would compute with a library, and the library's description.
+    """Returns whether this process would use a library, and the library's description.
 
     Loads a compiled library if there is one; compiles nothing.
     """

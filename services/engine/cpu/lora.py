@@ -1,4 +1,7 @@
-"""LoRA adapters in the form that the C++ library reads in place; see `source/lora.h`. Made at the adapter's loading."""
+"""LoRA adapters in the form that the C++ library reads in place; see `source/lora.h`.
+
+Created when an adapter is loaded.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +27,7 @@ class NativeDelta:
     ranges: Tensor
 
     def native(self) -> Lora:
-        """Returns the delta as the library takes it. This object owns the memory."""
+        """Returns the delta in the library's form. This object owns the memory."""
         return Lora(self.a.shape[0], self.a.data_ptr(), self.b.data_ptr(), self.ranges.data_ptr())
 
 
@@ -47,7 +50,7 @@ class NativeAdapters:
         }
 
     def fill(self, slot: int, deltas: Mapping[Place, NativeDelta]) -> None:
-        """Puts an adapter into a slot. No step may be under way that has tokens of this slot."""
+        """Puts an adapter into a slot. No step in flight may have tokens with this slot."""
         for layer in range(self._description.num_layers):
             for name in TARGETS:
                 delta = deltas.get((layer, name))
@@ -81,7 +84,7 @@ def _columns(out: int, *, gated: bool) -> Tensor:
 
 
 def _ranges(columns: Tensor, blocks: tuple[Block, ...]) -> Tensor:
-    """Returns for each half of a panel the ranks that its columns use: the first, and the one behind the last."""
+    """Returns for each half of a panel the range of ranks that its columns use: first, and last + 1."""
     halves = columns.view(-1, LANES)
     first = torch.full((len(halves),), torch.iinfo(torch.int32).max)
     end = torch.zeros(len(halves), dtype=torch.int64)

@@ -157,7 +157,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
 
 
 class NativeError(RuntimeError):
-    """A call into the library failed: a defect of this program, or out of memory."""
+    """A call into the library failed, because of a bug in this program or a lack of memory."""
 
 
 class Library:
@@ -219,7 +219,7 @@ class NativeModel:
         bias: int,
         quantized_bytes: int = 0,
     ) -> None:
-        """Sets a weight [out, in] from its packed form (see `packed`), which is read in place and must stay.
+        """Sets a weight [out, in] from its packed form (see `packed`), which is read in place and must stay valid.
 
         `quantized_bytes`: size of the packed form of a weight of 8 or 4 bits; 0 for other weights.
         """
@@ -242,9 +242,9 @@ class NativeModel:
         )
 
     def set_lora(self, slot: int, layer: int, name: str, delta: Lora) -> None:
-        """Sets what the adapter in a slot adds to a matrix. Its memory is read in place and must stay.
+        """Sets the delta of a slot's adapter for a matrix. Its memory is read in place and must stay valid.
 
-        No step may be under way that has tokens of this slot.
+        No step in flight may have tokens with this slot.
         """
         self._library.check("set_lora", self._handle, slot, layer, name.encode(), ctypes.byref(delta))
 
@@ -280,22 +280,22 @@ class NativeModel:
         return self._library.call("prompt_tokens", self._handle)
 
     def reserve(self, tokens: int, logits: int) -> int:
-        """Allocates memory for steps of so many tokens and logits. Returns the bytes that it takes at most."""
+        """Allocates memory for steps with up to this many tokens and logits. Returns an upper bound of its bytes."""
         size = self._library.call("reserve", self._handle, tokens, logits)
         if size < 0:
             raise NativeError(f"reserve: {self._library.error()}")
         return size
 
     def launch(self, step: Step) -> None:
-        """Queues a step behind those under way. The memory that it points to must live until the step is collected."""
+        """Queues a step after those in flight. The memory that it points to must live until the step is collected."""
         self._library.check("launch", self._handle, ctypes.byref(step))
 
     def collect(self) -> None:
-        """Waits for the oldest step under way; other Python threads run meanwhile."""
+        """Waits for the oldest step in flight; other Python threads run meanwhile."""
         self._library.check("collect", self._handle)
 
     def step(self, step: Step) -> None:
-        """Computes one step and waits for it. No other step may be under way."""
+        """Computes one step and waits for it. No other step may be in flight."""
         self.launch(step)
         self.collect()
 

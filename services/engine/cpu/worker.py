@@ -6,7 +6,7 @@
 The library starts the next step as soon as the previous one has ended, and takes greedy tokens directly from the
 previous step. Planning and the handling of results therefore overlap with computation and cost only a share of a core.
 If tokens are sampled in Python, draft tokens are verified or KV blocks are copied, the worker first waits for the steps
-under way.
+in flight.
 
 The worker shares its state table, memory planning and sampler with the torch worker, which runs the models and settings
 that this one cannot (`cannot_serve`). Called by the step loop, from one thread.
@@ -79,7 +79,7 @@ def load_cpu_worker(settings: EngineSettings, model_dir: Path) -> "CpuWorker | N
 
 
 def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
-    """Returns why the C++ worker cannot run this model with these settings; None if it can."""
+    """Returns the reason why the C++ worker cannot run this model with these settings; None if it can."""
     config = read_config(model_dir)
     if not has_family(config):
         return "this architecture runs through transformers"
@@ -174,7 +174,7 @@ class CpuWorker(StepWorker):
         )
 
     def _log_weights(self, form: WeightForm) -> None:
-        """Logs what quantization saves."""
+        """Logs the memory that quantization saves."""
         decoder = self._decoder
         sizes = decoder.quantized_bytes / _MIB, decoder.quantized_from_bytes / _MIB
         logger.info("quantization: %s, weights %.1f MiB instead of %.1f", form.name, *sizes)
@@ -230,7 +230,7 @@ class CpuWorker(StepWorker):
         answer = _Answer(batch, step, self._facts.vocab_size, self._facts.embedding_size, self._embeddings(step))
         self._decoder.model.launch(answer.native(step))
         if batch is not None:
-            # The library computes meanwhile, so that the masks of grammars cost no time of the step.
+            # The library computes meanwhile, so the computation of grammar masks does not lengthen the step.
             batch = self._table.with_adjustments(batch, step.rows, step.offsets)
         places = self._table.reserve(step.rows) if batch is None else step.rows[:0]
         self._under_way.append(_UnderWay(plan, step, answer, batch, places))
@@ -266,18 +266,18 @@ class CpuWorker(StepWorker):
         return self.collect()
 
     def _waits_for_results(self, plan: StepPlan) -> bool:
-        """Whether the steps under way must end before this plan starts.
+        """Whether the steps in flight must end before this plan starts.
 
-        They must if the plan copies blocks, or if the tokens of a step under way are still to be sampled or verified.
+        This is so if the plan copies blocks, or if tokens of a step in flight are still to be sampled or verified.
         """
         return _copies(plan) or self._chooses_here()
 
     def _chooses_here(self) -> bool:
-        """Whether tokens of a step under way will be sampled or verified in Python after the step has ended."""
+        """Whether tokens of a step in flight will be sampled or verified in Python after the step has ended."""
         return any(isinstance(earlier, _UnderWay) and earlier.batch is not None for earlier in self._under_way)
 
     def _landed(self, earlier: "_UnderWay | StepResult") -> StepResult:
-        """Returns the result of a step, the oldest that the library has. Waits for it unless it is a result already."""
+        """Returns the result of the library's oldest step. Waits for the step unless `earlier` is already a result."""
         if isinstance(earlier, StepResult):
             return earlier
         self._decoder.model.collect()
@@ -339,7 +339,7 @@ class _Answer:
         self._log_total = np.empty(count, dtype=np.float32)
 
     def native(self, step: FlatStep) -> Step:
-        """Returns the step as the library takes it. `step` and this object own the memory."""
+        """Returns the step in the library's form. `step` and this object own the memory."""
         return Step(
             len(step.ids),
             len(step.seq_lens),
@@ -393,7 +393,7 @@ def address(array: NDArray[np.generic]) -> int:
 
 
 def rows_with_choice(batch: SamplingBatch) -> NDArray[np.int64]:
-    """Returns the rows that need more than the most likely token and its probability."""
+    """Returns the rows that need more than the most likely token and its log probability."""
     needs_sampling = (batch.temperature >= GREEDY_BELOW) | (batch.num_logprobs > 0)
     needs_sampling[batch.penalised] = True
     needs_sampling[batch.adjusted] = True

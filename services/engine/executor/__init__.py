@@ -6,12 +6,12 @@
 `UniprocExecutor` runs one worker in this process. `MultiprocExecutor` (`multiproc`) sends each plan, which is plain
 data (`services.engine.core.plan`), to several processes, and returns the result of one:
 
-    starting         starts them on this machine, on others, or by Ray (`ray_ranks`)
-    joining          how processes of other machines connect and prove who they are
-    rank_processes   what is known of them here, and a watch over them
-    channel          the messages to them
-    adapter_parts    the parts of adapters among these
-    rank             the program that they run
+    starting         starts the ranks on this machine, on others, or by Ray (`ray_ranks`)
+    joining          how ranks of other machines connect and authenticate
+    rank_processes   the other ranks as the first one sees them; detects when one has ended
+    channel          the messages to the other ranks
+    adapter_parts    messages with parts of adapters
+    rank             the program of the other ranks
 """
 
 from services.engine.executor.interface import Executor

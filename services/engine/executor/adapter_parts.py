@@ -1,7 +1,7 @@
-"""Adapters on their way from the first rank, which reads them, to the others: matrix by matrix, in float32.
+"""Messages that send adapters from the first rank, which reads them, to the others: matrix by matrix, in float32.
 
-Each rank gets its own part (`adapters.shards`) and needs no files. A rank keeps an adapter until the first rank, whose
-sequences refer to it, forgets it. Messages of `channel`, in the order of the plans that use them.
+Each rank gets its own part (`adapters.shards`) and needs no files. A rank keeps an adapter until the first rank tells
+it to drop it. The messages are sent over `channel`, before the plans that use the adapters.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class AdapterMatrix(msgspec.Struct, frozen=True, tag=True):
-    """One matrix of an adapter that `AdapterComplete` completes: `a` [rank, inputs] and `b` [outputs, rank].
+    """One matrix of an adapter, whose last message is `AdapterComplete`: `a` [rank, inputs] and `b` [outputs, rank].
 
     `blocks`: see `adapters.delta.Block`.
     """
@@ -32,7 +32,7 @@ class AdapterMatrix(msgspec.Struct, frozen=True, tag=True):
 
 
 class AdapterComplete(msgspec.Struct, frozen=True, tag=True):
-    """All matrices of an adapter are sent: keep it. `virtual`: vectors of a prompt adapter, [num_virtual, hidden]."""
+    """All matrices of an adapter have been sent. `virtual`: vectors of a prompt adapter, [num_virtual, hidden]."""
 
     version: str
     rank: int
@@ -41,7 +41,7 @@ class AdapterComplete(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForgetAdapter(msgspec.Struct, frozen=True, tag=True):
-    """No sequence refers to an adapter any more."""
+    """Tells a rank to drop an adapter, which no sequence uses any more."""
 
     version: str
 
@@ -50,7 +50,7 @@ AdapterMessage = AdapterMatrix | AdapterComplete | ForgetAdapter
 
 
 def messages_of(weights: "AdapterWeights") -> Iterator[AdapterMessage]:
-    """Yields the messages that bring a rank its part of an adapter."""
+    """Yields the messages that send a rank its part of an adapter."""
     for (layer, name), delta in weights.deltas.items():
         blocks = tuple((b.row, b.row_end, b.rank, b.rank_end) for b in delta.blocks)
         a, b = _packed(delta.a), _packed(delta.b)
@@ -63,7 +63,7 @@ def messages_of(weights: "AdapterWeights") -> Iterator[AdapterMessage]:
 
 
 class AdapterReceiver:
-    """Takes an adapter's messages on a rank. `library`: that of its worker."""
+    """Receives an adapter's messages on a rank. `library`: that of its worker."""
 
     def __init__(self, library: "AdapterLibrary") -> None:
         self._library = library

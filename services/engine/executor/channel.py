@@ -1,8 +1,8 @@
 """Messages between the first rank of an engine and its other ranks: length-prefixed msgpack over a socket.
 
 The socket is one of a pair between processes of one machine, and a TCP connection between machines (`joining`). The
-first rank sends where the ranks meet, then plans, grammars, adapters and embeddings of pictures; the others answer each
-plan with a digest of their result. Blocking; used by `multiproc` and `rank`.
+first rank sends the address at which the ranks meet, then plans, grammars, adapters and embeddings of images; the
+others answer each plan with a digest of their result. Blocking; used by `multiproc` and `rank`.
 """
 
 import contextlib
@@ -25,30 +25,30 @@ T = TypeVar("T")
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Meet the other ranks and load the model with room for `max_num_seqs` sequences, hidden ones included."""
+    """Command: meet the other ranks, and load the model for `max_num_seqs` sequences, hidden ones included."""
 
     meeting: Meeting
     max_num_seqs: int
 
 
 class RunPlan(msgspec.Struct, frozen=True, tag=True):
-    """Carry out a plan."""
+    """Command: run a plan."""
 
     plan: StepPlan
 
 
 class Collect(msgspec.Struct, frozen=True, tag=True):
-    """Collect the oldest plan that the first rank has not collected yet, unless this was done before."""
+    """Command: collect the oldest plan that the first rank has not collected yet, unless it is already collected."""
 
 
 class CompileGrammar(msgspec.Struct, frozen=True, tag=True):
-    """Compile a grammar, for sequences of later plans."""
+    """Command: compile a grammar, for sequences of later plans."""
 
     grammar: Grammar
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded. `configuration` and `content`: see `EngineFacts`; they are the same on every rank."""
+    """Reply: the model is loaded. `configuration` and `content`: see `EngineFacts`; they are the same on every rank."""
 
     num_blocks: int
     configuration: str
@@ -56,7 +56,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True):
-    """A plan has been carried out."""
+    """Reply: a plan has been computed."""
 
     step: int
     digest: bytes
@@ -67,13 +67,14 @@ Reply = Loaded | Computed
 
 
 class ChannelClosed(EOFError):
-    """The other process has ended."""
+    """Raised if the other process has ended."""
 
 
 class Channel:
     """One end of a connected socket.
 
-    A message of more than MESSAGE_BYTES_MAX bytes, or one that is no command or reply, is as bad as a closed channel.
+    A message of more than MESSAGE_BYTES_MAX bytes, or one that is neither a command nor a reply, is treated like a
+    closed channel.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -97,12 +98,12 @@ class Channel:
         return self._decoded(self._replies)
 
     def hang_up(self) -> None:
-        """Ends the connection, from any thread: who waits for a message gets ChannelClosed."""
+        """Ends the connection, from any thread. A thread that waits for a message gets ChannelClosed."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Closes this end; the other process ends."""
+        """Closes this end, which makes the other process exit."""
         self.socket.close()
 
     def _decoded(self, decoder: "msgspec.msgpack.Decoder[T]") -> T:

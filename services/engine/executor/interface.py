@@ -19,7 +19,8 @@ class Executor(Protocol):
 
         1 means that each step is computed before the next is planned. With more, the next step is planned while the
         device computes; `has_room` may still be False below the maximum. With several pipeline stages
-        (`EngineFacts.num_stages`) it is their number, and the plans in flight are computed at the same time.
+        (`EngineFacts.num_stages`) the maximum is the number of stages, and the plans in flight are computed at the same
+        time.
         """
         ...
 
@@ -32,7 +33,10 @@ class Executor(Protocol):
         ...
 
     def launch(self, plan: StepPlan) -> None:
-        """Starts a plan, which must not be empty. If it raises, the device's state is lost and the engine must end."""
+        """Starts a plan, which must not be empty.
+
+        If it raises, the state of the device is undefined and the engine must end.
+        """
         ...
 
     def collect(self) -> StepResult:
@@ -42,7 +46,7 @@ class Executor(Protocol):
     def compile_grammar(self, grammar: Grammar) -> None:
         """Compiles a grammar before a sequence that has it is scheduled. May be called on any thread.
 
-        Raises ServiceError if the grammar or the model's lack of a tokenizer does not allow it.
+        Raises ServiceError if the grammar is invalid or the model has no tokenizer.
         """
         ...
 
@@ -56,14 +60,14 @@ class Executor(Protocol):
         ...
 
     def watch(self, wake: Callable[[], None]) -> None:
-        """Sets what is called, on any thread, when `check` would raise, so that an idle engine ends too."""
+        """Sets a callback that is called, on any thread, when `check` would raise, so that an idle engine ends too."""
         ...
 
     def check(self) -> None:
         """Raises RuntimeError if no plan can be computed any more. Cheap; called before each step."""
 
     def weight_memory(self) -> list[WeightMemory]:
-        """Returns the weights in this process's memory, which do not change until `close`; a part of them, or none."""
+        """Returns weights in this process's memory, which do not change until `close`: all, a part of them, or none."""
         ...
 
     def close(self) -> None:

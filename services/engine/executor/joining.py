@@ -1,4 +1,4 @@
-"""How ranks of other machines reach the first rank: a TCP connection on which both sides prove that they have the key.
+"""How ranks of other machines connect to the first rank: over TCP, with mutual authentication by a shared key.
 
     first rank                                        other rank
     Challenge(nonce)              ->
@@ -7,9 +7,9 @@
                                   <-  Offer(settings)
     Refused(reason) or nothing    ->
 
-A proof is an HMAC-SHA256 over both nonces, so neither side can be answered with what it has sent itself. The key is
-never sent. Then the connection is a `Channel`. It is not encrypted, like torch.distributed's own connections: machines
-need a network of their own. Messages are small and bounded.
+A proof is an HMAC-SHA256 over both nonces, so a proof cannot be reflected to its sender. The key is never sent. Then
+the connection is a `Channel`. It is not encrypted, like torch.distributed's own connections, so the machines need a
+private network. Messages are small and bounded.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ NONCE_BYTES, FRAME_BYTES_MAX = 32, 256 * 1024
 HANDSHAKE_S, CONNECT_S, RETRY_S, REMINDER_S = 5.0, 5.0, 1.0, 30.0
 _KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 _UNANSWERED_MS = 8_000
-"""A machine that answers nothing for about this long is dead."""
+"""A machine that has not answered for about this long is considered dead."""
 _OWN = frozenset({item.name for item in fields(BusSettings)}) | {
     "model", "tokenizer", "download_dir", "threads", "node_rank", "master_port", "cluster_key_file", "kv_host",
     "kv_bind", "max_num_seqs",
 }  # fmt: skip
-"""Settings that may differ between machines: places of files, and what the first rank alone reads, or tells."""
+"""Settings that may differ between machines: file paths, and settings that only the first rank uses."""
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -63,13 +63,13 @@ class _Offer(msgspec.Struct, frozen=True, tag=True):
 
 
 class _Verdict(msgspec.Struct, frozen=True, tag=True):
-    """`refused`: why the rank cannot take part; empty if it does."""
+    """`refused`: the reason for refusing the rank; empty if it is accepted."""
 
     refused: str
 
 
 class JoinRefused(Exception):
-    """The first rank does not take this one; the message says why, for the user."""
+    """The first rank refuses this one; the message tells the user why."""
 
 
 class Listener:
@@ -96,8 +96,8 @@ class Listener:
     ) -> dict[int, socket.socket]:
         """Waits until all ranks have joined, and returns their connections.
 
-        `wanted` has a place for each rank, for messages. `check` is called about every second; it may raise to end the
-        waiting.
+        `wanted` maps each expected rank to its machine, for messages. `check` is called about every second; it may
+        raise to end the wait.
         """
         joined: dict[int, socket.socket] = {}
         reminded_at = time.monotonic()
@@ -123,7 +123,10 @@ class Listener:
         self._socket.close()
 
     def _accept(self, joined: dict[int, socket.socket], wanted: Collection[int], settings: EngineSettings) -> None:
-        """Takes one connection, if there is one within RETRY_S. A rank that joins again replaces its former self."""
+        """Accepts one connection, if there is one within RETRY_S.
+
+        If a rank joins again, it replaces its former connection.
+        """
         self._socket.settimeout(RETRY_S)
         try:
             end, (address, *_) = self._socket.accept()
@@ -163,7 +166,7 @@ class Listener:
 def join(address: str, port: int, rank: int, settings: EngineSettings, key: bytes, *, tries: int = 0) -> socket.socket:
     """Connects to the first rank, and returns the connection. Waits for it, or tries `tries` times if that is not 0.
 
-    Raises JoinRefused if the first rank does not take this one, and ConnectionError after the last try.
+    Raises JoinRefused if the first rank refuses this one, and ConnectionError after the last try.
     """
     told, attempt = "", 0
     while True:
@@ -194,7 +197,7 @@ def join(address: str, port: int, rank: int, settings: EngineSettings, key: byte
 
 
 def prepare(end: socket.socket) -> None:
-    """Makes a connection blocking, sends small messages at once, and notices a machine that does not answer."""
+    """Configures a connection: blocking, no delay for small messages, keep-alives that detect a dead machine."""
     end.settimeout(None)
     if end.family not in (socket.AF_INET, socket.AF_INET6):
         return
@@ -206,7 +209,7 @@ def prepare(end: socket.socket) -> None:
 
 
 def difference(version: str, theirs: Mapping[str, str], settings: EngineSettings) -> str:
-    """Returns in what another rank differs from this one so that they cannot compute together; empty if in nothing."""
+    """Returns the difference because of which another rank cannot compute with this one; empty if there is none."""
     if version != __version__:
         return f"it has version {version}, and the first machine {__version__}; install the same"
     for name, value in offered(settings).items():
@@ -253,7 +256,7 @@ def _remind(wanted: Mapping[int, str]) -> None:
 
 
 def _has_ended(end: socket.socket) -> bool:
-    """Whether the other side of a connection that has nothing to say yet has closed it."""
+    """Whether the other side has closed a connection on which it has sent nothing yet."""
     end.setblocking(False)
     try:
         return not end.recv(1, socket.MSG_PEEK)

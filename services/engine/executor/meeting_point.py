@@ -1,4 +1,4 @@
-"""What starting the ranks gives, and the first rank's listening socket at which those of several machines meet."""
+"""The started ranks of an engine, and the first rank's listening socket at which ranks of several machines meet."""
 
 import socket
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from services.engine.parallel.meeting import Meeting
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The other ranks, which load their parts of the model, and the first rank's way to them.
+    """The other ranks, which are loading their parts of the model, and the first rank's communicator.
 
     `listener` must stay open until all ranks have met. `release` is to be called when all ranks have ended.
     """

@@ -1,11 +1,11 @@
 """An executor with several processes, each of which computes a part of the model.
 
 The first rank's worker runs in this process, the others in processes of their own (`rank`), on this machine or others
-(`starting`). Each plan is sent to all ranks, whose workers meet in the sums and hidden states that they exchange; the
-first rank's result is returned. With pipeline stages, as many plans as stages are in flight, each in another stage; all
-ranks launch and collect them in the first rank's order (`rank`). Every rank samples by itself: their results must be
-equal, which is checked after each step. If a rank ends or differs, the engine ends, and its sequences continue on
-another one.
+(`starting`). Each plan is sent to all ranks. Their workers exchange partial sums and hidden states; the first rank's
+result is returned. With pipeline stages, as many plans as stages are in flight, each in another stage; all ranks launch
+and collect them in the first rank's order (`rank`). Every rank samples the tokens itself; after each step it is checked
+that all results are equal. If a rank ends or its result differs, the engine ends, and its sequences continue on another
+engine.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ class MultiprocExecutor:
         self._local, self._communicator, self._ranks = UniprocExecutor(worker), communicator, ranks
         self._settings, self._release = settings, release
         self._first_stage = ranks[: settings.tensor_parallel_size - 1]
-        """The other ranks that look tokens up."""
+        """The other ranks of the first stage, which compute the token embeddings."""
         self._sending = threading.Lock()
         self._forgotten: deque[str] = deque()
-        """Versions of adapters that nothing refers to any more and that the other ranks still have."""
+        """Versions of adapters that are no longer used but that the other ranks still have."""
         if self._local.adapters is not None:
             self._local.adapters.share = self._share
         self._failure = ""
-        """Why the engine must end, as soon as a rank has ended."""
+        """The reason why the engine must end; set when a rank has ended."""
         self._wake: Callable[[], None] = lambda: None
         self.facts, self.has_room = self._local.facts, self._local.has_room
         self._watch = RankWatch(ranks, self._ended)
@@ -129,7 +129,7 @@ class MultiprocExecutor:
         return result
 
     def compile_grammar(self, grammar: Grammar) -> None:
-        """See Executor. A grammar that cannot be compiled is refused here; the other ranks pass over it."""
+        """See Executor. A grammar that cannot be compiled is refused here; the other ranks ignore it."""
         self._local.compile_grammar(grammar)
         self._send(CompileGrammar(grammar))
 
@@ -145,7 +145,7 @@ class MultiprocExecutor:
         return self._local.adapters
 
     def _share(self, loaded: LoadedAdapter, weights: AdapterWeights) -> None:
-        """Sends the other ranks their parts of an adapter. They keep it until nothing here refers to `loaded`."""
+        """Sends the other ranks their parts of an adapter. They keep it until `loaded` is no longer referenced here."""
         from services.engine.adapters.shards import local_adapter
 
         for rank, shard in zip(self._ranks, self._shards[1:], strict=True):
@@ -184,10 +184,13 @@ class MultiprocExecutor:
         return [Shard.of_rank(number, tp_size, pp_size) for number in range(tp_size * pp_size)]
 
     def _send(self, message: Command, ranks: Sequence[Rank] | None = None) -> None:
-        """Sends a message to some of the other ranks, by default to all, behind what is still to be forgotten."""
+        """Sends a message to some of the other ranks, by default to all.
+
+        Pending `ForgetAdapter` messages are sent first.
+        """
         # Grammars are compiled and adapters are read on other threads than plans are launched on.
         with self._sending:
-            # An adapter is forgotten before it can be sent again, and behind all plans that use it.
+            # An adapter is dropped before it can be sent again, and after all plans that use it.
             while self._forgotten:
                 self._tell(ForgetAdapter(self._forgotten.popleft()), self._ranks)
             self._tell(message, self._ranks if ranks is None else ranks)
@@ -200,7 +203,10 @@ class MultiprocExecutor:
                 raise RankFailed(rank.ended()) from error
 
     def _ended(self, how: str) -> None:
-        """Called on the watch's thread: a step that waits for the rank ends, and so does the engine."""
+        """Called on the watch's thread when a rank has ended.
+
+        Ends a step that waits for this rank, and then the engine.
+        """
         logger.error("%s: the engine ends", how)
         self._failure = how
         self._communicator.hang_up()

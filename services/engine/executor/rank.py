@@ -1,8 +1,8 @@
-"""The process of one rank: loads its part of the model and carries out the plans that the first rank sends.
+"""The process of one rank: loads its part of the model and runs the plans that the first rank sends.
 
 Started with the engine's settings as flags: by `rank_processes` on the engine's machine, by `antiphon serve` on other
-machines, by an actor of Ray elsewhere. It ends when the first rank closes the channel, also by dying, and when an
-exchange with another rank fails.
+machines, by an actor of Ray elsewhere. It ends when the first rank closes the channel or dies, and when communication
+with another rank fails.
 """
 
 import argparse
@@ -46,12 +46,14 @@ logger = logging.getLogger(__name__)
 
 FAILED, IMPOSSIBLE = 1, 78
 LEAVE_S = 2.0
-"""Seconds that a rank has to end after the first rank, before it ends in the middle of an exchange."""
+"""Seconds that a rank has to end after the first rank has ended. Then it exits even in the middle of a collective
+operation.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSettings(EngineSettings):
-    """The engine's settings and this process's place."""
+    """The engine's settings and the number of this rank."""
 
     rank: int = flag(0, "number of this rank", group="rank")
     channel: int = flag(-1, "inherited socket to the first rank (default: it is at --head)", group="rank")
@@ -61,8 +63,8 @@ class RankSettings(EngineSettings):
 
 
 def load(settings: EngineSettings, rank: int, meeting: Meeting) -> "tuple[ModelWorker, TorchCommunicator]":
-    """Meets the other ranks and returns a worker with this rank's part of the model, and the way to the others."""
-    # Imported here because a rank that waits for another machine needs no torch yet.
+    """Meets the other ranks. Returns a worker with this rank's part of the model, and the communicator."""
+    # Imported here because a rank that still waits for another machine does not need torch yet.
     from services.engine.parallel.communicator import TorchCommunicator
     from services.engine.parallel.shard import Shard
     from services.engine.worker.load import choose_device, load_worker
@@ -77,11 +79,11 @@ def load(settings: EngineSettings, rank: int, meeting: Meeting) -> "tuple[ModelW
 
 
 def serve(executor: UniprocExecutor, channel: Channel, plans_max: int) -> None:
-    """Carries out commands, one after the other, until the channel closes.
+    """Executes commands in order until the channel closes.
 
     `plans_max`: how many plans this rank may have in flight, which is the number of pipeline stages from its own to the
-    last one. With as many, it collects the oldest at once: the last stage has computed that one by then, and what the
-    stages before this one need to go on does not depend on it. Otherwise it collects when the first rank does.
+    last one. With this number in flight, it collects the oldest plan immediately: the last stage has computed that plan
+    by then, and earlier stages do not wait for it. Otherwise it collects when the first rank does.
     """
     adapters = None if executor.adapters is None else AdapterReceiver(executor.adapters)
     embeddings = EmbeddingsReceiver()
@@ -95,7 +97,7 @@ def serve(executor: UniprocExecutor, channel: Channel, plans_max: int) -> None:
             try:
                 executor.compile_grammar(command.grammar)
             except ServiceError as error:
-                # The first rank has refused the request for the same reason.
+                # Ignored here: the first rank has refused the request for the same reason.
                 logger.debug("grammar refused: %s", error)
             continue
         if isinstance(command, AdapterMessage):
@@ -121,7 +123,7 @@ def serve(executor: UniprocExecutor, channel: Channel, plans_max: int) -> None:
 def main(argv: list[str], key: bytes | None = None) -> int:
     """Runs the rank and returns the exit code. `key`: for joining (default: that of `--cluster-key-file`).
 
-    AGAIN means that the first rank has ended, so that the rank is to be started again and wait for it.
+    The exit code AGAIN means that the first rank has ended; the rank should be restarted and wait for it.
     """
     parser = argparse.ArgumentParser(prog="rank", allow_abbrev=False)
     add_flags(parser, RankSettings)
@@ -147,11 +149,11 @@ def main(argv: list[str], key: bytes | None = None) -> int:
 
 
 def _computed(settings: RankSettings, channel: Channel, meeting: Meeting) -> int:
-    """Loads the model and carries out plans until the channel closes. Returns the exit code."""
+    """Loads the model and runs plans until the channel closes. Returns the exit code."""
     try:
         worker, ranks = load(settings, settings.rank, meeting)
     except (SettingsError, ServiceError) as error:
-        # The first rank says the same of the same model.
+        # The first rank reports the same error for the same model.
         logger.error("%s", error)
         return IMPOSSIBLE
     except RuntimeError as error:
@@ -182,7 +184,7 @@ def _channel(settings: RankSettings, key: bytes | None) -> Channel:
 
 
 def _leave_with(channel: Channel) -> None:
-    """Ends this process a little after the first rank has, even if an exchange waits for another rank."""
+    """Ends this process shortly after the first rank has ended, even during a collective operation."""
     poll = select.poll()
     poll.register(channel.socket.fileno(), select.POLLRDHUP)
     poll.poll()

@@ -1,8 +1,8 @@
-"""The blocks of an engine whose ranks each have a part of every block, as whole blocks of the common layout.
+"""Access to the KV blocks of an engine with several ranks: joins the ranks' parts to whole blocks of the common layout.
 
-A rank has the layers of its pipeline stage and its share of the key heads. The first rank reads and writes the parts of
-the others over a socket pair to each, beside the channel of plans, so that transfers do not wait for steps. Only
-between processes of one machine.
+A rank has the layers of its pipeline stage and its share of the key-value heads. The first rank reads and writes the
+parts of the others over a separate socket pair to each, so that transfers do not wait for steps. Works only between
+processes of one machine.
 
     first rank                                      other rank
     ReadBlock(block, num_tokens)        ->
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReadBlock(msgspec.Struct, frozen=True, tag=True):
-    """Answer with the first tokens of a block of the KV cache."""
+    """Asks a rank for its part of the first tokens of a block of the KV cache."""
 
     block: int
     num_tokens: int
@@ -59,7 +59,7 @@ class Part:
 def parts_of(
     whole: DecoderDescription, shards: Sequence[Shard], ends: Sequence[socket.socket | None]
 ) -> Iterator[Part]:
-    """Yields the part of each rank, in the order of the ranks. Ranks may share a key head."""
+    """Yields the part of each rank, in the order of the ranks. Ranks may share a key-value head."""
     for shard, end in zip(shards, ends, strict=True):
         layers, heads = shard.layers(whole.num_layers), local_kv_heads(whole, shard)
         yield Part(slice(layers.start, layers.stop), slice(heads.start, heads.stop), end)
@@ -101,7 +101,7 @@ class RankMemory:
 
 
 def serve_blocks(memory: KvMemory, end: socket.socket) -> None:
-    """Another rank's side: answers until the connection ends. Runs on a thread of its own."""
+    """The other ranks' side: answers requests until the connection ends. Runs on a separate thread."""
     decoder = msgspec.msgpack.Decoder(ReadBlock | WriteBlock)
     while True:
         try:

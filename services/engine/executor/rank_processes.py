@@ -1,7 +1,7 @@
-"""The other ranks of an engine, as its first rank sees them, and a watch over them.
+"""The other ranks of an engine, as its first rank sees them, and a watch that detects their end.
 
-A rank is a process that this one has started, or one of another machine that has joined. `RankWatch` notices that a
-rank has ended although nothing is being sent to it.
+A rank is a process that this one has started, or one of another machine that has joined. `RankWatch` detects the end of
+a rank even while no message is sent to it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _ENDED = select.POLLHUP | select.POLLERR | select.POLLRDHUP | select.POLLNVAL
 
 
 class RankFailed(RuntimeError):
-    """A rank has ended or computed something else. The engine must end."""
+    """Raised if a rank has ended or its result differs. The engine must end."""
 
 
 class Rank(Protocol):
@@ -35,7 +35,7 @@ class Rank(Protocol):
     """Connection for reading and writing its KV (`rank_memory`); None if it is on another machine."""
 
     def ended(self) -> str:
-        """Returns a sentence that this rank has ended, and how if that is known."""
+        """Returns a sentence that says that this rank has ended, and how if that is known."""
         ...
 
     def close(self) -> None:
@@ -43,7 +43,7 @@ class Rank(Protocol):
         ...
 
     def kill(self) -> None:
-        """Ends the rank at once, whatever it does."""
+        """Ends the rank immediately."""
         ...
 
 
@@ -93,7 +93,7 @@ class LocalRank:
 
 
 class JoinedRank:
-    """A process that has joined from another machine. It ends when the connection does."""
+    """A process that has joined from another machine. It exits when the connection ends."""
 
     def __init__(self, number: int, place: str, end: socket.socket) -> None:
         self.number, self.channel, self._place = number, Channel(end), place
@@ -113,7 +113,7 @@ class JoinedRank:
 
 
 class RankWatch:
-    """Calls `on_end` with a sentence, once and on a thread of its own, when a rank has ended."""
+    """Calls `on_end` with a sentence, once and on a separate thread, when a rank has ended."""
 
     def __init__(self, ranks: Sequence[Rank], on_end: Callable[[str], None]) -> None:
         self._ranks = {rank.channel.socket.fileno(): rank for rank in ranks}

@@ -1,7 +1,7 @@
 """The other ranks as actors of Ray, on any machine of a Ray cluster: Ray chooses the machines, starts and watches them.
 
-The ranks join the first one over TCP like those of other machines (`joining`), with a key made for this engine. Plans,
-sums and hidden states do not pass through Ray. Imports ray, which is not always installed.
+The ranks join the first one over TCP like those of other machines (`joining`), with a key created for this engine.
+Plans, partial sums and hidden states do not pass through Ray. Imports ray, which is an optional dependency.
 """
 
 import logging
@@ -32,19 +32,19 @@ from shared.distributed.world import RAY_ADDRESS, world_size
 logger = logging.getLogger(__name__)
 
 START_S, NOTICE_S = 600.0, 30.0
-"""Longest wait for the cluster's resources and for an actor, and the interval of messages meanwhile, in seconds."""
+"""Maximum wait for the cluster's resources and for an actor, and the interval of log messages meanwhile, in seconds."""
 _JOIN_TRIES = 60
 _OBJECTS_BYTES = 80 * 2**20
-"""Object store of a cluster that is started here; nothing is put into it."""
+"""Size of the object store of a cluster that is started here. It is not used."""
 _HERE = 0.001
-"""Share of the resource of this machine's name, which binds the first rank's place to it."""
+"""Amount of this node's own resource that is requested to place the first rank on this node."""
 
 
 class RankActor:
     """Runs one rank within a worker process of Ray."""
 
     def place(self) -> tuple[str, str, list[str]]:
-        """Returns the id and address of the node, and the GPUs that Ray gave to this actor."""
+        """Returns the id and address of the node, and the GPUs that Ray assigned to this actor."""
         context = ray.get_runtime_context()
         gpus = [str(each) for each in context.get_accelerator_ids().get("GPU", [])]
         return context.get_node_id(), ray.util.get_node_ip_address(), gpus
@@ -78,7 +78,7 @@ class RayRank(JoinedRank):
 
 
 def ray_ranks(settings: EngineSettings) -> Started:
-    """Starts the other ranks. Raises SettingsError if there is no such cluster, RankFailed if a rank cannot start."""
+    """Starts the other ranks. Raises SettingsError if the cluster does not exist, RankFailed if a rank cannot start."""
     own_cluster = connect()
     group: PlacementGroup | None = None
     try:
@@ -122,7 +122,7 @@ def connect() -> bool:
 
 
 def _check_reachable(address: str) -> None:
-    """Raises RankFailed if nothing listens at an address, which Ray itself would try for minutes."""
+    """Raises RankFailed if nothing listens at an address; Ray itself would retry for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
@@ -131,7 +131,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _reserve(settings: EngineSettings, address: str) -> PlacementGroup:
-    """Returns places for all ranks, the first one's on this machine. Raises RankFailed if there are not enough."""
+    """Reserves resources for all ranks, the first on this machine. Raises RankFailed if there are not enough."""
     kind = "CPU" if settings.device == "cpu" or not ray.cluster_resources().get("GPU") else "GPU"
     size = world_size(settings)
     bundles: list[dict[str, float]] = [{kind: 1.0} for _ in range(size)]
@@ -153,7 +153,7 @@ def _start(settings: EngineSettings, address: str, group: PlacementGroup, releas
     on_gpu = "GPU" in bundles[0]
     options = {"num_cpus": 0, "num_gpus": 1} if on_gpu else {"num_cpus": 1, "num_gpus": 0}
     kind = ray.remote(RankActor)
-    # The actor of the first rank only holds its place: that rank is this process.
+    # The actor of the first rank only holds the reservation: the first rank is this process.
     actors = [
         kind.options(
             **options, scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number)
@@ -175,7 +175,7 @@ def _start(settings: EngineSettings, address: str, group: PlacementGroup, releas
     ranks: list[Rank] = []
     for number, place in wanted.items():
         rank = RayRank(number, place, joined[number], actors[number], running[number - 1])
-        # Ray shows an actor only its own GPU, which is the first one there.
+        # Ray shows an actor only its own GPU, which has the number 0 there.
         theirs = replace(meeting, listener=-1, address=place, local_size=on_node[places[number][0]])
         rank.channel.send(Start(theirs, settings.max_num_seqs))
         ranks.append(rank)
@@ -185,7 +185,7 @@ def _start(settings: EngineSettings, address: str, group: PlacementGroup, releas
 
 
 def _own_gpu(given: Sequence[str]) -> int:
-    """Returns the number, among the GPUs that this process sees, of the one that Ray gave to the first rank."""
+    """Returns the index, among this process's GPUs, of the GPU that Ray assigned to the first rank."""
     if not given:
         return 0
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -205,7 +205,7 @@ def _check(running: Sequence[Any]) -> None:
 
 
 def _outcome(running: Any) -> str:
-    """Returns what Ray knows of the end of an actor, as the end of a sentence."""
+    """Returns Ray's reason for the end of an actor, as the last part of a sentence."""
     try:
         return f" (exit code {ray.get(running, timeout=1.0)})"
     except ray.exceptions.GetTimeoutError:

@@ -1,4 +1,4 @@
-"""Starts the ranks of an engine, on this machine, on several, or by Ray, and tells them where they meet."""
+"""Starts the ranks of an engine, on this machine, on several, or by Ray, and tells them where to meet."""
 
 import contextlib
 import logging
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def started_ranks(settings: EngineSettings) -> Iterator[Started]:
-    """Starts the other ranks, and kills them if the block raises. The block must last until all have loaded the model.
+    """Starts the other ranks; kills them if the block raises. The block must last until all have loaded the model.
 
     Raises SettingsError or ServiceError for settings that cannot work, RankFailed if a rank ends.
     """

@@ -1,4 +1,4 @@
-"""An executor with one worker in this process, which gets the plans by direct calls."""
+"""An executor with one worker in this process, called directly."""
 
 from collections import deque
 from collections.abc import Callable
@@ -77,7 +77,7 @@ class UniprocExecutor:
         return self.worker.adapters if isinstance(self.worker, AdapterWorker) else None
 
     def watch(self, wake: Callable[[], None]) -> None:
-        """See Executor. Nothing here can end without this process."""
+        """See Executor. The callback is not needed: the worker is in this process."""
 
     def check(self) -> None:
         """See Executor."""

@@ -1,9 +1,9 @@
 """Transfers of KV blocks between engines: the half that moves bytes. The scheduler's half is `core.kv.kv_transfer`.
 
-layout       the form in which blocks travel, whatever the backend
+layout       the transfer layout of a block, independent of the backend
 wire         the messages on a connection
-channel      a connection: messages with their blocks, and shared memory between engines of one machine
+channel      a connection for messages and blocks, and shared memory between engines of one machine
 sender       the blocks that this engine has computed for others
 receiver     one load: fetches blocks, checks them, writes them to host blocks
-connector    both, on a thread with an event loop of its own; what the step loop uses
+connector    the interface for the step loop: runs sender and receivers on a separate thread
 """

@@ -18,9 +18,9 @@ from shared import limits
 SHARED_DIRECTORY = Path("/dev/shm")
 _PREFIX = "antiphon-kv-"
 STALE_S = 60.0
-"""Age in seconds from which a name is one that a killed process has left."""
+"""Age in seconds from which a name of shared memory is considered left over by a killed process."""
 MARK_BYTES = 64
-"""Bytes at the beginning of shared memory that hold the transfer's name."""
+"""Number of bytes at the beginning of shared memory, for the transfer's name."""
 
 
 class Closed(ConnectionError):
@@ -50,7 +50,7 @@ class Channel:
         return decode(await self._exactly(length))
 
     async def receive_into(self, out: Bytes, timeout_s: float) -> None:
-        """Fills `out`, which must be contiguous. Raises OSError, TimeoutError if nothing comes for `timeout_s`."""
+        """Fills `out`, which must be contiguous. Raises OSError; TimeoutError if nothing arrives for `timeout_s`."""
         loop, rest = asyncio.get_running_loop(), out.data.cast("B")
         while rest:
             async with asyncio.timeout(timeout_s):
@@ -65,7 +65,7 @@ class Channel:
         return self._sock.getsockname()[0] == self._sock.getpeername()[0]
 
     def close(self) -> None:
-        """Closes the connection. Harmless when repeated."""
+        """Closes the connection. Idempotent."""
         self._sock.close()
 
     async def _exactly(self, count: int) -> bytes:
@@ -80,7 +80,10 @@ class Channel:
 
 
 async def connect(address: str) -> Channel:
-    """Connects to `host:port`. Raises OSError, TimeoutError after `KV_CONNECT_S`, or ValueError for no address."""
+    """Connects to `host:port`.
+
+    Raises OSError, TimeoutError after `KV_CONNECT_S`, or ValueError for an invalid address.
+    """
     host, _, port = address.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -112,7 +115,7 @@ class SharedMemory:
         size = MARK_BYTES + num_places * place_bytes
         file, path = tempfile.mkstemp(prefix=_PREFIX, dir=SHARED_DIRECTORY)
         try:
-            # Takes the memory now: a lack of it would otherwise end the process when it writes.
+            # Allocate the memory now: otherwise a lack of memory would kill the process when it writes.
             os.posix_fallocate(file, 0, size)
             os.pwrite(file, mark.encode(), 0)
             return cls(file, num_places, place_bytes), Path(path).name
@@ -124,7 +127,7 @@ class SharedMemory:
 
     @classmethod
     def open(cls, name: str, mark: str, num_places: int, place_bytes: int) -> "SharedMemory | None":
-        """Returns the memory that another process has created; None if it is not there or has another mark or size."""
+        """Returns the memory that another process has created; None if it is missing or has another mark or size."""
         if not name.startswith(_PREFIX) or "/" in name:
             return None
         try:
@@ -148,12 +151,12 @@ class SharedMemory:
         return self._bytes[start : start + num_bytes]
 
     def close(self) -> None:
-        """Gives the memory back, when nobody uses a place any more."""
+        """Unmaps the memory. No place may be in use."""
         del self._bytes, self._map
 
 
 def forget_stale() -> None:
-    """Removes names that killed processes of this user have left. A live transfer needs its name only for a moment."""
+    """Removes names left over by killed processes of this user. A live transfer needs its name only briefly."""
     oldest = time.time() - STALE_S
     for path in SHARED_DIRECTORY.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):

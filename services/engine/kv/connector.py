@@ -1,8 +1,8 @@
-"""What the step loop uses to exchange KV with other engines: the sender and the receivers, on a thread of their own.
+"""Exchanges KV with other engines, for the step loop: runs the sender and the receivers on a separate thread.
 
-`start_load` passes on what the scheduler's half wants (`core.kv.kv_transfer`); `finished` returns what has happened
-since. The step thread never waits for a transfer. If the thread here fails, all loads end, so that no sequence waits
-for it.
+`start_load` passes the commands of the scheduler's half (`core.kv.kv_transfer`) to the thread; `finished` returns the
+events since the last call. The step thread never waits for a transfer. If the thread fails, all loads end, so that no
+sequence waits forever.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class KvConnector:
     """The transfers of one engine. `wake` is called, on another thread, when `finished` has something to return.
 
     `host` is the address at which other engines find this one, and `bind` the address to listen on; None: nothing is
-    sent. `content` is this engine's `EngineFacts.content`: KV of other weights is neither sent nor taken. Raises
+    sent. `content` is this engine's `EngineFacts.content`: KV of other weights is neither sent nor accepted. Raises
     SettingsError if it cannot listen there.
     """
 
@@ -52,7 +52,7 @@ class KvConnector:
         self._wake = wake
         self._results: deque[KvLoaded | KvReleased] = deque()
         self._waiting: set[str] = set()
-        """Loads that have been ordered and have not ended. Used under the lock."""
+        """Loads that were started and have not ended. Protected by the lock."""
         self._lock = threading.Lock()
         self._failed = False
         self._loop = asyncio.new_event_loop()
@@ -70,7 +70,7 @@ class KvConnector:
     # --- called on the step thread ---
 
     def start_load(self, meta: KvMeta) -> None:
-        """Begins and stops what the scheduler's half wants. Returns at once."""
+        """Begins and stops transfers as commanded. Returns at once."""
         with self._lock:
             if not self._failed:
                 self._waiting.update(order.transfer_id for order in meta.loads)
@@ -108,7 +108,7 @@ class KvConnector:
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._serve())
-        except Exception:  # whatever it is, no sequence may wait for a thread that has ended
+        except Exception:  # for any error, because no sequence may wait for a thread that has ended
             log.critical("transfers of KV have failed: every prompt is computed here from now on", exc_info=True)
         finally:
             self._fail()
@@ -159,7 +159,7 @@ class KvConnector:
         for order in meta.loads:
             task = self._loop.create_task(self._load(order))
             self._loads[order.transfer_id] = task
-            # A callback, because a task that is cancelled before it has begun runs no code of its own.
+            # A callback, because a task that is cancelled before it starts runs none of its own code.
             task.add_done_callback(partial(self._loaded, order.transfer_id))
         for transfer_id in meta.cancelled:
             if (task := self._loads.get(transfer_id)) is not None:
@@ -170,7 +170,7 @@ class KvConnector:
             return await load(order, self._memory, self._content)
 
     def _loaded(self, transfer_id: str, task: "asyncio.Task[int]") -> None:
-        """Reports the end of a load, however it ended: the sequence must not wait for it."""
+        """Reports the end of a load, also after an error, so that the sequence does not wait for it."""
         del self._loads[transfer_id]
         count = 0
         if not task.cancelled():

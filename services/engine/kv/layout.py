@@ -1,12 +1,13 @@
-"""The form in which KV blocks travel between engines, so that the engines may have different backends.
+"""The transfer layout of KV blocks, which allows engines with different backends to exchange blocks.
 
 A block of n tokens is, for each layer, its keys and then its values, [n, kv_heads, head_dim] each, in the cache's type:
 
     [layers, 2, n, kv_heads, head_bytes]    bytes, contiguous; head_bytes = head_dim * size of a number
 
-Of a model with latent attention a layer has one part in place of two, the rows of latents:
+In a model with latent attention, a layer has one part in place of two, the latents:
 [layers, 1, n, 1, bytes of a row].
-Backends whose cache has another form (padded heads, another order of dimensions, device memory) convert (`KvMemory`).
+Backends whose cache has another layout (padded heads, another order of dimensions, device memory) convert blocks
+(`KvMemory`).
 """
 
 import zlib
@@ -30,7 +31,7 @@ class KvLayout(msgspec.Struct, frozen=True, array_like=True):
     """Type of the numbers, such as `bfloat16`."""
     block_size: int
     num_parts: int = 2
-    """Parts of a layer: keys and values, or rows of latents."""
+    """Number of parts of a layer: 2 for keys and values, 1 for latents."""
 
     def shape(self, num_tokens: int) -> tuple[int, int, int, int, int]:
         """Returns the shape of a block with `num_tokens` tokens, in bytes."""
@@ -44,8 +45,8 @@ class KvLayout(msgspec.Struct, frozen=True, array_like=True):
 def checksum(data: Bytes) -> int:
     """Returns a checksum of a contiguous block: the CRC-32 of its row sums and column sums as a table of 64-bit words.
 
-    Damage within one row or one column changes it, and so does another order of rows. It takes a fifth of the time of a
-    CRC-32 of all bytes, which would take longer than the transfer through shared memory.
+    It detects damage within one row or one column, and a wrong order of rows. It takes a fifth of the time of a CRC-32
+    over all bytes, which would take longer than the transfer through shared memory.
     """
     flat = data.reshape(-1)
     num_rows = flat.size // (8 * _ROW_WORDS)

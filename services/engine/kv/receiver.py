@@ -1,6 +1,6 @@
 """One load: fetches the blocks of a transfer, checks them and writes them to host blocks.
 
-A load never raises for what the other side or the network does. It then ends with the blocks that it has, and the
+A load never raises because of the other side or the network: it ends with the blocks that it has received, and the
 engine computes the rest. Runs on the event loop of `connector`.
 """
 
@@ -23,11 +23,11 @@ Connect = Callable[[str], Awaitable[Channel]]
 
 
 class TransferError(Exception):
-    """The sender gives up, is silent for too long, or has sent something wrong."""
+    """Raised if the sender gives up, is silent for too long, or has sent wrong data."""
 
 
 async def load(order: KvLoad, memory: KvMemory, content: str, connect: Connect = connect) -> int:
-    """Fetches blocks until all are there or something fails. Returns the number of leading blocks that are written.
+    """Fetches blocks until all are received or an error occurs. Returns the number of leading blocks that are written.
 
     `content` is this engine's `EngineFacts.content`, which must be the sender's too. May be cancelled.
     """
@@ -71,7 +71,7 @@ class _Load:
             channel.close()
 
     def _shared_memory(self) -> tuple[SharedMemory | None, str]:
-        """Returns memory for a few blocks and its name; None and an empty name if they go through the socket."""
+        """Returns shared memory for a few blocks and its name; None and "" if the blocks are sent over the socket."""
         layout = self._memory.layout
         size = layout.num_bytes(layout.block_size)
         count = min(len(self._order.hashes), limits.KV_SHARED_BYTES_MAX // size)
@@ -103,7 +103,7 @@ class _Load:
                 raise TransferError(f"no block has come for {limits.KV_PROGRESS_S:g} s")
 
     async def _take(self, block: Block, channel: Channel, shared: SharedMemory | None, room: Bytes) -> None:
-        """Receives a block, checks it and writes it. Raises TransferError if it is not what was asked for."""
+        """Receives a block, checks it and writes it. Raises TransferError if it is not a requested block."""
         layout, place = self._memory.layout, self._places.get(block.name)
         size = layout.num_bytes(block.num_tokens)
         if place is None or not 0 < block.num_tokens <= layout.block_size or block.size not in (0, size):
@@ -123,6 +123,6 @@ class _Load:
         self._memory.write(self._order.host_blocks[place], data.reshape(layout.shape(block.num_tokens)))
         self._written.add(place)
         if not block.size:
-            # If the sender has ended, what it sent before can still be read; the end is then an error of `receive`.
+            # If the sender has ended, its earlier messages can still be read; then `receive` raises the error.
             with contextlib.suppress(OSError):
                 await channel.send(Taken(block.place))

@@ -1,7 +1,7 @@
-"""The blocks that this engine has computed for other engines, and the connections by which these fetch them.
+"""Serves the blocks that this engine has computed for other engines, which fetch them over connections.
 
-A block is held from the moment it is saved until it has been sent, or is not wanted, or nobody has fetched it for
-`KV_LEASE_S`. Everything here runs on the event loop of `connector`.
+A saved block is held until it has been sent, is no longer needed, or has not been fetched for `KV_LEASE_S`. Everything
+here runs on the event loop of `connector`.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Export:
-    """One transfer. `blocks` are those that are computed and not sent: by name the block id and number of tokens."""
+    """One transfer. `blocks`: the computed blocks that are not sent yet: block id and number of tokens by name."""
 
     touched_at: float
     blocks: dict[bytes, tuple[int, int]] = field(default_factory=dict[bytes, tuple[int, int]])
     complete: bool = False
     failure: str = ""
-    """Why no further block will be sent; empty while blocks may come."""
+    """Reason why no further block will be sent; empty while blocks may follow."""
     fetched: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -48,7 +48,7 @@ class Sender:
         """Set, and replaced by a new one, when a transfer is announced."""
 
     def take(self, meta: KvMeta) -> None:
-        """Takes in announced transfers, saved blocks and dropped transfers."""
+        """Records announced transfers, saved blocks and dropped transfers."""
         now = asyncio.get_running_loop().time()
         for transfer_id in meta.opened:
             self._exports[transfer_id] = _Export(now)
@@ -67,7 +67,7 @@ class Sender:
             self._fail(export, reason)
 
     def expire(self) -> None:
-        """Frees the blocks of transfers that nobody fetches, and forgets those that have ended long ago."""
+        """Frees the blocks of transfers that no engine fetches, and drops transfers that ended long ago."""
         now = asyncio.get_running_loop().time()
         for transfer_id, export in list(self._exports.items()):
             if export.fetched and not export.failure:
@@ -146,7 +146,7 @@ class Sender:
                 self._release((block,))
             sent = data if shared is None else None
             header = Block(name, num_tokens, checksum(data), 0 if sent is None else size, place)
-            async with asyncio.timeout(limits.KV_LEASE_S):  # a receiver that stands still takes nothing
+            async with asyncio.timeout(limits.KV_LEASE_S):  # a receiver that hangs reads nothing
                 await channel.send(header, sent)
         await places.all_free()
 
@@ -162,7 +162,7 @@ class Sender:
         _wake(export)
 
     def _fail(self, export: _Export, reason: str) -> None:
-        """Releases the blocks that were not sent. Later ones are released when they are saved."""
+        """Ends a transfer and releases the blocks that were not sent. Later blocks are released when they are saved."""
         export.failure = export.failure or reason
         export.touched_at = asyncio.get_running_loop().time()
         self._release_all(export.blocks.values())
@@ -176,16 +176,16 @@ class Sender:
 
 
 class _Places:
-    """The places of the shared memory of one transfer, and which of them hold no block that the receiver needs."""
+    """The places of one transfer's shared memory, and which of them are free."""
 
     def __init__(self, channel: Channel, count: int) -> None:
         self._channel, self._count = channel, count
         self._free = list(range(count))
 
     async def one_is_free(self) -> bool:
-        """Returns whether a place is free; if none was, returns False after one has become so.
+        """Returns True if a place is free; otherwise waits until one becomes free and returns False.
 
-        Raises OSError or TimeoutError if the receiver takes nothing any more.
+        Raises OSError or TimeoutError if the receiver no longer reads blocks.
         """
         if self._free:
             return True
@@ -193,11 +193,11 @@ class _Places:
         return False
 
     def use(self) -> int:
-        """Returns a free place, which then is not free."""
+        """Returns a free place and marks it as used."""
         return self._free.pop()
 
     async def all_free(self) -> None:
-        """Waits for all answers: a connection that is closed before they are read would lose what was sent last."""
+        """Waits for all answers: if the connection were closed before, the last blocks would be lost."""
         while len(self._free) < self._count:
             await self._take()
 

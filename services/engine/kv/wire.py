@@ -2,10 +2,10 @@
 
     length of the header, 4 bytes, little-endian · header, msgpack · block, `Block.size` bytes, after a `Block` only
 
-A receiver connects and sends one `Fetch`. The sender answers with a `Block` for each wanted block, as soon as it is
-computed and in any order, with `Alive` while there is none, and with `Failed` if there will be none. The receiver
-answers `Taken` to each block in shared memory, whose place may then be used again. It closes the connection when it has
-all blocks. A connection is for one transfer.
+A receiver connects and sends one `Fetch`. The sender answers with a `Block` for each requested block, as soon as it is
+computed and in any order, with `Alive` while no block is ready, and with `Failed` if no further block will come. The
+receiver answers `Taken` for each block in shared memory; the sender may then reuse its place. It closes the connection
+when it has all blocks. A connection is for one transfer.
 """
 
 import msgspec
@@ -33,7 +33,7 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
-    """There is no block to send now. `shared`: whether blocks go to the shared memory."""
+    """No block is ready to be sent. `shared`: whether blocks are passed in shared memory."""
 
     shared: bool = False
 
@@ -52,7 +52,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True, tag="block"):
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    """The block in a place of the shared memory is not needed there any more."""
+    """The receiver has copied the block, so its place in the shared memory is free."""
 
     place: int
 
@@ -74,5 +74,5 @@ def encode(header: Header) -> bytes:
 
 
 def decode(data: bytes) -> Header:
-    """Returns the header. Raises msgspec.DecodeError if the data are none."""
+    """Returns the header. Raises msgspec.DecodeError if the data are not a header."""
     return _DECODER.decode(data)

@@ -1,10 +1,10 @@
-"""Several processes that compute one model: who has which part of it, and how they exchange data.
+"""Tensor and pipeline parallelism: the parts of a model, and communication between ranks.
 
-    shard          what part of a model a rank has: heads and columns (tensor parallel), layers (pipeline parallel)
-    meeting        where the ranks find each other
-    communicator   sums, minima and hidden states between ranks
+    shard          the part of a model on each rank: heads and columns (tensor parallel), layers (pipeline parallel)
+    meeting        the address at which the ranks meet
+    communicator   all-reduce, minima, and transfer of hidden states
     linear         the layers whose results are summed over ranks
 
-Every rank runs the same worker on the same plans, with a smaller decoder. Ranks exchange hidden states only: each
-computes the logits and samples by itself, with equal results. `executor` starts the ranks.
+Every rank runs the same worker on the same plans, with a smaller decoder. Ranks exchange only hidden states: each rank
+computes the logits and samples the tokens itself, with equal results. `executor` starts the ranks.
 """

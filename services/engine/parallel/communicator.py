@@ -22,15 +22,15 @@ from services.engine.parallel.shard import ALONE, Shard
 from shared.distributed.machines import interface_of
 
 _TIMEOUT = datetime.timedelta(minutes=5)
-"""Longest wait for another rank: longer than loading the slowest part of a large model."""
+"""Maximum wait for another rank: longer than loading the slowest part of a large model."""
 _LOOPBACK = "lo"
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables that say which network interface the exchanges use. A user's own choice stays."""
+"""Variables that select the network interface of gloo and NCCL. Values set by the user are not changed."""
 _DESCRIPTORS = Path("/proc/self/fd")
 
 
 class Communicator(Protocol):
-    """What a rank knows of the others."""
+    """Communication of one rank with the others."""
 
     @property
     def shard(self) -> Shard:
@@ -39,7 +39,7 @@ class Communicator(Protocol):
 
     @property
     def local_rank(self) -> int:
-        """Number of this rank among those of its machine: the device that it uses."""
+        """Number of this rank on its machine, which is the number of its device."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class Communicator(Protocol):
         ...
 
     def all_sum(self, x: Tensor) -> Tensor:
-        """Returns the sum of the tensors that the ranks of this pipeline stage pass. May overwrite `x`."""
+        """Returns the sum of `x` over the ranks of this pipeline stage (all-reduce). May overwrite `x`."""
         ...
 
     @property
@@ -67,24 +67,30 @@ class Communicator(Protocol):
         ...
 
     def smallest(self, number: int) -> int:
-        """Returns the smallest of the numbers that all ranks pass."""
+        """Returns the minimum of `number` over all ranks."""
         ...
 
     def receive(self, num_tokens: int, like: Tensor) -> Tensor:
-        """Returns hidden states [num_tokens, hidden] from the stage before. `like` has the width, type and device."""
+        """Returns hidden states [num_tokens, hidden] from the previous stage.
+
+        `like` has their width, data type and device.
+        """
         ...
 
     def send(self, hidden: Tensor) -> None:
-        """Sends hidden states to the stage behind this one, without waiting for it. `hidden` must not change then."""
+        """Sends hidden states to the next stage without waiting for it. `hidden` must not be changed afterwards."""
         ...
 
     def from_last(self, hidden: Tensor) -> Tensor:
-        """Returns the last stage's tensor on every stage. The others pass one of the same shape, and wait for it."""
+        """Returns the last stage's tensor on every stage.
+
+        The other stages pass a tensor of the same shape, and wait.
+        """
         ...
 
 
 class Alone:
-    """The communicator of a model that one process computes. Pipeline stages do not exist."""
+    """The communicator of a model that runs in one process, without pipeline stages."""
 
     shard = ALONE
     stage = None
@@ -119,7 +125,7 @@ class TorchCommunicator:
     """A communicator over torch.distributed: gloo between CPUs, NCCL between GPUs."""
 
     def __init__(self, shard: Shard, meeting: Meeting, on_gpu: bool) -> None:
-        """Waits until all ranks are there. A file to meet over must not exist before. Raises RuntimeError."""
+        """Waits until all ranks have joined. A meeting file must not exist before. Raises RuntimeError."""
         self.shard, self._on_gpu = shard, on_gpu
         self.local_rank, self.local_size = meeting.local_rank, meeting.local_size
         earlier = _sockets()
@@ -131,11 +137,11 @@ class TorchCommunicator:
                 world_size=shard.size,
                 timeout=_TIMEOUT,
             )
-            # Every rank makes all groups, in the same order.
+            # Every rank must create all groups, in the same order.
             stages = [self._group(range(s * shard.tp_size, (s + 1) * shard.tp_size)) for s in range(shard.pp_size)]
             columns = [self._group(range(t, shard.size, shard.tp_size)) for t in range(shard.tp_size)]
         self._sent: deque[tuple[dist.Work, Tensor]] = deque()
-        """What is on its way to other stages."""
+        """Tensors that are being sent to other stages."""
         self._connections = _sockets() - earlier
         self._stage, self._column = stages[shard.pp_rank], columns[shard.tp_rank]
         self.is_first, self.is_last = shard.pp_rank == 0, shard.pp_rank == shard.pp_size - 1
@@ -188,17 +194,20 @@ class TorchCommunicator:
         return hidden
 
     def _keep(self, work: dist.Work | None, sent: Tensor) -> None:
-        """Keeps a tensor until it has been sent. With more of them than plans in flight, the oldest has arrived."""
+        """Keeps a tensor until it has been sent.
+
+        If there are more of them than plans in flight, the oldest has arrived and is dropped.
+        """
         assert work is not None
         self._sent.append((work, sent))
         while len(self._sent) > self.shard.pp_size:
             self._sent.popleft()[0].wait()
 
     def hang_up(self) -> None:
-        """Ends the connections to all other ranks: an exchange that waits for one of them raises RuntimeError.
+        """Ends the connections to all other ranks: an operation that waits for one of them raises RuntimeError.
 
-        For a rank whose machine does not answer any more, which the exchanges would notice after minutes. May be
-        called from any thread.
+        Used if a rank's machine no longer answers, which the operations would notice only after minutes. May be called
+        from any thread.
         """
         for descriptor, _ in self._connections & _sockets():
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
@@ -211,12 +220,12 @@ class TorchCommunicator:
 
     @staticmethod
     def _group(ranks: range) -> dist.ProcessGroup:
-        # Ranks outside of the group get a number, which they never use.
+        # Ranks outside of the group get a placeholder, which they never use.
         return cast(dist.ProcessGroup, dist.new_group(list(ranks)))
 
 
 def _store(meeting: Meeting, size: int) -> dist.Store:  # pyright: ignore[reportPrivateImportUsage]
-    """Returns the place where ranks tell each other their addresses."""
+    """Returns the torch.distributed store through which ranks exchange their addresses."""
     if meeting.path:
         return dist.FileStore(meeting.path, size)  # pyright: ignore[reportPrivateImportUsage]
     listener = meeting.listener if meeting.listener >= 0 else None
@@ -233,7 +242,7 @@ def _store(meeting: Meeting, size: int) -> dist.Store:  # pyright: ignore[report
 
 @contextlib.contextmanager
 def _interface(meeting: Meeting) -> Iterator[None]:
-    """Has the exchanges use the network interface with this machine's address; the loopback device on one machine."""
+    """Selects the network interface with this machine's address, or the loopback device on a single machine."""
     name = interface_of(meeting.address) if meeting.address else _LOOPBACK
     chosen = [variable for variable in _INTERFACES if variable not in os.environ]
     os.environ.update(dict.fromkeys(chosen, name))
@@ -245,7 +254,7 @@ def _interface(meeting: Meeting) -> Iterator[None]:
 
 
 def _sockets() -> set[tuple[int, str]]:
-    """Returns the open sockets of this process: descriptor and `socket:[inode]`. An inode is never used again."""
+    """Returns the open sockets of this process: descriptor and `socket:[inode]`. Inodes are not reused."""
     found: set[tuple[int, str]] = set()
     for path in _DESCRIPTORS.iterdir():
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Layers whose results are summed over the ranks. Made by the weight loader."""
+"""Layers whose results are summed over the ranks (row parallel). Created by the weight loader."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from services.engine.models.mlp import Mlp
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """A `Linear` whose matrix has a part of the columns, or an `Mlp` of experts with a part of their inner columns.
+    """A `Linear` with a part of the matrix's columns, or an `Mlp` of experts with a part of their inner columns.
 
     `part` has no bias; the bias is added once, to the sum.
     """
@@ -22,7 +22,7 @@ class Summed:
     bias: Tensor | None = None
 
     def around(self, change: Callable[[Linear], Linear]) -> "Summed":
-        """Returns the layer with `change` applied to its matrix, so that what is added there is summed too."""
+        """Returns the layer with `change` applied to its matrix, so that the added products are summed too."""
         return replace(self, part=change(cast(Linear, self.part)))
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where the ranks of an engine meet for torch.distributed, and the place of one of them. No torch."""
+"""The meeting point of an engine's ranks for torch.distributed, and the data of one rank. No torch."""
 
 import msgspec
 
@@ -16,8 +16,8 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     listener: int = -1
     """File descriptor of the first rank's listening socket; -1 for other ranks."""
     address: str = ""
-    """Address of this rank's machine, at which the others reach it. Empty: the loopback device."""
+    """Address of this rank's machine for the other ranks. Empty: the loopback device."""
     local_rank: int = 0
-    """Number of this rank among those of its machine: the device that it uses."""
+    """Number of this rank on its machine, which is the number of its device."""
     local_size: int = 1
     """Number of ranks of this machine, which share its memory."""

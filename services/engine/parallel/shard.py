@@ -1,11 +1,12 @@
 """The part of a model that one rank has.
 
-    tensor parallel     a rank has some heads and some of the columns inside each MLP. The matrices before them (qkv,
-                        up) lose rows, those behind them (o, down) lose columns, and the results of these are summed
+    tensor parallel     a rank has some heads and some of the inner columns of each MLP. The matrices before them (qkv,
+                        up) are split by rows, those after them (o, down) by columns, and the latter's results are
+                        summed
     pipeline parallel   a rank has some consecutive layers. Hidden states go from rank to rank
 
-Embedding, head, routers, norms and latents, whose rows every rank caches, are whole on each rank. Pure: descriptions
-and indices, no communication. Called by the parameter reader and the workers.
+Embeddings, head, routers, norms and the latents of latent attention are replicated on each rank. Pure: descriptions and
+indices, no communication. Called by the parameter reader and the workers.
 """
 
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ _COLUMNS = frozenset({"o", "down", "shared.down", "experts.down"})
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A rank's place among `tp_size` * `pp_size` ranks. The default is a rank that is alone."""
+    """A rank's place among `tp_size` * `pp_size` ranks. The default is a single rank."""
 
     tp_rank: int = 0
     tp_size: int = 1
@@ -35,7 +36,7 @@ class Shard:
 
     @staticmethod
     def of_rank(rank: int, tp_size: int, pp_size: int) -> "Shard":
-        """Returns the place of a rank: the ranks of a pipeline stage follow each other."""
+        """Returns the shard of a rank. The ranks of a pipeline stage have consecutive numbers."""
         return Shard(rank % tp_size, tp_size, rank // tp_size, pp_size)
 
     @property
@@ -49,7 +50,10 @@ class Shard:
         return self.tp_size * self.pp_size
 
     def layers(self, num_layers: int) -> range:
-        """Returns the layers of this rank's pipeline stage; earlier stages get one more if they do not divide."""
+        """Returns the layers of this rank's pipeline stage.
+
+        If the number is not divisible, earlier stages get one more.
+        """
         each, more = divmod(num_layers, self.pp_size)
         first = self.pp_rank * each + min(self.pp_rank, more)
         return range(first, first + each + (self.pp_rank < more))
@@ -79,7 +83,7 @@ def local_description(d: DecoderDescription, shard: Shard) -> DecoderDescription
         num_heads=d.num_heads // n,
         num_kv_heads=max(1, d.num_kv_heads // n),
         intermediate_size=d.intermediate_size // n,
-        # The scale of scores follows from the size of a head, which does not change.
+        # The scale of attention scores depends on the head size, which does not change.
         sliding_windows=d.sliding_windows[layers.start : layers.stop],
         experts=experts,
         unrotated_layers=frozenset(layer - layers.start for layer in d.unrotated_layers if layer in layers),
@@ -91,7 +95,7 @@ def sharded(
 ) -> "Tensor | QuantizedWeight":
     """Returns a rank's part of a matrix [out, in] with the name that it has within its layer, such as `qkv`.
 
-    `d` describes the whole model. Matrices without such a name are whole on each rank.
+    `d` describes the whole model. Matrices without such a name are replicated on each rank.
     """
     if shard.tp_size == 1:
         return weight
@@ -109,12 +113,12 @@ def sharded(
 
 
 def rows_of(name: str, d: DecoderDescription, shard: Shard) -> Tensor | None:
-    """Returns a rank's rows, sorted, of a matrix that loses rows; None for the others, and with one rank."""
+    """Returns a rank's rows, sorted, of a matrix that is split by rows; None for other matrices, and with one rank."""
     return _rows(name, d, shard) if shard.tp_size > 1 and _loses_rows(name, d) else None
 
 
 def columns_of(name: str, num_columns: int, shard: Shard) -> slice | None:
-    """Returns a rank's columns of a matrix that loses columns; None for the others, and with one rank."""
+    """Returns a rank's columns of a matrix that is split by columns; None for other matrices, and with one rank."""
     if shard.tp_size == 1 or name not in _COLUMNS:
         return None
     each = num_columns // shard.tp_size
@@ -122,7 +126,7 @@ def columns_of(name: str, num_columns: int, shard: Shard) -> slice | None:
 
 
 def sharded_bias(name: str, bias: Tensor, d: DecoderDescription, shard: Shard) -> Tensor:
-    """Returns a rank's part of the bias of the matrix of that name; of matrices that are summed, the whole bias."""
+    """Returns a rank's part of a matrix's bias; for matrices whose results are summed, the whole bias."""
     if shard.tp_size == 1 or not _loses_rows(name, d):
         return bias
     return bias.index_select(0, _rows(name, d, shard).to(bias.device))
@@ -134,19 +138,19 @@ def is_summed(name: str, shard: Shard) -> bool:
 
 
 def local_heads(d: DecoderDescription, shard: Shard) -> slice:
-    """Returns which of the whole model's query heads a rank has."""
+    """Returns the query heads of the whole model that a rank has."""
     each = d.num_heads // shard.tp_size
     return slice(shard.tp_rank * each, (shard.tp_rank + 1) * each)
 
 
 def local_kv_heads(d: DecoderDescription, shard: Shard) -> range:
-    """Returns which of the whole model's key heads a rank has. Ranks share a key head if there are too few."""
+    """Returns the key-value heads of the whole model that a rank has. Ranks share heads if there are too few."""
     first = shard.tp_rank * d.num_kv_heads // shard.tp_size
     return range(first, first + max(1, d.num_kv_heads // shard.tp_size))
 
 
 def _loses_rows(name: str, d: DecoderDescription) -> bool:
-    """Whether a matrix is divided by rows. Latents of queries and of rows are whole on each rank."""
+    """Whether a matrix is split by rows. The matrices that compute latents are replicated on each rank."""
     return name in _ROWS and not (name == "qkv" and d.latent is not None and d.latent.query_rank)
 
 
@@ -168,7 +172,7 @@ def _of_experts(experts: Experts) -> list[int]:
 
 
 def _parts(heights: Sequence[int], shard: Shard) -> Tensor:
-    """Returns the rows of this rank if each of the stacked parts is divided among the ranks."""
+    """Returns the rows of this rank if each of the stacked parts is split over the ranks."""
     found: list[Tensor] = []
     start = 0
     for height in heights:
@@ -187,7 +191,7 @@ def _qkv_rows(d: DecoderDescription, shard: Shard) -> Tensor:
 
 
 def _latent_rows(name: str, d: DecoderDescription, a: LatentAttention, shard: Shard) -> Tensor:
-    """Returns the rows of this rank's heads in a matrix of latent attention; behind queries, the latent's too."""
+    """Returns the rows of this rank's heads in a matrix of latent attention; after queries, those of the latent too."""
     heads, size = local_heads(d, shard), a.nope_dim + a.value_dim if name == "latent_up" else a.query_dim
     rows = torch.arange(heads.start * size, heads.stop * size)
     return rows if name != "qkv" else torch.cat([rows, torch.arange(a.row_size) + d.num_heads * size])

@@ -1,7 +1,7 @@
-"""Structured output in the worker: compiled grammars, and the logits processor that keeps an output inside a grammar.
+"""Structured output in the worker: compiled grammars, and the logits processor that applies a grammar.
 
-The state of a grammar is a function of the output tokens. It is made anew when a sequence joins, so preemption, forks,
-several choices and a move to another engine need nothing of their own.
+The state of a grammar is a function of the output tokens. It is recomputed when a sequence joins, so preemption, forks,
+several choices and a move to another engine need no special handling.
 """
 
 import threading
@@ -32,10 +32,11 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
-        """Matchers at the start of their grammars, with the first mask computed; the one used last is at the end."""
+        """LRU cache of matchers in their initial state, with the first mask computed; the most recently used is last.
+        """
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """Returns the matcher at the start of the grammar, which must be copied before it takes tokens.
+        """Returns the grammar's matcher in its initial state, which must be copied before it consumes tokens.
 
         Takes milliseconds, and at most some tenths of a second. Raises ServiceError.
         """
@@ -53,7 +54,7 @@ class GrammarCompiler:
         return matcher
 
     def processor(self, grammar: Grammar) -> "GrammarProcessor":
-        """Returns a processor at the start of the grammar."""
+        """Returns a processor in the initial state of the grammar."""
         try:
             return GrammarProcessor(self.compile(grammar).deep_copy(), self._vocab_size)
         except ServiceError as error:

@@ -1,6 +1,6 @@
 """Packed bitmasks of allowed tokens: bit i of the mask is token i, 32 tokens in a little-endian word.
 
-All backends use this form: 19 KB for a vocabulary of 150,000, an eighth of a byte mask. Bits behind the vocabulary are
+All backends use this form: 19 KB for a vocabulary of 150,000, an eighth of a byte mask. Bits beyond the vocabulary are
 0. Pure.
 """
 

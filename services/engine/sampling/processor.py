@@ -12,7 +12,7 @@ from services.engine.sampling.masks import Mask
 
 @dataclass(slots=True)
 class Adjustment:
-    """What is done to the logits of one row before a token is sampled from it.
+    """The changes to the logits of one row before a token is sampled from it.
 
     The biases are added first, then the sampler applies the penalties, then the mask: logits of forbidden tokens become
     -inf. `error`: no token can be sampled, and the sequence must end with this message for the user.
@@ -35,10 +35,10 @@ class LogitsProcessor(Protocol):
     """One parameter of one sequence. Made when the sequence joins, with its prompt and output so far."""
 
     needs_tokens: bool
-    """Whether an adjustment depends on the sampled tokens before it, so that these must be known first."""
+    """Whether an adjustment depends on earlier sampled tokens, which must then be known first."""
 
     def append(self, token_id: int) -> None:
-        """Takes an output token of the sequence."""
+        """Informs the processor of an output token of the sequence."""
         ...
 
     def adjust(self, adjustment: Adjustment, position: int, drafts: Sequence[int]) -> None:

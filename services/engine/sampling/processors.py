@@ -1,6 +1,6 @@
 """The logits processors of plain parameters, and the list of processors that a sequence needs.
 
-Adding a parameter means a class here and a line in `processors_of`. Called by the state table.
+To add a parameter, add a class here and a line in `processors_of`. Called by the state table.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,11 +40,11 @@ def processors_of(
     if grammar is not None:
         assert make_grammar is not None, "the worker has no grammars"
         found.append(make_grammar(grammar))
-        # Behind an end token the grammar allows nothing, so output that ignores end tokens must not have one.
+        # After an end token the grammar allows nothing, so output that ignores end tokens must not contain one.
         end_token_ids = sorted(eos_token_ids.union(end_token_ids))
         if grammar.is_free and params.ignore_eos:
             found.append(MinTokens(params.max_tokens, sorted(eos_token_ids), vocab_size))
-    # A complete output allows nothing but an end token, so a grammar goes before `min_tokens` unless it is free.
+    # A complete output allows only an end token, so a grammar takes precedence over `min_tokens` unless it is free.
     if params.min_tokens and (grammar is None or grammar.is_free):
         found.append(MinTokens(params.min_tokens, end_token_ids, vocab_size))
     for processor in found:
@@ -105,7 +105,7 @@ class MinTokens:
 
 
 class BadWords:
-    """Keeps sequences of tokens out of the output.
+    """Forbids sequences of tokens in the output.
 
     The last token of a sequence is forbidden where the output ends with the tokens before it.
     """
@@ -117,7 +117,7 @@ class BadWords:
         self._long = tuple(tuple(word) for word in words if len(word) > 1)
         self._reach = max(map(len, self._long), default=1) - 1
         self._tail: list[int] = []
-        """The last tokens of the output, as many as a word can have before its last one."""
+        """The last tokens of the output: as many as the longest word has before its last token."""
         self.needs_tokens = bool(self._long)
 
     def append(self, token_id: int) -> None:

@@ -13,7 +13,7 @@ from services.engine.steps.watchdog import Activity
 
 _TASKS = Path("/proc/self/task")
 _STATE, _USER_TICKS, _SYSTEM_TICKS = 0, 11, 12
-"""Indices of the fields behind the thread's name in its `stat` file; see proc_pid_stat(5)."""
+"""Indices of the fields after the thread's name in its `stat` file; see proc_pid_stat(5)."""
 _READY = "RD"
 """State letters that count as ready. R: the thread runs or waits for a processor. D: it waits for a disk."""
 

@@ -14,7 +14,7 @@ from shared.messages import PromptLogprobs, TokenEvent, TokenLogprobs, TopLogpro
 def token_events(outcome: Outcome, sequence_id: str, attempt: int) -> list[TokenEvent]:
     """Returns the events of one outcome: parts of the prompt's log probabilities, if any, then the tokens.
 
-    The outcome's own id is the core's, which combines sequence id and attempt.
+    The id in the outcome is the core's, which combines sequence id and attempt.
     """
     prompt = [
         TokenEvent(sequence_id, attempt, outcome.position, (), prompt_logprobs=part) for part in _prompt_parts(outcome)

@@ -1,4 +1,4 @@
-"""The plans in flight: launched and not yet collected, oldest first. Used by the step loop.
+"""The plans in flight: launched but not yet collected, oldest first. Used by the step loop.
 
 If the executor takes one plan at a time, each step is computed before the next one is planned. If it takes two, the
 second step is planned while the device computes the first, so that the device does not wait for planning and for
@@ -19,7 +19,7 @@ LEAD_S, LEAD_SHARE = 0.002, 0.1
 READY_S = 0.0002
 """If collect() returns within this many seconds, the step had already ended, so its measured time is an upper bound."""
 TOO_LONG = 0.5
-"""Factor on the expected time, used as the step's time if the step had ended before collect() was called."""
+"""If a step had ended before collect() was called, its time is taken as this factor times the expected time."""
 FORGETS = 0.9
 """Decay of the longest planning time at each new plan."""
 
@@ -50,7 +50,7 @@ class InFlightSteps:
         self._clock = clock
         self._plans: deque[StepPlan] = deque()
         self._launched_s: deque[float] = deque()
-        """When each of them was launched."""
+        """Launch time of each plan in flight."""
         self._step_times = StepTimeEstimator()
         self.running: RunningStep | None = None
         self.planning_from_s = 0.0

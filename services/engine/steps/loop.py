@@ -87,7 +87,7 @@ class Connector(Protocol):
 
 
 class StepLoop:
-    """Drives one core and one executor. `add` and `abort` may be called from any thread, `step` from one thread only.
+    """Runs one core with one executor. `add` and `abort` may be called from any thread, `step` from one thread only.
 
     A pass is one call of `step`: up to `steps_a_report` steps that are reported together. A step in which sequences
     join ends the pass, so that first tokens are reported without delay.
@@ -116,7 +116,8 @@ class StepLoop:
         self._report = report
         self._steps_a_report = steps_a_report
         self._inbox: deque[SequenceSpec | str | tuple[str, ServiceError]] = deque()
-        """Sequences to add, ids to abort, and (id, error) of sequences that were refused before they got here."""
+        """Sequences to add, ids to abort, and (id, error) of sequences that were refused before they reached the loop.
+        """
         self._work = threading.Event()
         executor.watch(self.wake)
 
@@ -136,7 +137,7 @@ class StepLoop:
         self._work.set()
 
     def refuse(self, sequence_id: str, error: ServiceError) -> None:
-        """Has a sequence that was not added listed as refused in the next report."""
+        """Lists a sequence that was not added as refused in the next report."""
         self._inbox.append((sequence_id, error))
         self._work.set()
 
@@ -158,7 +159,7 @@ class StepLoop:
     def step(self) -> bool:
         """Runs one pass and reports it. Returns False if there was nothing to compute, or only the canary.
 
-        Raises WrongResultError if the engine has computed something wrong; the pass is then not reported.
+        Raises WrongResultError if the engine has computed a wrong result; the pass is then not reported.
         """
         self._work.clear()
         self._check()
@@ -251,7 +252,7 @@ class StepLoop:
         self.core.hidden_outcomes.clear()
 
     def _exchange_kv(self) -> None:
-        """Passes on what the core wants of transfers of KV. After a step this are the blocks that it has computed."""
+        """Passes the core's KV transfer commands to the connector. After a step these include the computed blocks."""
         if self.connector is not None and (meta := self.core.transfers.plan_meta()):
             self.connector.start_load(meta)
 
@@ -286,7 +287,7 @@ class StepLoop:
         ended_ns = self._clock.time_ns()
         num_hidden = self.core.num_hidden_tokens(plan)
         if num_hidden == plan.num_tokens and num_hidden:
-            self._work.set()  # only the canary was computed: it is to go on, although the pass does not count
+            self._work.set()  # only the canary was computed: call `step` again, although the pass returns False
         num_tokens = plan.num_tokens - num_hidden
         return StepReport(plan.step, tuple(outcomes), tuple(refused), joined, num_tokens, started_ns, ended_ns, details)
 
@@ -385,7 +386,7 @@ class ThreadedLoop:
 def _take_a_turn_at_once() -> None:
     """Sets the scheduling policy of this thread and the threads it starts to SCHED_OTHER. The launcher set SCHED_BATCH.
 
-    A sandbox may refuse the call; such a sandbox has also refused the launcher's call.
+    A sandbox may refuse the call; then it has also refused the launcher's call.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):

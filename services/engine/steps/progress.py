@@ -1,4 +1,4 @@
-"""Applies the watchdog to a step loop: logs stalls and ends the process if the step loop stays stalled.
+"""Applies the watchdog to a step loop: logs stalls and ends the process if a stall lasts too long.
 
 Called by the service.
 """

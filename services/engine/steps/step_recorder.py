@@ -1,4 +1,4 @@
-"""Collects the events of an engine's steps for those who record requests (`StepEvents`).
+"""Collects the events of an engine's steps (`StepEvents`) for the gateways, which record requests.
 
 Nothing is collected, and the step loop computes no details, while no recorded sequence is live (`Submit.recorded`).
 Times are differences of this process's monotonic clock.
@@ -20,7 +20,7 @@ class StepRecorder:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._arrived: dict[str, tuple[float, str, int]] = {}
-        """Of each live recorded sequence, by the core's id: its arrival in seconds, its id on the bus, its attempt."""
+        """For each live recorded sequence, by the core's id: its arrival in seconds, its id on the bus, its attempt."""
         self._steps: list[StepEvent] = []
         self._oldest_s = 0.0
 
@@ -38,14 +38,14 @@ class StepRecorder:
         self._arrived.pop(sequence, None)
 
     def add(self, report: StepReport) -> bool:
-        """Adds the steps of a report. Returns whether it is time to send what has been collected.
+        """Adds the steps of a report. Returns whether it is time to send the collected steps.
 
         To be called before the sequences that end in the report are passed to `ended`.
         """
         if not self._steps:
             self._oldest_s = self._clock.monotonic()
         num_output = {outcome.sequence_id: len(outcome.token_ids) for outcome in report.outcomes}
-        # A report of several steps has the output of all of them together, which is counted at the last one.
+        # A report of several steps has their output merged; it is counted at the last step.
         self._steps += [self._event(detail, num_output) for detail in reversed(report.details)][::-1]
         is_late = self._clock.monotonic() - self._oldest_s >= limits.STEP_EVENTS_S
         return is_late or len(self._steps) >= limits.STEP_EVENTS_MAX
@@ -79,7 +79,7 @@ class StepRecorder:
 
 
 def _member(core_sequence_id: str) -> str:
-    """Returns the id of the choice of a beam, whose own id adds a space and more; other ids are returned unchanged."""
+    """Returns the sequence id of a beam, whose own id appends a space and more; other ids are returned unchanged."""
     return core_sequence_id.partition(" ")[0]
 
 

@@ -3,7 +3,7 @@
 The time of a step with few tokens is the time to read the weights; with many tokens it grows with their number. Steps
 are therefore put into size classes by number of tokens, each spanning a factor of two. Other influences, above all the
 context length, change slowly, so the estimate uses the last two steps of the class. It takes the faster of the two,
-because a step that was delayed by something else says nothing about the next one.
+because an accidental delay of one step does not predict the next one.
 """
 
 from typing import NamedTuple

@@ -3,8 +3,8 @@
 Called before each heartbeat, on the heartbeat thread (`progress`), with the running step that the step thread publishes
 (`in_flight`). A step counts as hanging for one of two reasons:
 
-- The step has run far longer than expected from earlier steps of its size. The limit grows with the attention work, as
-  the context may be longer than theirs.
+- The step has run far longer than expected from earlier steps of its size. The limit grows with the attention work,
+  because the context may be longer than in those steps.
 - On the host's processors: no computing thread has used processor time or was ready to run for `limits.STEP_IDLE_S`.
   This rule needs no expected duration, so it also covers first steps. It never applies to a long step that computes.
 
@@ -47,7 +47,7 @@ class ProgressWatchdog:
         self._on_host = on_host
         self._judged_at: float | None = None
         self._counts_from = 0.0
-        """Time before this moment is not counted, because the process was suspended."""
+        """Time before this point is not counted, because the process was suspended."""
         self._step: RunningStep | None = None
         self._activity: Activity | None = None
         self._active_at = 0.0

@@ -1,8 +1,8 @@
 """Computes a hash of everything in an engine, besides its weights, that can change which tokens it generates.
 
 A worker computes the hash once at start-up. The hash is published as `EngineFacts.configuration` and in heartbeats, and
-is part of the `system_fingerprint` of responses. Two engines with equal hashes compute with the same code, in the same
-types, on the same kind of hardware. The hash leaves out settings that by design do not change tokens (block size, batch
+is part of the `system_fingerprint` of responses. Two engines with equal hashes run the same code, with the same data
+types, on the same kind of hardware. The hash excludes settings that do not change tokens by design (block size, batch
 sizes, prefix caching, draft tokens).
 """
 
@@ -36,11 +36,11 @@ def configuration_hash(model_dir: Path, backend: str, dtype: torch.dtype, cache_
 
 
 def content_hash(model_dir: Path, form: str, dtype: torch.dtype) -> str:
-    """Returns a hash, as 16 hexadecimal digits, of what decides the values of a KV cache besides the hardware.
+    """Returns a hash, as 16 hexadecimal digits, of everything but the hardware that determines KV values.
 
-    These are the model's config.json, its weights, the form they are kept in (`form`) and the type that is computed
-    with. Of weight files, name, size and SAMPLES places are read, so that large files cost no time; weights that were
-    trained or quantized in another way differ in some of them.
+    These are the model's config.json, its weights, their quantization (`form`) and the compute data type. Of the weight
+    files only names, sizes and SAMPLES samples of the content are hashed, so that large files take no time; different
+    weights differ in at least some samples.
     """
     digest = hashlib.sha256(f"{form}\0{dtype}\0".encode())
     digest.update((model_dir / "config.json").read_bytes())

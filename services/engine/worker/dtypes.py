@@ -1,4 +1,4 @@
-"""Chooses the types of weights, activations and KV cache from the settings, the checkpoint and the hardware.
+"""Chooses the data types of weights, activations and KV cache from the settings, the checkpoint and the hardware.
 
 Called by the workers when they load a model.
 """
@@ -24,14 +24,14 @@ _DTYPES: dict[str, torch.dtype] = {
 }
 _X86 = ("x86_64", "AMD64")
 _SHARE_FOR_WEIGHTS = 0.6
-"""Largest share of free memory for float32 weights; the rest is for the KV cache and the steps."""
+"""Maximum share of free memory for float32 weights; the rest is for the KV cache and the steps."""
 
 
 def choose_dtype(asked: str, stored: DtypeName, device: torch.device) -> torch.dtype:
     """Returns the type of weights and activations, and by default of the KV cache.
 
-    An explicit type wins. `auto` keeps the checkpoint's type, with two exceptions: a CPU runs float16 checkpoints as
-    bfloat16, which it computes with natively, and a GPU runs float32 checkpoints as float16.
+    An explicit type takes precedence. `auto` keeps the checkpoint's type, with two exceptions: a CPU runs float16
+    checkpoints as bfloat16, which it computes with natively, and a GPU runs float32 checkpoints as float16.
     """
     if asked != "auto":
         return _DTYPES[asked]
@@ -41,10 +41,10 @@ def choose_dtype(asked: str, stored: DtypeName, device: torch.device) -> torch.d
 
 
 def choose_torch_dtype(asked: str, stored: DtypeName, device: torch.device, model_dir: Path) -> torch.dtype:
-    """Like `choose_dtype`, for PyTorch's own operations, which multiply many rows of 16 bits slowly on some CPUs.
+    """Like `choose_dtype`, for PyTorch's own operations, whose 16-bit products of many rows are slow on some CPUs.
 
-    On such a CPU a prompt takes five times as long in 16 bits as in 32 bits, and a step of one sequence four fifths of
-    the time. So `auto` chooses float32 there if the weights fit into memory.
+    On such a CPU, compared with 32 bits, a prompt takes five times as long in 16 bits, and a decode step of one
+    sequence 0.8 times. So `auto` chooses float32 there if the weights fit into memory.
     """
     chosen = choose_dtype(asked, stored, device)
     if asked != "auto" or device.type != "cpu" or chosen == torch.float32 or _multiplies_16_bits():
@@ -63,12 +63,12 @@ def choose_torch_dtype(asked: str, stored: DtypeName, device: torch.device, mode
 
 
 def choose_cache_dtype(asked: str, dtype: torch.dtype) -> torch.dtype:
-    """Returns the type of the KV cache: the model's, or 8 bits. `fp8` means e4m3, the one with the longer mantissa."""
+    """Returns the type of the KV cache: the model's, or 8 bits. `fp8` means e4m3, which has the longer mantissa."""
     if asked == "auto":
         return dtype
     return torch.float8_e5m2 if asked == "fp8_e5m2" else torch.float8_e4m3fn
 
 
 def _multiplies_16_bits() -> bool:
-    """Whether PyTorch multiplies 16-bit matrices fast on this CPU: on x86, its library does so from AVX-512 on."""
+    """Whether PyTorch's 16-bit matrix products are fast on this CPU: on x86, its library needs AVX-512 for that."""
     return platform.machine() not in _X86 or torch.backends.cpu.get_cpu_capability().startswith("AVX512")

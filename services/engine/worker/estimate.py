@@ -1,8 +1,9 @@
-"""Predicts the memory that an engine will take for a model and settings, without loading weights or running a step.
+"""Predicts the memory of an engine for a model and settings, without loading weights or running a step.
 
 Sizes follow from config.json and the functions with which the engine plans its memory (`budget`, `kv_cache`,
 `profile`), quantizes and divides weights. Only the largest step, which an engine measures, is predicted by formula.
-Weights are counted with tensors that have a shape and no memory. Called by `antiphon plan` and `antiphon doctor`.
+Weights are counted with tensors on the `meta` device, which take no memory. Called by `antiphon plan` and `antiphon
+doctor`.
 """
 
 import json
@@ -51,10 +52,11 @@ _WORD_BITS, _LEAST_BITS = 32, 4
 CONTEXT_BYTES = 512 * 2**20
 """Device memory of the driver's context, the kernels and the libraries."""
 _SAMPLING_BYTES, _DRAWING_BYTES, _REUSED_BYTES = 56, 62, 17
-"""Bytes for each entry of the vocabulary that a row takes on a CPU: one with penalties and candidates, one that draws,
-and one beyond those that are processed at once, whose memory is reused."""
+"""Bytes per row and vocabulary entry for sampling on a CPU: for a row with penalties and candidates, for a sampled row,
+and for each row beyond those that are processed at once, whose memory is reused.
+"""
 _COUNTING_BYTES, _FIRST_BYTES = 2**20, 4 * 2**20
-"""What a measurement in main memory adds to what it measures, and what the first drawing adds."""
+"""Bytes that a measurement of main memory adds to the measured value, and bytes that the first sampling adds."""
 _DEVICES = {
     "cpp": Device("a CPU"),
     "torch": Device("a CPU", multiplies_quantized=False),
@@ -64,15 +66,15 @@ _DEVICES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What one rank of an engine needs, in bytes; with one device, the whole engine."""
+    """The memory that one rank of an engine needs, in bytes; with one device, that of the whole engine."""
 
     description: DecoderDescription
     """The rank's part of the model."""
     num_parameters: int
-    """Weights of the whole model, as numbers."""
+    """Number of parameters of the whole model."""
     dtype: torch.dtype
     form: str
-    """How the weights are stored, `none` for plain ones."""
+    """The quantization of the weights, `none` for plain ones."""
     weights_bytes: int
     block_bytes: int
     step: StepBytes
@@ -80,7 +82,7 @@ class Needs:
     rows_bytes: int
     """Main memory of all rows at the longest context."""
     adapters_bytes: int
-    """On a CPU: the adapters that are kept in memory; on a GPU: the slots for those that running requests use."""
+    """On a CPU: the adapters cached in memory; on a GPU: the slots for adapters of running requests."""
     context: int
     """Longest context in tokens."""
     block_size: int
@@ -99,7 +101,7 @@ class Needs:
 
     @property
     def main_memory_bytes(self) -> int:
-        """Bytes of everything on a CPU but the KV cache."""
+        """Bytes of everything except the KV cache, on a CPU."""
         held = self.weights_bytes + self.adapters_bytes + self.rows_bytes + self.beside_bytes
         return held + self.step_bytes + heap_bytes(self.step_bytes)
 
@@ -109,7 +111,10 @@ class Needs:
 
 
 def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> Needs:
-    """Returns what an engine with these settings needs. Raises `ServiceError` or `SettingsError` if it cannot be."""
+    """Returns the needs of an engine with these settings.
+
+    Raises `ServiceError` or `SettingsError` if it is impossible.
+    """
     config, settings = read_config(model_dir), with_adapters(settings)
     if not has_family(config):
         raise SettingsError(
@@ -146,7 +151,7 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
 
 
 def _adapters_bytes(settings: EngineSettings, d: DecoderDescription, dtype: torch.dtype, backend: BackendName) -> int:
-    """Returns what adapters take where the model is computed."""
+    """Returns the bytes of adapters on the device that computes the model."""
     if backend != "gpu" or not settings.enable_lora:
         return kept_adapter_bytes(settings, d, dtype)
     from services.engine.adapters.triton_layers import slots_bytes
@@ -155,13 +160,13 @@ def _adapters_bytes(settings: EngineSettings, d: DecoderDescription, dtype: torc
 
 
 def gpu_room(settings: EngineSettings, needs: Needs, total_bytes: int) -> Budget:
-    """Returns what the KV cache gets on a GPU with `total_bytes` of memory that no other model uses."""
+    """Returns the bytes for the KV cache on a GPU with `total_bytes` of memory that no other model uses."""
     used = needs.weights_bytes + needs.adapters_bytes + CONTEXT_BYTES + needs.beside_bytes
     return device_budget(settings, total_bytes - used, total_bytes, needs.step_bytes)
 
 
 def cpu_room(settings: EngineSettings, needs: Needs) -> Budget:
-    """Returns what the KV cache gets in the free memory of this machine."""
+    """Returns the bytes for the KV cache in the free memory of this machine."""
     return cpu_budget(settings, needs.main_memory_bytes)
 
 
@@ -197,7 +202,8 @@ def _token_bytes(d: DecoderDescription, size: int, backend: BackendName) -> int:
     """Returns the bytes of activations for each token of a step. `size`: bytes of an activation."""
     heads = 2 * d.q_size + 2 * d.kv_size
     if d.latent is not None:
-        # Queries as they are, then multiplied for rows; what is attended, and the values of it.
+        # Latent attention: the queries, the queries multiplied into the latent space, the attention outputs, and their
+        # values.
         heads += d.num_heads * (d.latent.query_dim + d.latent.value_dim)
     inner = (2 if d.gated_mlp else 1) * d.intermediate_size
     if d.experts is not None:
@@ -218,7 +224,7 @@ def _weights(
     shard: Shard,
     backend: BackendName,
 ) -> int:
-    """Returns the bytes of a rank's part of the weights, if the checkpoint is plain."""
+    """Returns the bytes of a rank's part of the weights, if the checkpoint is not quantized."""
     quantize = None if chosen.online is None else online_quantizer(chosen.online)
     layers, known, total = shard.layers(d.num_layers), dict[object, int](), 0
     for parameter in layout:

@@ -1,4 +1,4 @@
-"""The worker interface: everything that the step loop knows of a backend.
+"""The worker interface, through which the step loop uses a backend.
 
 Implemented by `torch_worker`, `triton_worker` and the C++ worker (`services/engine/cpu/worker`).
 """
@@ -11,7 +11,7 @@ from services.engine.kv.layout import KvMemory
 from shared.parameters.grammar import Grammar
 
 UNDER_WAY_MAX = 2
-"""Maximum number of plans launched and not yet collected: the running one and the one queued behind it."""
+"""Maximum number of plans launched and not yet collected: the running plan and the next one in the queue."""
 
 
 class WeightMemory(NamedTuple):
@@ -26,11 +26,11 @@ class ModelWorker(Protocol):
     """A loaded model on a device, with its KV cache and state table. Called from one thread only."""
 
     def facts(self) -> EngineFacts:
-        """Returns what was learnt while the model was loaded. Valid after construction."""
+        """Returns the properties of the loaded model. Valid after construction."""
         ...
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Carries out one plan. After an exception the worker's state is lost and the engine must end."""
+        """Runs one plan. After an exception the worker's state is undefined and the engine must end."""
         ...
 
     def close(self) -> None:
@@ -40,10 +40,10 @@ class ModelWorker(Protocol):
 
 @runtime_checkable
 class GrammarWorker(Protocol):
-    """A worker that can keep sequences inside a grammar."""
+    """A worker that supports grammars (structured output)."""
 
     def compile_grammar(self, grammar: Grammar) -> None:
-        """Compiles a grammar for sequences to come. May be called on any thread. Raises ServiceError."""
+        """Compiles a grammar for later sequences. May be called on any thread. Raises ServiceError."""
         ...
 
 
@@ -68,7 +68,7 @@ class AdapterWorker(Protocol):
 
 @runtime_checkable
 class WeighableWorker(Protocol):
-    """A worker whose weights, or a part of them, can be checked in memory."""
+    """A worker whose weights, or a part of them, are in host memory and can be checked."""
 
     def weight_memory(self) -> list[WeightMemory]:
         """Returns the memory of weights that stay unchanged until `close`."""
@@ -84,7 +84,7 @@ class PipelinedWorker(ModelWorker, Protocol):
         ...
 
     def launch(self, plan: StepPlan) -> None:
-        """Queues a plan behind those launched before.
+        """Queues a plan after those launched before.
 
         At most `UNDER_WAY_MAX` plans may be in flight, or as many as there are pipeline stages.
         """

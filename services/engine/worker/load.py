@@ -83,7 +83,7 @@ def _check_format(asked: str, model_dir: Path) -> None:
     """Raises SettingsError if the weights have another format than `--load-format` asks for."""
     if asked == "auto":
         return
-    # GGUF files are read only where there are no others.
+    # GGUF files are read only if there are no other weights.
     others = [] if asked == "safetensors" else [*model_dir.glob("*.safetensors"), *model_dir.glob("pytorch_model*.bin")]
     if others or not any(model_dir.glob(f"*.{asked}")):
         raise SettingsError(f"--load-format={asked}: {model_dir} has no file of that kind; leave the option out")

@@ -1,4 +1,4 @@
-"""The torch worker of one of several pipeline stages: it takes the next plans while other stages compute earlier ones.
+"""The torch worker of a pipeline stage: it accepts the next plans while other stages compute earlier ones.
 
 `launch` computes this stage's layers and passes the hidden states on, `collect` gets those of the last stage and
 samples from them. Plans are launched and collected in the same order on every stage; a later stage may collect a plan

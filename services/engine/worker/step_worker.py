@@ -1,7 +1,7 @@
 """The common base of the torch worker and the C++ worker: KV cache, swap space and state table of a measured size.
 
-It knows no model: a subclass loads the model, then prepares the state, and computes flat steps. The Triton worker does
-not use this class, because it keeps more of its state on the device.
+It is independent of the model: a subclass loads the model, prepares the state, and computes flat steps. The Triton
+worker does not use this class, because it keeps more of its state on the device.
 """
 
 from abc import ABC, abstractmethod
@@ -95,7 +95,7 @@ class StepWorker(ABC):
 
     @abstractmethod
     def _run(self, plan: StepPlan) -> StepResult:
-        """Carries out one plan while no other plan is in flight."""
+        """Runs one plan while no other plan is in flight."""
 
     def _context_token_bytes(self, num_tokens: int) -> int:
         """See `Backend.context_token_bytes`; 0 if attention reads keys and values in place, without copying them."""
@@ -114,12 +114,12 @@ class StepWorker(ABC):
         return None
 
     def _fill_slot(self, slot: int, adapter: LoadedAdapter) -> None:
-        """Puts an adapter into a slot, which no step under way uses. Subclasses with adapters implement it."""
+        """Puts an adapter into a slot that no step in flight uses. Subclasses with adapters implement it."""
         raise AssertionError("this worker has no adapters")
 
     def _adapter(self, version: str) -> LoadedAdapter:
         adapter = None if self.adapters is None else self.adapters.find(version)
-        # The sequence that the plan adds refers to it.
+        # The new sequence of the plan still references the adapter.
         assert adapter is not None, f"the adapter {version} is not loaded"
         return adapter
 
@@ -131,7 +131,7 @@ class StepWorker(ABC):
         for sequence in plan.new:
             if sequence.prompt_adapter:
                 rows = cast(Tensor, self._adapter(sequence.prompt_adapter).prepared)
-                # As wide as the embeddings of pictures, which may be in the same step.
+                # As wide as the embeddings of images that may be in the same step.
                 self._virtual[sequence.row] = F.pad(rows, (0, rows.shape[1] * self._picture_layers))
             elif self._virtual:
                 self._virtual.pop(sequence.row, None)
@@ -179,7 +179,7 @@ class StepWorker(ABC):
             self._heap_guard.after_step()
 
     def _prepare_state(self, spec: StateSpec) -> None:
-        """Measures steps in a small temporary state, then makes the final state. The model must be loaded."""
+        """Measures steps in a small temporary state, then creates the final state. The model must be loaded."""
         self._grammars = grammar_compiler(spec.settings, spec.eos, spec.description.vocab_size)
         make_state = partial(self._make_state, spec)
         backend = Backend(
@@ -200,7 +200,7 @@ class StepWorker(ABC):
             self._heap_guard = HeapGuard(self._memory.heap_bytes)
 
     def _make_state(self, spec: StateSpec, kv: KvPlan, num_host_blocks: int) -> None:
-        """Makes the KV cache, the swap space, the state table and the facts that depend on their sizes."""
+        """Creates the KV cache, the swap space, the state table and the facts that depend on their sizes."""
         settings, description, dtype = spec.settings, spec.description, spec.dtype
         block_size, vocab_size = settings.block_size, description.vocab_size
         self._cache = allocate_kv_cache(description, kv.num_blocks, block_size, dtype, spec.device)
@@ -236,7 +236,7 @@ class StepWorker(ABC):
         self._has_sections = description.rope is not None and bool(description.rope.sections)
         self._picture_layers = description.picture_layers
         self._embeds = spec.ranks.stage is None or spec.ranks.is_first
-        """Whether this worker looks tokens up; the later pipeline stages do not."""
+        """Whether this worker computes token embeddings; later pipeline stages do not."""
         self._model_dtype, self._device = spec.model_dtype or dtype, spec.device
         self._table = StateTable(
             settings.max_num_seqs, kv.max_model_len, block_size, vocab_size, spec.eos, self._grammars.processor

@@ -1,8 +1,8 @@
-"""Decoders whose answer is the logits of some tokens at the last position, such as "yes" and "no" of Qwen3-Reranker.
+"""Decoders whose result is the logits of some tokens at the last position, such as "yes" and "no" of Qwen3-Reranker.
 
-Their checkpoint is that of a language model. Its config.json says which tokens are meant, in vLLM's fields: an
-architecture `…ForSequenceClassification`, `classifier_from_token`, and `method` or `is_original_qwen3_reranker`. The
-rows of the language model head for these tokens become a classification head. Called by `whole_text_model`.
+Their checkpoint is that of a language model. Its config.json names the tokens in vLLM's fields: an architecture
+`…ForSequenceClassification`, `classifier_from_token`, and `method` or `is_original_qwen3_reranker`. The rows of the
+language model head for these tokens become a classification head. Called by `whole_text_model`.
 """
 
 from collections.abc import Mapping
@@ -25,19 +25,19 @@ PLAIN: Method = "no_post_processing"
 
 @dataclass(frozen=True, slots=True)
 class TokenHead:
-    """The tokens of a classification head, and how its numbers follow from their logits."""
+    """The tokens of a classification head, and how its outputs are computed from their logits."""
 
     tokens: tuple[str, ...]
     method: Method
 
     @property
     def num_labels(self) -> int:
-        """Number of numbers that the head gives."""
+        """Number of outputs of the head."""
         return 1 if self.method == TWO_WAY else len(self.tokens)
 
 
 def token_head(fields: Mapping[str, Any]) -> TokenHead | None:
-    """Returns what a config.json says of such a head; None if it says nothing. Raises `ServiceError`."""
+    """Returns the head that a config.json describes; None if it describes none. Raises `ServiceError`."""
     original = bool(fields.get("is_original_qwen3_reranker"))
     method = fields.get("method") or (TWO_WAY if original else None)
     if method is None:
@@ -66,7 +66,7 @@ def load_token_classifier(model_dir: Path, config: Any, head: TokenHead, dtype: 
     if lacks := sorted(info["missing_keys"]):
         raise config_error(f"its checkpoint lacks {', '.join(lacks[:5])}.")
     config.num_labels = head.num_labels
-    # The head reads the last token whatever it is. With a padding token it would look for the last other token.
+    # The head must use the last token in any case; with a padding token it would search for the last other token.
     config.pad_token_id = None
     with torch.device("meta"):  # its parameters are replaced by those of the language model
         model: Any = AutoModelForSequenceClassification.from_config(config, trust_remote_code=trusted)

@@ -62,7 +62,7 @@ class TorchWorker(StepWorker):
         device: torch.device | None = None,
         ranks: Communicator = ALONE_RANK,
     ) -> None:
-        """Loads the model, or the part of it that `ranks.shard` says.
+        """Loads the model, or the part given by `ranks.shard`.
 
         Raises `ServiceError` or `SettingsError` for a model or settings that cannot work.
         """
@@ -111,7 +111,7 @@ class TorchWorker(StepWorker):
         form: WeightForm,
         ranks: Communicator,
     ) -> StateSpec:
-        """Returns what the state depends on. The model must be loaded."""
+        """Returns the properties on which the state depends. The model must be loaded."""
         backend = f"{torch_backend(self._device)} {form.name} {ranks.shard.tp_size}x{ranks.shard.pp_size}"
         return StateSpec(
             settings,
@@ -151,7 +151,7 @@ class TorchWorker(StepWorker):
             torch.cuda.empty_cache()
 
     def weight_memory(self) -> list[WeightMemory]:
-        """See `WeighableWorker`. Weights on a device are not among them."""
+        """See `WeighableWorker`. Weights on a device are not included."""
         return host_weights(self._model.weights)
 
     def _virtual_rows(self, step: FlatStep) -> tuple[Tensor, Tensor] | tuple[None, None]:
@@ -180,7 +180,7 @@ class TorchWorker(StepWorker):
         return self._model.step_logits(*inputs, None if every else self._tensor(step.logit_tokens)), NO_SUMS
 
     def _inputs(self, step: FlatStep) -> tuple[Tensor, Tensor, StepInputs]:
-        """Returns what the model's forward pass takes: ids, positions, and where keys and values are."""
+        """Returns the inputs of the model's forward pass: ids, positions, and the places of keys and values."""
         self._adapter_step.begin(step.token_slots)
         self._adapter_step.give(*self._virtual_rows(step))
         positions = step.positions if step.spatial is None else step.spatial
@@ -213,9 +213,9 @@ def load_model(
 ) -> tuple[LanguageModel, DecoderDescription]:
     """Returns a `Decoder` if the architecture's family is known, else a model that transformers runs.
 
-    Of several ranks, the decoder and its description are those of the rank's part. `trust_remote_code` allows
-    transformers to run code that comes with the model. With `adapters` the decoder's layers add the products of the
-    step's adapters. Raises `ServiceError`.
+    With several ranks, the decoder and its description are those of the rank's part. `trust_remote_code` allows
+    transformers to run code that comes with the model. With `adapters` the decoder's layers add the LoRA products of
+    the step. Raises `ServiceError`.
     """
     if not has_family(config):
         if ranks.shard.size > 1:
@@ -244,7 +244,7 @@ def serves_adapters(settings: EngineSettings) -> bool:
 
 
 def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
-    """Raises `SettingsError` if pictures or adapters are to be served with a model that cannot have them."""
+    """Raises `SettingsError` if images or adapters are enabled for a model that does not support them."""
     if settings.enable_mm:
         check_takes_pictures(config)
     if not serves_adapters(settings):
@@ -267,7 +267,7 @@ def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
 
 
 def check_stages(settings: EngineSettings, config: Mapping[str, Any], shard: Shard) -> None:
-    """Raises `SettingsError`, on every rank, if the first stage lacks layers to which pictures add embeddings."""
+    """Raises `SettingsError`, on every rank, if the first stage lacks layers to which images add embeddings."""
     if not settings.enable_mm or shard.pp_size == 1 or not has_family(config):
         return
     description = find_family(config).describe(config)
@@ -285,7 +285,7 @@ def make_library(
     prepare: Callable[[AdapterWeights], object],
     shard: Shard = ALONE,
 ) -> AdapterLibrary:
-    """Returns the library of adapters for a model. `prepare` makes the backend's form of an adapter.
+    """Returns the library of adapters for a model. `prepare` converts an adapter to the backend's form.
 
     The first of several ranks (`shard`) reads adapters and prepares its part; the others get theirs from it.
     """
@@ -305,7 +305,7 @@ def make_library(
 
 
 def check_offload(settings: EngineSettings, device: torch.device) -> None:
-    """Raises `SettingsError` if weights are to be offloaded from a GPU. On a CPU the option has no effect."""
+    """Raises `SettingsError` if offloading of weights from a GPU is requested. On a CPU the option has no effect."""
     if not settings.cpu_offload_gb:
         return
     if device.type != "cpu":

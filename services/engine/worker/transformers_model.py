@@ -1,8 +1,8 @@
 """Runs models of other architectures through transformers, with the engine's paged attention in place of their own.
 
 Transformers computes everything but attention: each layer passes its queries, keys and values to a registered function,
-which writes and reads the paged KV cache. A trial run of one token shows the shape of the cache. Raises `ServiceError`
-for an architecture whose attention cannot be replaced. Code from a model directory runs only with
+which writes and reads the paged KV cache. A trial run of one token determines the shape of the cache. Raises
+`ServiceError` for an architecture whose attention cannot be replaced. Code from a model directory runs only with
 `--trust-remote-code`. Called by the torch worker, which imports this module only for such models, because importing
 transformers takes seconds.
 """
@@ -87,7 +87,7 @@ class _Paged:
         """See `_Attending`."""
         narrower = keys.shape[3] - values.shape[3]
         if narrower:
-            # Values are kept in the width of keys, with zeros behind them.
+            # Values are stored in the width of keys, padded with zeros.
             values = F.pad(values, (0, narrower))
         flat = [x[0].transpose(0, 1).contiguous() for x in (queries, keys, values)]
         caches = self._step.key_caches[layer], self._step.value_caches[layer]
@@ -216,7 +216,7 @@ def _load(model_dir: Path, fields: Mapping[str, Any], dtype: torch.dtype, truste
 
 
 def _model_class(config: Any, model_dir: Path, trusted: bool) -> Any:
-    """Returns the class for a config, from transformers or from the model's directory; None if there is neither."""
+    """Returns the class for a config, from transformers or from the model's directory; None if neither has one."""
     if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     reference = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")

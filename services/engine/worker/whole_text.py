@@ -1,4 +1,4 @@
-"""Which models compute a text as a whole, and which texts they compute together. Pure."""
+"""Lists the models that compute a text in one step, and groups texts into batches. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,9 +19,9 @@ ENCODERS = frozenset(
         "xlm-roberta",
     }
 )
-"""Model types in config.json of encoders that are served."""
+"""Model types (config.json) of supported encoders."""
 PADDING_SHARE = 0.25
-"""Largest share of padding in a batch, of the tokens that it computes."""
+"""Maximum share of padding among the tokens of a batch."""
 
 
 def computes_whole(config: Mapping[str, Any]) -> bool:

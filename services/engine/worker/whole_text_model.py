@@ -1,10 +1,9 @@
-"""Models of transformers that compute a text as a whole: encoders, and models with a classification head.
+"""Models of transformers that compute a text in one step: encoders, and models with a classification head.
 
-In an encoder (BERT and its relatives) each token attends to later ones, so that there is no KV to keep and nothing to
-generate. A decoder with a classification head (`LlamaForSequenceClassification`) is run in the same way, because its
-answer needs the last token only once. Texts of about the same length are computed together, padded behind their ends.
-Raises `ServiceError` for a model that cannot be run. Called by `whole_text_worker`; importing transformers takes
-seconds.
+In an encoder (such as BERT) each token attends to later tokens, so there is no KV cache and no generation. A decoder
+with a classification head (`LlamaForSequenceClassification`) is run in the same way, because its result needs only one
+pass over the text. Texts of about the same length are computed together, with padding at the end. Raises `ServiceError`
+for a model that cannot be run. Called by `whole_text_worker`; importing transformers takes seconds.
 """
 
 import inspect
@@ -32,7 +31,7 @@ _OF_PROBLEM: dict[str, Activation] = {
     "multi_label_classification": "sigmoid",
 }
 _POSITIONS_AFTER_PADDING = {"camembert", "mpnet", "roberta", "xlm-roberta"}
-"""Model types whose first position is the one behind the padding token's id."""
+"""Model types whose first position is the padding token's id plus one."""
 _UNUSED = "pooler."
 """Parameters of BERT's pooler, which embeddings do not use and many checkpoints lack."""
 
@@ -46,7 +45,7 @@ class Text:
 
 
 class WholeTextModel:
-    """A loaded model. `labels` are those of its classification head; empty: it gives hidden states."""
+    """A loaded model. `labels` are those of its classification head; empty: the model returns hidden states."""
 
     def __init__(self, model: Any, config: Any, device: torch.device, max_positions: int) -> None:
         self.module: torch.nn.Module = model
@@ -63,14 +62,14 @@ class WholeTextModel:
         names = inspect.signature(model.forward).parameters
         numbered = int(getattr(config, "type_vocab_size", 0) or 0) > 1
         self._numbers_texts = numbered and "token_type_ids" in names
-        """Whether the model is told which of a pair of texts each token belongs to."""
-        # A decoder's head finds the last token of each row by the padding, and without a padding token not at all.
+        """Whether the model has token type ids, which tell the two texts of a pair apart."""
+        # A decoder's head finds the last token of each row by the padding token, so it needs one.
         self.takes_batches = self._padding is not None or not self.labels
 
     def logits(self, texts: Sequence[Text], *, activate: Sequence[bool]) -> Tensor:
-        """Returns what the classification head gives for each text, [texts, labels] float32.
+        """Returns the outputs of the classification head, [texts, labels] float32.
 
-        `activate`: for each text, whether its numbers pass through the model's activation.
+        `activate`: for each text, whether to apply the model's activation function.
         """
         raw: Tensor = self._model(**self._inputs(texts)).logits.to(torch.float32)
         active = _activated(raw, self.activation)
@@ -78,7 +77,7 @@ class WholeTextModel:
         return torch.where(chosen, active, raw)
 
     def hidden_states(self, texts: Sequence[Text]) -> Tensor:
-        """Returns the last hidden states [texts, tokens of the longest, hidden]; behind a text they have no meaning."""
+        """Returns the last hidden states [texts, tokens of the longest, hidden]; undefined after a text's end."""
         return self._model(**self._inputs(texts)).last_hidden_state
 
     def _inputs(self, texts: Sequence[Text]) -> dict[str, Any]:
@@ -148,7 +147,7 @@ def _load(
 def max_positions(model_dir: Path, config: Any) -> int:
     """Returns the length of the longest text in tokens, special tokens included.
 
-    sentence-transformers may state a shorter one than the model's positions allow (`sentence_bert_config.json`).
+    sentence-transformers may set a lower limit than the model's positions allow (`sentence_bert_config.json`).
     """
     positions = int(config.max_position_embeddings)
     if config.model_type in _POSITIONS_AFTER_PADDING:
@@ -162,7 +161,7 @@ def _is_classifier(model: Any) -> bool:
 
 
 def _activation(config: Any) -> Activation:
-    """Returns what the model's files say of the activation; else sigmoid for a single label and softmax for several."""
+    """Returns the activation function that the model's files name; else sigmoid for one label, softmax for several."""
     stated = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
     stated = stated or getattr(config, "sbert_ce_default_activation_function", None)
     if stated:

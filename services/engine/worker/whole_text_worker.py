@@ -1,7 +1,7 @@
-"""The worker of models that compute a text as a whole (`whole_text_model`): encoders and classifiers, by PyTorch.
+"""The worker of models that compute a text in one step (`whole_text_model`): encoders and classifiers, with PyTorch.
 
-A sequence is computed in the step that reaches its end. There is no KV cache: the blocks that the scheduler hands out
-only count tokens, and there are enough of them for all rows. Called by the step loop, from one thread.
+A sequence is computed in the step that reaches its end. There is no KV cache: the scheduler's blocks are only used to
+count tokens, and there are enough for all rows. Called by the step loop, from one thread.
 """
 
 import logging
@@ -28,11 +28,11 @@ from shared.parameters.pooling import PoolingKind
 
 logger = logging.getLogger(__name__)
 HEAP_BYTES = 256 * 2**20
-"""The heap may keep this much of what a step has freed."""
+"""Maximum freed memory that the heap may keep."""
 
 
 class WholeTextWorker:
-    """A `ModelWorker` that gives vectors or labels and generates nothing."""
+    """A `ModelWorker` that computes vectors or labels and does not generate."""
 
     def __init__(self, settings: EngineSettings, model_dir: Path, device: torch.device) -> None:
         """Loads the model. Raises `ServiceError` or `SettingsError` for a model or settings that cannot work."""
@@ -71,7 +71,7 @@ class WholeTextWorker:
         del self._model
 
     def weight_memory(self) -> list[WeightMemory]:
-        """See `WeighableWorker`. Weights on a device are not among them."""
+        """See `WeighableWorker`. Weights on a device are not included."""
         return host_weights(self._model.module)
 
     @torch.inference_mode()
@@ -103,7 +103,7 @@ class WholeTextWorker:
 
 
 def check_settings(settings: EngineSettings, form: WeightForm) -> None:
-    """Raises `SettingsError` for options that a model of this kind cannot follow."""
+    """Raises `SettingsError` for options that models of this kind do not support."""
     refused = {
         "--quantization": form.quantize is not None or form.method is not None,
         "--enable-lora, --enable-prompt-adapter": serves_adapters(settings),

@@ -70,7 +70,7 @@ class SwapSpace:
         self.drop(sequence, used)
 
     def drop(self, sequence: Sequence, in_use: list[int] | tuple[()] = ()) -> None:
-        """Frees a sequence's host blocks except those in `in_use`, which the next plan reads and `announce` frees."""
+        """Frees a sequence's host blocks except those `in_use`: the next plan reads these; `announce` frees them."""
         keep = set(in_use)
         self.pool.free([block for block in sequence.host_blocks if block not in keep])
         sequence.host_blocks = []

@@ -1,7 +1,8 @@
 """Accepts draft tokens: a draft token is accepted if it equals the token sampled at its position.
 
-The draw for an output position is a function of seed, position and logits, so the accepted tokens are exactly those
-that steps without draft tokens would have sampled. Draft tokens change no distribution. Called by the workers.
+The random draw for an output position is a function of seed, position and logits, so the accepted tokens are exactly
+those that steps without draft tokens would have sampled. Draft tokens do not change the distribution. Called by the
+workers.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Makes the flat arrays of a forward pass from a plan and the state table.
+"""Builds the flat arrays of a forward pass from a plan and the state table.
 
     query_start_loc [S + 1]      index of each sequence's first token in the step
     ids, positions [num_tokens]  the step's tokens and their positions in their sequences
@@ -31,7 +31,7 @@ Integers = NDArray[np.int64]
 class VirtualTokens:
     """The virtual tokens of a step: their indices in the step, and the rows of their sequences; each [n].
 
-    `indices` [n]: index of each in the embeddings of its row's prompt adapter or pictures.
+    `indices` [n]: index of each token in the embeddings of its row's prompt adapter or images.
     """
 
     tokens: Integers
@@ -64,7 +64,7 @@ class FlatStep:
     spatial: Integers | None = None
     """Positions for rotation in time, row and column, [3, num_tokens], of a step with pictures; None: `positions`."""
     mutual: Sequence[Spans] | None = None
-    """For each sequence the pictures whose tokens attend to each other; None: no sequence has any."""
+    """For each sequence the images whose tokens attend to each other; None: no sequence has any."""
 
     def slot_mapping(self, block_size: int) -> Integers:
         """Returns the KV slot of each token, [num_tokens]: block id * block_size + offset in the block."""
@@ -122,7 +122,7 @@ def _flatten_decode(plan: StepPlan, table: StateTable, block_size: int) -> FlatS
     seq_lens = positions + 1
     assert (seq_lens <= table.num_tokens[rows]).all(), "a plan runs past the known tokens"
     ids = table.token_ids[rows, positions].astype(np.int64)
-    # The last token of a prompt may be a picture's, if the others were found in the cache.
+    # The last token of a prompt may be an image token, if the others were found in the cache.
     virtual = _take_virtual(ids, rows, table)
     return FlatStep(
         ids=ids,

@@ -1,14 +1,15 @@
-"""The rows of pooling sequences: which hidden states of a step they need, and the vectors made of them.
+"""Pooling sequences in the worker: the hidden states of a step that they need, and the computation of their vectors.
 
-A step computes, for each share that contributes, the sum of the hidden states of a span of the step's tokens:
+For each scheduled sequence that contributes to a vector, a step computes the sum of the hidden states of a span of its
+tokens:
 
     last    the last token of the sequence        cls     its first token
-    mean    all tokens of the share
+    mean    all its tokens in this step
 
-The sums of a sequence's shares are added up in `float64`; the share that ends the sequence completes the vector. A
-sequence that returns after a preemption is computed again from its first token where that matters (`Sequence.reuses_kv`
-in the core), so its sum starts anew. Called by the workers: `join` and `spans` when a plan is launched, `take` when it
-is collected, in the order of the plans.
+The sums of a sequence's steps are added up in `float64`; the last step completes the vector. A sequence that was
+preempted is computed again from its first token if the kind of pooling needs it (`Sequence.reuses_kv` in the core); its
+sum then starts anew. Called by the workers: `join` and `spans` when a plan is launched, `take` when it is collected, in
+the order of the plans.
 """
 
 from pathlib import Path
@@ -35,7 +36,9 @@ _MODES: dict[str, PoolingKind] = {
 }
 _SHORT_MODES = {"lasttoken": "pooling_mode_lasttoken", "cls": "pooling_mode_cls_token"}
 _MODULES = ("Transformer", "Pooling", "Normalize")
-"""Parts of a sentence-transformers model that are computed here; a vector without another part would be wrong."""
+"""Supported modules of a sentence-transformers model; a model with other modules is refused, because its vectors would
+be wrong.
+"""
 
 
 class PoolingRows:
@@ -47,7 +50,7 @@ class PoolingRows:
         self._sums: dict[int, NDArray[np.float64]] = {}
 
     def join(self, plan: StepPlan) -> None:
-        """Forgets the sequences whose rows the plan frees, and takes in those that get a row."""
+        """Removes the sequences whose rows the plan frees, and adds those that get a row."""
         for row in plan.freed_rows if self._params else ():
             self._forget(row)
         for sequence in plan.new:
@@ -56,7 +59,7 @@ class PoolingRows:
                 self._sums[sequence.row] = np.zeros(self._size)
 
     def spans(self, plan: StepPlan) -> Integers:
-        """Returns [n, 2]: for each share that contributes, its first token and the one behind its last.
+        """Returns [n, 2]: for each contributing sequence, the indices of its first token and after its last.
 
         Tokens are counted from the beginning of the step.
         """
@@ -72,7 +75,7 @@ class PoolingRows:
         return np.array(found, dtype=np.int64).reshape(-1, 2)
 
     def take(self, plan: StepPlan, sums: NDArray[np.float32]) -> tuple[bytes, ...]:
-        """Takes in a step's sums [n, hidden] for `spans`. Returns the packed vectors that the step completes."""
+        """Adds a step's sums [n, hidden] for `spans`. Returns the packed vectors that the step completes."""
         if not self._params:
             return ()
         vectors: list[bytes] = []
@@ -95,9 +98,9 @@ class PoolingRows:
 
 
 def finished(total: NDArray[np.float64], num_tokens: int, params: PoolingParams) -> NDArray[np.float32]:
-    """Returns the vector of a sequence of `num_tokens` tokens, from the sum [hidden] of its shares.
+    """Returns the vector of a sequence of `num_tokens` tokens, from the sum [hidden] over its steps.
 
-    A vector of zeros is returned as it is, because it cannot be scaled to length one.
+    A vector of zeros is returned unchanged, because it cannot be normalized.
     """
     vector = total / num_tokens if params.kind == "mean" else total
     vector = vector[: params.dimensions]
@@ -118,7 +121,7 @@ def with_vectors(result: StepResult, vectors: tuple[bytes, ...]) -> StepResult:
 def pooling_kind(model_dir: Path, usual: PoolingKind = "last") -> PoolingKind:
     """Returns the model's own kind, from the files of sentence-transformers; `usual` for a model without them.
 
-    Raises `ServiceError` if these files ask for something else than pooling and scaling of this kind.
+    Raises `ServiceError` if these files require other modules than pooling and normalization.
     """
     names = [str(module.get("type", "")).rpartition(".")[2] for module in read_json_list(model_dir / SENTENCE_MODULES)]
     modes = read_json(model_dir / "1_Pooling" / "config.json")
@@ -135,7 +138,7 @@ def pooling_kind(model_dir: Path, usual: PoolingKind = "last") -> PoolingKind:
 
 
 def _span(share: ScheduledSequence, params: PoolingParams) -> tuple[int, int] | None:
-    """Returns the share's tokens that contribute to the vector, counted from its first; None if none does."""
+    """Returns the span of scheduled tokens that contribute to the vector, relative to the first; None if none do."""
     if params.kind == "mean":
         return 0, share.num_tokens
     if params.kind == "cls":

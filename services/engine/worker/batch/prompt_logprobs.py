@@ -2,9 +2,9 @@
 
     plan and state table -> PromptReport (host) -> report_logits (device) -> PromptLogprobs, one for each sequence
 
-A step computes the logits of the reported tokens behind those that are sampled. The scheduler bounds their number, so a
-long prompt is reported over several steps. The values are those of the model's own distribution, as for sampled tokens.
-Called by the workers.
+A step computes the logits of the reported tokens after those of the sampled tokens. The scheduler limits their number,
+so a long prompt is reported over several steps. The values are those of the model's own distribution, as for sampled
+tokens. Called by the workers.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class ReportedLogits(NamedTuple):
 
 
 def report_of(plan: StepPlan, table: StateTable, first_tokens: Integers) -> PromptReport | None:
-    """Returns what a step reports; None if it reports nothing.
+    """Returns the report of a step; None if there is nothing to report.
 
     `first_tokens`: index of each scheduled sequence's first token in the step. The table must have applied the plan.
     """

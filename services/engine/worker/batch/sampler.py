@@ -1,4 +1,4 @@
-"""Chooses tokens from logits: the order of the operations, and which rows need each of them.
+"""Samples tokens from logits: defines the order of the operations and the rows that need each of them.
 
     log probabilities   all rows: from the model's logits, before any adjustment
     biases              rows with `logit_bias`
@@ -31,7 +31,7 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 GREEDY_BELOW = 1e-5
-"""Below this temperature the most likely token is taken without a draw."""
+"""Below this temperature sampling is greedy."""
 SLICE_BYTES = 4 * 2**20
 """Bytes of logits processed at once on a CPU, so that they stay in its cache between operations."""
 
@@ -150,7 +150,7 @@ def _adjust(logits: Tensor, batch: SamplingBatch) -> Tensor:
     if len(batch.penalised):
         _penalise(adjusted, batch)
     for row, adjustment in batch.adjustments.items():
-        # A row with an error gets no token; its mask, which may forbid everything, is left out.
+        # A row with an error gets no token; its mask, which may forbid all tokens, is not applied.
         if adjustment.mask is not None and not adjustment.error:
             forbidden = torch.from_numpy(masks.forbidden(adjustment.mask, logits.shape[1]))
             adjusted[row].masked_fill_(forbidden.to(logits.device), float("-inf"))

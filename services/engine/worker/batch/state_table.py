@@ -1,9 +1,9 @@
 """The worker's state table: one row (batch slot) for each running sequence.
 
-A sequence keeps its row from the plan that adds the sequence to the plan that frees the row. Each property is an array
-indexed by row, so that a step gathers its inputs with one array of row numbers. The work for a decoding row does not
-grow with its context. The worker appends sampled tokens to the rows itself, so the input of the next step is known
-before the next plan arrives. The table makes no scheduling decisions; it applies plans. Called by the workers.
+A sequence keeps its row from the plan that adds it until the plan that frees the row. Each property is an array indexed
+by row, so that a step gathers its inputs with one array of row numbers. The work for a decoding row does not grow with
+its context. The worker appends sampled tokens to the rows itself, so the input of the next step is known before the
+next plan arrives. The table makes no scheduling decisions; it applies plans. Called by the workers.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from shared.parameters.sampling import SamplingParams
 
 Rows = NDArray[np.int64]
 NOTHING_ALLOWED = "The parameters of this request together allow no token that could come next."
-"""Message of a sequence whose masks leave no token."""
+"""Error message if the masks of a sequence forbid all tokens."""
 
 
 def table_bytes(max_num_seqs: int, max_model_len: int, block_size: int, vocab_size: int) -> int:
@@ -53,9 +53,9 @@ class StateTable:
         self.adapter_slots = np.full(max_num_seqs, -1, dtype=np.int64)
         """The slot of each row's adapter; -1: none."""
         self._num_adapted = 0
-        """Number of rows, some of which may be free, that were filled with an adapter and not without one since."""
+        """Number of rows (some may be free) whose last sequence has an adapter."""
         self._prefixed: set[int] = set()
-        """Rows, some of which may be free, with virtual tokens: those of a prompt adapter or of pictures."""
+        """Rows (some may be free) with virtual tokens: those of a prompt adapter or of images."""
         self._columns = _ParamColumns(max_num_seqs, vocab_size)
         self.vocab_size = vocab_size
         self.counting, self.zeros = np.arange(max_num_seqs + 1), np.zeros(max_num_seqs, dtype=np.int64)
@@ -124,12 +124,12 @@ class StateTable:
     def needs_choice(self, rows: Rows) -> bool:
         """Whether any of the rows needs more than the most likely token and its log probability.
 
-        That is the case with a temperature, penalties, logits processors or `logprobs`.
+        True for rows with a temperature, penalties, logits processors or `logprobs`.
         """
         return bool(self._columns.chooses[rows].any())
 
     def needs_tokens(self, rows: Rows) -> bool:
-        """Whether a processor of any of the rows needs all tokens before the next one to be sampled."""
+        """Whether a processor of any row must know all earlier tokens before the next token can be sampled."""
         found = self._processors
         return bool(found) and any(each.needs_tokens for row in rows.tolist() for each in found.get(row, ()))
 
@@ -171,7 +171,7 @@ class StateTable:
     def with_adjustments(self, batch: SamplingBatch, rows: Rows, offsets: NDArray[np.int64]) -> SamplingBatch:
         """Returns the batch that `sampling` has made for the rows and offsets, with the adjustments of its rows.
 
-        The tokens sampled before must have been appended, unless no processor of the row needs them.
+        Earlier sampled tokens must have been appended if a processor of the row needs them.
         """
         if not len(batch.adjusted):
             return batch
@@ -215,7 +215,7 @@ class StateTable:
             self._penalties.reset(row, prompt[prompt < self._columns.vocab_size], output)
 
     def _number_pictures(self, sequence: NewSequence) -> None:
-        """Numbers the tokens of the prompt's pictures in order, from the vocabulary's size on."""
+        """Assigns ids to the tokens of the prompt's images, in order, starting at the vocabulary's size."""
         first = self._columns.vocab_size
         for picture in sequence.pictures:
             places = np.delete(np.arange(picture.start, picture.start + picture.num_tokens), picture.plain)
@@ -223,7 +223,7 @@ class StateTable:
             first += len(places)
 
     def _grow(self, rows: Rows) -> NDArray[np.int64]:
-        """Lengthens each of the rows by one token, up to `max_model_len`. Returns the positions of these tokens."""
+        """Extends each of the rows by one token, up to `max_model_len`. Returns the positions of these tokens."""
         places = self.num_tokens[rows]
         self.num_tokens[rows] = np.minimum(places + 1, self._max_model_len)
         return places

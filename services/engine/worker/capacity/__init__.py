@@ -1,1 +1,1 @@
-"""What memory a worker has and needs: measured, predicted and divided; the KV cache and the swap space."""
+"""A worker's memory: measurement, prediction and division; the KV cache and the swap space."""

@@ -1,4 +1,4 @@
-"""Divides the memory: the KV cache gets what weights, rows and the largest step leave of the usable memory.
+"""Divides the memory: the KV cache gets the usable memory minus weights, rows and the largest step.
 
     CPU    the KV cache gets a share of the configured size, but at most a share of the free memory that remains after
            the steps and the rows
@@ -29,7 +29,7 @@ from shared.config import EngineSettings
 logger = logging.getLogger(__name__)
 
 FREE_SHARE_MAX = 0.7
-"""Largest share of free main memory for the KV cache; the rest is for swap space and the other processes."""
+"""Maximum share of free main memory for the KV cache; the rest is for swap space and the other processes."""
 HEAP_BYTES_MAX = 256 * 2**20
 """The heap may keep at most this many bytes of freed step memory, and never more than one step needs."""
 _GIB = 2**30
@@ -84,25 +84,27 @@ class Backend:
     device: torch.device
     cache_dtype: torch.dtype
     make_state: Callable[[KvPlan, int], None]
-    """Replaces KV cache, rows and swap space. The arguments are the KV plan and the number of host blocks."""
+    """Function that replaces KV cache, rows and swap space. Arguments: the KV plan and the number of host blocks."""
     run: Callable[[StepPlan], object]
     context_token_bytes: Callable[[int], int]
     """Bytes besides the cache that attention needs for each token of context, given the step's number of tokens."""
     kept_bytes: int = 0
     """Permanent memory allocated after the KV cache: captured graphs."""
     mapped_bytes: int = 0
-    """Size of mapped files that every step reads. The system counts their pages as free, but they must stay cached."""
+    """Size of mapped files that every step reads. The operating system counts their pages as free, but they must stay
+    in the page cache.
+    """
     reserve: Callable[[StepBounds], int | None] = lambda bounds: None
     """Allocates the buffers of the largest forward pass and returns their bytes; None if they must be measured."""
     measures: bool = True
     """Whether to measure steps. False under Triton's interpreter, where a step takes half a minute."""
     weights_bytes: int = 0
     ranks: Communicator = ALONE_RANK
-    """All ranks get as many blocks as the one with the least memory. On a CPU they share the machine's."""
+    """All ranks get as many blocks as the one with the least memory. On a CPU they share the machine's memory."""
 
 
 def plan_measured(settings: EngineSettings, backend: Backend) -> MemoryPlan:
-    """Measures steps, plans the memory and has the worker make its final state. Returns the plan."""
+    """Measures steps, plans the memory and creates the worker's final state. Returns the plan."""
     step = _measure(settings, backend) if backend.measures else StepBytes(0, 0, 0)
     step = replace(step, fixed=step.fixed + backend.kept_bytes)
     mapped = backend.mapped_bytes
@@ -176,7 +178,7 @@ def rows_bytes(settings: EngineSettings, description: DecoderDescription, contex
 
 
 def kept_adapter_bytes(settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype) -> int:
-    """Returns the memory of the adapters that are kept: `--max-cpu-loras` of the largest rank, and prompt adapters."""
+    """Returns the memory of cached adapters: `--max-cpu-loras` of the maximum rank, and the prompt adapters."""
     size = 0
     if settings.enable_lora:
         size += (settings.max_cpu_loras or 0) * adapter_bytes(description, settings.max_lora_rank, dtype.itemsize)

@@ -1,4 +1,4 @@
-"""The swap space: KV blocks in main memory for preempted sequences. Also carries out the block copies of plans.
+"""The swap space: KV blocks in main memory for preempted sequences. Also executes the block copies of plans.
 
 The number of host blocks is decided here at start-up. The core decides what each block holds. Called by the workers.
 """
@@ -15,7 +15,7 @@ from shared.config import EngineSettings, SettingsError
 
 DEFAULT_SWAP_GIB = 4.0
 DEFAULT_FREE_SHARE = 0.5
-"""Largest share of the free memory that the default size takes. Only pages that are written take memory."""
+"""Maximum share of the free memory for the default size. Only pages that are written take memory."""
 _GIB = 2**30
 
 
@@ -49,7 +49,7 @@ def plan_host_blocks(
 
 
 def copy_blocks(plan: StepPlan, cache: KvCache, host: KvCache) -> None:
-    """Carries out the block copies of a plan: device to host, host to device, then device to device."""
+    """Executes the block copies of a plan: device to host, host to device, then device to device."""
     for pairs, source, target in (
         (plan.swap_out, cache, host),
         (plan.swap_in, host, cache),

@@ -2,7 +2,7 @@
 
     key_caches[layer], value_caches[layer]   [num_blocks, block_size, kv_heads, head_dim]
 
-Of a model with latent attention there are no value caches: the key caches have the rows of latents.
+A model with latent attention has no value caches: its key caches contain the latents.
 The core decides what each block holds. Called by the workers at start-up.
 """
 
@@ -43,14 +43,14 @@ class KvPlan:
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """The key and value tensors, one pair for each layer; of latents no value tensors."""
+    """The key and value tensors, one pair for each layer; with latent attention no value tensors."""
 
     key_caches: tuple[Tensor, ...]
     value_caches: tuple[Tensor, ...]
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
-        """All tensors, layer by layer; of each layer first its keys."""
+        """All tensors, layer by layer, keys before values."""
         layers = (self.key_caches, self.value_caches) if self.value_caches else (self.key_caches,)
         return tuple(part for layer in zip(*layers, strict=True) for part in layer)
 

@@ -11,7 +11,7 @@ from services.engine.worker.capacity.kv_cache import KvCache
 class CacheMemory:
     """A `KvMemory` of two `KvCache`: the device's, on a CPU or another device, and the host's.
 
-    `head_dim` is the number of components of a head that travel; the cache may have more, for alignment.
+    `head_dim` is the number of components of a head that are transferred; the cache may have more, for alignment.
     """
 
     def __init__(self, cache: KvCache, host: KvCache, head_dim: int) -> None:

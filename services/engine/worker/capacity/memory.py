@@ -1,8 +1,8 @@
-"""Measures main memory: what this process may still take, what it holds, and the peak of a piece of work.
+"""Measures main memory: the free memory, the memory of this process, and the peak of a function call.
 
-Free memory is the minimum of what the machine has available and what every control group of the process has left, so a
-container's limit counts. Held memory is anonymous memory; pages of a mapped file are not counted, because the system
-can reclaim them. Linux only. Called by the workers at start-up and between steps.
+Free memory is the minimum of the machine's available memory and the remaining limit of each control group (cgroup) of
+the process, so a container's limit counts. Held memory is anonymous memory; pages of a mapped file are not counted,
+because the system can reclaim them. Linux only. Called by the workers at start-up and between steps.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _OWN_PAGES, _LINE_BYTES = "/proc/self/statm", 256
 _COUNTING_BYTES = 2**20
 """Margin for the system's page counters, which are updated in batches on each processor and may be off by this much."""
 _AHEAD_BYTES = 128 * 2**10
-"""Bytes of one read-ahead request. The system reads at most a device setting per request; this is the usual value."""
+"""Bytes of one read-ahead request. The kernel's limit per request is a device setting; this is the usual value."""
 _RESET_PEAK = "5"
 """Value written to `clear_refs` to reset the peak, see proc(5)."""
 
@@ -45,8 +45,9 @@ def held_bytes() -> int:
 def peak_growth(work: Callable[[], object]) -> int:
     """Runs `work` and returns by how many bytes the process grows at its peak meanwhile.
 
-    Free pages of the heap are given back first, so that memory that the work takes from the heap counts. If the system
-    does not allow the peak to be reset, the peak of the whole process is used: an overestimate, never too low.
+    Free pages of the heap are returned to the system first, so that memory that the work takes from the heap counts. If
+    the system does not allow the peak to be reset, the peak of the whole process is used: an overestimate, never too
+    low.
     """
     return_free_heap()
     before = _field(PROC / "self/status", "VmRSS:")
@@ -66,7 +67,7 @@ def return_free_heap() -> None:
 def fetch(address: int, size: int) -> None:
     """Asks the system to read mapped pages of a file ahead, so that later accesses do not wait for the disk.
 
-    This is only advice to the system (madvise) and does not change memory that is not mapped from a file.
+    This is only advice (madvise); it has no effect on memory that is not mapped from a file.
     """
     first, end = address // _PAGE_BYTES * _PAGE_BYTES, address + size
     for place in range(first, end, _AHEAD_BYTES):
@@ -77,9 +78,9 @@ def fetch(address: int, size: int) -> None:
 class HeapGuard:
     """Bounds the free memory that the heap keeps of freed tensors.
 
-    The heap keeps most of the memory that a step frees, in pieces into which the tensors of the next step, of other
-    shapes, may not fit. Giving all of it back after every step would cost a third of a small model's prefill in page
-    faults, so it is given back only when the process has grown by `most_bytes` since the last time. Pages of the KV
+    The heap keeps most of the memory that a step frees, in fragments that may not fit the tensors of the next step,
+    which have other shapes. Returning all of it after every step would cost a third of a small model's prefill time in
+    page faults, so it is returned only when the process has grown by `most_bytes` since the last time. Pages of the KV
     cache that are written for the first time count as growth too, but only once.
     """
 
@@ -88,7 +89,10 @@ class HeapGuard:
         self._mark = held_bytes() + most_bytes
 
     def after_step(self) -> None:
-        """Gives free pages back if the process has grown enough. Call it when no tensor of a step is alive."""
+        """Returns free pages to the system if the process has grown enough.
+
+        Call it when no tensor of a step is alive.
+        """
         if held_bytes() > self._mark:
             return_free_heap()
             self._mark = held_bytes() + self._most

@@ -1,6 +1,6 @@
 """Measures the memory that a step needs besides weights and KV cache, with artificial steps, before the cache is sized.
 
-    drawing     the buffers for rows that draw at the same time
+    drawing     the buffers for rows that are sampled (not greedy) at the same time
     sampling    logits, log probabilities and penalties, which grow with the number of sampled tokens
     passing     the forward pass, which grows with the tokens of a step and, in attention, with their context; not
                 measured if the backend knows its size
@@ -78,7 +78,7 @@ class Probe:
     """Tokens of the largest step divided by tokens of `passing`."""
     drawing: StepPlan
     more_draws: float
-    """Rows that draw at once in the largest step, divided by the rows of `drawing`."""
+    """Rows that are sampled at once in the largest step, divided by the rows of `drawing`."""
     few: StepPlan
     many: StepPlan
     """`few` and `many`: sampling for some rows and for more rows."""
@@ -135,7 +135,7 @@ def measure_step(
     device: torch.device,
     passing: int | None = None,
 ) -> StepBytes:
-    """Measures the steps of a probe. `run` carries out a plan in a state made for `probe.kv`.
+    """Measures the steps of a probe. `run` runs a plan in a state created for `probe.kv`.
 
     `passing`: bytes of the largest forward pass, if the backend knows them. Otherwise the forward pass is measured
     first, because a backend may keep the buffers that it allocates.
@@ -160,7 +160,7 @@ def measure_step(
 def _passing(num_tokens: int, context: int, block_size: int, num_blocks: int) -> StepPlan:
     """Returns a plan of the last `num_tokens` tokens of one sequence, without sampling.
 
-    The computed tokens have slots of their own. The context before them reuses the same blocks.
+    The computed tokens have separate slots; the context before them reuses the same blocks.
     """
     blocks = tuple(index % num_blocks for index in range(-(-context // block_size)))
     new = NewSequence(0, "", (0,) * context, context, blocks, SamplingParams(max_tokens=1))
@@ -191,7 +191,7 @@ def bytes_per_context_token(num_tokens: int, description: DecoderDescription, dt
     # Gathered keys and values; 8-bit ones exist before and after the conversion to the model's type.
     gathered = d.cache_parts * d.kv_size * (size + 1)
     if d.latent is not None:
-        # What is made of rows, keys with their rotated part, and values padded to the width of keys.
+        # Latent attention: keys with their rotated part, computed from latents, and values padded to the width of keys.
         a = d.latent
         gathered += d.num_heads * (a.nope_dim + a.value_dim + 2 * a.query_dim) * size
     # A mask and the two booleans it is made from, for each query and distinct window; with ALiBi for each head too.

@@ -13,8 +13,8 @@ from services.engine.worker.interface import WeightMemory
 def host_weights(root: object) -> list[WeightMemory]:
     """Returns the memory of all tensors in the host's memory that an object's fields refer to, each once.
 
-    `root` is an object with weights, such as `DecoderWeights`, or a torch module. Tensors on a device, and those in a
-    layout of a library, are left out.
+    `root` is an object with weights, such as `DecoderWeights`, or a torch module. Tensors on a device and tensors in a
+    library's own layout are left out.
     """
     found: dict[int, WeightMemory] = {}
     for name, tensor in _tensors(root, "", set()):
@@ -28,7 +28,7 @@ def _tensors(value: object, name: str, seen: set[int]) -> Iterator[tuple[str, Te
     if isinstance(value, Tensor):
         yield name, value
         return
-    # The tables of adapters change whenever an adapter gets a slot.
+    # Skip the adapters' tables, which change whenever an adapter gets a slot.
     if id(value) in seen or isinstance(value, AdapterStep | str | bytes | int | float | None):
         return
     seen.add(id(value))

@@ -1,1 +1,1 @@
-"""The GPU worker and what only it needs: CUDA graphs, inputs and sampling on the device, blocks, staging."""
+"""The GPU worker and its own parts: CUDA graphs, inputs and sampling on the device, blocks, staging."""

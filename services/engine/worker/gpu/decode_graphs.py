@@ -19,7 +19,7 @@ from services.engine.worker.gpu.device_inputs import DeviceStep, GraphSize
 logger = logging.getLogger(__name__)
 
 _GRAPHS_BYTES = 512 * 2**20
-"""Estimate for the activations of the largest graph and the driver's memory."""
+"""Estimated memory of the largest graph's activations and of the driver."""
 
 
 def graphs_bytes(max_num_seqs: int, vocab_size: int) -> int:

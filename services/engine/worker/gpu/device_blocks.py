@@ -1,4 +1,4 @@
-"""The KV cache on a GPU as one tensor, the swap space in main memory, and the block copies that plans ask for.
+"""The KV cache on a GPU as one tensor, the swap space in main memory, and the block copies of plans.
 
     cache   [parts, num_blocks, block bytes]; layer l has its keys in part 2 l, its values in part 2 l + 1. Of latents a
             layer has one part, its rows
@@ -61,7 +61,7 @@ class DeviceBlocks:
         return PackedMemory(self.kv, self._host)
 
     def carry_out(self, plan: StepPlan) -> None:
-        """Carries out the block copies of a plan: device to host, host to device, then device to device."""
+        """Executes the block copies of a plan: device to host, host to device, then device to device."""
         for blocks, places in _portions(plan.swap_out):
             packed = self._packed(len(blocks))
             gather_blocks(self._words, self._on_device(blocks), packed)

@@ -1,10 +1,10 @@
-"""Makes the inputs of the GPU kernels from a plan and the state table: flat arrays and the attention's work lists.
+"""Builds the inputs of the GPU kernels from a plan and the state table: flat arrays and the attention's work lists.
 
     ids, positions [num_tokens]   the step's tokens and their positions in their sequences
     sources [num_tokens]          row whose last sampled token, kept on the device, replaces the id, because the host
                                   does not know the token yet; -1: the id from the host is right
     slots [num_tokens]            KV slot of each token, -1 for the padding of a captured graph
-    logit_tokens, rows, offsets   as in `inputs`, with the tokens of `report` behind the sampled ones
+    logit_tokens, rows, offsets   as in `inputs`, with the tokens of `report` after the sampled ones
 
 Computes indices on the host and puts the arrays into the staging buffer. Called by the GPU worker.
 """
@@ -113,7 +113,7 @@ def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, b
 
 
 def empty_step() -> HostStep:
-    """Returns a step without sequences, with which graphs are captured."""
+    """Returns a step without sequences, for the capture of graphs."""
     none = np.zeros(0, dtype=np.int64)
     return HostStep(none, none, none, none, Sequences(none, none, none, none), none, none, none)
 

@@ -5,8 +5,8 @@
     collect   waits for that copy; writes the tokens to the rows and into the result
 
 A sampled token stays on the device for the next step of its sequence, so a plan may schedule a sequence whose last
-token the host does not know yet. `launch` waits for a step with draft tokens, because the accepted ones decide what is
-computed next. Runs on CPU tensors under Triton's interpreter, for tests. Called by the step loop, from one thread.
+token the host does not know yet. `launch` waits for a step with draft tokens, because the accepted tokens determine the
+next step's input. Runs on CPU tensors under Triton's interpreter, for tests. Called by the step loop, from one thread.
 """
 
 import logging
@@ -134,7 +134,7 @@ class TritonWorker:
     def __init__(
         self, settings: EngineSettings, model_dir: Path, device: torch.device, ranks: Communicator = ALONE_RANK
     ) -> None:
-        """Loads the model, or the part of it that `ranks.shard` says; pipeline stages are not possible.
+        """Loads the model, or the part given by `ranks.shard`; pipeline stages are not supported.
 
         Raises `ServiceError` or `SettingsError` for a model or settings that cannot work.
         """
@@ -166,10 +166,10 @@ class TritonWorker:
         self._pooling_kind: PoolingKind = pooling_kind(model_dir)
         self._under_way: deque[_UnderWay | StepResult] = deque()
         self._sums: deque[_Sums] = deque()
-        """Of the steps in `_under_way`, in the same order."""
+        """The sums of the steps in `_under_way`, in the same order."""
         self._graphs: DecodeGraphs | None = None
         self._adapted_graphs: DecodeGraphs | None = None
-        """Those of steps with adapters."""
+        """The graphs for steps with adapters."""
         eos = eos_token_ids(model_dir, self._description)
         self._grammars = grammar_compiler(settings, eos, self._description.vocab_size)
         self._prepare_state(settings, eos)
@@ -275,7 +275,7 @@ class TritonWorker:
         width = -(-bounds.context // block_size)
         self._tables = torch.zeros((bounds.num_rows, width), dtype=torch.int32, device=self._device)
         on_device = self._device.type == "cuda"
-        # Sums between ranks are not captured.
+        # The all-reduce between ranks is not captured.
         captures = on_device and not settings.enforce_eager and self._ranks.shard.size == 1
         backend = Backend(
             d,
@@ -295,11 +295,11 @@ class TritonWorker:
             captured = min(settings.max_seq_len_to_capture, self._facts.max_model_len)
             given = graph_sizes(bounds.num_rows), captured, self._prepare_empty, self._logits
             self._graphs = DecodeGraphs(*given)
-            # Steps without adapters do not pay for their products.
+            # Separate graphs, so that steps without adapters do not compute LoRA products.
             self._adapted_graphs = DecodeGraphs(*given, num_slots) if num_slots else None
 
     def _make_state(self, settings: EngineSettings, eos: frozenset[int], kv: KvPlan, num_host_blocks: int) -> None:
-        """Makes the KV cache, the swap space, the state table and the facts that depend on their sizes."""
+        """Creates the KV cache, the swap space, the state table and the facts that depend on their sizes."""
         d, rows, block_size = self._description, settings.max_num_seqs, settings.block_size
         self._blocks = DeviceBlocks(d, kv.num_blocks, num_host_blocks, block_size, self._cache_dtype, self._device)
         self._facts = EngineFacts(
@@ -332,7 +332,7 @@ class TritonWorker:
     def _fill_slots(self, plan: StepPlan) -> None:
         for slot, version in plan.adapters:
             found: LoadedAdapter | None = None if self.adapters is None else self.adapters.find(version)
-            # The sequence that the plan adds refers to it.
+            # The new sequence of the plan still references the adapter.
             assert found is not None, f"the adapter {version} is not loaded"
             assert self._slots is not None
             self._slots.fill(slot, cast(Mapping[Place, HostDelta], found.prepared))
@@ -434,7 +434,7 @@ class TritonWorker:
         self._under_way.append(launched if draft_tokens is None else self._accept(launched))
 
     def _accept(self, step: _UnderWay) -> StepResult:
-        """Waits for a step with draft tokens and accepts the right ones.
+        """Waits for a step with draft tokens and determines the accepted ones.
 
         Updates each row's last token and penalty counts on the device.
         """

@@ -1,1 +1,1 @@
-"""Reads model directories: small files, checkpoints of every format, and the parameters for every backend."""
+"""Reads model directories: configuration files, checkpoints of every format, and the parameters for every backend."""

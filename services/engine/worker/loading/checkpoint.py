@@ -61,7 +61,7 @@ class _Safetensors:
 
 
 class _Memory:
-    """Tensors in memory, or mapped there, in place of a file."""
+    """Tensors in memory, or mapped, with the interface of a file."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
@@ -90,12 +90,12 @@ class Checkpoint:
     """The open files of a checkpoint. Use as a context manager; tensors read from it stay valid afterwards."""
 
     def __init__(self, model_dir: Path, method: PreparedMethod | None = None, *, smoothquant: bool = False) -> None:
-        """Opens the files. `method`: how weights are stored, if not plainly; `smoothquant`: all in that one file."""
+        """Opens the files. `method`: the checkpoint's quantization, if any; `smoothquant`: read that single file."""
         self._stack, self._method = ExitStack(), method
         self._files: dict[str, _File] = {}
         """Tensor name → the open file with that tensor."""
         self._prefix = ""
-        """First part of the layout's tensor names that the names in the files leave out; usually empty."""
+        """Prefix of the layout's tensor names that is missing in the files; usually empty."""
         paths = [model_dir / SMOOTHQUANT_FILE] if smoothquant else weight_files(model_dir)
         for file in self._opened(paths):
             self._files.update(dict.fromkeys(file.keys(), file))
@@ -142,7 +142,7 @@ class Checkpoint:
             self._check_shape(source)
 
     def read(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Returns the parameter's tensors, joined along their first dimension; quantized ones as what they stand for.
+        """Returns the parameter's tensors, joined along their first dimension; quantized ones dequantized.
 
         On a CPU a single tensor of the right type and order is returned without a copy, as the file's mapped pages.
         """
@@ -150,7 +150,7 @@ class Checkpoint:
         return weight if isinstance(weight, Tensor) else weight.dequantized().to(dtype)
 
     def matrix(self, parameter: Parameter, dtype: torch.dtype, device: torch.device) -> "Tensor | QuantizedWeight":
-        """Returns the parameter like `read`, but quantized if all its tensors are stored quantized and alike."""
+        """Returns the parameter like `read`, but quantized if all its tensors are stored with the same quantization."""
         parts = [self._weight(source, parameter) for source in parameter.sources]
         quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
         if len(quantized) == len(parts):
@@ -185,22 +185,22 @@ class Checkpoint:
             yield _torch_file(path) if path.suffix == ".bin" else _Safetensors(path, self._stack)
 
     def stored(self, source: Source) -> tuple[str, Tensor]:
-        """Returns the name that a plain tensor has in the files, and the tensor, which may be mapped pages."""
+        """Returns a plain tensor's name in the files, and the tensor, which may be mapped pages."""
         return self._theirs(source.name), self._tensor(source.name)
 
     def _find_prefix(self, wanted: Iterable[str]) -> None:
-        """Finds `_prefix`. Checkpoints of a decoder without its head leave out the first part of every tensor name."""
+        """Finds `_prefix`: in checkpoints of a decoder without its head, every tensor name lacks the first part."""
         for prefix in {f"{name.partition('.')[0]}." for name in wanted}:
             inner = [name for name in wanted if name.startswith(prefix)]
             if len(inner) > 1 and all(self._has(name.removeprefix(prefix)) for name in inner):
                 self._prefix = prefix
 
     def _has(self, name: str) -> bool:
-        """Whether the files have a tensor, plainly or as the parts that stand for it."""
+        """Whether the files have a tensor, either plain or as the parts of a quantized one."""
         return name in self._files or bool(self._stored_parts(name))
 
     def _parts(self, source: Source) -> dict[str, str]:
-        """Returns the tensors that stand for a quantized matrix, by the names of the parts; {} for a plain tensor."""
+        """Returns the parts of a quantized matrix by name (such as scales); {} for a plain tensor."""
         if len(source.shape) > _MATRIX_DIMENSIONS and self._method is not None:
             return self._method.parts(self._theirs(source.name), self._files.__contains__)
         return self._stored_parts(self._theirs(source.name)) if len(source.shape) == _MATRIX_DIMENSIONS else {}
@@ -215,13 +215,13 @@ class Checkpoint:
             return True
         if self._method is None or not self._method.ignores(name):
             return False
-        # A bias of zeros, as some packages write it for layers that have none, changes nothing.
+        # A bias of zeros has no effect; some packages write it for layers without bias.
         return not name.endswith(".bias") or not bool(self._files[name].get_tensor(name).any())
 
     def _weight(self, source: Source, parameter: Parameter) -> "Tensor | QuantizedWeight":
-        """Returns a tensor of the checkpoint; a matrix as [out, in], also if the checkpoint has it transposed.
+        """Returns a tensor of the checkpoint; a matrix as [out, in], even if it is stored transposed.
 
-        A stacked one as [experts * out, in].
+        A stacked matrix is returned as [experts * out, in].
         """
         parts, transposed = self._parts(source), parameter.transposed
         if not parts or self._method is None:
@@ -254,7 +254,7 @@ class Checkpoint:
 def weight_files(model_dir: Path) -> list[Path]:
     """Returns the single weight file, or the files listed in the index, or the parts of a GGUF file.
 
-    Prefers safetensors if there are several kinds, and GGUF least.
+    If there are several formats, prefers safetensors, then `.bin`, then GGUF.
     """
     for single, index in zip(_SINGLES, _INDICES, strict=True):
         if (model_dir / single).is_file():
@@ -304,7 +304,7 @@ def _indices(weight: QuantizedWeight) -> Tensor:
 
 
 def _in_order(rows: Tensor, parameter: Parameter) -> Tensor | None:
-    """Returns a parameter's rows in the decoder's order; None if they are."""
+    """Returns a parameter's rows in the decoder's order; None if they already are in this order."""
     if parameter.grouping is not None:
         return _sorted_heads(rows, parameter.grouping)
     if parameter.alternating:

@@ -1,9 +1,9 @@
-"""The tensors of a GGUF file under the names that the model's family gives them, in its order and form.
+"""The tensors of a GGUF file, with the names, order of rows and form of the model's family.
 
 GGUF has one set of names for all architectures (gguf-py's `tensor_mapping.py`), and llama.cpp's converter changes some
 tensors, which is undone here: the rows of Llama's queries and keys are in the order of interleaved rotation, Gemma's
-norms include the 1 that is added, and all experts of a layer are one tensor. A matrix that is not plain is given as
-blocks (`quantization/formats/gguf.py`). Called by the checkpoint reader.
+norms include the 1 that is added, and all experts of a layer are one tensor. A quantized matrix is returned as blocks
+(`quantization/formats/gguf.py`). Called by the checkpoint reader.
 """
 
 import re
@@ -57,12 +57,12 @@ _MIXTRAL = {"gate": "w1", "up": "w3", "down": "w2"}
 _ROUTER = "ffn_gate_inp"
 _LLAMA_HEADS = "llama.attention.head_count"
 _HEADS = {"attn_q": "attention.head_count", "attn_k": "attention.head_count_kv"}
-"""The projections that Llama's files have in another order, and where the number of their heads is."""
+"""The projections whose rows have another order in Llama's files, and the metadata key of their number of heads."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where the tensor of a name comes from. `change` is applied to plain tensors, and to the rows of blocks."""
+    """The source of a tensor. `change` is applied to plain tensors, and to the rows of blocks."""
 
     tensor: GgufTensor
     shape: tuple[int, ...]
@@ -71,10 +71,10 @@ class _Entry:
 
 
 class GgufFile:
-    """An open GGUF file, in one or several parts, as the checkpoint reader wants it."""
+    """An open GGUF file, in one or several parts, with the interface that the checkpoint reader uses."""
 
     def __init__(self, paths: list[Path]) -> None:
-        """Opens the file. Raises GgufError if it is damaged, in parts that do not belong together, or unknown."""
+        """Opens the file. Raises GgufError if it is damaged or unknown, or if its parts do not belong together."""
         self._model = GgufModel(paths[0])
         if part_paths(paths[0]) != paths:
             raise self._model.fail(f"{len(paths)} files of this kind lie beside each other")
@@ -84,15 +84,15 @@ class GgufFile:
                 self._add(tensor)
 
     def keys(self) -> Iterable[str]:
-        """Returns the names of the family's tensors; of blocks, with the type."""
+        """Returns the names of the family's tensors; for quantized ones, with the block type."""
         return self._entries.keys()
 
     def get_shape(self, name: str) -> tuple[int, ...]:
-        """Returns a tensor's shape; of blocks, that of their bytes."""
+        """Returns a tensor's shape; for quantized ones, the shape of the blocks' bytes."""
         return self._entries[name].shape
 
     def get_tensor(self, name: str) -> Tensor:
-        """Returns a tensor, as the file's mapped pages where nothing changes."""
+        """Returns a tensor; if it needs no change, as the file's mapped pages."""
         entry = self._entries[name]
         tensor, data = entry.tensor, entry.tensor.data
         found = torch.from_numpy(data if entry.expert is None else data[entry.expert])
@@ -136,7 +136,7 @@ class GgufFile:
         return _OUTER.get(stem, stem)
 
     def _inner(self, name: str) -> str:
-        """Returns the name of a layer's part; an unknown one unchanged, so that the reader's check names it."""
+        """Returns the family's name of a layer's part; an unknown name unchanged, for the reader's check."""
         one = _ONE_EXPERT.fullmatch(name)
         if one is not None:
             return self._expert(one[1], int(one[2]))
@@ -150,7 +150,7 @@ class GgufFile:
         return f"mlp.experts.{expert}.{part}_proj"
 
     def _change(self, name: str, rows: int) -> Callable[[Tensor], Tensor] | None:
-        """Returns what undoes the converter's change of a tensor with so many rows; None if it did not change it."""
+        """Returns a function that undoes the converter's change of a tensor with `rows` rows; None if there is none."""
         architecture = self._model.architecture
         if architecture == "llama" and name in _HEADS:
             heads = self._model.uniform_integer(f"llama.{_HEADS[name]}", self._model.uniform_integer(_LLAMA_HEADS))

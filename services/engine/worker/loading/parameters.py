@@ -1,7 +1,7 @@
 """Reads the parameters of a decoder by name, for every backend: plain tensors, and matrices that may be quantized.
 
-The layout says which tensors of the checkpoint make up a parameter, the checkpoint reader joins them, and a quantizer,
-if there is one, rounds plain matrices on the way. The backends decide what becomes of the result. Called by
+The layout lists the tensors of the checkpoint that make up a parameter, the checkpoint reader joins them, and a
+quantizer, if there is one, quantizes plain matrices. The backends convert the result to their own form. Called by
 `weights.py` (PyTorch and Triton) and `cpu/decoder.py` (C++).
 """
 
@@ -41,8 +41,8 @@ class ParameterReader:
     ) -> None:
         """Opens and checks the files. Raises `ServiceError` naming tensors that are missing, wrong or superfluous.
 
-        `description` and `layout` are those of the whole model, of which a rank reads its `shard`. Its layers are
-        counted from 0.
+        `description` and `layout` are those of the whole model; a rank reads only its `shard`. The rank's layers are
+        numbered from 0.
         """
         checkpoint = Checkpoint(model_dir, form.method, smoothquant=form.is_smoothquant)
         try:
@@ -78,7 +78,7 @@ class ParameterReader:
         self._made_plain: list[str] = []
         """Matrices that were quantized and were returned as plain tensors."""
         self.read_bytes = 0
-        """Bytes of all parameters that were read, in the form in which they were returned."""
+        """Bytes of all returned parameters, in their returned form."""
 
     def __enter__(self) -> "ParameterReader":
         return self
@@ -93,13 +93,13 @@ class ParameterReader:
         return self._global(name) in self._parameters
 
     def tensor(self, name: str) -> Tensor:
-        """Returns a parameter as a plain tensor of the computing type."""
+        """Returns a parameter as a plain tensor of the compute data type."""
         return self._counted(self._checkpoint.read(self._parameters[self._global(name)], self._dtype, self._device))
 
     def owned(self, name: str) -> Tensor:
         """Returns a plain tensor, copied if it would be the file's mapped pages.
 
-        Every step reads the tensor, and the system could evict mapped pages.
+        Used for tensors that every step reads: the system could evict mapped pages.
         """
         tensor = self.tensor(name)
         return tensor.clone() if self.is_mapped(name) else tensor
@@ -107,14 +107,14 @@ class ParameterReader:
     def matrix(self, name: str) -> Matrix:
         """Returns the weight [out, in] of a linear layer, such as `layers.3.qkv`: quantized, or a plain tensor.
 
-        Of a matrix that is divided among ranks, the rank's part.
+        For a matrix that is split over ranks, returns the rank's part.
         """
         parameter = self._parameters[self._global(f"{name}.weight")]
         weight = self._checkpoint.matrix(parameter, self._dtype, self._device)
         was_quantized = isinstance(weight, QuantizedWeight) or self._checkpoint.is_quantized(parameter)
         weight = self.rounded(name, weight) if isinstance(weight, Tensor) else weight
         part = sharded(within_layer(name), weight, self._description, self.shard)
-        # Columns that are no whole groups are not quantized any more.
+        # If the rank's columns are not whole groups, they are dequantized.
         if isinstance(part, Tensor):
             if was_quantized or isinstance(weight, QuantizedWeight):
                 self._made_plain.append(name)
@@ -123,14 +123,14 @@ class ParameterReader:
         return part
 
     def plain_matrix(self, name: str) -> Tensor:
-        """Returns the weight of a linear layer like `matrix`, plain whatever the checkpoint has, and never mapped."""
+        """Returns the weight of a linear layer like `matrix`, always dequantized, and never mapped."""
         weight = self._checkpoint.read(self._parameters[self._global(f"{name}.weight")], self._dtype, self._device)
         part = sharded(within_layer(name), weight, self._description, self.shard)
         assert isinstance(part, Tensor)
         return self._counted(part.clone() if self.is_mapped(f"{name}.weight") else part)
 
     def rounded(self, name: str, weight: Tensor) -> Matrix:
-        """Returns a plain weight as the quantizer rounds the matrix of that name; unchanged if it does not."""
+        """Returns a plain weight quantized by the quantizer; unchanged if the matrix of that name is not quantized."""
         quantize = self._form.quantize
         return weight if quantize is None else quantize(within_layer(name), weight)
 
@@ -146,14 +146,14 @@ class ParameterReader:
         return self.tensor(name).to(torch.float32)
 
     def exact(self, name: str) -> Tensor:
-        """Returns a plain tensor as float32 with all the digits that the checkpoint has."""
+        """Returns a plain tensor as float32 with the checkpoint's full precision."""
         tensor = self._checkpoint.read(self._parameters[self._global(name)], torch.float32, self._device)
         return self._counted(tensor.clone())
 
     def bias(self, name: str) -> Tensor | None:
         """Returns the bias of a linear layer or norm in the computing type; None if it has none.
 
-        Of a matrix that is divided among ranks, the bias of the rank's part.
+        For a matrix that is split over ranks, returns the bias of the rank's part.
         """
         if not self.has(f"{name}.bias"):
             return None
@@ -168,7 +168,7 @@ class ParameterReader:
         return tensor
 
     def _global(self, name: str) -> str:
-        """Returns a parameter's name in the whole model, in which layers have other numbers."""
+        """Returns a parameter's name in the whole model, where layers have other numbers than on the rank."""
         if not self._first_layer or not _LAYER.match(name):
             return name
         _, layer, rest = name.split(".", 2)
@@ -176,7 +176,7 @@ class ParameterReader:
 
 
 def made_plain(names: Sequence[str], dtype: torch.dtype) -> str:
-    """Returns the log line about quantized matrices that became plain weights while they were loaded."""
+    """Returns the log line about quantized matrices that were dequantized while loading."""
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return (
         f"quantization: {names[0]}{more} became {str(dtype).removeprefix('torch.')} weights while loading, which take "

@@ -1,4 +1,4 @@
-"""Makes a decoder's weights from a checkpoint, one parameter after the other.
+"""Creates a decoder's weights from a checkpoint, one parameter after the other.
 
 A parameter's tensors are joined, converted and packed before the next parameter is read, so that loading needs little
 more memory than the model itself. Raises a `ServiceError` that names the tensors if the checkpoint does not fit its
@@ -40,7 +40,7 @@ def load_weights(
 ) -> DecoderWeights:
     """Returns the decoder's weights on the device, in the forms that the operations use.
 
-    `description` and `layout` are those of the whole model. The result has the part of it that `ranks.shard` says.
+    `description` and `layout` are those of the whole model. The result is the part given by `ranks.shard`.
     """
     with ParameterReader(model_dir, description, layout, dtype, device, form, ranks.shard) as reader:
         description = local_description(description, ranks.shard)
@@ -63,12 +63,12 @@ def load_layer(
     dtype: torch.dtype,
     operations: Operations = TORCH_OPERATIONS,
 ) -> LayerWeights:
-    """Returns the weights of one layer on the CPU. The reader needs no other parameters than the layer's."""
+    """Returns the weights of one layer on the CPU. The reader must have at least the layer's parameters."""
     return _layer(_Loader(reader, description, dtype, torch.device("cpu"), operations, ALONE_RANK), description, index)
 
 
 class _Loader:
-    """Makes the parts of a decoder from its parameters."""
+    """Creates the parts of a decoder from its parameters."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class _Loader:
         self._packs = can_pack(dtype, device)
 
     def linear(self, name: str) -> Linear:
-        """Returns a linear layer; one that is divided by columns among ranks sums its results."""
+        """Returns a linear layer. If it is split over ranks by columns, it sums its results over the ranks."""
         if not is_summed(within_layer(name), self.reader.shard):
             return self.part(name, self.reader.bias(name))
         return Summed(self.part(name), self._ranks.all_sum, self.reader.bias(name))
@@ -96,7 +96,7 @@ class _Loader:
         return self.operations.linear(weight, bias)
 
     def mixture(self, parts: ExpertParts) -> Mlp:
-        """Returns a mixture of experts, the shared one included; divided among ranks, it sums its results."""
+        """Returns a mixture of experts, including the shared expert. If it is split over ranks, it sums its results."""
         mlp = self.operations.expert_mlp(parts)
         return mlp if self.reader.shard.tp_size == 1 else Summed(mlp, self._ranks.all_sum)
 
@@ -112,7 +112,7 @@ class _Loader:
     def expert_bias(self, name: str, count: int) -> Tensor | None:
         """Returns the biases [experts, out] of a matrix of experts; None if it has none.
 
-        Of a matrix whose results are summed over the ranks, the first rank adds them.
+        If the matrix's results are summed over ranks, only the first rank has the biases.
         """
         bias = self.reader.bias(name)
         if bias is None:
@@ -181,7 +181,7 @@ def _mlp(loader: _Loader, description: DecoderDescription, index: int) -> Mlp:
 def _expert_mlp(loader: _Loader, description: DecoderDescription, experts: Experts, name: str) -> Mlp:
     activation, shared = description.activation, None
     if experts.shared_intermediate_size:
-        # Its results are summed together with those of the others.
+        # Its results are summed over ranks together with those of the other experts.
         inner = loader.part(f"{name}.shared.up"), loader.part(f"{name}.shared.down")
         mlp = loader.operations.mlp(*inner, activation, gated=True)
         shared = SharedExpert(mlp, loader.linear(f"{name}.shared.gate") if experts.shared_gate else None)

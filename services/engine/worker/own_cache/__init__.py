@@ -1,1 +1,1 @@
-"""Models that run through transformers with the cache that transformers keeps for them, in place of paged KV."""
+"""Models that run through transformers with transformers' own cache objects instead of the paged KV cache."""

@@ -1,4 +1,6 @@
-"""Which models keep a cache of their own: state spaces, linear attention, layers with different heads and more. Pure.
+"""Lists the models that run with transformers' own cache: state spaces, linear attention, layers with different heads.
+
+Pure.
 
 The types are those of config.json (`model_type`). Each was compared with transformers token by token.
 """
@@ -9,7 +11,7 @@ from typing import Any
 from services.engine.models.registry import has_family
 
 _BY_TOKEN = frozenset({"falcon_mamba", "jamba", "mamba", "zamba"})
-"""Types whose state transformers continues by one token at a time only."""
+"""Model types whose state transformers can extend only one token at a time."""
 _BY_CHUNK = frozenset(
     {
         "bloom",
@@ -40,7 +42,7 @@ _BY_CHUNK = frozenset(
         "zaya",
     }
 )
-"""Types whose cache is continued by any number of tokens."""
+"""Model types whose cache can be extended by any number of tokens."""
 OWN_CACHE_TYPES = _BY_TOKEN | _BY_CHUNK
 
 
@@ -48,7 +50,7 @@ _ATTENTION = frozenset({"attention", "full_attention"})
 
 
 def keeps_own_cache(config: Mapping[str, Any]) -> bool:
-    """Whether the model of a config.json runs with the cache that transformers keeps for it."""
+    """Whether the model of a config.json runs with transformers' own cache."""
     if config.get("model_type") == "granitemoehybrid" and _ATTENTION.issuperset(config.get("layer_types") or ["mamba"]):
         # The dense Granite 4 models have this name, and attention only.
         return False
@@ -56,5 +58,5 @@ def keeps_own_cache(config: Mapping[str, Any]) -> bool:
 
 
 def continues_by_token(config: Mapping[str, Any]) -> bool:
-    """Whether a sequence's state can only be continued by one token at a time."""
+    """Whether a sequence's state can only be extended one token at a time."""
     return config.get("model_type") in _BY_TOKEN

@@ -1,7 +1,7 @@
-"""Divides the memory between the caches that transformers keeps for sequences: how many sequences, and how many tokens.
+"""Divides the memory between transformers' caches: computes the numbers of sequences and of tokens that fit.
 
-A sequence takes a fixed amount, its states, and an amount for each token. The scheduler counts tokens in blocks, as it
-does with paged KV; blocks are only counted here. Pure.
+A sequence takes a fixed amount of memory, for its states, and an amount for each token. The scheduler counts tokens in
+blocks, as it does with paged KV; blocks are only counted here. Pure.
 """
 
 import logging
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 _GIB = 2**30
 STATES_SHARE = 0.5
-"""Largest share of the cache's memory for the fixed part of all sequences."""
+"""Maximum share of the cache's memory for the fixed part of all sequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class CacheBytes:
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The number of blocks and the longest context, and the most sequences that run at a time."""
+    """The number of blocks, the longest context, and the maximum number of running sequences."""
 
     kv: KvPlan
     num_sequences: int
@@ -41,8 +41,8 @@ def plan_caches(
 ) -> CachePlan:
     """Returns the plan for the budget. A context that is not given is shortened, with a warning, to one that fits.
 
-    One sequence more than `num_sequences` fits, the engine's hidden one. Raises `ServiceError` if not even one
-    sequence, or a given context, has room.
+    There is room for one more sequence than `num_sequences`: the engine's hidden one. Raises `ServiceError` if there is
+    no room for one sequence or for a given context.
     """
     block_size, own = settings.block_size, context_length(settings, description)
     most = settings.max_num_seqs

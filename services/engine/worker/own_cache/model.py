@@ -1,8 +1,8 @@
-"""A model of transformers together with the caches that it keeps for sequences: one cache object for each sequence.
+"""A transformers model with its caches: one cache object for each sequence.
 
 Transformers computes everything, attention included. A cache holds the states of layers with a state (state spaces,
-linear attention, convolutions) and the keys and values of the others; it can be continued, and never cut back. Called
-by `worker`, which imports this module only for such models, because importing transformers takes seconds.
+linear attention, convolutions) and the keys and values of the others; it can be extended but not truncated. Called by
+`worker`, which imports this module only for such models, because importing transformers takes seconds.
 """
 
 import inspect
@@ -36,7 +36,10 @@ class SequenceCache:
 
 
 class OwnCacheModel:
-    """A loaded model. `description` has the sizes that do not depend on layers; its heads have no meaning."""
+    """A loaded model.
+
+    `description` has the sizes that do not depend on layers; its attention heads are placeholders.
+    """
 
     def __init__(self, module: Any, description: DecoderDescription, *, by_token: bool) -> None:
         """`by_token`: see `continues_by_token`."""

@@ -1,9 +1,9 @@
-"""The worker of models with a cache of their own (`model`): state spaces, linear attention and others, by transformers.
+"""The worker of models that run with transformers' own cache (`model`): state spaces, linear attention and others.
 
-Sequences are computed one after another, each with its own cache. A cache is never cut back: if a plan continues a
-sequence from another place than its cache ends at, as after a preemption or in a beam search, the cache is made again
-from the sequence's tokens. The blocks that the scheduler hands out only count tokens. Called by the step loop, from one
-thread.
+Sequences are computed one after another, each with its own cache. A cache cannot be truncated: if a plan continues a
+sequence from another position than the end of its cache, as after a preemption or in a beam search, the cache is
+recomputed from the sequence's tokens. The scheduler's blocks are only used to count tokens. Called by the step loop,
+from one thread.
 """
 
 import logging
@@ -39,7 +39,7 @@ from shared.parameters.grammar import Grammar
 logger = logging.getLogger(__name__)
 
 AGAIN_TOKENS = 512
-"""Largest number of tokens that are computed again at once, when a cache is made again."""
+"""Maximum number of tokens per forward pass when a cache is recomputed."""
 
 
 class OwnCacheWorker:
@@ -103,11 +103,11 @@ class OwnCacheWorker:
             torch.cuda.empty_cache()
 
     def weight_memory(self) -> list[WeightMemory]:
-        """See `WeighableWorker`. Weights on a device are not among them."""
+        """See `WeighableWorker`. Weights on a device are not included."""
         return host_weights(self._model.module)
 
     def _plan(self, settings: EngineSettings, dtype: torch.dtype) -> CachePlan:
-        """Returns the division of the memory that the weights leave."""
+        """Returns the division of the memory that remains beside the weights."""
         description, on_cpu = self._model.description, self._device.type == "cpu"
         size = self._model.cache_bytes(self._device)
         bounds, context = largest_step(settings, description, on_cpu), context_length(settings, description)
@@ -139,7 +139,7 @@ class OwnCacheWorker:
         return logits
 
     def _cache_until(self, row: int, start: int) -> SequenceCache:
-        """Returns the row's cache with its first `start` tokens; makes it again if it has others."""
+        """Returns the row's cache with exactly its first `start` tokens; recomputes it if it has other tokens."""
         cache = self._caches.get(row)
         if cache is None or cache.num_tokens != start:
             cache = self._caches[row] = self._model.new_cache()
@@ -153,7 +153,7 @@ class OwnCacheWorker:
 
 
 def check_settings(settings: EngineSettings, *, quantizes: bool) -> None:
-    """Raises SettingsError for options that a model of this kind cannot follow."""
+    """Raises SettingsError for options that models of this kind do not support."""
     refused = {
         "--quantization": quantizes,
         "--enable-lora, --enable-prompt-adapter": serves_adapters(settings),
@@ -170,7 +170,7 @@ def check_settings(settings: EngineSettings, *, quantizes: bool) -> None:
 
 
 def _notice(settings: EngineSettings, plan: CachePlan) -> str:
-    """Returns what a user should know of how this model runs."""
+    """Returns a notice for users about how this model runs."""
     told = "this model runs through transformers with a cache of its own: sequences are computed one after another"
     told += f", at most {min(plan.num_sequences, settings.max_num_seqs)} are running"
     unused = {
