@@ -32,7 +32,7 @@ SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT = 1.702, 7.0
 
 
 def gated_by(kind: str) -> Activation:
-    """Returns the function of gate_up [n, 2m] that a gated MLP computes with the activation of that name."""
+    """Returns the function of gate_up [n, 2m] of a gated MLP with the activation `kind`."""
     return _swigluoai if kind == SWIGLUOAI else partial(gated, ACTIVATIONS[kind])
 
 

@@ -3,7 +3,8 @@
     heads a power of two     slope_h = 2^(-8 (h + 1) / heads)
     otherwise                the slopes of the power of two below, then every other slope of the power of two above
 
-Called when a model is loaded. The biases are added to the attention scores: in the reference through the masks.
+Called when a model is loaded. The biases are added to the attention scores; in the reference they are part of the
+masks.
 """
 
 import math

@@ -5,8 +5,8 @@
     logits [n, experts] → scores in float32: their softmax, or the sigmoid of each
     weights: the k largest scores, divided by their sum if `normalise`, times a scale
 
-A correction [experts] is added to the scores for the choice alone (arXiv 2408.15664). With groups (arXiv 2412.19437)
-the experts are chosen from the groups whose highest scores, usually two, have the highest sums.
+A correction [experts] is added to the scores only for the selection (arXiv 2408.15664). With groups (arXiv 2412.19437)
+the experts are selected from the groups with the highest sums of their best scores, usually two.
 
 The plain reference: tokens are grouped by expert, and each expert multiplies its group once. Called by the expert MLP.
 """
@@ -19,11 +19,11 @@ from torch import Tensor
 from services.engine.kernels.activation import Activation
 
 Product = Callable[[Tensor], Tensor]
-"""x [n, in] → x Wᵀ + b [n, out] with the matrix W of one expert, in whatever form it is stored."""
+"""x [n, in] → x Wᵀ + b [n, out] with the matrix W of one expert, in any form."""
 
 
 _TOTAL_MIN = 1e-20
-"""Least number that weights are divided by: sigmoids of very negative logits are zero."""
+"""Minimum divisor of weights: the sigmoids of very negative logits are zero."""
 
 
 def route(
@@ -39,7 +39,7 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     """Returns weights [n, k] in the logits' type and experts [n, k] int64, in the order of the choice, best first.
 
-    `groups`: how many there are, and how many of them a token's experts are chosen from, by the sum of the
+    `groups`: number of groups, and number of groups from which a token's experts are selected, by the sum of the
     `best_of_group` highest scores in each.
     """
     wide = logits.to(torch.float32)

@@ -1,4 +1,4 @@
-"""Attention over a paged cache of latents, of which the keys and values of all heads are made (arXiv 2405.04434).
+"""Attention over a paged cache of latents, from which keys and values of all heads are computed (arXiv 2405.04434).
 
     cache     [num_blocks, block_size, 1, rank + rope_dim], one a layer: a row is a latent c and a rotated key r
     queries   [num_tokens, heads, nope_dim + rope_dim], the last rope_dim numbers rotated; one is (q, s)
@@ -8,8 +8,8 @@ The score of a query (q, s) and a row (c, r) is q · W_key c + s · r, and the v
 two ways to compute this:
 
     absorbed   q · W_key c = (W_keyᵀ q) · c: rows are keys and values of one head that all query heads share, and
-               W_value multiplies what is attended. Nothing is made of the rows: they are read as they are
-    expanded   keys and values of each head are made of the rows, which is more work for each row and less for each
+               W_value is applied to the attention output. Rows are used directly, without conversion
+    expanded   keys and values of each head are computed from the rows, which is more work per row and less per
                pair of a query and a row. Cheaper for tiles with many queries (`expands`)
 
 The sequences of a step are planned by `paged_attention.plan_attention`. Called by the decoder's latent attention.
@@ -35,7 +35,7 @@ def latent_attention(
 ) -> Tensor:
     """Returns the attention output [num_tokens, heads, value_dim].
 
-    `rows` [num_tokens, rank + rope_dim] are the step's own; they must be in the cache.
+    `rows` [num_tokens, rank + rope_dim]: those of the step's tokens; they must already be in the cache.
     """
     rank = up.shape[2]
     rope_dim = rows.shape[1] - rank
@@ -59,11 +59,11 @@ def latent_attention(
 
 
 def expands(num_queries: int, up: Tensor) -> bool:
-    """Whether keys and values are made of the rows for a tile of so many queries.
+    """Whether keys and values are computed from the rows (expanded) for a tile with this many queries.
 
-    In products for each row and head: absorbed, each query takes two with the rank of latents; expanded, each query
-    takes one with the key's width and one with the value's, and making the row's key and value takes rank times both.
-    The rotated part is the same either way.
+    Number of multiplications per row and head: absorbed, 2 * rank for each query; expanded, key width + value width for
+    each query, plus rank * (key width + value width) to compute the row's key and value. The rotated part is the same
+    in both.
     """
     width, rank = up.shape[1:]
     return num_queries * (2 * rank - width) > rank * width
@@ -86,7 +86,7 @@ def _expanded(queries: Tensor, rows: Tensor, cache: Tensor, up: Tensor, tile: Ch
     made = F.linear(seen[:, :rank], up.flatten(0, 1)).view(-1, heads, width)
     plain, values = made.split((width - value_dim, value_dim), dim=2)
     keys = torch.cat((plain, seen[:, None, rank:].expand(-1, heads, -1)), dim=2)
-    # PyTorch's fused attention on a CPU takes keys and values of the same width only.
+    # PyTorch's fused attention on a CPU requires keys and values of the same width.
     values = F.pad(values, (0, max(0, query_dim - value_dim)))
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (queries, keys, values))
     attended = attend(q, k, v, tile.mask, scores, None)

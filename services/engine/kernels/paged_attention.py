@@ -16,8 +16,8 @@ part of the masks. There are two kinds of sequences:
     chunk    several query tokens, one sequence at a time, in tiles of queries. A tile gathers the keys visible to it. A
              prompt without computed prefix uses the step's own keys instead of gathering them from the cache
 
-`plan_attention` makes these decisions once a step, on plain integers; `paged_attention` computes the attention in every
-layer. Called by the worker (planning) and the decoder (computing).
+`plan_attention` makes these decisions once per step, with plain integers; `paged_attention` computes the attention in
+every layer. Called by the worker (planning) and the decoder (computing).
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,18 +33,19 @@ from torch import Tensor
 from services.engine.kernels.storage import as_moved, as_stored
 
 TILE_QUERIES = 512
-"""Most queries in a tile of a chunk, which bounds the size of the mask."""
+"""Maximum number of queries in a tile of a chunk; limits the size of the mask."""
 BIASED_TILE_QUERIES = 64
 """Like `TILE_QUERIES`, with linear biases, which need a mask for each head."""
 PADDING_SLOTS_MAX = 512
-"""Most padding of a decode batch, in slots; with more, a new batch is cheaper."""
+"""Maximum padding of a decode batch, in slots; with more, a new batch is cheaper."""
 GATHER_BYTES_MAX = 4 * 2**20
-"""Most bytes of gathered keys in a decode batch, so that they stay in the CPU's cache until they are read."""
+"""Maximum bytes of gathered keys in a decode batch, so that they stay in the CPU's cache until they are read."""
 
 Integers = NDArray[np.int64]
 Spans = Sequence[tuple[int, int]]
-"""Positions [start, end) of a sequence whose tokens attend to each other in both directions, such as a picture's, in
-order. A step has a span to its end, or nothing of it; what comes before a step is in the cache."""
+"""Positions [start, end) of a sequence whose tokens attend to each other in both directions, such as those of an image,
+in order. A step contains the rest of a span completely or not at all; earlier tokens are in the cache.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What becomes of the products of queries and keys before the softmax."""
+    """Changes to the products of queries and keys before the softmax."""
 
     scale: float | None = None
     """None: 1 / sqrt(head_dim)."""
@@ -129,7 +130,7 @@ def paged_attention(
 ) -> Tensor:
     """Returns the attention output [num_tokens, heads, head_dim]. The step's keys and values must be in the caches.
 
-    The keys may be the values too: then the key cache is given for both.
+    Keys and values may be the same: then the key cache is passed for both.
     """
     if len(batch.decodes) == 1 and batch.decodes[0].tokens is None:
         return _decode(queries, key_cache, value_cache, batch.decodes[0], scores)
@@ -154,7 +155,7 @@ def plan_attention(
     """Returns the attention plan for S sequences.
 
     `query_start_loc` [S + 1]: index in the step of each sequence's first query; `seq_lens` [S]: number of keys of each
-    sequence, including the step's; `block_tables` [S, any]: block ids, at least as many as the keys need;
+    sequence, including the step's; `block_tables` [S, any]: at least as many block ids as the keys need;
     `spans`: those of each sequence, None if there are none.
     """
     counts = np.diff(query_start_loc)
@@ -300,7 +301,7 @@ def _chunk(
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns x rounded to the cache's type, as later steps read it: results must not depend on how prompts are cut."""
+    """Returns x rounded to the cache's type, as later steps read it, so that results do not depend on prompt chunks."""
     return as_stored(x, dtype).to(x.dtype)
 
 

@@ -76,7 +76,7 @@ def draw(weights: Tensor, threshold: Tensor, uniforms: Tensor) -> Tensor:
     running = members.cumsum(dim=-1, dtype=torch.float64)
     before = torch.where(block > 0, ends.gather(1, (block - 1).clamp(min=0)), 0.0)
     offset = torch.searchsorted(running, _below(target - before, running[:, -1:]), right=True)
-    # Keeps the token inside the vocabulary for a row without any weight, as only a broken model gives.
+    # Keeps the token inside the vocabulary if a row has no positive weight, which happens only with a broken model.
     return (block * _DRAW_BLOCK + offset).clamp(max=kept.shape[1] - 1).squeeze(1)
 
 

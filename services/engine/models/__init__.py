@@ -1,1 +1,1 @@
-"""Model families: one short module each, which describes its decoders by the shared `DecoderDescription`."""
+"""The decoder, its description (`DecoderDescription`), and the model families, each of which is a short module."""

@@ -24,9 +24,9 @@ class StepInputs:
     """The inputs of a step besides its tokens.
 
     `slot_mapping` [num_tokens]: the cache slot of each token's key and value. `attention`: for each distinct sliding
-    window of the model's layers, which keys each token sees, in the form that the attention takes (the reference:
-    `AttentionBatch`). `key_caches`, `value_caches`: one per layer, see `paged_attention`; of latents there are no
-    value caches, and the key caches have their rows (`LatentAttention`).
+    window of the model's layers, the keys visible to each token, in the form of the attention implementation (the
+    reference: `AttentionBatch`). `key_caches`, `value_caches`: one per layer, see `paged_attention`. With latent
+    attention the key caches have the latents, and there are no value caches (`LatentAttention`).
     """
 
     slot_mapping: Tensor
@@ -39,7 +39,7 @@ class Attention(Protocol):
     """The interface of attention."""
 
     def prepare(self, positions: Tensor) -> Any:
-        """Returns what all layers of a step share; it is passed to `attend`.
+        """Returns the values that all layers of a step share, to be passed to `attend`.
 
         `positions` [num_tokens], or with pictures [3, num_tokens]: in time, row and column (`RopeParameters.sections`).
         """
@@ -54,7 +54,7 @@ class Attention(Protocol):
 
 
 class Rotations:
-    """The rotations of a model's layers, with the type and on the device of `like`."""
+    """The rotary embeddings of a model's layers, with the type and on the device of `like`."""
 
     def __init__(self, description: DecoderDescription, like: Tensor) -> None:
         self._dtype = like.dtype
@@ -66,7 +66,7 @@ class Rotations:
         self._axes = {rope: axes_of(rope).to(like.device) for rope in self._frequencies}
 
     def of(self, positions: Tensor) -> Mapping[RopeParameters, Rotation]:
-        """Returns the rotations of a step. `positions`: see `Attention.prepare`."""
+        """Returns the rotations for a step. `positions`: see `Attention.prepare`."""
         spatial = positions.dim() > 1
         return {
             rope: make_rotation(

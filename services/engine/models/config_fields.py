@@ -84,7 +84,7 @@ def weight_dtype(config: Config) -> DtypeName:
 def layer_windows(config: Config, window: int | None) -> tuple[int | None, ...]:
     """Returns each layer's sliding window.
 
-    `layer_types` says which layers have the window; without that list, the layers from `max_window_layers` on have it.
+    `layer_types` lists the layers with the window; without that list, the layers from `max_window_layers` on have it.
     """
     num_layers = integer(config, "num_hidden_layers")
     kinds = config.get("layer_types")
@@ -191,7 +191,8 @@ def rope_parameters(config: Config, head_dim: int) -> tuple[RopeParameters, int]
 def _longrope(config: Config, fields: Config, rotary_dim: int, theta: float) -> tuple[RopeParameters, int]:
     """Returns longrope for the original context, and that context's length.
 
-    The original context has its own divisors (`short_factor`). Beyond it the rotation of all positions would change.
+    The original context has its own divisors (`short_factor`). For longer contexts the rotation of all positions would
+    change.
     """
     divisors = fields.get("short_factor")
     if not isinstance(divisors, list) or len(divisors) != rotary_dim // 2:

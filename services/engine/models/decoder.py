@@ -4,9 +4,9 @@
     per layer:  attention and MLP around the residual stream, in one of the orders of `ResidualKind`
     hidden = norm(h),  logits = head(hidden)
 
-The tokens of all sequences of a step are concatenated; `StepInputs` says which of them belong together. The operations
-are selected once, from the model's description and the kinds of its weights; the forward pass itself only checks
-whether optional parts are `None`. A decoder has no state: weights and KV caches are passed to it. Called by the worker.
+The tokens of all sequences of a step are concatenated; `StepInputs` describes the sequences. The operations are
+selected once, from the model's description and the kinds of its weights; the forward pass itself only checks whether
+optional parts are `None`. A decoder has no state: weights and KV caches are passed to it. Called by the worker.
 """
 
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ class LayerWeights:
     """The weights of one layer. `qk_norm` [heads + kv_heads, head_dim] has a row for each query and key head."""
 
     input_norm: Norm | None
-    """None: attention reads the residual stream."""
+    """None: attention reads the residual stream directly."""
     qkv: Linear
-    """All that reads the hidden states: queries, keys and values, or what latent attention has in their place."""
+    """The projections of the hidden states: queries, keys and values, or those of latent attention."""
     o: Linear
     mlp_norm: Norm | None
     """None: the MLP reads the output of `input_norm`, or the residual stream if there is none."""
@@ -43,7 +43,7 @@ class LayerWeights:
     sinks: Tensor | None = None
     """[heads] float32: the score of each head's sink."""
     latent: LatentWeights | None = None
-    """Of latent attention, what is between `qkv` and attention."""
+    """Weights of latent attention besides `qkv` and `o`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,18 @@ class DecoderWeights:
     head: Linear
     positions: Tensor | None = None
     nbytes: int = 0
-    """Bytes of all of them, as they were loaded."""
+    """Bytes of all weights, as loaded."""
 
 
 class LanguageModel(Protocol):
-    """A model as the worker runs it. The methods write the step's keys and values; ids, positions [num_tokens]."""
+    """The interface of a model for the worker.
+
+    The methods write the step's keys and values; ids, positions [num_tokens].
+    """
 
     @property
     def embedding_size(self) -> int:
-        """Width of the hidden states that `hidden_and_logits` returns; 0 if the model cannot give them."""
+        """Width of the hidden states that `hidden_and_logits` returns; 0 if the model does not expose them."""
         ...
 
     @property
@@ -74,7 +77,7 @@ class LanguageModel(Protocol):
 
     @property
     def weights(self) -> object:
-        """What holds the model's tensors: a dataclass or a torch module."""
+        """The object with the model's tensors: a dataclass or a torch module."""
         ...
 
     def forward(self, ids: Tensor, positions: Tensor, step: StepInputs) -> object:
@@ -88,7 +91,7 @@ class LanguageModel(Protocol):
     def hidden_and_logits(
         self, ids: Tensor, positions: Tensor, step: StepInputs, tokens: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the hidden states of all tokens behind the final norm [num_tokens, hidden], and `step_logits`.
+        """Returns the hidden states of all tokens after the final norm [num_tokens, hidden], and `step_logits`.
 
         For steps with pooling sequences; `tokens` may be empty.
         """
@@ -105,15 +108,15 @@ class Stage(Protocol):
 
     @property
     def is_last(self) -> bool:
-        """Whether this stage's hidden states are the model's."""
+        """Whether this is the last stage, whose hidden states are those of the model."""
         ...
 
     def receive(self, num_tokens: int, like: Tensor) -> Tensor:
-        """Returns the hidden states [num_tokens, hidden] of the stage before, with the width and type of `like`."""
+        """Returns the hidden states [num_tokens, hidden] of the previous stage, with the width and type of `like`."""
         ...
 
     def send(self, hidden: Tensor) -> None:
-        """Sends hidden states to the stage behind this one."""
+        """Sends hidden states to the next stage."""
         ...
 
     def from_last(self, hidden: Tensor) -> Tensor:
@@ -131,7 +134,7 @@ class Decoder:
         operations: Operations = TORCH_OPERATIONS,
         stage: Stage | None = None,
     ) -> None:
-        """`stage`: if the layers are those of one of several pipeline stages, the exchange with the others."""
+        """`stage`: the exchange with the other pipeline stages; None without pipeline parallelism."""
         self._stage = stage
         self.description = description
         self._weights = weights
@@ -176,7 +179,7 @@ class Decoder:
         return self._weights.final_norm(hidden)
 
     def layers(self, hidden: Tensor, positions: Tensor, step: StepInputs) -> Tensor:
-        """Hidden [num_tokens, hidden] → the same behind the last layer; writes the step's keys and values."""
+        """Hidden [num_tokens, hidden] → the same after the last layer; writes the step's keys and values."""
         prepared = self._attention.prepare(positions)
         for block in self._blocks:
             hidden = block(hidden, prepared, step)
@@ -203,9 +206,9 @@ class Decoder:
         return logits if cap is None else (logits / cap).tanh_().mul_(cap)
 
     def from_last(self, hidden: Tensor) -> Tensor:
-        """Returns the hidden states that the last stage has for the same tokens, so that each stage samples alike.
+        """Returns the last stage's hidden states for the same tokens, so that all stages sample the same tokens.
 
-        Waits until the last stage has computed them; each stage must ask in the order of the steps.
+        Waits until the last stage has computed them; each stage must call this in the order of the steps.
         """
         return hidden if self._stage is None else self._stage.from_last(hidden)
 
@@ -214,7 +217,7 @@ class Decoder:
         return F.embedding(ids, self._weights.embedding)
 
     def _with_virtual(self, embeddings: Tensor) -> Tensor:
-        """Returns the scaled embeddings [num_tokens, hidden] with those of virtual tokens; here there are none."""
+        """Returns the scaled embeddings [num_tokens, hidden] with virtual tokens, which this class does not have."""
         return embeddings
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:
@@ -287,7 +290,7 @@ class _Normed:
 
 
 class _PostNormed:
-    """A layer that normalises the outputs of attention and MLP, and not what they read."""
+    """A layer that normalises the outputs of attention and MLP, but not their inputs."""
 
     def __init__(self, index: int, layer: LayerWeights, attention: Attention, operations: Operations) -> None:
         assert layer.after_attention_norm is not None

@@ -1,8 +1,8 @@
 """The description of a decoder as data: written by the model families, read by every backend.
 
 A family's module turns a config.json into a `DecoderDescription`; the forward pass (`decoder.py`) and the faster
-backends know nothing of families. A detail that the description cannot express becomes a new field here, not a branch
-on a family's name.
+backends do not depend on families. If the description cannot express a detail, add a field here instead of a branch on
+a family's name.
 """
 
 from dataclasses import dataclass
@@ -49,10 +49,11 @@ class RopeParameters:
     divisors: tuple[float, ...] = ()
     """Longrope: the divisor of each frequency."""
     sections: tuple[int, ...] = ()
-    """Of a model that takes pictures: how many frequencies, in their order, turn by a token's position in time, by its
-    row and by its column. Empty: all turn by the one position. Text has the same position in all three."""
+    """For a model with images (M-RoPE): how many frequencies, in order, use a token's position in time, its row and its
+    column. Empty: all use the same position. For text all three positions are equal.
+    """
     interleaved_sections: bool = False
-    """Whether the frequencies of the three sections take turns, instead of one section following the other."""
+    """Whether the frequencies of the three sections alternate, instead of one section following the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +73,15 @@ class Experts:
     shared_gate: bool = True
     """Whether the output of the shared expert is multiplied by the sigmoid of its own gate."""
     scoring: ScoringKind = "softmax"
-    """What the router's logits become: scores, of which a token's experts have the highest, and which weigh them."""
+    """How the router's logits become scores. A token's experts are those with the highest scores, weighted by them."""
     correction: bool = False
-    """Whether a number for each expert is added to its score for the choice, not for the weight. Such a router is
-    computed in float32, because it chooses between scores that are close to each other."""
+    """Whether each expert has a correction that is added to its score for the selection, but not for the weight. Such a
+    router is computed in float32, because it selects among scores that are close to each other.
+    """
     num_groups: int = 1
-    """Experts are in so many groups of neighbours. A group's score is the sum of the `best_of_group` highest in it."""
+    """Number of groups of consecutive experts. A group's score is the sum of its `best_of_group` highest scores."""
     num_chosen_groups: int = 1
-    """A token's experts are in so many groups, those with the highest scores."""
+    """Number of groups, those with the highest scores, from which a token's experts are chosen."""
     best_of_group: int = 2
     scale: float = 1.0
     """Factor on the weights, after they were divided by their sum."""
@@ -92,22 +94,22 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """Multi-head latent attention (arXiv 2405.04434): keys and values of all heads come from one row of each token.
+    """Multi-head latent attention (arXiv 2405.04434): keys and values of all heads follow from one row per token.
 
         row    [rank + rope_dim]: a normed latent, and the rotated part of the key, which all heads share
         key    of a head: [W_key latent | rotated part],  W_key [nope_dim, rank]
         value  of a head: W_value latent,                 W_value [value_dim, rank]
 
-    The KV cache has the rows only, as those of one key head; it has no values (`DecoderDescription.cache_parts`).
+    The KV cache stores only the rows, as if they were one key head, and no values (`DecoderDescription.cache_parts`).
     """
 
     rank: int
     rope_dim: int
     nope_dim: int
-    """Number of dimensions of a query or key that are not rotated; they come before those that are."""
+    """Number of dimensions of a query or key that are not rotated; they precede the rotated ones."""
     value_dim: int
     query_rank: int = 0
-    """Width of the normed latent that queries are made of; 0: they are made of the hidden states."""
+    """Width of the normed latent from which queries are computed; 0: they are computed from the hidden states."""
     norm_eps: float = 1e-6
     """Epsilon of the norms of both latents."""
 
@@ -118,7 +120,7 @@ class LatentAttention:
 
     @property
     def query_dim(self) -> int:
-        """Width of a query head, and of a key head that is made of a row."""
+        """Width of a query head, and of a key head that is computed from a row."""
         return self.nope_dim + self.rope_dim
 
 
@@ -160,7 +162,7 @@ class DecoderDescription:
     whole_qk_norm: bool = False
     """Whether `qk_norm` is one norm over all query heads, and one over all key heads, in place of one per head."""
     qk_norm_rotated: bool = False
-    """Whether the norms per head are behind the rotation instead of before it. The rotation then has no factor."""
+    """Whether the norms per head come after the rotation instead of before it. The rotation then has no factor."""
     query_scale: float | None = None
     """Factor on the scores; None: 1 / sqrt(head_dim)."""
     attention_softcap: float | None = None
@@ -188,22 +190,24 @@ class DecoderDescription:
     tied_embeddings: bool = False
     """Whether the output projection is the embedding matrix."""
     has_head: bool = True
-    """Whether the checkpoint has an output projection. Without one the model gives embeddings only, and a backend may
-    use the embedding matrix in its place."""
+    """Whether the checkpoint has an output projection. Without one the model computes embeddings only, and a backend
+    may use the embedding matrix in its place.
+    """
     normalised_head: bool = False
     """Whether the rows of the output projection are normalised to length one."""
     experts: Experts | None = None
     latent: LatentAttention | None = None
-    """Attention over latents, whose rows are the one key head of the cache; None: attention over keys and values."""
+    """Latent attention, whose rows are the only key head of the cache; None: ordinary attention."""
     eos_token_ids: tuple[int, ...] = ()
     other_parts: tuple[str, ...] = ()
-    """Beginnings, each with its dot, of the names of checkpoint tensors that are not the decoder's, such as those of a
-    vision encoder."""
+    """Prefixes, with the dot, of checkpoint tensors that do not belong to the decoder, such as those of a vision
+    encoder.
+    """
 
     mutual_pictures: bool = False
-    """Whether the tokens of a picture attend to all tokens of that picture, also to those behind them."""
+    """Whether the tokens of an image attend to all tokens of this image, also to later ones."""
     picture_layers: int = 0
-    """Number of first layers to whose outputs a picture adds further embeddings of its tokens."""
+    """Number of first layers to whose outputs further embeddings of an image's tokens are added."""
 
     def __post_init__(self) -> None:
         assert self.num_heads % self.num_kv_heads == 0
@@ -225,17 +229,17 @@ class DecoderDescription:
 
     @property
     def q_size(self) -> int:
-        """Width of all query heads together, as they are multiplied with keys of the cache."""
+        """Width of all query heads together, in the form that is multiplied with the cached keys."""
         return self.num_heads * self.head_dim
 
     @property
     def attended_size(self) -> int:
-        """Width of what attention returns: the values of all query heads together."""
+        """Width of the attention output: the values of all query heads together."""
         return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
 
     @property
     def cache_parts(self) -> int:
-        """Number of tensors that a layer has in the KV cache: keys and values, or the rows of latents."""
+        """Number of tensors that a layer has in the KV cache: 2 for keys and values, 1 for latents."""
         return 2 if self.latent is None else 1
 
     @property

@@ -1,8 +1,8 @@
 """The latent attention of a decoder's layers, from the stacked projection of hidden states to the attended values.
 
     qkv      [num_tokens, queries or their latent | latent | rotated part of the key]
-    queries  W_q norm(latent of queries), or as they are; per head nope_dim numbers, and rope_dim that are rotated
-    row      [norm(latent) | rotated part]: what the KV cache keeps of a token
+    queries  W_q norm(latent of queries), or taken from qkv; per head nope_dim numbers, and rope_dim rotated ones
+    row      [norm(latent) | rotated part]: the KV cache's entry for a token
 
 In plain torch operations on any device. Created by a model's operations (`operations`), called by the decoder.
 """
@@ -29,16 +29,17 @@ class LatentWeights:
     norm: Tensor
     """[rank]"""
     up: Tensor
-    """The matrices that make keys and values of latents, [heads, nope_dim + value_dim, rank]. Plain in any checkpoint:
-    they are multiplied from both sides."""
+    """The matrices that compute keys and values from latents, [heads, nope_dim + value_dim, rank]. Never quantized,
+    because they are multiplied from both sides.
+    """
     query_norm: Tensor | None = None
-    """[query_rank]; None, as is `query_up`: queries are made of the hidden states."""
+    """[query_rank]; None (then `query_up` is None too): queries are computed from the hidden states."""
     query_up: Linear | None = None
     """[query_rank] → [heads * (nope_dim + rope_dim)]"""
 
 
 class ReferenceLatentAttention:
-    """An `Attention` over latents in plain torch operations. `weights`: of each layer."""
+    """An `Attention` over latents in plain torch operations. `weights`: one entry per layer."""
 
     def __init__(
         self, description: DecoderDescription, shape: LatentAttention, weights: tuple[LatentWeights, ...], like: Tensor

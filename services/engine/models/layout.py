@@ -38,7 +38,7 @@ class Parameter:
     grouping: Grouping | None = None
     """How the checkpoint's rows are grouped; None: they are all queries, all keys, all values, as the decoder's."""
     stacked: bool = False
-    """Whether the one tensor has a first dimension for experts, [experts, …], of which the rows of all are joined."""
+    """Whether the tensor has a first dimension for experts, [experts, …]; the rows of all experts are joined."""
     alternating: bool = False
     """Of a stacked tensor: whether gates are the even rows of an expert and their partners the odd ones, where the
     decoder has all gates first."""
@@ -80,17 +80,18 @@ class Names:
 
     router: str = "mlp.gate"
     correction: str = "mlp.gate.e_score_correction_bias"
-    """The whole name."""
+    """The full name, not relative to a layer."""
     correction_in_row: bool = False
     """Whether the checkpoint stores the corrections as [1, experts]."""
     expert_up: tuple[str, str] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     expert_down: str = "mlp.experts.{}.down_proj"
     stacked_up: str = ""
-    """Whole name of one tensor [experts, hidden, 2m] with gates and ups in turns, and with `_bias` that of the biases.
-    Given with `stacked_down`, in place of `expert_up` and `expert_down`."""
+    """Full name of one tensor [experts, hidden, 2m] with alternating gates and ups; with the suffix `_bias`, that of
+    the biases. Used with `stacked_down`, in place of `expert_up` and `expert_down`.
+    """
     stacked_down: str = ""
     sinks: str = "self_attn.sinks"
-    """The whole name."""
+    """The full name, not relative to a layer."""
     shared_up: tuple[str, str] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
     shared_down: str = "mlp.shared_expert.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
@@ -177,9 +178,9 @@ def _layer(d: DecoderDescription, names: Names, layer: int) -> Iterator[Paramete
 def _latents(
     d: DecoderDescription, a: LatentAttention, names: Names, ours: str, linear: "_Linears"
 ) -> Iterator[Parameter]:
-    """Yields what latent attention has in place of query, key and value projections (`LatentAttention`).
+    """Yields the parameters of latent attention, which replace the query, key, value projections (`LatentAttention`).
 
-    `qkv` stacks the matrices that read the hidden states: that of queries or of their latent, and that of rows.
+    `qkv` stacks the matrices that read the hidden states: the one for queries or their latent, and the one for rows.
     """
     queries, values = d.num_heads * a.query_dim, d.num_heads * (a.nope_dim + a.value_dim)
     first = {names.q_latent: a.query_rank} if a.query_rank else {names.qkv[0]: queries}
@@ -221,7 +222,7 @@ def _experts(d: DecoderDescription, names: Names, ours: str, linear: "_Linears")
 
 
 def _stacked(experts: Experts, ours: str, theirs: str, columns: int, rows: int) -> Iterator[Parameter]:
-    """Yields the weight and bias of a matrix that all experts have in one tensor, transposed."""
+    """Yields the weight and bias of a matrix whose experts are stored in one transposed tensor."""
     count, alternating = experts.num_experts, ours.endswith(".up")
     yield Parameter(f"{ours}.weight", (Source(theirs, (count, columns, rows)),), True, None, True, alternating)
     if experts.bias:
@@ -241,7 +242,7 @@ def _shares(names: tuple[str, ...], rows: tuple[int, ...]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Linears:
-    """Makes the parameters of a layer's projections."""
+    """Creates the parameters of a layer's projections."""
 
     prefix: str
     transposed: bool
@@ -249,7 +250,7 @@ class _Linears:
     def __call__(
         self, name: str, rows: dict[str, int], columns: int, bias: bool, grouping: Grouping | None = None
     ) -> Iterator[Parameter]:
-        """Yields a projection's weight and bias. `rows` are those of each tensor that is stacked."""
+        """Yields a projection's weight and bias. `rows`: the number of rows of each stacked tensor."""
         shapes = {part: (columns, n) if self.transposed else (n, columns) for part, n in rows.items()}
         weights = tuple(Source(f"{self.prefix}.{part}.weight", shape) for part, shape in shapes.items())
         yield Parameter(f"{name}.weight", weights, self.transposed, grouping)

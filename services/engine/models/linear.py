@@ -1,10 +1,10 @@
 """The interface of linear layers, y = x Wᵀ + b, independent of the form in which W is stored.
 
-    DenseLinear    W [out, in] as the checkpoint has it; any device
+    DenseLinear    W [out, in] as in the checkpoint; any device
     PackedLinear   W in oneDNN's blocked layout, made once; CPU only. Compared with packing on every call, it takes 0.65
                    to 1.0 of the time in bfloat16 at 1 to 128 rows, 0.45 to 0.9 in float32 at 8 to 128 rows, the same
                    time at more rows, and up to 1.25 for a single float32 row
-    QuantizedLinear  W in 8 or 4 bits, made plain again in each call; any device. It saves memory, not time
+    QuantizedLinear  W in 8 or 4 bits, dequantized in each call; any device. It saves memory but no time
 
 Called by the decoder; created by the weight loader.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from services.engine.quantization.weight import QuantizedWeight
 
 _PACKING_ROWS = 512
-"""Number of rows of x that the blocked layout is chosen for. It works for any number and is slower for none."""
+"""Number of rows of x for which the blocked layout is chosen. It works with any number, without being slower."""
 
 
 class Linear(Protocol):

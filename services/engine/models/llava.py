@@ -43,7 +43,7 @@ _FAMILIES: dict[str, tuple[_Text, dict[str, Any]]] = {
     ),
     "qwen2": (qwen2, {"intermediate_size": 22016, "vocab_size": 151936, "max_position_embeddings": 32768}),
 }
-"""Families of the decoder, with the values of fields that a `text_config` leaves out, as transformers has them."""
+"""Families of the decoder, with transformers' default values for fields that are missing in a `text_config`."""
 _USUAL = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 
 

@@ -76,7 +76,7 @@ class SharedExpert:
 
     mlp: Mlp
     gate: Linear | None
-    """None: its weight is one."""
+    """None: the weight is one."""
 
     def added_to(self, mixed: Tensor, x: Tensor) -> Tensor:
         """X [n, hidden] → mixed [n, hidden] + the expert's output for x."""
@@ -87,7 +87,10 @@ class SharedExpert:
 
 @dataclass(frozen=True, slots=True)
 class ExactRouter:
-    """A router's product in float32, whatever the type of x. `product`: with its weight [experts, hidden] float32."""
+    """A router whose product is computed in float32, independent of the type of x.
+
+    `product`: with its weight [experts, hidden] float32.
+    """
 
     product: Linear
 
@@ -139,7 +142,7 @@ class ExpertMlp:
     """A mixture of experts; see the module's docstring."""
 
     def __init__(self, parts: ExpertParts, make: MakeLinear | None = None) -> None:
-        """`make` makes the linear layer of an expert's matrix and bias; by default it keeps the matrix in its form."""
+        """`make` creates the linear layer from an expert's matrix and bias; by default the matrix keeps its form."""
         self.parts = parts
         self.gate_up, self.down = (
             tuple(map(make or _linear, matrices, repeat(None) if biases is None else biases))

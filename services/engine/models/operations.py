@@ -41,7 +41,7 @@ class Operations(Protocol):
         ...
 
     def unpacked_linear(self, weight: Tensor) -> Linear:
-        """Returns a linear layer that does not copy its weight, because the weight is also read elsewhere as it is."""
+        """Returns a linear layer that does not copy its weight, because the weight is also used elsewhere."""
         ...
 
     def mlp(self, up: Linear, down: Linear, activation: ActivationKind, gated: bool) -> Mlp:

@@ -1,4 +1,7 @@
-"""Maps architecture names in config.json files to families. A new family is a module that is named twice here."""
+"""Maps architecture names in config.json files to families.
+
+To add a family, name its module in the imports and in the list here.
+"""
 
 from dataclasses import replace
 from typing import Protocol
@@ -72,7 +75,7 @@ FAMILIES: tuple[Family, ...] = (
 
 
 class _WithoutHead:
-    """A family whose checkpoints end below the language model head, as those of embedding models do."""
+    """A family of checkpoints without a language model head, such as those of embedding models."""
 
     def __init__(self, family: Family) -> None:
         self.ARCHITECTURES = tuple(map(without_head, family.ARCHITECTURES))

@@ -6,8 +6,8 @@
     yarn      f_i / factor and f_i mixed by a ramp over i (arXiv 2309.00071)
     longrope  f_i / divisor_i (arXiv 2402.13753)
 
-Computed in float32, with the order of operations with which checkpoints were trained and are compared, so that
-positions far into a context agree to the last bit. Called by the decoders when a model is loaded.
+Computed in float32, with the same order of operations as in transformers, so that even far positions agree to the last
+bit. Called by the decoders when a model is loaded.
 """
 
 import math
@@ -34,12 +34,12 @@ def inverse_frequencies(rope: RopeParameters) -> Tensor:
 
 
 def axes_of(rope: RopeParameters) -> Tensor:
-    """Returns for each frequency by which of a token's three positions it turns, [rotary_dim / 2] int64."""
+    """Returns for each frequency which of a token's three positions it uses, [rotary_dim / 2] int64."""
     sections = rope.sections or (rope.rotary_dim // 2,)
     if rope.interleaved_sections:
         turns = torch.arange(rope.rotary_dim // 2)
         axes = turns % len(sections)
-        # Behind the last turn of a section, time takes its place.
+        # After the end of a section, its places use the position in time.
         return torch.where(turns < torch.tensor(sections)[axes] * len(sections), axes, 0)
     return torch.repeat_interleave(torch.arange(len(sections)), torch.tensor(sections))
 
@@ -66,6 +66,6 @@ def _yarn(rope: RopeParameters, periods: Tensor) -> Tensor:
 
 
 def _dimension_of(rope: RopeParameters, rotations: float) -> float:
-    """Returns the dimension whose angle completes `rotations` turns over the original context, not rounded."""
+    """Returns the dimension (not rounded) whose angle makes `rotations` full turns over the original context."""
     turns = rope.original_max_positions / (rotations * 2 * math.pi)
     return rope.rotary_dim * math.log(turns) / (2 * math.log(rope.theta))

@@ -1,4 +1,4 @@
-"""The decoders of checkpoints with a vision encoder that add nothing to the decoder of another family but pictures.
+"""Decoders of multimodal checkpoints that are the same as the decoder of another family, except for images.
 
 The decoder's fields are in `text_config`, and its tensors have another prefix. The tensors of encoder and projection
 are skipped: `services/vision` runs them (`shared.models.picture_models`).
@@ -24,7 +24,7 @@ class _Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A type of decoder: its family, its architecture, and fields that a `text_config` may leave out."""
+    """A type of decoder: its family, its architecture, and default values of fields that a `text_config` may omit."""
 
     family: _Decoder
     architecture: str
@@ -62,7 +62,7 @@ _KINDS = {
     "qwen3": _Kind(qwen3, "Qwen3ForCausalLM", _QWEN),
     "qwen3_vl_text": _Kind(qwen3, "Qwen3ForCausalLM", {**_QWEN, "max_position_embeddings": 128_000}),
 }
-"""By `model_type` of the `text_config`. The defaults are those of transformers, which such configs leave out."""
+"""By `model_type` of the `text_config`. The defaults are those of transformers, for fields that such configs omit."""
 _LAYOUTS: dict[str, _Decoder] = {
     "gemma": gemma, "glm": glm, "llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3,
 }  # fmt: skip
@@ -73,7 +73,7 @@ _LAYOUTS: dict[str, _Decoder] = {
 class TextPart:
     """A `Family` of checkpoints whose decoder's tensors begin with `body` and `head` in place of `model` and `lm_head`.
 
-    `others`: beginnings of the names of the other tensors.
+    `others`: name prefixes of the other tensors.
     """
 
     ARCHITECTURES: tuple[str, ...]
@@ -83,7 +83,8 @@ class TextPart:
     kinds: tuple[str, ...]
     """Types of decoders that were compared with transformers."""
     pictures: Callable[[Config, Mapping[str, Any], DecoderDescription], DecoderDescription] | None = None
-    """Returns the description with what pictures need of the decoder, given the config and the decoder's fields."""
+    """Function that adds to the description what images need in the decoder, given the config and the decoder's fields.
+    """
 
     def describe(self, config: Config) -> DecoderDescription:
         """See `Family`."""

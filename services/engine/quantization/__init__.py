@@ -1,4 +1,4 @@
-"""Quantized weights: their form, how plain weights are rounded, and how prepared checkpoints are read.
+"""Quantized weights: their data structure, quantization of plain weights, and reading of quantized checkpoints.
 
     weight      `QuantizedWeight`, the form that all backends take
     group_order the order of a weight's columns if its groups have inputs from all over the matrix
@@ -8,5 +8,5 @@
     formats     the methods: which tensors of a checkpoint stand for a weight
     choice      what a worker does, from the settings and the model (`shared.settings.quantization` has the rules)
 
-The products are the backends': `cpu/source/quantized.h`, `models/linear.py`.
+The matrix products are in the backends: `cpu/source/quantized.h`, `models/linear.py`.
 """

@@ -1,4 +1,4 @@
-"""What a worker does with a model's weights: the method that reads them and the quantizer that rounds them.
+"""Selects the method that reads a model's weights and the quantizer that rounds them.
 
 `shared.settings.quantization` has the rules, which the launcher applies too. Called by the workers when they load a
 model.
@@ -28,10 +28,10 @@ _CPU_TORCH = Device("a CPU", multiplies_quantized=False)
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """How the weights of a model are read. Without arguments: plain weights, loaded as they are."""
+    """How the weights of a model are read. Without arguments: plain weights, loaded unchanged."""
 
     name: str = "none"
-    """What log lines and the configuration's hash call it."""
+    """Its name in log lines and in the configuration's hash."""
     method: PreparedMethod | None = None
     quantize: Quantize | None = None
     is_smoothquant: bool = False

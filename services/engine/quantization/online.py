@@ -1,9 +1,9 @@
-"""Chooses the matrices that are quantized while a model with plain weights is loaded, and rounds them.
+"""Selects the matrices that are quantized while a model with plain weights is loaded, and quantizes them.
 
-Quantized are the linear layers of attention and MLP, experts included, and the output head, which always gets 8 bits:
-it is the widest matrix of a small model, and 4 bits of it would change the choice of tokens. With `fp8` the head stays
-as it is, as in vLLM. Embedding, routers and norms stay as they are, and so do the matrices that make keys and values of
-latents, which attention multiplies from both sides. Called by the workers through `choice`.
+The linear layers of attention and MLP are quantized, including experts, and the output head. The head always gets 8
+bits: it is the widest matrix of a small model, and 4 bits would change the choice of tokens. With `fp8` the head is not
+quantized, as in vLLM. Embeddings, routers and norms are not quantized. Neither are the matrices that compute keys and
+values from latents, because attention multiplies them from both sides. Called by the workers through `choice`.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _ROUND: dict[OnlineMode, Callable[[Tensor], QuantizedWeight]] = {
 
 
 def online_quantizer(mode: OnlineMode) -> Quantize:
-    """Returns the function that rounds a model's matrices as `--quantization` says."""
+    """Returns the function that quantizes a model's matrices for a value of `--quantization`."""
     rounded = _ROUND[mode]
 
     def quantize(name: str, weight: Tensor) -> Tensor | QuantizedWeight:

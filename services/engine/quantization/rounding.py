@@ -1,4 +1,4 @@
-"""Rounds plain weights to 8 or 4 bits, each weight to the nearest value, with no data about activations.
+"""Quantizes plain weights to 8 or 4 bits by rounding to nearest, without activation data.
 
 `online` chooses which of a model's matrices are rounded while they are loaded. Methods that use activations are part of
 the quantization tool. Called by `online`, the tool and tests.
@@ -46,7 +46,7 @@ def quantize_int8(
 ) -> QuantizedWeight:
     """Quantizes with one scale per output, its largest weight being 127. A weight's error is at most half a scale.
 
-    With a group size (kind int8 only), each group of so many inputs has a scale of its own.
+    With a group size (kind int8 only), each group of this many inputs has its own scale.
     """
     groups = _grouped(weight, group_size, INT8_GROUP_MULTIPLE) if group_size else weight.to(torch.float32)[:, None]
     scales = _scale(groups.abs().amax(dim=2) / _INT8_MAX)

@@ -1,7 +1,8 @@
-"""`QuantizedWeight`: a matrix of 8 or 4 bits per weight, in the form in which all backends take it.
+"""`QuantizedWeight`: a matrix of 8 or 4 bits per weight, in the form that all backends accept.
 
-No file format is handled here: `rounding` makes such weights of plain ones, and the methods in `formats` of the tensors
-of checkpoints. The C++ library's `quantized.h` documents the products with these kinds and the bounds of their errors.
+File formats are not handled here: `rounding` creates such weights from plain ones, and the methods in `formats` from
+the tensors of checkpoints. The C++ library's `quantized.h` documents the products with these kinds and the bounds of
+their errors.
 """
 
 import math
@@ -18,9 +19,9 @@ WeightKind = Literal["int8", "int8_dynamic", "int4", "fp8"]
 """int8: 8 bits per weight, optionally in groups; int8_dynamic: activations are rounded to 8 bits too; int4: 4 bits per
 weight, in groups; fp8: float8_e4m3, optionally in groups, which the C++ library does not multiply."""
 GROUP_MULTIPLE = 32
-"""Inputs that share a scale: a multiple of this number."""
+"""The number of inputs that share a scale must be a multiple of this."""
 INT8_GROUP_MULTIPLE = 16
-"""The same for weights of kind int8."""
+"""The same for the kind int8."""
 INT4_MAX = 15
 INT4_MIDDLE = 8
 _INT8_MAX = 127
@@ -46,7 +47,7 @@ class QuantizedWeight:
     zeros: Tensor | None = None
     """Zero points [out, groups]. int8 with groups; int4: on the scale 0 … 15, or on that of `levels` if given."""
     levels: Tensor | None = None
-    """int4: the 16 numbers that values stand for. None: 0 … 15 with `zeros`, -8 … 7 without.
+    """int4: the 16 numbers that the values represent. None: 0 … 15 with `zeros`, -8 … 7 without.
 
     The C++ library rounds them to bfloat16 in a bfloat16 model; in a float32 model they are exact.
     """
@@ -154,7 +155,7 @@ class QuantizedWeight:
         return tuple(self.rows(slice(first, first + size)) for first in range(0, size * count, size))
 
     def round_rows(self, x: Tensor) -> Tensor:
-        """Returns x [n, in] as the product sees it: with int8_dynamic each row in 8 bits, otherwise unchanged."""
+        """Returns x [n, in] as used in products: with int8_dynamic, rows are rounded to 8 bits, otherwise unchanged."""
         if self.kind != "int8_dynamic":
             return x
         wide = x.to(torch.float32)
@@ -227,7 +228,7 @@ class QuantizedWeight:
     def _mapped(
         self, change: Callable[[Tensor], Tensor], change_shared: Callable[[Tensor], Tensor]
     ) -> "QuantizedWeight":
-        """Returns the weight with changed tensors: `change` for those with a row for each output."""
+        """Returns the weight with `change` applied to the tensors that have a row for each output."""
         values = change(self.values)
         return replace(
             self,

@@ -1,8 +1,8 @@
-"""The four algorithms: each takes a layer's tensors and statistics and returns its matrices rounded.
+"""The four algorithms: each quantizes a layer's matrices, given its tensors and statistics.
 
     weight_only_int8  each weight to the nearest of 255 values, no data needed
     smooth_quant      SmoothQuant (arXiv 2211.10438): part of the activations' range moves into the weights
-    awq               AWQ (arXiv 2306.00978): searches factors for channels and clips ranges; least error of outputs
+    awq               AWQ (arXiv 2306.00978): searches channel factors and clipped ranges with the least output error
     gptq              GPTQ (arXiv 2210.17323): the error of a column is compensated by the columns that follow
 
 Errors are measured with the products of inputs: an error D of a matrix changes its outputs by tr(D P Dᵀ), summed over
@@ -21,11 +21,11 @@ from services.engine.quantizer.plan import Plan, Site, is_quantized
 from services.engine.quantizer.scaling import LayerTensors, rescaled, sites_of
 
 ENOUGH_TOKENS = 256
-"""Calibration tokens that an expert must read so that GPTQ uses statistics of it alone."""
+"""Minimum number of an expert's calibration tokens for GPTQ to use the expert's own statistics."""
 _FACTOR_STEPS = 20
 _CLIP_STEPS, _LEAST_CLIP = 10, 0.5
 _UNCLIPPED = ("qkv",)
-"""Ranges of queries and keys are kept: their products decide the order of attention, not only its size."""
+"""Ranges of queries and keys are not clipped, because clipping would change the order of attention scores."""
 _LEAST_FACTOR = 1e-4
 _CLIP_ELEMENTS = 1 << 22
 Sites = Mapping[Site, Statistics]
@@ -40,24 +40,24 @@ def round_layer(layer: LayerTensors, dtype: torch.dtype) -> Iterator[tuple[str, 
 def smooth_layer(
     layer: LayerTensors, sites: Sites, dtype: torch.dtype, strength: float
 ) -> Iterator[tuple[str, Rounded]]:
-    """Yields each matrix in 8 bits after factors x^strength / w^(1 - strength) moved from inputs to columns."""
+    """Yields each matrix in 8 bits, after factors x^strength / w^(1 - strength) were moved from inputs to columns."""
     for site, statistics in sites.items():
         if not site.norm:
             continue
         columns = torch.stack([w.abs().amax(dim=0) for w in layer.matrices(site).values()]).amax(dim=0)
         inputs = statistics.largest
         factors = inputs.clamp(min=1e-5) ** strength / columns.clamp(min=1e-5) ** (1 - strength)
-        # A channel that is never used, or that no matrix reads, stays as it is.
+        # Channels that are never used, or that no matrix reads, are not changed.
         layer.divide_inputs(site, torch.where((inputs > 0) & (columns > 0), factors, 1.0).clamp(min=1e-5))
     yield from round_layer(layer, dtype)
 
 
 def awq_layer(layer: LayerTensors, sites: Sites, dtype: torch.dtype) -> Iterator[tuple[str, Rounded]]:
-    """Yields each matrix in 4 bits with zero points after factors and ranges were searched."""
+    """Yields each matrix in 4 bits with zero points, after a search for factors and ranges."""
     size = layer.plan.group_size
     statistics = dict(sites)
     for site in layer.plan.sites(layer.index):
-        # An expert that no token chose has no statistics.
+        # An expert to which no token was routed has no statistics.
         if site in statistics and layer.can_divide(site):
             factors = layer.divide_inputs(site, _best_factors(layer, site, statistics[site], dtype))
             assert factors is not None
@@ -82,16 +82,16 @@ def gptq_layer(
 
 
 def seldom_chosen(sites: Sites, plan: Plan, layer: int) -> int:
-    """Returns the number of a layer's experts that read too few tokens for statistics of their own."""
+    """Returns the number of a layer's experts with too few tokens for their own statistics."""
     own = [site for site in plan.watched(layer) if site.matrices == ("experts.down",)]
     return sum(not _is_enough(sites.get(site)) for site in own)
 
 
 def _products(site: Site, sites: Sites, width: int) -> Tensor:
-    """Returns the products of what a matrix reads.
+    """Returns the products of a matrix's inputs, for its error.
 
-    An expert that read few tokens has too few of its own: the products of its input are those of all tokens, and those
-    inside it say nothing, so its errors are not compensated.
+    For an expert with few tokens, its first matrices use the products of all tokens; for its second matrix there are no
+    usable products, so errors are not compensated.
     """
     own = sites.get(site)
     if site.expert is None or _is_enough(own):
@@ -122,7 +122,7 @@ def _ranges(weight: Tensor, size: int, dtype: torch.dtype) -> Ranges:
 
 
 def _best_factors(layer: LayerTensors, site: Site, statistics: Statistics, dtype: torch.dtype) -> Tensor:
-    """Returns mean|x|^r, for the exponent r of a grid from 0 to 1 with the least error of the site's outputs."""
+    """Returns mean|x|^r, with r from a grid between 0 and 1 that gives the least error of the site's outputs."""
     weights = list(layer.matrices(site).values())
     sizes = (statistics.total / statistics.count).clamp(min=_LEAST_FACTOR)
     best, least = torch.ones_like(sizes), float("inf")
@@ -146,7 +146,7 @@ def _error(weight: Tensor, factors: Tensor, products: Tensor, size: int, dtype: 
 
 
 def _clipped(weight: Tensor, size: int, products: Tensor, dtype: torch.dtype) -> Ranges:
-    """Returns for each output and group the range, a fraction of the full one, with the least error of outputs."""
+    """Returns for each output and group the clipped range with the least output error."""
     groups = weight.shape[1] // size
     blocks = products.view(groups, size, groups, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
     rows = max(1, _CLIP_ELEMENTS // weight.shape[1])

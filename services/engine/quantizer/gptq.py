@@ -24,7 +24,7 @@ def gptq_rounded(
 ) -> Rounded:
     """Returns [out, in] float32 in 4 bits with symmetric groups of `size` inputs. `products`: see `Statistics`.
 
-    Raises ArithmeticError if the products are no covariance, which damping cannot mend.
+    Raises ArithmeticError if the products are not positive definite even with damping.
     """
     if not activation_order:
         return _in_order(weight, products, size, dtype)
@@ -77,7 +77,7 @@ def _inverse_factor(products: Tensor, used: Tensor) -> Tensor:
 
 
 def _range(block: Tensor, importance: Tensor, dtype: torch.dtype) -> Ranges:
-    """Returns for each output the symmetric range with the least error, channels weighted with their importance."""
+    """Returns for each output the symmetric range with the least error, weighted by the channels' importance."""
     largest = block.abs().amax(dim=1, keepdim=True)
     best = symmetric(largest, dtype)
     least = torch.full_like(largest, torch.inf)

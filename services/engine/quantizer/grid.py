@@ -1,7 +1,7 @@
 """Values, scales and zero points of a matrix: rounding to the nearest value of a given range.
 
-Scales are rounded to the type in which they are stored before weights are divided by them, so that storing them loses
-nothing. Called by the algorithms.
+Scales are rounded to their stored type before weights are divided by them, so storing them causes no further error.
+Called by the algorithms.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ INT8_MAX, INT4_MAX, INT4_MIDDLE = 127, 15, 8
 
 @dataclass(frozen=True, slots=True)
 class Rounded:
-    """A matrix that stands for (values - zeros) * scales.
+    """A quantized matrix: (values - zeros) * scales.
 
     `values` [out, in]: int8 -127 … 127 without zero points, or uint8 0 … 15 with them; `scales` [out, groups] of the
     stored type; `zeros` [out, groups] uint8. `groups` [in]: the group of each input; by default they are in order.
@@ -50,12 +50,12 @@ class Ranges:
         return ((weight / self.scales).round() + self.zeros).clamp(0, INT4_MAX)
 
     def nearest(self, weight: Tensor) -> Tensor:
-        """Returns the weights that the nearest values stand for."""
+        """Returns the weights of the nearest values."""
         return (self.values(weight) - self.zeros) * self.scales
 
 
 def stored_scales(scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns scales as float32 numbers that `dtype` represents; 1 in place of those that are 0 in it."""
+    """Returns scales as float32 numbers that `dtype` represents; scales that become 0 are replaced by 1."""
     rounded = scales.to(dtype).float()
     return torch.where(rounded > 0, rounded, 1.0)
 

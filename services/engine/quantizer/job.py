@@ -1,4 +1,4 @@
-"""A job of the quantization tool, as its command line describes it."""
+"""The options of one run of the quantization tool."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ _GLM_130B_LAYERS = 70
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What to quantize and how."""
+    """The options of a run."""
 
     model: Path
     output: Path
@@ -29,7 +29,7 @@ class Job:
     """gptq: whether the most important inputs are rounded first, and groups have inputs from all over a matrix."""
 
     def record(self) -> dict[str, object]:
-        """Returns the options that decide the result, as JSON values."""
+        """Returns the options that influence the result, as JSON values."""
         options = asdict(self)
         del options["output"]
         return options | {"model": str(self.model.resolve()), "token_file": self.token_file and str(self.token_file)}

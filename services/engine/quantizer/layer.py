@@ -1,7 +1,7 @@
-"""One layer's forward pass over whole sequences, in float32, and statistics of what its matrices read.
+"""One layer's forward pass over whole sequences, in float32, with statistics of its matrices' inputs.
 
-The pass is the engine's own decoder with a single layer, so every family computes here as it does when it is served.
-Called by the loop.
+The pass is the engine's own decoder with a single layer, so every family computes the same as in serving. Called by the
+loop.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ See = Callable[[Tensor], None]
 
 
 class _WatchedLinear:
-    """A linear layer that shows what it reads to `see`, if that is set."""
+    """A linear layer that passes its input to the callback `see`, if set."""
 
     def __init__(self, weight: "Tensor | QuantizedWeight", bias: Tensor | None) -> None:
         self.see: See | None = None
@@ -68,7 +68,7 @@ _OPERATIONS = _WatchedOperations()
 
 @dataclass(slots=True)
 class Statistics:
-    """What a site's matrices read: over all tokens, for its `in` channels."""
+    """Statistics of a site (the input of one or several matrices) over all tokens, for its `in` channels."""
 
     largest: Tensor
     """[in]: the largest absolute value."""
@@ -112,11 +112,11 @@ class Layer:
         self._decoder = Decoder(self._description, weights, _OPERATIONS)
 
     def __call__(self, batches: Sequence[Tensor]) -> list[Tensor]:
-        """Batches of hidden states [sequences, length, hidden] before the layer → the same behind it."""
+        """Batches of hidden states [sequences, length, hidden] before the layer → the same after it."""
         return [self._run(batch) for batch in batches]
 
     def watched(self, batches: Sequence[Tensor]) -> tuple[list[Tensor], dict[Site, Statistics]]:
-        """Runs the layer, and returns what its sites read as well."""
+        """Runs the layer, and also returns the statistics of its sites."""
         found: dict[Site, Statistics] = {}
         linears = {site: _linear(self._weights, site) for site in self._plan.watched(self._index)}
 
@@ -148,7 +148,7 @@ class Layer:
 
 
 def _linear(layer: LayerWeights, site: Site) -> _WatchedLinear:
-    """Returns a linear layer that reads what the matrices of a site read."""
+    """Returns a linear layer whose input is that of a site."""
     name = site.matrices[0]
     if name in ("qkv", "o"):
         linear = layer.qkv if name == "qkv" else layer.o

@@ -1,4 +1,4 @@
-"""The tensors that stand for a matrix in a file, and the `quantization_config` of config.json.
+"""The tensors of a quantized matrix in the file formats, and the `quantization_config` of config.json.
 
 The layouts are those of compressed-tensors (8 bits), AutoAWQ and GPTQ; `services/engine/quantization/formats` documents
 and reads them. Called by the algorithms and the loop.
@@ -39,7 +39,7 @@ def quantization_config(algorithm: Algorithm, plan: Plan, *, activation_order: b
             "modules_to_not_convert": plan.plain_linears(),
         }
     if algorithm == "gptq":
-        # Loaders take every linear layer of a block for quantized unless `dynamic` names it.
+        # Loaders assume that every linear layer of a block is quantized unless `dynamic` names it.
         plain = [re.escape(name) for name in plan.plain_linears()] if plan.description.experts is not None else []
         excluded: dict[str, Any] = {"dynamic": {f"-:^{name}$": {} for name in plain}} if plain else {}
         return {

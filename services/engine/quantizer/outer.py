@@ -19,7 +19,7 @@ _ROWS = 8192
 
 
 class OuterParts:
-    """Computes hidden states before the first layer and log likelihoods behind the last."""
+    """Computes hidden states before the first layer and log likelihoods after the last."""
 
     def __init__(self, plan: Plan, tensors: Mapping[str, Tensor]) -> None:
         """`tensors` by the names of sources in the layout, in any floating-point type."""
@@ -38,7 +38,7 @@ class OuterParts:
         return [self._embed(ids) for ids in batches]
 
     def perplexity(self, batches: Sequence[Tensor], hidden: Sequence[Tensor]) -> float:
-        """Returns the perplexity of the ids given hidden states behind the last layer."""
+        """Returns the perplexity of the ids from the hidden states after the last layer."""
         total, count = 0.0, 0
         for ids, states in zip(batches, hidden, strict=True):
             for tokens, rows in zip(ids, states, strict=True):

@@ -1,7 +1,7 @@
 """The files of a quantized model: one shard for each layer, an index, and the small files of the original.
 
-Shards are written under another name and then renamed, so a shard that exists is whole. While a run is not finished,
-`PARTIAL` holds its options; a later run with the same options and input keeps the shards. Called by the loop.
+Shards are written under another name and then renamed, so every existing shard is complete. While a run is unfinished,
+`PARTIAL` contains its options; a later run with the same options and input reuses the shards. Called by the loop.
 """
 
 import json
@@ -19,7 +19,7 @@ from shared.config import SettingsError
 from shared.settings.quantization import SMOOTHQUANT_FILE
 
 RECORD = "antiphon_quantization.json"
-"""File with the options of the job and what was measured."""
+"""File with the options of the job and the measurements."""
 PARTIAL = ".antiphon_quantization.partial.json"
 INDEX = "model.safetensors.index.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json", ".h5", ".msgpack", ".onnx")
@@ -33,7 +33,7 @@ class Output:
     """The directory that a job writes."""
 
     def __init__(self, job: Job, weight_files: Sequence[Path], shards: int) -> None:
-        """Makes or continues the directory. Raises SettingsError if it holds anything else."""
+        """Creates or continues the directory. Raises SettingsError if it contains anything else."""
         self.directory, self._shards = job.output, shards
         stamps = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in weight_files}
         state = json.dumps({"options": job.record(), "input": stamps}, sort_keys=True)

@@ -1,7 +1,7 @@
-"""Which matrices of a model are quantized, what they read, and whether they divide among devices.
+"""Selects the matrices to quantize, determines their inputs (sites), and checks that they can be split over devices.
 
-A site is an input that one or several matrices of a layer read: q, k and v read the same rows. Statistics and factors
-belong to sites. Called by the loop (`run`) and the algorithms.
+A site is the input of one or several matrices of a layer: q, k and v have the same input. Statistics and factors belong
+to sites. Called by the loop (`run`) and the algorithms.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _AWQ_PACKED = 8
 """AWQ and GPTQ pack zero points of this many outputs in a word."""
 IN_GROUPS: tuple[Algorithm, ...] = ("awq", "gptq")
 _ROW_PARALLEL = frozenset({"o", "down", "experts.down", "shared.down"})
-"""Matrices whose inputs are divided among devices; of the others the outputs are."""
+"""Matrices that are split by inputs over devices; the others are split by outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,14 @@ class Site:
     matrices: tuple[str, ...]
     norm: str = ""
     plain: tuple[str, ...] = ()
-    """Matrices that read the input too and are not quantized: the router and the gate of the shared expert."""
+    """Matrices with the same input that are not quantized: the router and the gate of the shared expert."""
     expert: int | None = None
-    """The expert whose matrices are meant; None: those of all experts, or the layer has none."""
+    """Index of the expert; None: the site belongs to all experts, or the layer has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The parameters of a model and what becomes of them."""
+    """The parameters of a model and their treatment."""
 
     description: DecoderDescription
     parameters: dict[str, Parameter]
@@ -71,7 +71,7 @@ class Plan:
     def watched(self, layer: int) -> tuple[Site, ...]:
         """Returns the sites of which the algorithm needs statistics.
 
-        SmoothQuant needs none of single experts. GPTQ needs the tokens that each expert reads, of both its matrices.
+        SmoothQuant needs none of single experts. GPTQ needs the tokens of each expert, for both of its matrices.
         """
         sites = self.sites(layer)
         if self.algorithm == "smooth_quant":
@@ -81,7 +81,7 @@ class Plan:
         return *sites, *(Site(("experts.up",), expert=site.expert) for site in sites if site.expert is not None)
 
     def plain_linears(self) -> list[str]:
-        """Returns the modules of linear layers that stay plain: the head, routers and gates of shared experts."""
+        """Returns the linear modules that are not quantized: the head, routers and gates of shared experts."""
         plain = [p for name, p in self.parameters.items() if name.endswith((".router.weight", ".shared.gate.weight"))]
         names = [source.name.removesuffix(".weight") for parameter in plain for source in parameter.sources]
         head = self.parameters.get("head.weight")
@@ -99,7 +99,7 @@ def is_quantized(parameter: Parameter) -> bool:
 
 
 def make_plan(description: DecoderDescription, layout: tuple[Parameter, ...], job: Job) -> Plan:
-    """Returns the plan. Raises SettingsError naming the tensor that does not divide, or the option that contradicts."""
+    """Returns the plan. Raises SettingsError naming the tensor that cannot be split, or the contradictory option."""
     d = description
     if d.latent is not None:
         raise SettingsError(

@@ -1,9 +1,9 @@
-"""Quantizes a model layer by layer, and measures what it cost. Called by `antiphon quantize`.
+"""Quantizes a model layer by layer, and measures the loss of quality. Called by `antiphon quantize`.
 
     for each layer: read it, run the calibration tokens through it, round it, write its shard; then run the held-out
     tokens through the layer as it was and as it was written
 
-A finished shard of an interrupted run is read instead of made; what follows is the same, so the result is too.
+A finished shard of an interrupted run is read instead of computed, so the result is the same.
 """
 
 from collections.abc import Callable, Mapping
@@ -52,7 +52,7 @@ _METHODS: dict[str, Method] = {
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What a job did."""
+    """The results of a job."""
 
     bytes_before: int
     bytes_after: int = 0
@@ -64,7 +64,7 @@ class Report:
 
 
 def quantize(job: Job, tell: Tell) -> Report:
-    """Writes the quantized model. `tell` gets notices for the user.
+    """Writes the quantized model. `tell` is called with notices for the user.
 
     Raises SettingsError for options that do not fit the model, and ServiceError for a model that cannot be read.
     """
@@ -142,7 +142,8 @@ class _Run:
             if plain:
                 report.errors.append(_relative(new(plain), plain_after, plain))
             plain, quantized = plain_after, new(quantized)
-            # GPTQ compensates for what the layers before have lost; the others keep the original's inputs.
+            # GPTQ compensates for the errors of earlier layers; the other algorithms use the original model's hidden
+            # states.
             calibration = new(calibration) if job.algorithm == "gptq" else after
         if self._held_out and plan.description.has_head:
             report.perplexity_before = was.perplexity(self._held_out, plain)
@@ -151,7 +152,7 @@ class _Run:
     def _calibrated(
         self, layer: Layer, calibration: Batches, *, needed: bool
     ) -> tuple[Batches, Mapping[Site, Statistics]]:
-        """Returns the calibration states behind a layer, and what its sites read if that is needed."""
+        """Returns the calibration states after a layer, and the statistics of its sites if needed."""
         if not calibration:
             return [], {}
         if not needed:
@@ -177,7 +178,7 @@ class _Run:
     def _made(
         self, index: int, tensors: dict[str, Tensor], names: dict[str, str], sites: Mapping[Site, Statistics]
     ) -> dict[str, Tensor]:
-        """Returns the tensors of a layer as they are stored. Changes `tensors`."""
+        """Returns a layer's tensors in their stored form. Changes `tensors`."""
         job = self._job
         layer = LayerTensors(self._plan, index, tensors, names, self._dtype)
         if job.algorithm == "weight_only_int8":

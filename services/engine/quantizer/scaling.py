@@ -1,4 +1,4 @@
-"""Moves factors between a matrix's inputs and whatever comes before it, without changing what the layer computes.
+"""Moves factors between a matrix's inputs and the preceding operation, without changing the layer's result.
 
 The inputs of a site are divided by a factor for each channel, and the columns of its matrices multiplied by the same
 factor. The division is absorbed by the norm before the site, by the value projection (before `o`), or by the up
@@ -40,9 +40,10 @@ class LayerTensors:
         }
 
     def divide_inputs(self, site: Site, factors: Tensor) -> Tensor | None:
-        """Divides what a site's matrices read by `factors` [in] and multiplies their columns.
+        """Divides the inputs of a site's matrices by `factors` [in] and multiplies their columns.
 
-        Returns the factors as they are after what absorbs them was rounded to the stored type; None if nothing can.
+        Returns the effective factors, after the absorbing weights were rounded to the stored type; None if nothing can
+        absorb them.
         """
         before = self._rows_before(site)
         if site.norm:
@@ -57,7 +58,7 @@ class LayerTensors:
         return factors
 
     def can_divide(self, site: Site) -> bool:
-        """Whether something before a site can absorb factors."""
+        """Whether an operation before a site can absorb factors."""
         return bool(site.norm) or self._rows_before(site) is not None
 
     def for_values(self, factors: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,7 +79,7 @@ class LayerTensors:
                 yield parameter, source
 
     def _rows_before(self, site: Site) -> tuple[str, int] | None:
-        """Returns the matrix, and which of its tensors, whose rows scale with a site's inputs; None: there is none."""
+        """Returns the matrix (and the index of its tensor) whose outputs are a site's inputs; None if there is none."""
         if site.norm:
             return None
         if site.matrices == ("o",):
@@ -98,7 +99,7 @@ class LayerTensors:
         offset = 1.0 if self.plan.description.norm == "rms_plus_one" else 0.0
         before = weight + offset
         after = (before / factors - offset).to(self._dtype).float() + offset
-        # The factors that the rounded norm divides by, so that the product stays what it was.
+        # The factors by which the rounded norm really divides, so that the product does not change.
         exact = torch.where((before != 0) & (after != 0), before / torch.where(after != 0, after, 1.0), factors)
         weight.copy_(after - offset)
         bias = self.parameters.get(f"{name}.bias")
@@ -138,9 +139,9 @@ def sources_of(plan: Plan, parameter: Parameter, expert: int | None) -> tuple[So
 
 
 def sites_of(plan: Plan, layer: int, parameter: Parameter) -> Iterator[tuple[Site, tuple[Source, ...]]]:
-    """Yields the sites that a matrix reads, each with those of its tensors that read it.
+    """Yields the sites of a matrix, each with those of its tensors that have it as input.
 
-    The matrices of experts have a site each if the algorithm watches these.
+    The matrices of each expert have a separate site if the algorithm needs its statistics.
     """
     name = matrix_name(parameter)
     every = [site for site in dict.fromkeys((*plan.sites(layer), *plan.watched(layer))) if name in site.matrices]

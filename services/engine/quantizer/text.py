@@ -1,6 +1,7 @@
-"""The tokens that a model is calibrated with, and those on which it is measured.
+"""The tokens for calibration, and those for the measurement of perplexity.
 
-Both texts come with the package; `infra/calibration_text.py` makes them. `-token` replaces the first. Called by `run`.
+Both texts are part of the package; `infra/calibration_text.py` creates them. `-token` replaces the calibration text.
+Called by `run`.
 """
 
 import re
@@ -37,7 +38,7 @@ def batches_of_file(path: Path, description: DecoderDescription) -> list[Tensor]
     """Returns the samples of a file of token ids, one sample in a line, ids separated by commas or blanks.
 
     Samples of equal length are one batch; samples longer than the model's context are divided. Raises SettingsError
-    for a file that cannot be read, and names the line with something that is no id of the model's vocabulary.
+    for a file that cannot be read, and names the line if it has an invalid token id.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -63,7 +64,7 @@ def batches_of_file(path: Path, description: DecoderDescription) -> list[Tensor]
 def _batches(model_dir: Path, description: DecoderDescription, text: Path, count: int) -> list[Tensor]:
     try:
         codec = load_codec(model_dir)
-        # A token that starts every text belongs in front of each sequence: models store attention in it.
+        # If every text starts with a special token, each sequence gets it too: models use it as an attention sink.
         start = codec.encode([""], add_special_tokens=True)[0][:1]
         ids = codec.encode([text.read_text(encoding="utf-8")], add_special_tokens=False)[0]
     except ServiceError as error:
@@ -78,7 +79,7 @@ def _batches(model_dir: Path, description: DecoderDescription, text: Path, count
 
 
 def _sequences(ids: Sequence[int], start: list[int], length: int, count: int) -> Tensor:
-    """Returns up to `count` sequences [n, length] from all parts of a text."""
+    """Returns up to `count` sequences [n, length], spread over a text."""
     inner = length - len(start)
     whole = max(1, len(ids) // inner)
     chosen = [whole * place // count for place in range(count)] if whole > count else list(range(whole))

@@ -1,4 +1,4 @@
-"""Makes the work lists of the attention kernels, once for each step.
+"""Builds the work lists of the attention kernels, once for each step.
 
     few     sequences with few queries (`has_few`): (sequence, split of its keys) pairs, see `decode_attention` and
             `latent_attention`
@@ -6,7 +6,7 @@
             `prefill_attention`
 
 A query is a token of the step. Both lists pack a pair into one word, with the sequence in the high 16 bits. Plain index
-arithmetic on the host; the caller's `put` moves the arrays to the device. Called by the worker for each distinct
+arithmetic on the host; the caller's `put` copies the arrays to the device. Called by the worker for each distinct
 sliding window of the model's layers.
 """
 
@@ -23,9 +23,13 @@ SPLIT_TOKENS: Final = 256
 _SPLIT_HEADS = 32
 """Heads of latent attention with which a split has so many keys; with more heads it has more (`Heads.split_tokens`)."""
 FEW_QUERIES: Final = 9
-"""Most queries of a sequence in the decode kernel: one token, and 8 draft tokens, as many as a step usually checks."""
+"""Maximum number of queries of a sequence in the decode kernel: one token and 8 draft tokens, the usual maximum of a
+step.
+"""
 _FEW_ROWS = 64
-"""Queries times query heads per key head, above which the prefill kernel is faster than the decode kernel."""
+"""Number of rows (queries times query heads per key head) above which the prefill kernel is faster than the decode
+kernel.
+"""
 _TILE_ROWS = 128
 """Queries times query heads per key head in one tile of the prefill kernel."""
 _WIDE_TILE_ROWS = 32
@@ -206,7 +210,7 @@ def _few(sequences: Sequences, window: int | None, split_tokens: int, put: Put, 
 
 
 def _pad(sequences: Sequences, count: int) -> Sequences:
-    """Adds padding sequences with no tokens and no queries, each with an output row of its own."""
+    """Adds padding sequences without tokens and queries, each with its own output row."""
     rest = count - len(sequences.rows)
     zeros, starts = np.zeros(rest, dtype=np.int64), np.arange(count - rest, count)
     return Sequences(

@@ -6,9 +6,9 @@
     gather   packed[i] = cache[:, block_i]
     scatter  cache[:, block_i] = packed[i]
 
-Words are integers of any size; their meaning does not matter. `packed` is the layout for copies to the host's memory or
-to another engine: one large copy instead of many small ones. In one call no block may be the target of two copies, or
-both source and target.
+Words are integers of any size; the kernels do not interpret them. `packed` is the layout for copies to the host's
+memory or to another engine: one large copy instead of many small ones. In one call no block may be the target of two
+copies, or both source and target.
 
 Reference: indexing, as the formulas are written. Paged caches: arXiv 2309.06180.
 """
@@ -27,7 +27,7 @@ def _move_kernel(
     source, target, source_blocks, target_blocks, source_block, source_part, target_block, target_part, words,
     PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Copies one part of one block. A block list that is None means the numbers from 0 on."""
+    """Copies one part of one block. None as a block list means 0, 1, 2, …."""
     i, part = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     origin = i if source_blocks is None else tl.load(source_blocks + i).to(tl.int64)
     goal = i if target_blocks is None else tl.load(target_blocks + i).to(tl.int64)

@@ -1,6 +1,6 @@
 """Paged attention for sequences with few query tokens: the keys are divided into splits of fixed size.
 
-Each split gives a partial result; a second kernel combines the partial results of a sequence.
+Each split produces a partial result; a second kernel combines the partial results of a sequence.
 
     partial o_s = Σ_t 2^(s_t - m_s) v_t / l_s        over the keys t of split s, see `scores`
     o           = Σ_s 2^(m_s - m) l_s o_s / Σ_s 2^(m_s - m) l_s
@@ -77,7 +77,7 @@ def _split_kernel(
                 seen = seen & (distances > -window)
             best, total, acc = accumulate(tl.where(seen, s, float("-inf")), v, best, total, acc, q.dtype)
         alone = tl.load(item_starts + sequence + 1) - tl.load(item_starts + sequence) == 1
-        # Of several splits, the sum of them has the sink.
+        # With several splits, the sink is added when they are combined.
         sum_of_all = total if sinks is None else tl.where(alone, with_sink(total, best, sinks, heads, asked), total)
         out = acc / tl.where(total == 0.0, 1.0, sum_of_all)[:, None]
         stored = asked[:, None] & (d < D)[None, :]

@@ -5,9 +5,9 @@
     3  outer    [pairs, hidden] = weight · inner downᵀ, both with biases if experts have some
     4  combine  y[token] = residual + Σ of its pairs, in the router's order
 
-Nothing is counted on the host: the sizes of all launches follow from the shapes, so a graph can capture them. There
+The host counts nothing: the sizes of all launches follow from the shapes, so a CUDA graph can capture them. There
 are no atomic additions, so a token's result does not depend on the other tokens. Programs of unused tiles exit
-immediately. Like the fused kernels of vLLM and SGLang, with a stable counting sort in place of an atomic one.
+immediately. Similar to the fused kernels of vLLM and SGLang, with a stable counting sort in place of an atomic one.
 """
 
 import torch

@@ -5,9 +5,9 @@
 
     A [slots, parts · RANK, in], B [slots, out, RANK] of the model's type; RANK: the largest rank, padded
 
-A matrix that is stacked from several of the checkpoint (query, key, value; gate, up) has a part for each of them, with
-an A of its own; a row of B uses the ranks of its part. Slots are memory of a fixed size: lower ranks, and matrices
-that an adapter does not change, are zeros there. The host sorts the step's rows by slot and pads each slot's rows to
+A matrix that is stacked from several matrices of the checkpoint (query, key, value; gate, up) has a part for each, with
+a separate A; a row of B uses the ranks of its part. Slots have a fixed size: missing ranks, and matrices that an
+adapter does not change, are filled with zeros. The host sorts the step's rows by slot and pads each slot's rows to
 whole tiles (`plan_tiles`); the sizes of all launches follow from the number of tiles, so a graph can capture them.
 Programs of unused tiles exit immediately. Tiles and splits have fixed sizes and there are no atomic additions, so a
 row's result does not depend on the other rows.
@@ -31,9 +31,9 @@ from services.engine.triton.runtime import INTERPRETED, ceil_div, launch, power_
 from services.engine.triton.scores import multiply
 
 TILE_ROWS = 16
-"""Rows of a tile, all of one slot: those of the smallest tensor core product. Fixed, see the module."""
+"""Rows of a tile, all with the same slot: the minimum of a tensor core product. Fixed, see the module."""
 UNUSED = 2**30
-"""Stands for no row in the padding of a tile."""
+"""Marks the padding rows of a tile."""
 _SPLIT_COLUMNS = 1024
 """Inputs of a split. Fixed, because a row's sums must not depend on the number of other rows."""
 _RANKS_MAX = 64
@@ -111,7 +111,7 @@ class LoraTiles:
 
 
 def most_tiles(num_rows: int, num_slots: int) -> int:
-    """Returns the largest number of tiles of a step with `num_rows` rows and `num_slots` adapter slots."""
+    """Returns the maximum number of tiles of a step with `num_rows` rows and `num_slots` adapter slots."""
     return min(num_rows, num_rows // TILE_ROWS + num_slots)
 
 
@@ -123,7 +123,7 @@ def plan_tiles(row_slots: Integers, capacity: int = 0) -> tuple[Integers, Intege
     size = max(int(tiles.sum()), capacity)
     owners, rows = np.full(size, -1, dtype=np.int64), np.full(size * TILE_ROWS, UNUSED, dtype=np.int64)
     owners[: tiles.sum()] = np.repeat(slots, tiles)
-    # Rows of a slot begin at its first tile.
+    # The rows of a slot begin at the start of its first tile.
     shift = (tiles.cumsum() - tiles) * TILE_ROWS - (counts.cumsum() - counts)
     rows[np.arange(len(sorted_rows)) + np.repeat(shift, counts)] = sorted_rows
     return rows, owners
@@ -147,7 +147,7 @@ class LoraMatrix:
 
 
 def padded_rank(rank: int) -> int:
-    """Returns the number of ranks that a slot has room for: a power of two, which tensor cores need."""
+    """Returns the number of ranks for which a slot has room: a power of two, as tensor cores require."""
     return power_of_two(rank, 16)
 
 
@@ -157,7 +157,7 @@ def slot_bytes(widths: tuple[int, ...], columns: int, rank: int, itemsize: int) 
 
 
 def add_products(y: Tensor, x: Tensor, a: Tensor, b: Tensor, widths: tuple[int, ...], tiles: LoraTiles) -> Tensor:
-    """Does what `LoraMatrix.add` says with its tensors, see the module."""
+    """Implements `LoraMatrix.add` with its tensors, see the module."""
     rows, columns = x.shape
     num_tiles, (all_ranks, rank) = len(tiles.owners), (a.shape[1], b.shape[2])
     ranks, splits = min(rank, _RANKS_MAX), ceil_div(columns, _SPLIT_COLUMNS)
@@ -185,7 +185,7 @@ def add_products(y: Tensor, x: Tensor, a: Tensor, b: Tensor, widths: tuple[int, 
 
 
 class LoraStep:
-    """The tiles of the step that is computed now; all layers of a model share it. None: no row has an adapter."""
+    """The tiles of the current step, shared by all layers of a model. None: no row has an adapter."""
 
     def __init__(self) -> None:
         self.tiles: LoraTiles | None = None

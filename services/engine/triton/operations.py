@@ -1,7 +1,7 @@
 """Implements a decoder's operations (the interface is in `models/operations`) with the Triton kernels.
 
-Products with quantized weights use `quantized_linear`. Of the others, those of many rows use the vendor's library
-(`F.linear`), which no kernel here would beat. Products of up to
+Products with quantized weights use `quantized_linear`. Other products of many rows use the vendor's library
+(`F.linear`), which is at least as fast as a Triton kernel. Products of up to
 `FEW_ROWS` rows use `skinny_linear`, which reads the weight once and fuses norm, residual and activation. For few rows a
 decoder layer then takes seven launches: norm + query-key-value, rotation + cache, attention (two), output + residual,
 norm + gate·up, down + residual. For many rows it takes nine.
@@ -49,7 +49,8 @@ from services.engine.triton.skinny import skinny_linear
 logger = logging.getLogger(__name__)
 
 FEW_ROWS = 8
-"""Most rows for `skinny_linear`: up to here a product takes no longer than reading its weight, with any tiles."""
+"""Maximum rows for `skinny_linear`: up to here a product takes only the time of reading its weight, with any tile size.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class TritonLinear:
         return F.linear(x, self.weight, self.bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """See `Linear`. For many rows the residual is overwritten, because the library adds in place at no cost."""
+        """See `Linear`. For many rows the residual is overwritten, because the library can add in place for free."""
         if x.shape[0] <= FEW_ROWS:
             return skinny_linear(x, self.weight, self.bias, residual=residual)
         residual.addmm_(x, self.weight.t())
@@ -97,7 +98,7 @@ class TritonLinear:
 
 
 class TritonQuantizedLinear:
-    """A `Linear` with a quantized weight, which is kept in the layout of the kernel alone."""
+    """A `Linear` with a quantized weight, stored only in the kernel's layout."""
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.weight, self._bias = kernel_weight(weight, dtype), bias
@@ -113,7 +114,10 @@ class TritonQuantizedLinear:
 
 @dataclass(frozen=True, slots=True)
 class AdaptedLinear:
-    """A `Linear` with the LoRA adapters of the step. Without any it is the linear layer alone, with what is fused."""
+    """A `Linear` with the LoRA adapters of the step.
+
+    In a step without adapters it is the plain, possibly fused layer.
+    """
 
     linear: Linear
     adapters: LoraMatrix
@@ -137,7 +141,7 @@ class AdaptedLinear:
 
 
 def fusable(linear: Linear) -> TritonLinear | None:
-    """Returns the layer whose product of few rows can be fused with others in this step; None if it has none."""
+    """Returns the layer if its product can be fused with other operations in this step; else None."""
     if isinstance(linear, AdaptedLinear):
         linear = linear.linear if linear.step.tiles is None else linear
     return linear if isinstance(linear, TritonLinear) else None
@@ -161,7 +165,7 @@ class TritonMlp:
         return self.down.add_to(residual, self.inner(x, None))
 
     def inner(self, x: Tensor, norm: TritonNorm | None) -> Tensor:
-        """Returns the input of the second product, for x or, if an RMS norm is given, for norm(x)."""
+        """Returns the input of the second product, computed from x or, if an RMS norm is given, from norm(x)."""
         up = fusable(self.up) if self.gated and x.shape[0] <= FEW_ROWS else None
         if up is not None:
             factors = None if norm is None else (norm.weight, norm.eps)
@@ -183,7 +187,7 @@ class NormedMlp:
 
 @dataclass(frozen=True, slots=True)
 class TritonExpertMlp:
-    """An `Mlp` that is a mixture of experts, whose matrices are plain."""
+    """An `Mlp` that is a mixture of experts, with unquantized matrices."""
 
     parts: ExpertParts
     gate_up: Tensor
@@ -362,7 +366,7 @@ class TritonOperations:
         return TritonExpertMlp(parts, self._plain_experts(parts.gate_up), self._plain_experts(parts.down))
 
     def _plain_experts(self, matrices: ExpertMatrices) -> Tensor:
-        """Returns matrices [experts, out, in] in the type of activations. The grouped products read no others."""
+        """Returns matrices [experts, out, in] in the activations' type, as the grouped products require."""
         if isinstance(matrices, Tensor):
             return matrices
         if not self._told:

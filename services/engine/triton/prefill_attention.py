@@ -5,8 +5,8 @@
     shapes as in `decode_attention`; the queries are the last positions of a sequence, all its keys are in the cache
 
 A tile holds some queries with all query heads that share a key head, as rows of one product. So keys are read once for
-the group of heads, and with 64 rows or more Hopper uses warp-group products. The keys are processed in up to three
-runs: keys that a sliding window hides from some rows, keys visible to every row, which need no mask, and keys around
+the group of heads, and with 64 rows or more Hopper can use warp-group products. The keys are processed in up to three
+ranges: keys that a sliding window hides from some rows, keys visible to every row, which need no mask, and keys around
 the diagonal.
 
     keys  0 … oldest key of last query | … first query  | … last query

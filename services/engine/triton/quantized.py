@@ -1,4 +1,4 @@
-"""Products with quantized weights, which are read as they are stored and become numbers in registers.
+"""Matrix products with quantized weights, which are read in their stored form and dequantized in registers.
 
     y = x Wᵀ + b (+ residual),   W[n, c] = (number[n, c] - zero[n, group]) · scale[n, group]
 
@@ -13,13 +13,13 @@ If the columns of W are in another order than its inputs (`QuantizedWeight.order
 
 The numbers without scale are exact in the type of x, and scales are applied to float32 sums, so results are at least as
 exact as those of the dequantized matrix (`models/linear.QuantizedLinear`, the reference). There is a decode form, whose
-programs have 16 rows and few outputs each so that reading W occupies all processors, and a prefill form with larger
-tiles. A program computes all columns of its outputs, in order, and tiles have fixed sizes within a form: a row's
-result does not depend on the rows that share the step (of int8_dynamic not even on the form).
+programs have 16 rows and few outputs each, so that all multiprocessors take part in reading W, and a prefill form with
+larger tiles. A program sums over all columns of its outputs, in order, and tiles have fixed sizes within a form. So a
+row's result does not depend on the other rows of the step (and with int8_dynamic not even on the form).
 
-References: Marlin (arXiv 2408.11743) for products that stay bound by memory with few rows, and for groups' scales;
-LLM.int8 (arXiv 2208.07339) and SmoothQuant (arXiv 2211.10438) for rows in 8 bits. The conversion of float8 through the
-bits of float16 is exact, and works on devices without that type.
+References: Marlin (arXiv 2408.11743) for memory-bound products of few rows, and for groups' scales; LLM.int8 (arXiv
+2208.07339) and SmoothQuant (arXiv 2211.10438) for rows in 8 bits. The conversion of float8 through the bits of float16
+is exact, and works on devices without that type.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ from services.engine.triton.runtime import INTERPRETED, architecture, ceil_div, 
 from services.engine.triton.scores import multiply
 
 FEW_ROWS = 16
-"""Most rows of the decode form: those of the smallest tensor core product."""
+"""Maximum rows of the decode form: the minimum of a tensor core product."""
 _MANY_ROWS = 256
 """Rows from which the prefill form has its largest tiles."""
 _FLOAT8_FACTOR = 256.0
@@ -59,14 +59,14 @@ def _float8_numbers(bits):
 
 @triton.jit
 def _level_numbers(places, zero, levels):
-    """Returns the numbers of 4-bit indices [WIDE, columns], less the zero points [WIDE, 1], in float32."""
+    """Returns the levels of 4-bit indices [WIDE, columns] minus the zero points [WIDE, 1], in float32."""
     numbers = places.to(tl.float32) if levels is None else tl.load(levels + places.to(tl.int32))
     return numbers - zero
 
 
 @triton.jit
 def _row_part(source, c, real, COLUMNS: tl.constexpr, PIECE: tl.constexpr):
-    """Returns the columns c of rows of x, zeros past the last one; `real` [ROWS, 1]: which rows there are."""
+    """Returns the columns c of rows of x, zeros after the last column; `real` [ROWS, 1]: which rows exist."""
     mask = real if COLUMNS % PIECE == 0 else real & (c < COLUMNS)[None, :]
     return tl.load(source + c[None, :], mask=mask, other=0)
 
@@ -75,7 +75,7 @@ def _row_part(source, c, real, COLUMNS: tl.constexpr, PIECE: tl.constexpr):
 def _add_piece(
     total, source, lines, first, real, zero, levels, COLUMNS: tl.constexpr, PIECE: tl.constexpr, KIND: tl.constexpr
 ):
-    """Returns `total` plus the products of the PIECE columns from `first` on, without scale."""
+    """Returns `total` plus the unscaled products of the PIECE columns from `first` on."""
     if KIND == "int4":
         c = tl.arange(0, PIECE // 2)
         packed = tl.load(lines + (first // 2 + c)[None, :])
@@ -164,7 +164,7 @@ def _order_rows_kernel(x, order, ordered, inputs, COLUMNS: tl.constexpr, PIECE: 
 
 @dataclass(frozen=True, slots=True)
 class KernelWeight:
-    """A quantized matrix [out, in] as the kernel reads it."""
+    """A quantized matrix [out, in] in the kernel's layout."""
 
     kind: WeightKind
     values: Tensor
@@ -181,7 +181,7 @@ class KernelWeight:
     """int4: the 16 numbers that indices stand for; None: the index itself, or, without zero points, the index - 8."""
     columns: int
     group_size: int
-    """Columns that share a scale, a multiple of `piece`; 0: all."""
+    """Number of columns that share a scale, a multiple of `piece`; 0: all columns."""
     piece: int
     order: Tensor | None = None
     """int32 [columns]: the input of each column, -1 for padding; None: columns are the inputs."""
@@ -193,7 +193,7 @@ class KernelWeight:
 
     @property
     def middle(self) -> float:
-        """What is subtracted from every number if there are no zero points."""
+        """The value that is subtracted from every number if there are no zero points."""
         return float(INT4_MIDDLE) if self.kind == "int4" and self.levels is None else 0.0
 
 
@@ -283,7 +283,7 @@ def _shape(rows: int, weight: KernelWeight, itemsize: int) -> tuple[int, int, in
         return 32, 32, 4, 2
     if rows < _MANY_ROWS:
         return 64, 64, 4, 3 if deep else 2
-    # Sums of a group beside those of all groups take registers, of which warp-group products need fewer.
+    # Separate sums for the current group take additional registers; warp-group products need fewer registers.
     narrow = weight.group_size > 0 and architecture() == "sm_80"
     return 128, 64 if narrow else 128, 8, 3 if deep else 2
 
@@ -297,7 +297,7 @@ def _places(weight: QuantizedWeight) -> Tensor:
 
 
 def _bytes(values: Tensor) -> Tensor:
-    """Returns numbers of one byte as they are, or the bits of 8-bit floats and of 4-bit indices, as uint8."""
+    """Returns one-byte numbers unchanged, and the bits of 8-bit floats and of 4-bit indices as uint8."""
     return values.view(torch.uint8) if values.dtype.is_floating_point else values
 
 

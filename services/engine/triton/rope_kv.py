@@ -74,7 +74,7 @@ def _rope_kernel(
     else:
         first, second = half, half + ROTARY // 2
     rest = ROTARY + tl.arange(0, REST_PAD)
-    # The padding of a half must not overlap the other half, so it is moved past the end of the head.
+    # The padding of a half must not overlap the other half, so its indices are moved after the end of the head.
     first, second = tl.where(half < ROTARY // 2, first, D), tl.where(half < ROTARY // 2, second, D)
     tail, tail_factor = _load(qkv, norm, rows, head, rest, valid, turns, width, D, NORMED)  # pyright: ignore[reportGeneralTypeIssues]
     squares = tl.sum(tail * tail, 1)
@@ -120,7 +120,7 @@ def rotate_and_store(
 ) -> None:
     """Norms and rotates queries and keys, and writes keys and values to the cache, see the module.
 
-    `norm_last`: the norm is behind the rotation.
+    `norm_last`: the norm comes after the rotation.
     """
     kv_heads, head_dim = key_cache.shape[2:]
     assert qkv.is_contiguous(), "qkv must be contiguous"

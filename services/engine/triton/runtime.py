@@ -1,7 +1,7 @@
 """Launches kernels on a device or under the interpreter, or only records launches for the compile gate.
 
-The compile gate is a check that compiles all kernels without a GPU. Launchers call `launch`; the gate replaces the
-actual start with `record_launches` to learn which kernels would be compiled. Under `TRITON_INTERPRET=1`, set before the
+The compile gate is a check that compiles all kernels without a GPU. Launchers call `launch`; with `record_launches` the
+gate replaces the launch itself and records which kernels must be compiled. Under `TRITON_INTERPRET=1`, set before the
 first import, kernels run on CPU tensors: slowly, to test their numerics. The interpreter's bfloat16 arithmetic is
 wrong, so kernels convert the operands of products to float32 if `UPCAST` is true.
 """

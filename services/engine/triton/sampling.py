@@ -1,7 +1,7 @@
 """Samples one token for each row of logits, in three kernel launches. Defined by `kernels/sampling` and `philox`.
 
     1  survey   per chunk of the vocabulary: max and Σ exp of the original logits, best of the adjusted logits
-    2  weigh    for rows that draw: weights relative to the row's best token
+    2  weigh    for sampled (not greedy) rows: weights relative to the row's best token
     3  choose   per row: log normaliser; greedy rows take the best token, others find the candidates' threshold and draw
 
     adjusted    penalties for rows that have them, then -inf for tokens that the row's bitmask forbids
@@ -28,10 +28,10 @@ from torch import Tensor
 from services.engine.triton.runtime import ceil_div, launch, power_of_two
 
 GREEDY_BELOW = 1e-5
-"""Below this temperature the most likely token is taken without a draw."""
+"""Below this temperature sampling is greedy."""
 _CHUNK = 4096
 _SEARCHED = 1024
-"""Tokens of a row that a pass of the threshold search loads at a time."""
+"""Number of tokens of a row that a pass of the threshold search loads at a time."""
 _PIVOTS = 7
 """Pivots of a pass. They divide the range in eight, so a pass finds three of the threshold's thirty bits."""
 _ONE = 0x3F800000
@@ -247,7 +247,7 @@ def _choose_kernel(
             threshold = tl.maximum(threshold, _edge(mine, wanted, vocab, False, PIECE, PIVOTS, ONE))
         uniform = _uniform(tl.load(seeds + row), tl.load(positions + row))
         token = _draw(mine, threshold, uniform, vocab, CHUNK, CHUNKS)
-    # Keeps the token inside the vocabulary for a row without any weight, as only a broken model gives.
+    # Keeps the token inside the vocabulary if a row has no positive weight, which happens only with a broken model.
     token = tl.minimum(token, vocab - 1)
     tl.store(tokens + row, token.to(tl.int64))
     tl.store(logprobs + row, tl.load(logits + row.to(tl.int64) * vocab + token).to(tl.float32) - norm)

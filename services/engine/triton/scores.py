@@ -18,7 +18,7 @@ def load_rows(
     cache, blocks, offsets, visible, head, d,
     BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Returns keys or values [tokens, D padded] of one head. Padding is 0, and so are invisible tokens if MASKED."""
+    """Returns keys or values [tokens, D padded] of one head. Padding is 0; if MASKED, invisible tokens are 0 too."""
     slots = blocks.to(tl.int64) * BLOCK_SIZE + offsets
     places = cache + ((slots * KV_HEADS + head) * D)[:, None] + d[None, :]
     if MASKED:
@@ -68,7 +68,7 @@ def accumulate(scores, v, best, total, acc, dtype: tl.constexpr):
 
 @triton.jit
 def with_sink(total, best, sinks, heads, asked):
-    """Returns the total of the running softmax with each row's sink, a score without a value."""
+    """Returns the total of the running softmax plus each row's sink (a score without a value)."""
     sink = tl.load(sinks + heads, mask=asked, other=0.0) * LOG2E
     # Rows without any visible key have the best score -inf and the values 0.
     return total + tl.exp2(sink - tl.where(best == float("-inf"), sink, best))

@@ -9,8 +9,8 @@ Such a product takes as long as reading the weight.
 
     x, residual, y [n, ·] float32 | bfloat16 | float16, n <= 16; W [out, in] of the same type, as in the checkpoint
 
-Every program reads all columns of some rows of W once, in memory order. There are no partial sums, so the result of a
-row of x does not depend on the other rows. Products of more rows use the vendor's library (`operations`).
+Every program reads all columns of some rows of W once, in memory order. Sums are not split, so the result of a row of x
+does not depend on the other rows. Products of more rows use the vendor's library (`operations`).
 
 References: PyTorch's `linear` between `kernels/rms_norm` and `kernels/activation`. The product is a matrix-vector
 product as in BLAS, for up to 16 vectors. The norm's root is one factor for each row and is applied after the product.

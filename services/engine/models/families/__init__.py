@@ -1,1 +1,1 @@
-"""Families of models: a short module each, which describes the family's decoders by a `DecoderDescription`."""
+"""Model families. Each module describes its family's decoders by a `DecoderDescription`."""

@@ -1,8 +1,9 @@
 """Decoders with latent attention: DeepSeek V2, V2-Lite, V3 and R1, Kimi K2, GLM 4.7 Flash, Youtu.
 
-All but Youtu have experts behind their first layers, and shared experts without a gate. V2 weighs experts by a softmax
-and may choose groups by their best expert. The others weigh experts by sigmoids, correct the scores for the choice, and
-choose groups by their two best experts. The factor of scaled positions (`mscale_all_dim`) is on queries and on keys.
+All except Youtu have experts after the first layers, and shared experts without a gate. V2 weights experts by a softmax
+and may choose groups by their best expert. The others weight experts by sigmoids, correct the scores for the selection,
+and choose groups by their two best experts. The factor for scaled positions (`mscale_all_dim`) is applied to queries
+and to keys.
 """
 
 import dataclasses
@@ -42,7 +43,7 @@ layout = named_layout(
 
 
 def describe(config: Config) -> DecoderDescription:
-    """Returns the description. The layers behind the last one, which predict further tokens, are not loaded."""
+    """Returns the description. The layers after the last one, which predict further tokens, are not loaded."""
     architecture = next(name for name in config["architectures"] if name.replace("Model", "ForCausalLM") in _DEFAULTS)
     architecture = architecture.replace("Model", "ForCausalLM")
     fields: dict[str, Any] = {**_DEFAULTS[architecture], **config}
@@ -138,5 +139,5 @@ def _expert_layers(fields: Config, num_layers: int) -> frozenset[int]:
 
 
 def _count(fields: Config, name: str, default: int) -> int:
-    """Returns a number of things, which may be 0."""
+    """Returns a count, which may be 0."""
     return 0 if fields.get(name) == 0 else integer(fields, name, default)

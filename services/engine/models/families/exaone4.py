@@ -34,7 +34,7 @@ def describe(config: Config) -> DecoderDescription:
 
 
 def _kinds(config: Config, num_layers: int) -> list[str]:
-    """Returns the kinds of layers that a pattern gives: a number, or letters such as `LLLG`, which stand for it."""
+    """Returns the kinds of layers for a pattern, which is a number or letters such as `LLLG`."""
     pattern = config.get("sliding_window_pattern") or _PATTERN
     every = len(pattern) if isinstance(pattern, str) else int(pattern)
     return ["full_attention" if (layer + 1) % every == 0 else "sliding_attention" for layer in range(num_layers)]

@@ -35,7 +35,7 @@ _NORMED = named_layout(
 
 
 def layout(description: DecoderDescription) -> tuple[Parameter, ...]:
-    """Returns the layout. In Gemma 2 and 3, some of Gemma 1's norm names denote other norms."""
+    """Returns the layout. In Gemma 2 and 3, some names of Gemma 1's norms denote other norms."""
     return (_NORMED if description.residual == "normed" else llama_layout)(description)
 
 
@@ -59,7 +59,7 @@ def describe(config: Config) -> DecoderDescription:
 
 
 def _activation(config: Config) -> Any:
-    """Returns the activation function. The first configs say `gelu` and mean its tanh approximation."""
+    """Returns the activation function. Early configs name `gelu` but mean its tanh approximation."""
     name = config.get("hidden_activation") or config.get("hidden_act") or "gelu_pytorch_tanh"
     return "gelu_tanh" if name == "gelu" else activation({"hidden_act": name})
 

@@ -1,4 +1,4 @@
-"""GLM 4.5 and 4.6: experts behind the first layers, chosen by corrected sigmoids, and a shared expert without gate.
+"""GLM 4.5 and 4.6: experts after the first layers, chosen by corrected sigmoids, and a shared expert without gate.
 
 dots.llm1 (`Dots1ForCausalLM`) is the same with full rotation and its own window. Attention is Llama's with rotary
 embedding on half of each head, and optional norms per head.
@@ -50,7 +50,7 @@ def describe(config: Config) -> DecoderDescription:
 def sigmoid_experts(config: Config, *, normalise: bool) -> Experts:
     """Returns experts that are chosen by corrected sigmoids within groups (arXiv 2412.19437), as DeepSeek V3 has them.
 
-    The first `first_k_dense_replace` layers have none. `normalise`: what a config without `norm_topk_prob` means.
+    The first `first_k_dense_replace` layers have none. `normalise`: the default of `norm_topk_prob`.
     """
     num_groups, chosen_groups = expert_groups(config)
     first, size = int(number(config, "first_k_dense_replace", 0)), integer(config, "moe_intermediate_size")
@@ -82,13 +82,13 @@ def expert_groups(config: Config) -> tuple[int, int]:
 
 
 def drafting_layers(config: Config) -> tuple[str, ...]:
-    """Returns the beginnings of the names of the layers at the end of checkpoints that predict more tokens."""
+    """Returns the name prefixes of the layers at the end of checkpoints that predict further tokens."""
     first = integer(config, "num_hidden_layers")
     return tuple(f"model.layers.{first + i}." for i in range(int(number(config, "num_nextn_predict_layers", 0))))
 
 
 def _windows(config: Config) -> tuple[int | None, ...]:
-    """Returns each layer's window; without one in the config, none has any."""
+    """Returns each layer's window; without one in the config, no layer has a window."""
     window = None if config.get("sliding_window") is None else integer(config, "sliding_window")
     last = integer(config, "num_hidden_layers")
     return layer_windows({"max_window_layers": last, **config}, window)

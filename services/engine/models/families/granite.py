@@ -1,7 +1,8 @@
 """Granite 3: Llama with factors on embeddings, scores, the outputs of each layer's parts, and logits.
 
-With a factor r on these outputs, h + r f(norm(h)), the residual stream h / r is that of a decoder without the factor:
-its embeddings are divided by r, and the eps of its norms by r², since norms do not see the scale.
+With a factor r on these outputs, h + r f(norm(h)), the residual stream divided by r is that of a decoder without the
+factor. So the embeddings are divided by r, and the eps of the norms by r²; norms are otherwise independent of the
+scale.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Hunyuan 1 (dense and with experts): Llama whose queries and keys are normalised per head behind the rotation.
+"""Hunyuan 1 (dense and with experts): Llama whose queries and keys are normalised per head after the rotation.
 
 With experts, every layer has them and a shared one without gate, all of the same size.
 """
@@ -46,7 +46,7 @@ def describe(config: Config) -> DecoderDescription:
 
 
 def _stretched(config: Config) -> Config:
-    """Returns the config with the base of positions that an `alpha` stretches, which the other kinds do not know."""
+    """Returns the config with the rotary base stretched by `alpha`, a kind of scaling that only this family has."""
     scaling = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind not in ("default", "dynamic"):
@@ -60,7 +60,7 @@ def _stretched(config: Config) -> Config:
 
 
 def _experts(config: Config) -> Experts:
-    """Returns the experts. Fields may list a number for each layer, which must be the same for all."""
+    """Returns the experts. Fields may list one value per layer, which must be the same for all layers."""
     size = _same(config, "moe_intermediate_size", config.get("intermediate_size"))
     return Experts(
         num_experts=_same(config, "num_experts"),

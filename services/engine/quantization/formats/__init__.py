@@ -1,4 +1,4 @@
-"""The methods of prepared checkpoints: which tensors of a file stand for a weight, and what they mean.
+"""The quantization methods of checkpoints: the tensors of a file that make up a weight, and their meaning.
 
 Each module has one format, made from the `quantization_config` of a config.json. Where a weight has a form that no
 backend multiplies (groups of fewer than 16 inputs), the plain weight is returned instead: the results are the same, the

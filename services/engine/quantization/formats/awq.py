@@ -21,7 +21,7 @@ from services.engine.quantization.weight import QuantizedWeight
 BITS = 4
 PER_WORD = 8
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-"""The output whose value is in each place of a word, the lowest bits first."""
+"""For each place of a word, lowest bits first, the index of the output whose value it has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 4 bits (Dettmers et al., arXiv 2305.14314). Blocks are of the weight's numbers in a row, usually 64:
 
     weight                               uint8 [out * in / 2, 1]   two values per byte, the first in the upper half
-    weight.absmax                        [blocks]                  a value's number times this is the weight
+    weight.absmax                        [blocks]                  the weight is a value's number times this
     weight.quant_map                     float32 [16]              the numbers that values stand for
     weight.quant_state.bitsandbytes__…   uint8                     JSON: quant_type, blocksize, shape, nested_…
 
@@ -15,7 +15,7 @@ With double quantization `absmax` is uint8, and stands for nested_quant_map[absm
 8 bits (arXiv 2208.07339):
 
     weight  int8 [out, in]
-    SCB     float32 [out]   the largest absolute weight of an output: 127 stands for it
+    SCB     float32 [out]   the largest absolute weight of an output, which is stored as 127
 
 Activations are not rounded to 8 bits: results are at least as exact as with LLM.int8. Called by `formats.prepared`.
 """
@@ -41,7 +41,7 @@ _OPTIONAL = ("nested_absmax", "nested_quant_map")
 
 @dataclass(frozen=True, slots=True)
 class BitsAndBytes:
-    """A `PreparedMethod`. The tensors themselves say how many bits they have."""
+    """A `PreparedMethod`. The number of bits follows from the tensors."""
 
     @staticmethod
     def of_config(settings: Mapping[str, Any]) -> "BitsAndBytes":
@@ -64,13 +64,13 @@ class BitsAndBytes:
         return parts | {"state": f"{weight}.{_STATE}{kind}"}
 
     def weight(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> "Tensor | QuantizedWeight":
-        """See `PreparedMethod`. Blocks that do not run within rows give a plain weight."""
+        """See `PreparedMethod`. If blocks cross rows, the weight is dequantized."""
         if "scb" in parts:
             return _int8(parts["weight"], parts["scb"], shape)
         return _four_bits(parts, shape)
 
     def ignores(self, name: str) -> bool:
-        """See `PreparedMethod`: the order of the bytes on a GPU, which files always have as rows."""
+        """See `PreparedMethod`: the marker for the byte order on a GPU; in files the order is always by rows."""
         return name.endswith(".weight_format")
 
 
@@ -96,7 +96,7 @@ def _four_bits(parts: Mapping[str, Tensor], shape: tuple[int, int]) -> "Tensor |
     levels, scales = parts["quant_map"].to(torch.float32), _scales(parts, state, blocks)
     packed = parts["weight"].flatten()
     if width % size == 0 and size % GROUP_MULTIPLE == 0:
-        # Within a byte the first value is in the lower half there.
+        # In `QuantizedWeight` the first value of a byte is in the lower half.
         swapped = ((packed >> 4) | (packed << 4)).view(out, width // 2)
         return QuantizedWeight("int4", swapped, shape, scales.view(out, -1), size, levels=levels)
     places = torch.stack([packed >> 4, packed & INT4_MAX], dim=-1).flatten()[: out * width].to(torch.int64)

@@ -6,8 +6,8 @@
                      not in order; values and zero points are stored plus half of the range
     float-quantized  weight float8_e4m3fn [out, in], weight_scale
 
-Which of them a module has follows from its tensors; the config says the number of bits and whether rows are in 8 bits
-too. Rows get a scale of their own in each product, also if the checkpoint has a fixed one. Called by
+The format of a module follows from its tensors; the config has the number of bits and whether activations are in 8 bits
+too. Each row of activations gets its own scale in each product, even if the checkpoint has a fixed one. Called by
 `formats.prepared`.
 """
 
@@ -35,9 +35,9 @@ class CompressedTensors:
     bits: int
     rows_in_8_bits: bool
     group_size: int = 0
-    """Inputs that share a scale; 0: all of them."""
+    """Number of inputs that share a scale; 0: all inputs."""
     block: tuple[int, int] | None = None
-    """Of 8-bit floating-point weights: outputs and inputs that share a scale."""
+    """For 8-bit floating-point weights: numbers of outputs and inputs that share a scale."""
 
     @staticmethod
     def of_config(settings: Mapping[str, Any]) -> "CompressedTensors":
@@ -83,7 +83,7 @@ class CompressedTensors:
         return fp8_weight(parts["weight"], parts["weight_scale"], shape, self.block)
 
     def ignores(self, name: str) -> bool:
-        """See `PreparedMethod`: fixed scales of activations and of the KV cache."""
+        """See `PreparedMethod`: fixed scales of activations and of the KV cache are ignored."""
         return name.endswith(("input_scale", "input_zero_point", "output_scale", "k_scale", "v_scale"))
 
     def _bytes(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> "Tensor | QuantizedWeight":
@@ -133,5 +133,5 @@ class CompressedTensors:
 
 
 def smoothquant() -> CompressedTensors:
-    """Returns the method of the file `SMOOTHQUANT_FILE`: int-quantized, with rows in 8 bits."""
+    """Returns the method of the file `SMOOTHQUANT_FILE`: int-quantized, with activations in 8 bits."""
     return CompressedTensors(_BYTE_BITS, rows_in_8_bits=True)

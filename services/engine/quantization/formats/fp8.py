@@ -4,8 +4,8 @@
     weight_scale      [] or [1], [out] or [out, 1]: one number times the value is the weight
     weight_scale_inv  [out / block, in / block]: the same for blocks, under the name that DeepSeek gave it
 
-Activations are not rounded, whatever the checkpoint says about them: results are at least as exact as with it. Called
-by `formats.prepared`; `compressed_tensors` has the same tensors under its own config.
+Activations are not rounded, even if the checkpoint has scales for them: results are at least as exact as with rounding.
+Called by `formats.prepared`; `compressed_tensors` has the same tensors under its own config.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ _SCALES = ("weight_scale", "weight_scale_inv")
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """A `PreparedMethod`. `block`: outputs and inputs that share a scale; None: all inputs do."""
+    """A `PreparedMethod`. `block`: numbers of outputs and inputs that share a scale; None: all inputs share it."""
 
     block: tuple[int, int] | None
 
@@ -43,7 +43,7 @@ class Fp8:
         return fp8_weight(parts["weight"], parts["scale"], shape, self.block)
 
     def ignores(self, name: str) -> bool:
-        """See `PreparedMethod`: scales of activations and of the KV cache, which are not rounded."""
+        """See `PreparedMethod`: scales of activations and of the KV cache, which are not used."""
         return name.endswith(("input_scale", "activation_scale", "k_scale", "v_scale"))
 
 
@@ -52,7 +52,7 @@ def fp8_weight(
 ) -> "Tensor | QuantizedWeight":
     """Returns the weight of `shape` [out, in] with these values and scales.
 
-    Scales of blocks become those of their outputs. The weight is plain if a block's inputs are no multiple of 32.
+    Block scales are repeated for each output. The weight is dequantized if the block's inputs are not a multiple of 32.
     """
     expect("weight", values, *shape)
     if values.dtype != torch.float8_e4m3fn:

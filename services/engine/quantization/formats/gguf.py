@@ -1,8 +1,8 @@
 """Matrices of GGUF files in ggml's block types: numbers in a row share scales, and a row is a number of blocks.
 
-The reader of the files (`worker/loading/gguf_file.py`) gives a matrix that is not plain under its name and type, as the
-bytes of its blocks [out, bytes of a row]. Types in groups of 32 numbers stay quantized, those of 4 bits in 4 bits and
-those of 5 and 8 bits in 8 bits. So do those in groups of 16 numbers, in 8 bits:
+The reader of the files (`worker/loading/gguf_file.py`) returns a quantized matrix under its name and type, as the bytes
+of its blocks [out, bytes of a row]. Types with groups of 32 numbers stay quantized: 4-bit types in 4 bits, 5- and 8-bit
+types in 8 bits. Types with groups of 16 numbers are kept in 8 bits:
 
     Q4_0   32 numbers   d * (q - 8)
     Q4_1   32 numbers   d * q + m                                       as d * (q - zero), zero = -m / d
@@ -16,7 +16,7 @@ those of 5 and 8 bits in 8 bits. So do those in groups of 16 numbers, in 8 bits:
     Q3_K   16 x 16      (d * scale) * q
     Q6_K   16 x 16      (d * scale) * q
 
-All other types become plain weights. The package `gguf` has the layouts of
+All other types are dequantized. The package `gguf` has the layouts of
 all types. Called by `formats.prepared` and the checkpoint reader.
 """
 
@@ -51,11 +51,11 @@ class Gguf:
 
     @staticmethod
     def of_config(settings: Mapping[str, Any]) -> "Gguf":
-        """Returns the method; the tensors themselves say how they are stored."""
+        """Returns the method; the tensors' names contain their types."""
         return Gguf()
 
     def parts(self, module: str, has: Callable[[str], bool]) -> dict[str, str]:
-        """See `PreparedMethod`. The part has the name of the type."""
+        """See `PreparedMethod`. The part is named after the type."""
         names = {kind: blocks_name(f"{module}.weight", kind) for kind in TYPES}
         return {kind: name for kind, name in names.items() if has(name)}
 
@@ -70,7 +70,7 @@ class Gguf:
         return plain(blocks, kind) if convert is None else convert(blocks.reshape(-1, size).numpy(), shape)
 
     def ignores(self, name: str) -> bool:
-        """See `PreparedMethod`: the reader has left out what the config contains."""
+        """See `PreparedMethod`: always False, because the reader leaves out superfluous tensors."""
         return False
 
 
@@ -80,7 +80,7 @@ def blocks_name(name: str, kind: str) -> str:
 
 
 def plain(blocks: Tensor, kind: str) -> Tensor:
-    """Returns the numbers [..., n] float32 that blocks [..., bytes] stand for. Raises ValueError for unknown types."""
+    """Returns the dequantized numbers [..., n] float32 of blocks [..., bytes]. Raises ValueError for unknown types."""
     numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     rows = blocks.reshape(-1, blocks.shape[-1])
     found = torch.empty(len(rows), rows.shape[1] // size * numbers)
@@ -139,7 +139,7 @@ def _q5_k(blocks: NDArray[np.uint8], shape: tuple[int, int]) -> QuantizedWeight:
     of_scale, of_least = Q4_K.get_scale_min(np.ascontiguousarray(packed))
     scales = _floats(scale) * torch.from_numpy(of_scale.astype(np.float32))
     least = -_floats(least) * torch.from_numpy(of_least.astype(np.float32))
-    # Bit g of each of the 32 bytes is the highest bit of a number of group g; the lower bits lie as in Q4_K.
+    # Bit g of each of the 32 bytes is the highest bit of a number of group g; the lower bits are stored as in Q4_K.
     highest = (upper[:, None] >> np.arange(8, dtype=np.uint8)[None, :, None]) & 1
     lower = (lower.reshape(len(blocks), -1, 1, _GROUP) >> np.array([0, 4], dtype=np.uint8)[:, None]) & 0x0F
     return _bytes(lower.reshape(highest.shape) | (highest << 4), scales, least, shape)
@@ -206,7 +206,7 @@ def _halves(values: NDArray[np.uint8]) -> Tensor:
     packed = np.empty(values.shape, dtype=np.uint8)
     for first in range(0, len(values), _BLOCKS_AT_ONCE):
         part = slice(first, first + _BLOCKS_AT_ONCE)
-        # Two bytes as one number: the halves of neighbours come together with one shift.
+        # Two bytes as one number: one shift brings the halves of neighbours together.
         words = np.ascontiguousarray(values[part]).view("<u2")
         upper = words >> 4
         packed[part, : words.shape[1]] = (words & 0x0F) | (upper & 0xF0)
@@ -215,7 +215,7 @@ def _halves(values: NDArray[np.uint8]) -> Tensor:
 
 
 def _floats(halves: NDArray[np.uint8]) -> Tensor:
-    """Returns numbers [n, 1] float32 that are stored as float16."""
+    """Returns float16 numbers as [n, 1] float32."""
     return torch.from_numpy(np.ascontiguousarray(halves).view(np.float16).astype(np.float32))
 
 
@@ -225,7 +225,7 @@ def _weight(packed: Tensor, scales: Tensor, least: Tensor | None, shape: tuple[i
     packed, scales = packed.view(out, width // 2), scales.reshape(out, -1).contiguous()
     if least is None:
         return QuantizedWeight("int4", packed, shape, scales, _GROUP)
-    # A group of one number has no scale: it becomes the number's own zero point.
+    # A group of equal numbers has scale 0: the number is represented by the zero point.
     constant = scales == 0
     if bool(constant.any()):
         scales = torch.where(constant, 1.0, scales)

@@ -2,9 +2,9 @@
 
     NAME_blocks  uint8 [experts, out, groups, 16]: 32 numbers of 4 bits (e2m1) each, the first in the lower half
     NAME_scales  uint8 [experts, out, groups]: the power of two of a group, plus 127
-    NAME         what they stand for, transposed: [experts, in, out]
+    NAME         the dequantized matrix, transposed: [experts, in, out]
 
-They stay in 4 bits: numbers and scales are exact in every type that is computed with. Called by `formats.prepared`.
+They stay in 4 bits: numbers and scales are exact in every compute data type. Called by `formats.prepared`.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,13 +17,13 @@ from services.engine.quantization.formats.packing import expect
 from services.engine.quantization.weight import QuantizedWeight
 
 LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""The numbers that the 16 values stand for."""
+"""The numbers that the 16 values represent."""
 _BLOCKS, _SCALES, _BIAS = "_blocks", "_scales", 127
 _GROUP = 32
 
 
 class Mxfp4:
-    """A `PreparedMethod`: only experts are quantized, in tensors that have those of all experts."""
+    """A `PreparedMethod`: only experts are quantized, in tensors with all experts of a layer."""
 
     @staticmethod
     def of_config(settings: Mapping[str, Any]) -> "Mxfp4":

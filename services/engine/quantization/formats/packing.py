@@ -1,4 +1,4 @@
-"""Small whole numbers packed into 32-bit words, as checkpoint formats store them. Called by the formats."""
+"""Small integers packed into 32-bit words, as checkpoint formats store them. Called by the formats."""
 
 import torch
 from torch import Tensor
@@ -39,6 +39,6 @@ def pack(values: Tensor, bits: int) -> Tensor:
 
 
 def expect(name: str, tensor: Tensor, *shape: int) -> None:
-    """Raises ValueError if a tensor does not have a shape."""
+    """Raises ValueError if a tensor does not have the expected shape."""
     if tuple(tensor.shape) != shape:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)} instead of {shape}")

@@ -1,1 +1,1 @@
-"""The batch that a worker keeps: its rows, the inputs of a step, and what comes of them, from tokens to vectors."""
+"""The worker's persistent batch: its rows, the inputs of a step, and its results (tokens, log probabilities, ...)."""
