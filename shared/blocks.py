@@ -2,8 +2,8 @@
 
 The hash of block i covers the salt and all tokens up to the block's end, as a chain: sha256(hash of block i - 1 ||
 tokens of block i), cut to 16 bytes. Equal hashes mean equal prefixes under the same salt, so tenants with different
-salts never share a block. In the block where a picture begins, the chain also covers the picture's key, so the same
-text with another picture has other hashes from there on. The hashes do not depend on a process's hash seed.
+salts never share a block. In the block where an image begins, the chain also covers the image's key, so the same text
+with another image has other hashes from there on. The hashes do not depend on a process's hash seed.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ _TOKEN_BYTES = 4
 
 
 def root_hash(salt: bytes = b"") -> bytes:
-    """Returns the hash that takes the place of the parent's hash for the first block."""
+    """Returns the parent hash of the first block."""
     return hashlib.sha256(b"antiphon-kv-1" + salt).digest()[:HASH_BYTES]
 
 
@@ -27,7 +27,7 @@ def adapter_salt(salt: bytes, version: str) -> bytes:
 
 
 def is_salt_of(salt: bytes, version: str) -> bool:
-    """Whether a cache salt was made by `adapter_salt` for this version of an adapter, and maybe for others."""
+    """Whether a cache salt was created by `adapter_salt` for this version of an adapter, possibly among others."""
     return _adapter_part(version) in salt
 
 
@@ -36,11 +36,11 @@ def _adapter_part(version: str) -> bytes:
 
 
 Picture = tuple[int, bytes]
-"""Index of the first token of a picture in its prompt, and the picture's key, which equal pictures have in common."""
+"""Index of an image's first token in its prompt, and the image's key, which is equal for equal images."""
 
 
 def pictures_part(pictures: Iterable[Picture], start: int, end: int) -> bytes:
-    """Returns what stands for the pictures that begin in [start, end) in the hash of the block of these tokens."""
+    """Returns the bytes that represent images beginning in [start, end) in the hash of the block."""
     begun = [(first, key) for first, key in pictures if start <= first < end]
     return b"".join(b"\0picture\0" + first.to_bytes(_TOKEN_BYTES, "little") + key for first, key in begun)
 

@@ -1,6 +1,6 @@
-"""Private directories of this user, for files that later starts trust: compiled code, packed weights, converted models.
+"""Private directories of this user for files that later starts reuse: compiled code, packed weights, converted models.
 
-A file is not used if another user could have written it. Called by the CPU backend and by `shared.models`.
+A file is used only if no other user could have written it. Called by the CPU backend and by `shared.models`.
 """
 
 import fcntl
@@ -26,9 +26,9 @@ def user_directory(asked: str, usual: str) -> Path | None:
 
 
 def models_cache(usual: str, name: str) -> Path:
-    """Returns the directory of made models: `usual` in the home, or one with `name` in the temporary directory.
+    """Returns the directory of converted models: `usual` in the home, or `name` in the temporary directory.
 
-    Raises OSError, with a message for the user, if neither can be written by this user alone.
+    Raises OSError, with a message for the user, if neither is writable by this user only.
     """
     home = user_directory("", usual)
     if home is not None and is_usable(home):
@@ -41,9 +41,10 @@ def models_cache(usual: str, name: str) -> Path:
 
 @contextmanager
 def made_whole(directory: Path, mark: str, keep: int) -> Generator[Path]:
-    """Gives an empty directory, which becomes `directory` when it is complete: several processes may make one at once.
+    """Yields an empty directory, which is renamed to `directory` at the end. Several processes may do this at once.
 
-    `mark` is a file that every complete one has. Afterwards all but the newest `keep` beside it are deleted.
+    `mark` is a file that every complete directory has. Afterwards all but the newest `keep` directories of this kind
+    are deleted.
     """
     scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=directory.parent))
     try:
@@ -83,7 +84,7 @@ def is_private(path: Path) -> bool:
 
 
 def is_in_memory(directory: Path) -> bool:
-    """Whether files in the directory take main memory, as in a container's temporary directory."""
+    """Whether the directory is on a file system in main memory, as a container's temporary directory may be."""
     device = directory.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     # proc(5): the third field is the device; the type of file system follows a field that is a single dash.
@@ -95,8 +96,8 @@ def is_in_memory(directory: Path) -> bool:
 def alone_in(directory: Path, left_behind: str, *, wait: bool = True) -> Generator[None]:
     """Holds a lock on the directory, so that one process at a time works in it.
 
-    First deletes what a killed process has left there: the names that match the pattern `left_behind`. If another
-    process holds the lock and `wait` is false, raises BlockingIOError.
+    First deletes files left over by killed processes: those that match the pattern `left_behind`. If another process
+    holds the lock and `wait` is false, raises BlockingIOError.
     """
     with (directory / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

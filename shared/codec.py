@@ -49,7 +49,7 @@ def encode_split(make: Callable[[Sequence[T]], Message], items: Sequence[T]) -> 
 
 
 class Decoder(Generic[M]):
-    """Decodes messages of a fixed set of types."""
+    """Decodes messages of a fixed set of message types."""
 
     def __init__(self, types: Iterable[type[M]]) -> None:
         self.types = tuple(types)

@@ -3,8 +3,8 @@
 Each field is a flag: `max_num_seqs` is `--max-num-seqs` (or `--max_num_seqs`). A field may also name an environment
 variable; a flag has precedence over the variable, and an empty variable counts as unset. A service reads settings from
 the environment only here. Values that follow from the model or the machine are not settings: they are determined at
-start-up. `shared.flags` turns fields into flags; its names are re-exported here, so that users of settings need one
-import. Groups of settings about one subject are in `shared.settings`.
+start-up. `shared.flags` turns fields into flags; its names are re-exported here, so that one import is enough for code
+that uses settings. Groups of settings about one subject are in `shared.settings`.
 """
 
 from dataclasses import dataclass
@@ -427,7 +427,7 @@ class VisionSettings(ModelSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class GatewaySettings(BusSettings, GatewayPictureSettings, RecordSettings):
-    """Settings of a gateway. They name no models: the gateway learns of models from heartbeats."""
+    """Settings of a gateway. They name no models: the gateway discovers models by heartbeats."""
 
     host: str = flag("0.0.0.0", "address to listen on", group="http")
     port: int = flag(8000, "port to listen on, 1 to 65535 (0: any free port)", group="http")

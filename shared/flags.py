@@ -32,9 +32,9 @@ GROUPS = (
 )
 """Headings of `--help`, in this order; other headings follow them."""
 NONE = object()
-"""Stands for the word `none`, given for a setting that may be None. In contrast, None means that nothing was given."""
+"""The value of an option that was given as `none`; None means that the option was not given."""
 _SHOWN_CHARS = 200
-"""Characters of a refused value that its message shows."""
+"""Maximum number of characters of a refused value in its error message."""
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 
 

@@ -1,4 +1,4 @@
-"""Histograms that an engine counts and a gateway exports: the bounds, which both know, and the counting."""
+"""Histograms that engines count and gateways export: the shared bounds, and the counting."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

@@ -82,14 +82,17 @@ BUS_WAIT_S = 2.0
 """How long a new request waits in a gateway that is disconnected from the bus, for the connection to another server or
 to a server that is restarted; then it is refused with 503. Longer than both take, and shorter than clients wait."""
 BUS_WAITERS_MAX = 1024
-"""Requests in one gateway that wait for it. Further ones are refused with 503 at once, so that the bus gets no flood of
-requests when it is back."""
+"""Requests in one gateway that wait for the bus (`BUS_WAIT_S`). Further requests are refused with 503 at once, so that
+the bus is not flooded when it is back.
+"""
 GATEWAY_IDLE_SEQUENCES_MAX = 8192
-"""Of these sequences, those of the idle lane. Further requests for it are refused with 503, so that work which nobody
-waits for cannot fill the gateway."""
+"""Sequences of the idle lane among `GATEWAY_SEQUENCES_MAX`. Further requests for the lane are refused with 503, so that
+idle work cannot fill the gateway.
+"""
 IDLE_S = 300.0
-"""Longest time for which a request of the tier `flex` gives way to others, in seconds. It then is an ordinary one, so
-that it ends within the 10 minutes for which OpenAI's clients wait."""
+"""Longest time for which a request of the tier `flex` stays in the idle lane, in seconds. Then it becomes an ordinary
+request, so that it ends within the 10 minutes for which OpenAI's clients wait.
+"""
 CACHE_SALT_CHARS_MAX = 256
 """Characters in `cache_salt`. The salt is part of the `Submit` of each sequence, so this bounds its size."""
 ADAPTER_NAME_CHARS_MAX = 128
@@ -103,7 +106,7 @@ ADAPTERS_REPLACED_S = 60.0
 """How long engines keep an adapter that was replaced or unloaded for requests that were accepted before. Longer than a
 request waits for a place in ordinary load."""
 ADAPTER_LOAD_TIMEOUT_S = 120.0
-"""Time in which an engine must load an adapter at a request's wish: reading a few GiB from a slow disk."""
+"""Time limit for an engine to load an adapter on request: enough to read a few GiB from a slow disk."""
 ADAPTER_STORE_TIMEOUT_S = 2.0
 """Time limit of one operation of the store of adapters."""
 KEY_NAME_CHARS_MAX = 64
@@ -113,18 +116,20 @@ API_KEYS_MAX = 10_000
 REQUEST_ID_HEADER_CHARS_MAX = 128
 """Characters in an `X-Request-Id` of a client, which is repeated in the response and in the usage record."""
 QUOTA_LEASE_S = 1.0
-"""How long a gateway keeps the share of a key's limits that it has taken from the store for its next requests. The
-share is what the key gets in this time: most requests need no round trip, and an unused share soon goes back."""
+"""How long a gateway keeps its reserved share of a key's quota. The share is the quota that the key gains in this time:
+most requests need no round trip, and an unused share is returned soon.
+"""
 QUOTA_HOLD_S = 10.0
 """How long the requests in progress of a gateway count towards a key's limit after the gateway has last confirmed
 them. Frees the places of a gateway that has died."""
 QUOTA_ENTRY_S = 3600.0
-"""How long the store keeps the state of a key's limits that nobody uses. An unused limit is whole again after a minute,
-or later if answers were longer than estimated."""
+"""How long the store keeps the state of an unused key's limits. The buckets are full again after a minute, or later if
+answers were longer than estimated.
+"""
 QUOTA_STORE_TIMEOUT_S = 0.25
 """Time limit of one operation of the store of limits. A request waits for it."""
 QUOTA_STORE_RETRY_S = 5.0
-"""Pause after a failure of the store of limits, in which each gateway counts alone."""
+"""Time after a failure of the store of limits for which each gateway counts alone."""
 OUTPUT_ESTIMATE_TOKENS = 256
 """Output tokens that are reserved from a key's limit for a choice without `max_tokens`, until its length is known."""
 USAGE_QUEUE_MAX = 10_000
@@ -132,17 +137,19 @@ USAGE_QUEUE_MAX = 10_000
 USAGE_BATCH_MAX = 500
 """Usage records that are delivered together. Keeps one delivery below 500 KiB."""
 USAGE_FLUSH_S = 5.0
-"""How long a gateway that ends waits for a receiver to take the last usage records."""
+"""How long a gateway that shuts down waits for a receiver to accept the last usage records."""
 STREAM_RESUME_S = 600.0
-"""How long a stream can be resumed after its gateway has last written its record. Longer than clients try again."""
+"""How long a stream can be resumed after its gateway has last written its record. Longer than clients retry."""
 ATTEMPTS_PER_RUN = 1000
-"""Attempts of a sequence for each fencing token of its stream: the first attempt of a run that resumes the stream is
-above all attempts of former runs. More than the losses that a sequence survives (`LOSSES_MAX`)."""
+"""Range of attempt numbers for each fencing token of a stream, so that the first attempt of a run that resumes the
+stream is higher than all attempts of former runs. Above the number of losses that a sequence survives (`LOSSES_MAX`).
+"""
 STREAM_FORGOTTEN_S = 3600.0
-"""How long the record of a stream is kept. After `STREAM_RESUME_S` its client is told that it is too old."""
+"""How long the record of a stream is kept. After `STREAM_RESUME_S` its client gets the error `stream_expired`."""
 STREAM_RENEW_S = 30.0
-"""Interval in which the record of a running stream is written again, with its tokens so far. Bounds what is read of a
-journal when the stream is taken over: 300 messages."""
+"""Interval in which the record of a running stream is written again, with its tokens so far. Limits how much of a
+journal must be read when the stream is taken over: 300 messages.
+"""
 STREAM_FLUSH_S = 0.1
 """Interval in which a gateway writes the tokens of its streams. Those of the last interval are computed again if the
 gateway dies."""
@@ -159,7 +166,7 @@ size of its id to about 400 bytes."""
 STREAM_JOURNAL_BYTES_MAX = 512 * 2**10
 """Size of one message of a journal, about; more progress is divided among several messages."""
 IDEMPOTENCY_S = 600.0
-"""How long an answer is kept for repetitions of its request (`Idempotency-Key`). Longer than clients try again."""
+"""How long an answer is kept for repetitions of its request (`Idempotency-Key`). Longer than clients retry."""
 IDEMPOTENCY_ANSWERS_MAX = 1024
 """Answers that a gateway keeps for repetitions; the oldest are dropped. Also the requests with a key in progress."""
 IDEMPOTENCY_BYTES_MAX = 64 * 2**20
@@ -196,18 +203,19 @@ are dropped (in a gateway, the least recently used ones)."""
 RESPONSE_TTL_S = 24 * 3600.0
 """How long a stored response can be retrieved and continued: a working day and the night after it."""
 TEMPORARY_LEFTOVERS_MAX = 100
-"""Temporary directories of killed gateways that a gateway removes when it starts; the next one removes further ones."""
+"""Temporary directories of killed gateways that a gateway removes when it starts; the next gateway removes the rest."""
 BACKGROUND_RECORD_BYTES = {"memory": 16 * 2**20, "file": 64 * 2**20}
 """Size of the records of responses that run in the background: their bodies, and their tokens so far."""
 BACKGROUND_EVENT_BYTES = {"memory": 40 * 2**20, "file": 192 * 2**20}
-"""Size of their events. When it is full, the oldest are dropped."""
+"""Size of the events of background responses. When it is full, the oldest are dropped."""
 BACKGROUND_BATCH_BYTES_MAX = 4 * 2**20
 """Size of one message with such events, about. Room for all events of an output of 16000 tokens."""
 BACKGROUND_RETRY_S = 600.0
 """How long a gateway that has taken over a response tries to run it, while its model has no engine."""
 BACKGROUND_RESPONSES_MAX = 256
-"""Responses that run in the background of one gateway; further ones are refused with 503. Nobody waits for them, so
-nothing else would bound the memory of their events."""
+"""Responses that run in the background of one gateway; further ones are refused with 503. No client waits for them, so
+nothing else limits the memory of their events.
+"""
 FILE_BYTES_MAX = 200 * 2**20
 """Size of one uploaded file, as in OpenAI's API for batches. Files are on disk; a gateway holds a piece in memory."""
 UPLOAD_BYTES_MAX = FILE_BYTES_MAX + 2**20
@@ -215,8 +223,9 @@ UPLOAD_BYTES_MAX = FILE_BYTES_MAX + 2**20
 FILES_MAX = 4096
 """Files in the directory of files, with those that are being written. Listing them reads the description of each."""
 FILES_BYTES_MAX = 8 * 2**30
-"""Size of all files in the directory, with what is written of those that are not complete. It is looked at when a file
-or a batch is begun."""
+"""Size of all files in the directory, with what is written of those that are not complete. It is checked when a file or
+a batch is created.
+"""
 FILE_NAME_CHARS_MAX = 255
 """Characters of a file's name that are kept, the last ones. The name is only shown; it is never a path."""
 FILE_TTL_MIN_S = 3600
@@ -241,13 +250,15 @@ BATCH_CONCURRENCY = 64
 """Requests of all batches of a gateway that run at the same time. More than an engine's batch slots gains little."""
 BATCH_ORDINARY_S = 2 * 3600
 """Time before the end of a batch from which its requests are ordinary ones, in seconds. Until then they run in the idle
-lane, where they give way to others."""
+lane.
+"""
 BATCHES_RUNNING_MAX = 64
 """Batches that are not finished in one gateway; further ones are refused with 503. Each holds the ids of its requests
 in memory."""
 BATCHES_MAX = 1024
-"""Batches in the directory of files. Listing them reads the record of each. With more, those are forgotten that ended
-and are the oldest; their files are kept."""
+"""Batches in the directory of files. Listing them reads the record of each. With more, the oldest ended batches are
+removed; their files are kept.
+"""
 BATCH_OUTPUT_BYTES_MAX = 2 * 2**30
 """Size of one output file of a batch. A batch whose answers are larger fails."""
 BATCH_ERRORS_MAX = 100
@@ -255,7 +266,7 @@ BATCH_ERRORS_MAX = 100
 HEADER_BYTES_MAX = 64 * 2**10
 """Size of a request's line and headers together."""
 HEADER_READ_S = 30.0
-"""Longest time for them to arrive, from the connection or from their first byte on."""
+"""Longest time for the request line and headers to arrive, from the connection or from their first byte on."""
 BODY_READ_S = 60.0
 """Longest time for a request's body to arrive. Ends requests whose client stops sending."""
 IDLE_CONNECTION_S = 75.0
@@ -265,12 +276,14 @@ CLIENT_STALL_S = 60.0
 """Longest time for a client to accept written data before its connection counts as broken. The server buffers at most
 64 KiB for the client meanwhile."""
 SLOW_CLIENT_EVENTS_MAX = 65536
-"""Updates of one request that its client has not taken. With more the request fails with `timeout`, so that a slow
-client cannot fill the gateway's memory."""
+"""Updates of one request that its client has not received. With more, the request fails with `timeout`, so that a slow
+client cannot fill the gateway's memory.
+"""
 QUEUE_WAIT_S = 30.0
-"""Longest time without a member that can take a request (a tokenizer, a detokenizer, an engine of the model that is
-ready and answers) before the request fails with 503. The wait in the queue of a busy engine has no limit but
-`--max-queue-wait`."""
+"""Longest time without a member that can accept a request (a tokenizer, a detokenizer, and an engine of the model that
+are ready and respond) before the request fails with 503. The wait in the queue of a busy engine has no limit but
+`--max-queue-wait`.
+"""
 
 # --- bus ---
 BUS_PAYLOAD_BYTES = 16 * 2**20
@@ -302,8 +315,9 @@ OPEN_BATCH_MAX = 256
 
 # --- timers, in seconds: they affect how fast the system recovers, not whether its results are correct ---
 HEARTBEAT_INTERVAL_S = 0.15
-"""Interval of the heartbeats of engines and detokenizers. Shorter intervals would cost a small machine throughput: a
-process that wakes beside a running model finds its code in none of the processor's caches."""
+"""Interval of the heartbeats of engines and detokenizers. Shorter intervals would reduce the throughput of a small
+machine: the code of a process that wakes beside a running model is in none of the processor's caches.
+"""
 GATEWAY_HEARTBEAT_INTERVAL_S = 0.3
 """Interval of the heartbeats of gateways. Engines and detokenizers need them only to notice after `ORPHAN_S` that a
 gateway is gone, so the interval can be longer."""
@@ -330,7 +344,8 @@ OPEN_TIMEOUT_S = 0.5
 """Time to wait for the answer to `OpenBatch`, `OpenStream` and `Retarget` before another member is tried."""
 RESEND_INTERVAL_S = 0.02
 """Shortest time between two `Resend` for one sequence, so that a gap causes one `Resend` and not one for each event
-that arrives behind it."""
+that arrives after it.
+"""
 STALL_S = 0.35
 """Time without text of a running sequence after which its gateway asks the engine for its progress. If the engine has
 more tokens and they do not arrive for this time either, the gateway rebuilds the stream."""
@@ -370,14 +385,16 @@ HAND_OVER_S = DRAIN_S - 2.0
 """An engine that drains hands over the sequences that still run after this many seconds. Gateways move most of them
 earlier: as soon as another engine has room."""
 WAITING_LOOK_S = 0.05
-"""Time between two looks at the connections that wait in the listening sockets of the other gateways. A connection that
-its own gateway does not accept waits between one and two of these times."""
+"""Time between two checks for connections that wait in the listening sockets of the other gateways. A connection that
+its own gateway does not accept waits between one and two of these times.
+"""
 WAITING_ACCEPTED_MAX = 64
 """Connections that a gateway accepts at once from the listening socket of another one, so that several gateways share
 them."""
 ACCEPT_LINGER_S = 0.25
-"""Time between the moment at which a draining gateway accepts no more connections, and the moment at which it closes
-the idle ones: requests on connections that were just accepted are read and answered."""
+"""Time between the end of accepting connections in a draining gateway and the closing of idle connections, so that
+requests on connections that were just accepted are still read and answered.
+"""
 DEATHS_MAX = 3
 """Engines that may die while they run a sequence before the sequence fails. The sequence itself may be what kills
 them."""
@@ -413,22 +430,25 @@ heartbeats, before gateways see its new credit."""
 
 # --- transfers of KV between engines ---
 KV_TRANSFER_TOKENS_MIN = 16
-"""Prompt tokens that are missing in a decode engine's cache, below which it computes them itself: so few take about as
-long as a decode step, and a transfer takes longer."""
+"""Minimum number of missing prompt tokens for which a decode engine uses a transfer. It computes fewer tokens itself,
+which takes about as long as a decode step and less than a transfer.
+"""
 KV_CONNECT_S = 1.0
 """Time to connect to the engine that has the KV, seconds. Then the receiver computes the prompt itself."""
 KV_ALIVE_S = 0.2
-"""Interval at which the sender says that it is alive while it has no block to send, seconds."""
+"""Interval of the sender's `Alive` messages while it has no block to send, seconds."""
 KV_SILENCE_S = 1.0
-"""Silence of the sender, within a block too, after which the receiver computes the rest itself. Five times
-`KV_ALIVE_S`."""
+"""Silence of the sender, also within a block, after which the receiver computes the rest itself. Five times
+`KV_ALIVE_S`.
+"""
 KV_PROGRESS_S = 30.0
 """Time without a new block after which the receiver computes the rest itself, although the sender is alive."""
 KV_ARRIVAL_S = 2.0
-"""How long a sender waits for the announcement of a transfer that a receiver asks for, seconds. Both are told at the
-same time; placing a sequence takes at most `SUBMIT_TIMEOUT_S` twice."""
+"""How long a sender waits for the announcement of a transfer that a receiver requests, seconds. Both engines get the
+request at the same time; placing a sequence takes at most twice `SUBMIT_TIMEOUT_S`.
+"""
 KV_LEASE_S = 20.0
-"""How long a sender keeps the blocks of a transfer that nobody fetches, seconds. They are then freed."""
+"""How long a sender keeps the blocks of a transfer that no engine fetches, seconds. Then they are freed."""
 KV_LOADS_MAX = 256
 """Loads in progress in one engine, each with a connection. Further ones wait."""
 KV_FETCHES_MAX = 1024
@@ -436,8 +456,9 @@ KV_FETCHES_MAX = 1024
 KV_HEADER_BYTES_MAX = 4 * 2**20
 """Size of a message's header: room for the hashes of 200,000 blocks."""
 KV_SHARED_BYTES_MAX = 16 * 2**20
-"""Shared memory of one transfer between engines of one machine, whose places are used again and again. New pages cost
-more than the copies, so it is small. Blocks that are larger go through a socket."""
+"""Shared memory of one transfer between engines of one machine, whose places are reused. It is small because new memory
+pages cost more than the copies. Larger blocks go through a socket.
+"""
 
 # --- detokenizer ---
 STREAMS_MAX = 8192
@@ -453,8 +474,9 @@ HELD_TOKENS_MAX = 8
 """Tokens whose text is held back because it ends with an incomplete character. With more the text is sent as it is, so
 that invalid bytes do not stop a stream."""
 HELD_EVENTS_MAX = 64
-"""Token events of one stream that are held behind a gap. Further ones are dropped: the engine's answer to `Resend` has
-all tokens from the gap on."""
+"""Token events of one stream that are held after a gap. Further ones are dropped: the engine's answer to `Resend` has
+all tokens from the gap on.
+"""
 EARLY_EVENTS_MAX = 4096
 """Token events held in one detokenizer because their stream is not open yet: a stream is opened while the engine
 computes the first token."""
@@ -464,8 +486,9 @@ EARLY_EVENT_S = 1.0
 CLOSED_STREAMS_MAX = 4096
 """Closed streams that a detokenizer remembers, so that it does not hold their late tokens as early ones."""
 PROMPT_TAIL_CHARS = 64
-"""Last characters of a rendered conversation that the gateway gets, to see whether the model continues inside its
-reasoning. Longer than any tag that begins or ends the reasoning."""
+"""Last characters of a rendered conversation that the gateway gets, to detect whether the output begins within
+reasoning. Longer than any tag that begins or ends the reasoning.
+"""
 PROMPT_TAIL_TOKENS = 8
 """Last tokens of the prompt that a stream gets as context, in which its first output tokens are decoded."""
 
@@ -482,8 +505,8 @@ TOKENIZE_CHARS_MAX = 65536
 """Characters in one `TokenizeRequest` with several prompts, so that its reply fits into a message of NATS's default
 size. A single prompt may be longer."""
 TOKENIZE_REQUESTS_MAX = 64
-"""`TokenizeRequest`s that one request has on the way at the same time, so that a request with many texts does not fill
-the queues of the tokenizers."""
+"""Concurrent `TokenizeRequest`s of one request, so that a request with many texts does not fill the tokenizers' queues.
+"""
 TOKENIZER_INLINE_CHARS_MAX = 2048
 """Longest text encoded on the event loop, which takes about half a millisecond. Longer texts are encoded on a
 thread."""
@@ -507,7 +530,7 @@ a busy machine may need longer."""
 
 # --- pictures ---
 IMAGE_BYTES_MAX = 12 * 2**20
-"""Bytes of the file of one picture; in base64 it fills a request body."""
+"""Size of the file of one image; encoded in base64 it fills a request body."""
 IMAGES_BYTES_MAX = BODY_BYTES_MAX
 """Bytes of the files of all pictures of a request, those from the network included."""
 IMAGES_MAX = 32
@@ -517,22 +540,22 @@ IMAGE_PIXELS_MAX = 64 * 10**6
 IMAGE_PART_BYTES = BATCH_BYTES_MAX
 """Bytes of a file or of embeddings in one message."""
 IMAGE_READS_MAX = 4
-"""Parts of one picture that are asked for at the same time."""
+"""Parts of one image that are requested concurrently."""
 IMAGE_ENCODE_S = 60.0
-"""Time for the embeddings of one picture, seconds: on a CPU a large picture takes many."""
+"""Time limit for computing the embeddings of one image, seconds: on a CPU a large image takes many seconds."""
 IMAGE_READ_S = 5.0
-"""Time for one part of a picture or of its embeddings, seconds."""
+"""Time limit for reading one part of an image or of its embeddings, seconds."""
 IMAGE_FETCH_S = 10.0
-"""Time to fetch a picture from the network, seconds."""
+"""Time limit for downloading an image, seconds."""
 VISION_JOBS_MAX = 64
 """Pictures that one image service works on or keeps waiting; further ones are refused as overload. Bounds memory."""
 VISION_FILES_MAX = 2
 """Files of pictures that an image service has in memory at a time: one is encoded while the next one is read."""
 VISION_CACHE_BYTES = 512 * 2**20
-"""Embeddings that an image service keeps, the last used ones."""
+"""Size of an image service's LRU cache of embeddings."""
 ENGINE_IMAGE_BYTES_MAX = 2 * 2**30
 """Embeddings of waiting and running sequences in one engine; further sequences with pictures are refused as busy."""
 ENGINE_IMAGE_CACHE_BYTES = 256 * 2**20
-"""Embeddings that an engine keeps for further requests with the same pictures."""
+"""Size of an engine's cache of embeddings for further requests with the same images."""
 GATEWAY_IMAGE_BYTES_MAX = 512 * 2**20
 """Files of pictures of all requests of a gateway; further requests with pictures are refused as overload."""

@@ -1,4 +1,4 @@
-"""Reads files of pictures, and their embeddings, part by part from the process that has them."""
+"""Reads image files and embeddings part by part from the process that has them."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +14,7 @@ _PART = Decoder([PicturePart, ErrorReply])
 
 
 async def read_parts(transport: Transport, subject: str, request: Callable[[int], Message], size: int) -> bytes:
-    """Returns `size` bytes, of which `request(offset)` asks for a part.
+    """Reads `size` bytes in parts; `request(offset)` returns the message that requests a part.
 
     Raises ServiceError('not_found') if the process does not have them, and what `transport.request` raises.
     """

@@ -1,7 +1,7 @@
-"""Everything that it takes to run a request again: its prompts and parameters as the engines got them, and its tokens.
+"""Everything needed to run a request again: its prompts and parameters as sent to the engines, and its tokens.
 
-Gateways keep it in memory if `--record-content-mb` lets them, and give it out as JSON, which other machines and later
-builds can read: new fields are appended with a default. `version` changes only when an older reader would be wrong.
+Gateways keep it in memory with `--record-content-mb`, and export it as JSON, which other machines and later builds can
+read: new fields are appended with a default. `version` changes only if an older reader would misread the data.
 """
 
 from typing import Literal
@@ -24,7 +24,7 @@ class RecordedPrompt(msgspec.Struct, frozen=True):
 
 
 class RecordedSequence(msgspec.Struct, frozen=True):
-    """One output. `engines`: where it was computed, one after the other. Without `finish_reason` it did not end."""
+    """One output. `engines`: the engines that computed it, in order. Without `finish_reason` it did not end."""
 
     token_ids: list[int]
     finish_reason: FinishReason | None = None
@@ -46,7 +46,7 @@ class RecordedContent(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time in seconds."""
     model: str
     path: str
-    """Where the engines had loaded the model from."""
+    """Directory or hub name from which the engines had loaded the model."""
     max_model_len: int
     configuration: list[str]
     adapter_version: str = ""
@@ -61,7 +61,7 @@ class RecordedContent(msgspec.Struct, frozen=True, kw_only=True):
     detokenize: bool = True
     shown_special_tokens: list[str] = []
     begun: list[int] = []
-    """Of a fork: the tokens that its outputs began with. They are in `sequences`, too."""
+    """For a fork: the tokens with which its outputs began. `sequences` contains them too."""
     num_pictures: int = 0
     """Number of pictures in the prompts. Their files are not recorded, so such a request cannot run again."""
     prompts: list[RecordedPrompt]
@@ -77,7 +77,10 @@ def encode(content: RecordedContent) -> bytes:
 
 
 def decode(data: bytes) -> RecordedContent:
-    """Returns the content of a JSON document. Raises ServiceError('invalid_value') if it is none of this version."""
+    """Returns the content of a JSON document.
+
+    Raises ServiceError('invalid_value') if it is not a record of this version.
+    """
     try:
         content = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -95,7 +98,8 @@ def decode(data: bytes) -> RecordedContent:
 def first_difference(recorded: RecordedSequence, token_ids: list[int]) -> int | None:
     """Returns the first position at which new tokens differ from the recorded ones; None if they are equal.
 
-    A recorded sequence that did not end (its client left, or its engine failed) is equal to one that goes on.
+    A recorded sequence that did not end (its client disconnected, or its engine failed) is equal to a longer one that
+    begins with it.
     """
     old = recorded.token_ids
     for position, (before, now) in enumerate(zip(old, token_ids, strict=False)):

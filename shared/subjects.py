@@ -7,7 +7,7 @@ is `model_token` of the model's served name.
 | subject                      | from                 | carries                                                      |
 |------------------------------|----------------------|--------------------------------------------------------------|
 | `tok.<model>.req`            | gateway              | TokenizeRequest, DetokenizeRequest (request)                 |
-| `tok.<id>.<instance_id>.req` | gateway              | the same, to one replica: retries                            |
+| `tok.<id>.<instance_id>.req` | gateway              | the same, to one replica, for retries                        |
 | `vis.<model>.req`            | gateway, engine      | EncodePicture (request)                                      |
 | `vis.<id>.<instance_id>.req` | engine               | ReadEmbeddings (request), to the replica that has them       |
 | `gw.<id>.<instance_id>.img`  | vision               | ReadPicture (request)                                        |
@@ -150,7 +150,7 @@ class Subjects:
         return self._join("inbox", member_id)
 
     def usage(self) -> str:
-        """Usage records of all gateways. Nothing in the deployment listens to them."""
+        """Usage records of all gateways. No service of the deployment subscribes to them."""
         return self._join("usage")
 
     def steps(self, engine_id: str = "*") -> str:

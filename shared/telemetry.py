@@ -180,7 +180,7 @@ def shutdown() -> None:
 
 
 class _Sdk:
-    """Makes spans that OpenTelemetry's SDK records and exports from its own thread."""
+    """Creates spans that OpenTelemetry's SDK records and exports from its own thread."""
 
     def __init__(self, service_name: str, instance_id: str, url: str) -> None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -58,7 +58,10 @@ def handles(message_type: type[Message]) -> Callable[[Handler], Handler]:
 
 
 class Actor:
-    """Base class of actors. A subclass marks its handlers with `handles`; its user calls `bind`, then `run`."""
+    """Base class of actors.
+
+    A subclass marks its handlers with `handles`; the code that uses the actor calls `bind`, then `run`.
+    """
 
     handlers: ClassVar[dict[type[Message], Handler]] = {}
 
@@ -111,7 +114,7 @@ class Actor:
         await self.on_stop()
 
     async def stop(self) -> None:
-        """Ends the subscriptions and makes `run` return as soon as all messages that have arrived are handled."""
+        """Ends the subscriptions and makes `run` return when all received messages are handled."""
         for subscription in self._subscriptions:
             await subscription.unsubscribe()
         self._subscriptions.clear()

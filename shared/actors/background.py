@@ -1,6 +1,6 @@
-"""Work that runs beside its caller: the tasks are kept until they end, and their failures are reported.
+"""Background tasks: keeps references to the tasks until they end, and reports their failures.
 
-For work whose result nobody waits for. What is to end with its failure has a task group or an actor of its own.
+For tasks whose results are not awaited. If a failure must end the caller, use a task group or an actor instead.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Background:
-    """The tasks of one owner. `failed`: what the event loop's exception handler is told of a task that fails."""
+    """The tasks of one owner. `failed`: message for the event loop's exception handler if a task fails."""
 
     def __init__(self, failed: str) -> None:
         self._failed = failed

@@ -1,4 +1,4 @@
-"""Keeps a cancellation that a library would swallow. Called by the modules that wait with nats-py."""
+"""Preserves a cancellation that a library would swallow. Called by the modules that wait with nats-py."""
 
 import asyncio
 import contextlib
@@ -7,11 +7,11 @@ from collections.abc import Generator
 
 @contextlib.contextmanager
 def kept_cancellation() -> Generator[None]:
-    """Raises CancelledError at the end of the block if the task was cancelled within it and the block went on.
+    """Raises CancelledError at the end of the block if the task was cancelled within it but the block continued.
 
-    `asyncio.wait_for` of Python 3.11, with which nats-py waits, returns the result and drops the cancellation if both
-    come in the same iteration of the event loop. A task that works in a loop would then never end. (Python 3.12 has no
-    such case.)
+    nats-py waits with `asyncio.wait_for`. In Python 3.11 this returns the result and drops the cancellation if both
+    occur in the same iteration of the event loop. A task that works in a loop would then never end. (Fixed in Python
+    3.12.)
     """
     task = asyncio.current_task()
     assert task is not None

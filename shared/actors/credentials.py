@@ -1,4 +1,4 @@
-"""How the bus is named: the URLs of its servers, and the credentials file, one line `user:password`."""
+"""The URLs of the NATS servers, and the credentials file, which is one line `user:password`."""
 
 import logging
 from pathlib import Path
@@ -29,7 +29,7 @@ def read_credentials(path: str) -> tuple[str, str]:
 
 
 def server_urls(servers: str) -> list[str]:
-    """Returns the URLs of a list that is separated by commas, as `--nats` takes it."""
+    """Returns the URLs of a comma-separated list, the form of `--nats`."""
     return [url.strip() for url in servers.split(",") if url.strip()]
 
 

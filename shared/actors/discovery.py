@@ -45,8 +45,8 @@ class Identity:
 class Discovery:
     """Answers discovery requests for one replica.
 
-    `deliveries` returns the number of messages received on a subject. `load` returns the service's load, which is part
-    of the STATS answer.
+    `deliveries` returns the number of messages received on a subject. `load` returns the service's load for the STATS
+    answer.
     """
 
     def __init__(

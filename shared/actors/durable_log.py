@@ -1,7 +1,7 @@
-"""The interface to a log of messages that a bus keeps. For what other processes must find when their writer has died.
+"""The interface to a log of messages on the bus. For data that other processes need after its writer has died.
 
-Implemented by `nats_durable_log` on JetStream. A log keeps the messages of some subjects, in order, until they are too
-old or the log is full; then the oldest are dropped. Every message has a sequence number, from 1, that grows.
+Implemented by `nats_durable_log` on JetStream. A log stores the messages of some subjects, in order, until they are too
+old or the log is full; then the oldest are dropped. Messages have increasing sequence numbers, from 1.
 """
 
 from dataclasses import dataclass
@@ -9,12 +9,15 @@ from typing import Literal, NamedTuple, Protocol
 
 Storage = Literal["memory", "file"]
 BATCH_MESSAGES = 512
-"""Messages of a log that are read with one request."""
+"""Maximum number of messages that are read with one request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """What a log keeps. `subject`: of its messages, with a wildcard. `per_subject`: messages kept of each, 0: all."""
+    """Configuration of a log. `subject`: that of its messages, with a wildcard.
+
+    `per_subject`: maximum messages per subject; 0: all.
+    """
 
     name: str
     subject: str
@@ -32,11 +35,11 @@ class Logged(NamedTuple):
 
 
 class LogUnavailableError(Exception):
-    """The log did not answer in time: the bus is lost, keeps no messages, or does not permit it."""
+    """The log did not answer in time: the bus is disconnected, has no JetStream, or denies access."""
 
 
 class DurableLog(Protocol):
-    """A log, which `open` creates if it is not there. All methods raise LogUnavailableError."""
+    """A log, which `open` creates if it does not exist. All methods raise LogUnavailableError."""
 
     async def open(self) -> None:
         """Creates the log, or changes its limits. Must be called before the other methods."""

@@ -53,11 +53,14 @@ class Service(Protocol):
 
 @runtime_checkable
 class SelfTesting(Protocol):
-    """A service that can find that its own results are wrong."""
+    """A service that can detect that its own results are wrong."""
 
     @property
     def fault(self) -> str:
-        """What is wrong; empty: nothing. Read before each heartbeat, on the thread that sends it; must be cheap."""
+        """Description of the fault; empty: none.
+
+        Read before each heartbeat, on the thread that sends it; must be cheap.
+        """
         ...
 
 
@@ -75,8 +78,8 @@ class SelfMonitoring(Protocol):
 
 @runtime_checkable
 class Withdrawable(Protocol):
-    """A service that can be taken out of service by hand while its process goes on."""
+    """A service that an operator can drain while its process keeps running."""
 
     def withdrawn(self) -> bool:
-        """Returns whether the service is out of service: its heartbeats then say `draining`. Called as `stalled` is."""
+        """Returns whether an operator drains the service; its heartbeats then say `draining`. Called like `stalled`."""
         ...

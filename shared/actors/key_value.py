@@ -1,8 +1,8 @@
-"""The interface to a key-value store that the processes on a bus share. For small state that may be lost.
+"""The interface to a key-value store that all processes on the bus share. For small state that may be lost.
 
-Implemented by `nats_key_value` on JetStream; tests have a store in the process. One test suite checks both. A store has
-no locks: a writer reads an entry, and writes only if nobody has written since (`replace`). Entries that nobody writes
-for the store's lifetime disappear, and so may all of them when a server restarts.
+Implemented by `nats_key_value` on JetStream; tests have an in-process store. One test suite checks both. A store has no
+locks: a writer reads an entry, and writes it only if it has not changed since (`replace`, compare-and-set). Entries
+that are not written for the store's TTL expire; all entries may be lost when a server restarts.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Entry:
 
 
 class StoreUnavailableError(Exception):
-    """The store did not answer in time: the bus is lost, has no store, or does not permit its use."""
+    """The store did not answer in time: the bus is disconnected, has no JetStream, or denies access."""
 
 
 class KeyValueStore(Protocol):
@@ -31,7 +31,7 @@ class KeyValueStore(Protocol):
     async def replace(self, key: str, value: bytes, revision: int) -> int | None:
         """Writes a value if the entry still has this revision (0: if there is no entry). Returns the new revision.
 
-        Returns None, and writes nothing, if somebody else has written. Raises StoreUnavailableError; the value may have
-        been written nevertheless.
+        Returns None, and writes nothing, if another process has written. Raises StoreUnavailableError; the value may
+        have been written nevertheless.
         """
         ...

@@ -6,11 +6,11 @@ The library alone does not give the guarantees of `transport`. This module adds:
   arrive before the server has processed a SUB or PUB. Two flushes in a row are a barrier, because the buffer is written
   while the first PONG is awaited.
 - Safe time limits. A PONG whose waiting future was cancelled ends the library's read loop. Round trips (PING and PONG)
-  are therefore not cancelled while their connection lives: after a timeout the caller returns and the round trip goes
-  on in the background.
-- Cancellation that is heard. A cancelled request ends also if its reply comes at that moment (`cancellation`).
-- Reconnections that begin anew. The library leaves the tasks and the socket of an attempt that failed late to the next
-  one, and waits until a lost connection has written its data. Here both are ended first.
+  are therefore not cancelled while their connection lives: after a timeout the caller returns and the round trip
+  continues in the background.
+- Reliable cancellation. A cancelled request ends even if its reply arrives at the same time (`cancellation`).
+- Clean reconnections. The library keeps the tasks and the socket of an attempt that failed late, and waits until a lost
+  connection has written its data. Here both are ended before the next attempt.
 - Size checks. If headers push a message over the server's limit, or a subject is too long, the server closes the
   connection permanently. Such messages are refused here.
 - A time limit for the first connection, whose error states the reason. Later reconnections are retried without limit.
@@ -75,7 +75,7 @@ OnChange = Callable[[], None]
 
 
 class _Client(Client):
-    """The client of nats-py with a `flush` that is a barrier and that a caller may give up on after a timeout."""
+    """The client of nats-py with a `flush` that is a barrier and may time out without harm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class _Client(Client):
         old_style: bool = False,
         headers: dict[str, Any] | None = None,
     ) -> Msg:
-        """See the library. Its stores and logs send their requests here too."""
+        """See the library. The library's stores and logs use this method too."""
         with kept_cancellation():
             return await super().request(subject, payload, timeout, old_style, headers)
 
@@ -104,7 +104,8 @@ class _Client(Client):
             trip.cancel()
 
     def _connect_command(self) -> bytes:
-        # The library would send the password without TLS if the server, or somebody between, does not ask for TLS.
+        # The library would send the password without TLS if the server, or an attacker in between, does not require
+        # TLS.
         if "tls" in self.options and not self._server_info.get("tls_required"):
             raise errors.Error("nats: the server does not require TLS, which the settings ask for")
         return super()._connect_command()
@@ -205,7 +206,7 @@ class NatsTransport:
         """Connects to one of the servers; retries for up to `wait_s` seconds.
 
         `credentials` is the path of a file with `user:password`. With `tls`, the connection uses TLS or fails.
-        `replicas`: servers of a cluster that keep a copy of each store and log which this connection creates. Raises
+        `replicas`: number of replicas of each store and log that this connection creates, in a cluster. Raises
         ServiceError('bus_unavailable') naming the servers if none of them answers, and SettingsError if the credentials
         or certificates are refused or a URL is invalid.
         """

@@ -12,11 +12,11 @@ from shared.actors.durable_log import BATCH_MESSAGES, LogConfig, Logged, LogUnav
 
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 _WRONG_LAST = 10071
-"""The server's code for a message whose subject has another last sequence number than expected."""
+"""The server's error code if the last sequence number of a subject is not the expected one."""
 _BATCH_BYTES = 4 * 2**20
-"""Size after which the server ends a batch, about."""
+"""Approximate size after which the server ends a batch."""
 _PENDING = "Nats-Num-Pending"
-"""Header of a server that sends batches: how many messages follow."""
+"""Header of servers that send batches: number of messages that follow."""
 _END_OF_BATCH, _NOT_FOUND = "204", "404"
 _COMPARED = (
     "subjects", "storage", "max_age", "max_bytes", "max_msgs_per_subject", "discard", "num_replicas",
@@ -27,7 +27,7 @@ _STORAGES = {"memory": api.StorageType.MEMORY, "file": api.StorageType.FILE}
 
 
 class NatsDurableLog:
-    """Implements `durable_log.DurableLog`. `replicas`: servers of a cluster that keep the log."""
+    """Implements `durable_log.DurableLog`. `replicas`: number of replicas of the log in a cluster."""
 
     def __init__(self, client: Client, config: LogConfig, timeout_s: float, replicas: int = 1) -> None:
         self._client = client
@@ -59,7 +59,7 @@ class NatsDurableLog:
                     found = await self._found()
                     if found is None:
                         raise
-            # Its limits can be changed; whether it is in memory or in files cannot. Copies are never taken away.
+            # The limits can be changed, but not the kind of storage. The number of replicas is never reduced.
             config.num_replicas = max(self._replicas, found.num_replicas or 1)
             if any(getattr(found, name) != getattr(config, name) for name in _COMPARED):
                 await self._stream.update_stream(config)  # pyright: ignore[reportUnknownMemberType]
@@ -69,8 +69,8 @@ class NatsDurableLog:
     async def _found(self) -> api.StreamConfig | None:
         """Returns the configuration of the log; None if there is none.
 
-        It is asked for first because the server counts the bytes of a new log before it looks whether it exists: with
-        less than that left, it refuses to "create" an existing log.
+        The configuration is read first because the server checks the free storage before it checks whether the log
+        exists: with too little storage left it would refuse to "create" an existing log.
         """
         try:
             return (await self._stream.stream_info(self._config.name)).config

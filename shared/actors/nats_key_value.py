@@ -1,7 +1,7 @@
 """The key-value store on a NATS server with JetStream. Made by `nats.NatsTransport`.
 
-The bucket lives in the server's memory. It is created at the first use, so that a server without JetStream is noticed
-only by those who need the store. After an error it is looked up again, because a restarted server has lost it.
+The bucket is in the server's memory. It is created at the first use, so a server without JetStream matters only to
+processes that use the store. After an error it is looked up again, because a restarted server has lost it.
 """
 
 from nats import errors
@@ -16,7 +16,7 @@ from shared.actors.key_value import Entry, StoreUnavailableError
 class NatsKeyValueStore:
     """Implements `key_value.KeyValueStore`.
 
-    `ttl_s`: lifetime of an entry since it was last written; `replicas`: servers of a cluster that keep the bucket.
+    `ttl_s`: lifetime of an entry since it was last written; `replicas`: number of replicas of the bucket in a cluster.
     """
 
     def __init__(self, client: Client, bucket: str, ttl_s: float, timeout_s: float, replicas: int = 1) -> None:
@@ -55,12 +55,12 @@ class NatsKeyValueStore:
             )
             try:
                 self._bucket = await self._stream.create_key_value(config)  # pyright: ignore[reportUnknownMemberType]
-            except BadRequestError:  # it exists with another configuration
+            except BadRequestError:  # it already exists with another configuration
                 self._bucket = await self._opened()
         return self._bucket
 
     async def _opened(self) -> KeyValue:
-        """Returns a bucket that exists, which gets more copies if it has fewer than wanted. Never takes copies away."""
+        """Returns an existing bucket. If it has too few replicas, adds some; never removes replicas."""
         name = f"KV_{self._name}"
         found = (await self._stream.stream_info(name)).config
         if (found.num_replicas or 1) < self._replicas:

@@ -2,7 +2,7 @@
 
 A member is one run of a service, named by its id and its instance id, which is drawn at process start. A member counts
 as alive for one lease after its last heartbeat; a member with a longer heartbeat interval has a longer lease.
-Correctness does not depend on leases: if a living member is taken for dead, its work is only done twice.
+Correctness does not depend on leases: if a running member is considered dead, its work is merely done twice.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class Members:
         return [self._members.pop(key).heartbeat for key in overdue]
 
     def forget(self, service: str, member_id: str, instance_id: str) -> bool:
-        """Removes a member that was found dead by other means than its lease. Returns whether the member was known."""
+        """Removes a member that was found dead before its lease expired. Returns whether the member was known."""
         member = self._members.get((service, member_id))
         if member is None or member.heartbeat.instance_id != instance_id:
             return False
@@ -131,7 +131,7 @@ def interval_of(service: ServiceName) -> float:
 async def sleep_to_beat(interval_s: float) -> None:
     """Sleeps until the event loop's clock is at a multiple of `interval_s`: for 0.5 to 1.5 intervals.
 
-    All processes of a machine share this clock, so their periodic work falls on the same moments and wakes each process
+    All processes of a machine share this clock, so their periodic work happens at the same times and wakes each process
     once. With unaligned periods, each process would be woken separately for each message of the others.
     """
     now = asyncio.get_running_loop().time()
@@ -147,7 +147,7 @@ class HeartbeatTask:
 
     While a service that implements `SelfMonitoring` reports that it is stalled, heartbeats carry the state `stalled`
     instead of the state that was set; while one that implements `Withdrawable` is withdrawn, the state is `draining`;
-    once one that is `SelfTesting` has found a fault, it is `faulty`.
+    once a service that is `SelfTesting` has found a fault, the state is `faulty`.
     `transport` is the connection to send on; by default the host's.
     """
 
@@ -249,7 +249,7 @@ class Link(Transport, Protocol):
 
 
 class HeartbeatThread:
-    """Sends heartbeats from a separate thread, so that a service whose main event loop is blocked does not look dead.
+    """Sends heartbeats from a separate thread, so that a service with a blocked main event loop does not seem dead.
 
     The thread has its own event loop and its own bus connection, made by `connect`. `Service.status` is called on this
     thread.

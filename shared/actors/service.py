@@ -7,7 +7,7 @@ A service's `__main__` calls only `main`; `run_service` is the asyncio part of `
 |-----------|-------------------------------------------------------|------------------------------|
 | 0         | drained                                               | nothing                      |
 | 13        | the service cannot continue                           | start it again               |
-| 78        | a setting is wrong, or asks for the impossible        | nothing: it would fail again |
+| 78        | a setting is invalid or cannot be fulfilled           | nothing: it would fail again |
 | 128 + n   | a second signal n came while draining                 | nothing                      |
 """
 
@@ -125,7 +125,7 @@ def default_id(service: str) -> str:
 
 
 class _Unusable(Exception):
-    """The settings, or a model or file that the settings name, cannot be used."""
+    """Raised if the settings, or a model or file that they name, cannot be used."""
 
 
 class _Process:
@@ -308,7 +308,10 @@ def end_process(code: int) -> NoReturn:
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Runs `work` and cancels it if `event` is set first. Returns whether `work` ended; raises its exception."""
+    """Runs `work`, and cancels it if `event` is set before it ends.
+
+    Returns whether `work` ended; raises its exception.
+    """
     task = asyncio.create_task(work)
     waiting = asyncio.create_task(event.wait())
     try:

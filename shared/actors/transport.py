@@ -26,7 +26,7 @@ class Delivery:
 
 
 class Traffic(NamedTuple):
-    """Numbers of messages that a connection has received and sent since it was made."""
+    """Numbers of messages that a connection has received and sent since it was opened."""
 
     received: int
     sent: int
@@ -37,11 +37,11 @@ Receiver = Callable[[Delivery], None]
 
 
 class NoRespondersError(Exception):
-    """Nobody is subscribed to the subject of a request. This is the fastest sign that the peer has ended."""
+    """No process is subscribed to the subject of a request. This is the fastest sign that the peer has ended."""
 
 
 class RequestTimeoutError(Exception):
-    """No answer arrived within the time limit, although somebody may be subscribed to the subject."""
+    """No answer arrived within the time limit, although a process may be subscribed to the subject."""
 
 
 class Subscription(Protocol):
@@ -96,7 +96,7 @@ class Transport(Protocol):
     def key_value_store(self, bucket: str, *, ttl_s: float, timeout_s: float) -> KeyValueStore:
         """Returns the store with this name, which is created at its first use.
 
-        `ttl_s`: how long an entry lives that nobody writes; `timeout_s`: time limit of one operation.
+        `ttl_s`: time after its last write at which an entry expires; `timeout_s`: time limit of one operation.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The desired state of a deployment, in a store that the services share.
+"""The desired state of a deployment, in a key-value store on the bus.
 
 | module           | what it does                                          |
 |------------------|-------------------------------------------------------|

@@ -1,8 +1,8 @@
-"""The adapters that every engine of a model should have: the desired state, kept in a store that the services share.
+"""The adapters that every engine of a model should have: the desired state, in a key-value store on the bus.
 
-All adapters of a model are one entry of the store, so that a reader sees either all of a change or nothing of it.
-Gateways change the entry when a client loads or unloads an adapter, engines when they start with `--lora-modules`;
-engines follow it, and gateways resolve model names by it. The revision of the entry changes with every write.
+All adapters of a model are in one entry of the store, so that changes are atomic for readers. Gateways change the entry
+when a client loads or unloads an adapter, engines when they start with `--lora-modules`; engines follow it, and
+gateways resolve model names by it. The revision of the entry changes with every write.
 """
 
 import time
@@ -18,7 +18,7 @@ from shared.errors import ServiceError
 from shared.subjects import bucket_name, model_token
 
 STATE_TTL_S = 365 * 24 * 3600.0
-"""How long the store keeps an entry that nobody writes, seconds. Engines write it again if it is lost."""
+"""TTL of an entry since its last write, seconds. Engines write it again if it is lost."""
 _TRIES_MAX = 20
 
 
@@ -34,9 +34,11 @@ class AdapterRecord(msgspec.Struct, frozen=True, array_like=True):
     origin: str = ""
     """The path that `--lora-modules` gives for this name; empty if it was loaded by a request alone."""
     removed: bool = False
-    """Unloaded by a request, although `--lora-modules` names it: an engine that starts later must not bring it back."""
+    """Whether the adapter was unloaded by a request although `--lora-modules` names it: engines that start later must
+    not add it again.
+    """
     num_virtual_tokens: int = 0
-    """Of a prompt adapter: its virtual tokens, which take room of the context; 0 for a LoRA adapter."""
+    """For a prompt adapter: number of its virtual tokens, which use part of the context; 0 for a LoRA adapter."""
 
 
 Records = Mapping[str, AdapterRecord]
@@ -73,7 +75,9 @@ class AdapterStore:
         return AdapterState(entry.revision, {record.name: record for record in _DECODER.decode(entry.value)})
 
     async def change(self, model: str, change: Callable[[dict[str, AdapterRecord]], None]) -> AdapterState:
-        """Changes the state and returns the new one. `change` gets the records of now, and may be called several times.
+        """Changes the state and returns the new one.
+
+        `change` gets the current records, and may be called several times.
 
         Writes nothing if `change` changes nothing. Raises what `change` raises, and ServiceError if the store does not
         answer or if there would be too many adapters.

@@ -1,8 +1,8 @@
-"""The versions of the models of a deployment: the desired state, in a store that the services share.
+"""The versions of the models of a deployment: the desired state, in a key-value store on the bus.
 
-A version is a set of processes with a name of its own on the bus (`version_name`), so that its requests, their streams
-and their recovery never meet another version. Clients know only the model's name; gateways send new requests to the
-active version. The launcher that starts the processes is the only writer of a model's state.
+A version is a set of processes with its own bus name (`version_name`), so requests, streams and recovery stay within
+one version. Clients know only the model's name; gateways send new requests to the active version. The launcher that
+starts the processes is the only writer of a model's state.
 """
 
 from collections.abc import Mapping
@@ -17,16 +17,16 @@ from shared.actors.key_value import KeyValueStore
 from shared.subjects import bucket_name
 
 STATE_TTL_S = 365 * 24 * 3600.0
-"""How long the store keeps an entry that nobody writes, seconds. The launcher writes it again if it is lost."""
+"""TTL of an entry since its last write, seconds. The launcher writes it again if it is lost."""
 VERSIONS_MAX = 16
-"""Versions of a model that are listed; the oldest that have ended are dropped."""
+"""Maximum number of listed versions of a model; the oldest ended versions are dropped."""
 _KEY = "models"
 VersionState = Literal["starting", "ready", "failed", "ended"]
 """`ready`: its processes run, whether it is active or not. `ended`: they were stopped."""
 
 
 class ModelVersion(msgspec.Struct, frozen=True, array_like=True):
-    """One version of a model. `number` counts from 1, which is what the launcher was started with."""
+    """One version of a model. `number` counts from 1, the version with which the launcher was started."""
 
     number: int
     directory: str
@@ -36,11 +36,16 @@ class ModelVersion(msgspec.Struct, frozen=True, array_like=True):
     reason: str = ""
     """Why it failed or ended."""
     share: float = 0.0
-    """Of a version that computes copies: the share of the requests, above 0. Such a version is never active."""
+    """For a shadow version: the share of the requests that it computes copies of, above 0. Such a version is never
+    active.
+    """
 
 
 class ModelState(msgspec.Struct, frozen=True, array_like=True):
-    """The versions of one model. `active`: number of the version that gets new requests. `former`: of that before."""
+    """The versions of one model. `active`: number of the version that gets new requests.
+
+    `former`: number of the active version before it.
+    """
 
     name: str
     active: int
@@ -53,12 +58,12 @@ class ModelState(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def shadow(self) -> ModelVersion | None:
-        """The version that computes copies, if one is ready."""
+        """The shadow version, if one is ready."""
         return next((one for one in self.versions if one.share > 0 and one.state == "ready"), None)
 
 
 class ModelStates(msgspec.Struct, frozen=True, array_like=True):
-    """The states of all models with more than one version. `changes` grows with every change."""
+    """The states of all models with more than one version. `changes` is incremented with every change."""
 
     changes: int = 0
     models: tuple[ModelState, ...] = ()
@@ -77,17 +82,17 @@ ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ModelState
 
 
 def version_name(name: str, number: int) -> str:
-    """Returns the served name of a version's processes on the bus; that of the first is the model's name itself."""
+    """Returns the bus name of a version's processes; that of the first version is the model's name itself."""
     return name if number == 1 else f"{name}@{number}"
 
 
 def routed(states: ModelStates) -> Mapping[str, str]:
-    """Returns for each versioned model its name on the bus: that of its active version."""
+    """Returns for each model with versions the bus name of its active version."""
     return {one.name: version_name(one.name, one.active) for one in states.models}
 
 
 def hidden(states: ModelStates) -> frozenset[str]:
-    """Returns the names on the bus of all versions that are not active: no request can name them."""
+    """Returns the bus names of all inactive versions, which requests cannot name."""
     every = {version_name(one.name, version.number) for one in states.models for version in one.versions}
     return frozenset(every - set(routed(states).values()))
 

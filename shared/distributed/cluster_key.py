@@ -1,4 +1,4 @@
-"""The secret with which processes on several machines prove to each other that they belong together.
+"""The secret with which processes on several machines authenticate each other.
 
 Used between the instances of a deployment with rank tables, and between the machines that compute one model.
 """
@@ -30,7 +30,7 @@ def read_key(path: str, *, one_host: bool, why: str) -> bytes:
     own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "antiphon" / "cluster.key"
     try:
         own.parent.mkdir(parents=True, exist_ok=True)
-        # Linking is atomic: of two instances that start at once, both use the key of the first.
+        # Linking is atomic: if two instances start at the same time, both use the key of the first.
         fresh = own.with_name(f"{own.name}.{os.getpid()}")
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as file:

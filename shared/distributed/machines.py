@@ -1,4 +1,4 @@
-"""The machines that compute one model together, and which of them this one is.
+"""The machines that compute one model together, and the index of this machine.
 
 The same command runs on every machine. `--pod-ips` lists their addresses in the order of their numbers; the machine
 with the first address is the head. Called by the launcher and the engine.
@@ -49,7 +49,7 @@ def addresses(pod_ips: str) -> tuple[str, ...]:
 
 
 def find_machines(settings: ParallelSettings) -> Machines:
-    """Returns the machines and this one's place, by `--node-rank` or by its addresses. Raises SettingsError."""
+    """Returns the machines and this machine's index, from `--node-rank` or from its addresses. Raises SettingsError."""
     every = addresses(settings.pod_ips)
     if settings.node_rank is not None:
         if settings.node_rank >= len(every):

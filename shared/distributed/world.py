@@ -1,4 +1,4 @@
-"""Settings of models that several devices or machines share: what is a mistake, and what is not possible, and why.
+"""Checks the settings of models that run on several devices or machines, and explains invalid combinations.
 
 An engine computes a model on one device, or with several processes on as many devices, of one machine or of several
 (`services/engine/executor`). Called through `shared.config.check_engine`, by the launcher and by the offline API.
@@ -15,13 +15,14 @@ from shared.flags import SettingsError
 from shared.settings.parallel import ParallelSettings
 
 AGAIN = 75
-"""Exit code of a process of another machine whose engine has ended: it is to be started again and waits for it."""
+"""Exit code of a rank on another machine whose engine has ended: it should be restarted and waits for the next engine.
+"""
 RAY_ADDRESS = "RAY_ADDRESS"
 NO_KV = "engines whose processes are on several machines, or started by Ray, exchange no KV"
 
 
 Spelling = Callable[[str], str]
-"""Gives a setting's name in messages from its field: `--pod-ips` on a command line."""
+"""Returns the name of a setting for messages, from its field: `--pod-ips` on a command line."""
 
 
 def spell_flag(field: str) -> str:
@@ -30,7 +31,7 @@ def spell_flag(field: str) -> str:
 
 
 def check(settings: ParallelSettings, spell: Spelling = spell_flag) -> None:
-    """Raises SettingsError for settings that are a mistake or not possible."""
+    """Raises SettingsError for settings that are wrong or not possible."""
     _check_machines(settings, spell)
     if settings.distributed_executor_backend == "ray":
         name = f"{spell('distributed_executor_backend')} ray"
@@ -58,7 +59,8 @@ def has_ray() -> bool:
 def uses_ray(settings: ParallelSettings, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether Ray starts the processes of an engine.
 
-    By itself only where a Ray cluster is named by RAY_ADDRESS: on one machine the engine does it as well.
+    With `auto`, Ray is used only if RAY_ADDRESS names a cluster: on one machine the engine can start the processes
+    itself.
     """
     if world_size(settings) == 1 or settings.nnode > 1:
         return False
@@ -67,12 +69,12 @@ def uses_ray(settings: ParallelSettings, environ: Mapping[str, str] = os.environ
 
 
 def exchanges_kv(settings: ParallelSettings) -> bool:
-    """Whether an engine can have a role: all its processes are on this machine, started by it."""
+    """Whether an engine can have a role: all its processes must be on this machine and started by the engine."""
     return settings.nnode == 1 and not uses_ray(settings)
 
 
 def rank_key(settings: ParallelSettings) -> bytes:
-    """Returns the secret by which the machines of an engine know each other. Raises SettingsError."""
+    """Returns the secret with which the machines of an engine authenticate each other. Raises SettingsError."""
     one_host = all(ipaddress.ip_address(address).is_loopback for address in addresses(settings.pod_ips))
     return read_key(settings.cluster_key_file, one_host=one_host, why="the model is on several machines")
 
@@ -94,7 +96,7 @@ def world_size(settings: ParallelSettings) -> int:
 
 
 def local_size(settings: ParallelSettings) -> int:
-    """Returns the number of processes of an engine on each machine, each with a device; with Ray the engine's own."""
+    """Returns the number of processes of an engine on each machine, each with a device; with Ray, 1."""
     return 1 if uses_ray(settings) else world_size(settings) // settings.nnode
 
 

@@ -23,7 +23,7 @@ class AdapterLoaded(Message, frozen=True, array_like=True, tag=True):
 
 
 class AdaptersChanged(Message, frozen=True, array_like=True, tag=True):
-    """Says that the desired state of a model's adapters has changed. Gateways and engines read it again."""
+    """Announces that the desired state of a model's adapters has changed. Gateways and engines read it again."""
 
     model: str
     revision: int

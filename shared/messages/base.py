@@ -7,8 +7,9 @@ import msgspec
 FinishReason = Literal["stop", "length", "abort", "error"]
 ServiceState = Literal["starting", "ready", "draining", "stalled", "faulty"]
 """`stalled`: the process is alive, but its work makes no progress (an engine whose step hangs). Gateways treat the
-member as dead until its state is `ready` again. `faulty`: an engine has found that it computes wrong results, and ends;
-gateways treat it as dead, too."""
+member as dead until its state is `ready` again. `faulty`: an engine's self-test has found wrong results, and the engine
+ends; gateways treat it as dead too.
+"""
 ServiceName = Literal["gateway", "tokenizer", "engine", "detokenizer", "vision"]
 
 

@@ -33,7 +33,7 @@ class OpenStream(Message, frozen=True, array_like=True, tag=True):
     detokenize: bool = True
     """Whether the tokens are converted to text; if not, all text is empty."""
     shown_special_tokens: tuple[str, ...] = ()
-    """Texts of special tokens that the text has although `skip_special_tokens` is set."""
+    """Texts of special tokens that are shown although `skip_special_tokens` is set."""
 
 
 class OpenBatch(Message, frozen=True, array_like=True, tag=True):
@@ -125,4 +125,4 @@ class TextEvents(Message, frozen=True, array_like=True, tag=True):
     step: int
     events: tuple[TextEvent, ...]
     work_us: int = 0
-    """Microseconds that the detokenizer has worked on the `TokenEvents` before it sent this message."""
+    """Microseconds that the detokenizer has spent on the `TokenEvents` before it sent this message."""

@@ -13,7 +13,8 @@ from shared.parameters.sampling import SamplingParams
 class KvSource(Part, frozen=True, array_like=True):
     """The engine that computes the prompt of a sequence for another engine, and the name of the transfer.
 
-    `address` is that of `EngineStatus.kv_address`. The name is random and secret: who knows it may fetch the blocks.
+    `address` is that of `EngineStatus.kv_address`. The name is random and secret: any process that knows it may fetch
+    the blocks.
     """
 
     transfer_id: str
@@ -25,7 +26,7 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
 
     `output_token_ids` are carried tokens: output that an earlier attempt generated. They count as output (penalties,
     min_tokens, positions), and generation continues after them. `sequence_group` is the id of the first choice of the
-    same prompt (empty for a single choice): the engine computes the common beginning of the sequences of a group once.
+    same prompt (empty for a single choice): the engine computes the common prefix of a group's sequences once.
     """
 
     sequence_id: str
@@ -52,21 +53,23 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     pooling: PoolingParams | None = None
     """If set, the sequence generates no tokens: its only event has the vector of the prompt. `params` has no effect."""
     recorded: bool = False
-    """Whether the gateway keeps a record of the request: the engine then tells of its steps (`StepEvents`)."""
+    """Whether the gateway keeps a record of the request: the engine then sends `StepEvents` for it."""
     kv_source: KvSource | None = None
     """The engine from which this one fetches the KV of prompt and output. If that fails, it computes them itself."""
     kv_transfer_id: str = ""
-    """If set, the engine computes the prompt for another engine, which fetches the KV under this name. Of the output
-    only one token is generated, and no event is published: `reply_subject` is empty."""
+    """If set, the engine computes the prompt for another engine, which fetches the KV under this name. Only one output
+    token is generated, and no event is published: `reply_subject` is empty.
+    """
     adapter: str = ""
     """Name of the LoRA adapter that the sequence is computed with; empty: none."""
     adapter_version: str = ""
     """Hash of the adapter's files. `cache_salt` is then that of `blocks.adapter_salt`. An engine that does not have
-    this version answers `busy` while it looks for it."""
+    this version answers `busy` while it reads the desired state.
+    """
     pictures: tuple[PromptPicture, ...] = ()
     """The pictures of the prompt, in order. The engine reads their embeddings before it queues the sequence."""
     idle_s: float = 0.0
-    """Seconds for which the sequence is idle work: it uses what others leave and gives way to them. 0: it does not."""
+    """Seconds for which the sequence is in the idle lane, where others preempt it. 0: it is not in the lane."""
 
 
 class SubmitBatch(Message, frozen=True, array_like=True, tag=True):
@@ -115,7 +118,7 @@ class Cancel(Message, frozen=True, array_like=True, tag=True):
 
 
 class Done(Message, frozen=True, array_like=True, tag=True):
-    """The owner has all tokens of a finished sequence; the engine forgets the sequence."""
+    """Tells the engine that the owner has all tokens of a finished sequence; the engine drops its state."""
 
     sequence_id: str
     attempt: int
@@ -130,9 +133,9 @@ class Resend(Message, frozen=True, array_like=True, tag=True):
 
 
 class SelfTest(Message, frozen=True, array_like=True, tag=True):
-    """Has an engine run its hidden test sequence and check all of its weights now. Answered by `SelfTestReply`.
+    """Makes an engine run its hidden test sequence and check all of its weights now. Answered by `SelfTestReply`.
 
-    `ends`: the engine has lost a comparison with another one, and ends after the test, whatever it gives.
+    `ends`: the engine has lost a comparison with another one, and must exit after the test in any case.
     """
 
     test_id: str
@@ -141,7 +144,7 @@ class SelfTest(Message, frozen=True, array_like=True, tag=True):
 
 
 class SelfTestReply(Message, frozen=True, array_like=True, tag=True):
-    """The answer to a `SelfTest`. `fault`: what the engine found wrong with itself; empty: nothing."""
+    """The answer to a `SelfTest`. `fault`: the fault that the engine found; empty: none."""
 
     test_id: str
     engine_id: str
@@ -162,10 +165,10 @@ class Retarget(Message, frozen=True, array_like=True, tag=True):
 
 
 class Withdraw(Message, frozen=True, array_like=True, tag=True):
-    """Takes an engine out of service by hand, or back into it. Answered by `Ack` without a sequence.
+    """Starts or ends the draining of an engine by an operator. Answered by `Ack` without a sequence.
 
-    While it is withdrawn, the engine takes no sequence and its heartbeats say `draining`: gateways move its sequences
-    to other engines.
+    While it is withdrawn, the engine accepts no sequences and its heartbeats say `draining`; gateways move its
+    sequences to other engines.
     """
 
     withdrawn: bool
@@ -199,7 +202,7 @@ class SequenceMark(Part, frozen=True, array_like=True):
 
 
 class ProgressReply(Message, frozen=True, array_like=True, tag=True):
-    """The answer to a `ProgressQuery`: a mark for each sequence that the engine holds; `missing` lists the others."""
+    """The answer to a `ProgressQuery`: a mark for each sequence that the engine has; `missing` lists the others."""
 
     engine_id: str
     engine_instance_id: str
@@ -260,7 +263,7 @@ class TokenEvent(Part, frozen=True, array_like=True):
     """A part of the prompt's log probabilities. Such an event has no tokens, comes before the event with the first
     token, and follows the one with the part before it."""
     vector: bytes = b""
-    """Of a pooling sequence: the components of its vector, little-endian float32."""
+    """For a pooling sequence: the components of its vector, little-endian float32."""
 
 
 class SequenceStep(Part, frozen=True, array_like=True, gc=False):
@@ -291,14 +294,14 @@ class StepEvent(Part, frozen=True, array_like=True):
     sequences: tuple[SequenceStep, ...]
     """Those that are recorded."""
     preempted: tuple[SequenceRef, ...] = ()
-    """Sequences that lost their place since the step before, and wait again."""
+    """Sequences that were preempted since the step before, and wait again."""
 
 
 class StepEvents(Message, frozen=True, array_like=True, tag=True):
-    """The steps that an engine has run since its last such message, for whoever records requests; nobody answers.
+    """The steps that an engine has run since its last `StepEvents`, for gateways that record requests. Not answered.
 
     An engine sends them only for recorded sequences (`Submit.recorded`), at the latest after `limits.STEP_EVENTS_S`.
-    They have neither prompts nor tokens nor text.
+    They contain no prompts, tokens or text.
     """
 
     engine_id: str

@@ -36,7 +36,7 @@ class OwnershipReply(Message, frozen=True, array_like=True, tag=True):
 class StreamTaken(Message, frozen=True, array_like=True, tag=True):
     """Tells a gateway that another one has taken a stream over, so that it ends its own run of the request.
 
-    Sent once. A gateway that misses it learns it from the record of the stream.
+    Sent once. A gateway that misses it sees the change in the record of the stream.
     """
 
     request_id: str
@@ -48,33 +48,33 @@ UsageOutcome = Literal["completed", "cancelled", "failed"]
 
 
 class UsageRecord(Message, frozen=True, array_like=True, tag=True):
-    """What one generation request has used. Sent once, at its end, however it ends; nobody answers.
+    """The usage of one generation request. Sent once, when the request ends for any reason. Not answered.
 
-    A request that is refused before it starts has no record, and those of a gateway that dies are lost. Tokens that an
-    engine has computed but that have not reached the gateway (because the engine died) are not known.
+    A request that is refused before it starts has no record; the records of a gateway that dies are lost. Tokens that
+    an engine has computed but that have not reached the gateway (because the engine died) are not known.
     """
 
     request_id: str
-    """The server's own id, which is also in the answer's `id`. Unique: whoever gets a record twice can tell by it."""
+    """The server's own id, which is also in the answer's `id`. Unique, so a receiver can detect duplicate records."""
     gateway_id: str
     key: str
     """Name of the API key; `anonymous` without keys."""
     model: str
     outcome: UsageOutcome
-    """`cancelled`: the client has left."""
+    """`cancelled`: the client has disconnected."""
     error_code: str = ""
     """Code of `shared.errors` if the request has failed."""
     finish_reasons: tuple[str, ...] = ()
-    """Of the sequences that have ended, in the order of their ends."""
+    """Finish reasons of the ended sequences, in the order in which they ended."""
     prompt_tokens: int = 0
     cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache."""
     computed_tokens: int = 0
     """Tokens that engines have computed: prompts without cached tokens, output, and what was computed again."""
     completion_tokens: int = 0
-    """Output tokens that were passed to the client, or to the choice of the best of `best_of` sequences."""
+    """Output tokens that were passed to the client, or to the selection among `best_of` sequences."""
     discarded_tokens: int = 0
-    """Output tokens that were computed and not passed on, because the client had left or the request failed."""
+    """Output tokens that were computed but not passed on, because the client had disconnected or the request failed."""
     received_at: float = 0.0
     """Unix time in seconds."""
     time_to_first_token_s: float = 0.0
@@ -92,19 +92,19 @@ class RecordListQuery(Message, frozen=True, array_like=True, tag=True):
     """Asks a gateway for the requests that it has recorded. Answered by `RecordList`."""
 
     key: str
-    """Name of the API key whose requests are asked for; empty for those of all keys."""
+    """Name of the API key whose requests are listed; empty for all keys."""
     state: RequestState | None = None
     words: tuple[str, ...] = ()
-    """Words in lower case, each of which must be in the facts of a request."""
+    """Words in lower case that a request's fields must all contain."""
     order: RecordOrder = "newest"
 
 
 class RecordList(Message, frozen=True, array_like=True, tag=True):
-    """Requests of one gateway in the order that was asked for, at most `limits.RECORD_LIST_MAX`."""
+    """Requests of one gateway in the requested order, at most `limits.RECORD_LIST_MAX`."""
 
     gateway_id: str
     requests: tuple[dict[str, Any], ...]
-    """Each is a summary, as an element of the answer to `GET /v1/requests`."""
+    """Summaries, in the form of the elements in the answer to `GET /v1/requests`."""
 
 
 class RecordQuery(Message, frozen=True, array_like=True, tag=True):

@@ -1,4 +1,4 @@
-"""Heartbeats: each says that a service process is alive and reports its load. See the package.
+"""Heartbeats, which show that a service process is alive and report its load. See the package.
 
 The size of a heartbeat does not depend on the number of live sequences. The state of single sequences is exchanged
 between the two services that hold them (`ProgressQuery`, `OwnershipQuery`).
@@ -8,14 +8,14 @@ from shared.messages.base import Message, Part, ServiceName, ServiceState
 
 
 class HistogramCounts(Part, frozen=True, array_like=True):
-    """Numbers of values by the upper bounds of `shared.histograms`, the last one above all bounds, and their sum."""
+    """A histogram with the bounds of `shared.histograms`: counts (the last is above all bounds) and sum."""
 
     counts: tuple[int, ...] = ()
     sum: float = 0.0
 
 
 class EngineHistograms(Part, frozen=True, array_like=True, kw_only=True):
-    """Of an engine since its start: tokens of its steps, and seconds of the phases of its sequences."""
+    """Histograms of an engine since its start: tokens of its steps, and seconds of the phases of its sequences."""
 
     step_tokens: HistogramCounts = HistogramCounts()
     queue_s: HistogramCounts = HistogramCounts()
@@ -60,9 +60,10 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     configuration: str = ""
     """Hash of everything besides the weights that can change tokens: data types, backend, hardware, software."""
     credits: int = 0
-    """Number of further sequences that the engine wants: its batch slots, plus as many for its queue
-    (`limits.ENGINE_QUEUE_AHEAD`), minus the unfinished sequences that it holds, without those of the idle lane.
-    Negative if it holds too many."""
+    """Number of further sequences that the engine can accept: its batch slots, plus as many for its queue
+    (`limits.ENGINE_QUEUE_AHEAD`), minus its unfinished sequences, without those of the idle lane. Negative if it has
+    too many.
+    """
     embedding_size: int = 0
     """Number of components of the vectors of pooling sequences; 0 if the engine cannot compute them."""
     drafts: int = 0
@@ -72,12 +73,14 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     histograms: EngineHistograms = EngineHistograms()
     role: str = "both"
     """`prefill`: computes prompts for decode engines; `decode`: gets the KV of prompts from prefill engines; `both`:
-    does everything itself."""
+    computes whole requests.
+    """
     kv_address: str = ""
     """`host:port` at which a prefill engine's KV can be fetched; empty for other engines."""
     kv_loads: int = 0
-    """Transfers of KV from other engines that a sequence waited for to the end; `kv_failed_loads` of them, or more for
-    want of host memory, brought less than they should have."""
+    """Number of KV transfers from other engines whose end a sequence waited for. `kv_failed_loads`: number of transfers
+    that delivered only a part, or were not started for lack of host memory.
+    """
     kv_failed_loads: int = 0
     kv_loaded_tokens: int = 0
     kv_saved_tokens: int = 0
@@ -85,12 +88,13 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     """Revision of the desired state of the adapters that the engine follows (`shared.deployment.adapter_state`);
     0: there is none, -1: the engine serves no adapters."""
     takes_pictures: bool = False
-    """Whether prompts may have pictures."""
+    """Whether prompts may contain images."""
     content: str = ""
-    """Hash of the weights, their form and the computing type. Only engines with equal ones exchange KV."""
+    """Hash of the weights, their quantization and the compute data type. Only engines with equal hashes exchange KV."""
     golden_digest: str = ""
-    """Hash of what the engine's hidden test sequence gives (`services.engine.canary`); engines with equal weights and
-    `configuration` have the same. Empty: the engine does not test itself."""
+    """Hash of the result of the engine's hidden test sequence (`services.engine.canary`); it is equal for engines with
+    equal weights and `configuration`. Empty: the engine does not test itself.
+    """
     canary_runs: int = 0
     """How often the test sequence has run since the start; a counter."""
     batch_invariant: bool = False
@@ -102,10 +106,11 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     labels: tuple[str, ...] = ()
     """Names of the labels of the model's classification head; empty: it has none."""
     idle_credits: int = 0
-    """Number of further sequences of the idle lane that the engine wants. `credits` does not count such sequences,
-    because they give way to others; this does count all."""
+    """Number of further sequences of the idle lane that the engine can accept. `credits` does not count sequences of
+    the lane, because others preempt them; `idle_credits` counts all sequences.
+    """
     num_idle_running: int = 0
-    """Of `num_running`, the sequences of the idle lane; likewise below."""
+    """The sequences of the idle lane among `num_running`; likewise `num_idle_waiting`."""
     num_idle_waiting: int = 0
     num_idle_waiting_tokens: int = 0
     idle_preemptions: int = 0
@@ -129,14 +134,15 @@ class PoolStatus(Part, frozen=True, array_like=True, tag=True):
     model: str = ""
     """Served name of the model for which the tokenizer works."""
     tool_format: str = ""
-    """How the model writes calls of tools, by its chat template; empty: unknown.
-    See `shared.text.templates.template_formats`."""
+    """Name of the model's tool-call format, recognised from its chat template; empty: unknown. See
+    `shared.text.templates.template_formats`.
+    """
     reasoning_format: str = ""
-    """How the model marks its reasoning, in the same way."""
+    """Name of the model's reasoning format, likewise."""
 
 
 class VisionStatus(Part, frozen=True, array_like=True, tag=True):
-    """Counters of an image service: pictures asked for, those whose embeddings it had, tokens of those encoded."""
+    """Counters of an image service: requested images, cache hits, and tokens of encoded images."""
 
     model: str = ""
     """Served name of the model for which the service works."""
@@ -148,7 +154,7 @@ class VisionStatus(Part, frozen=True, array_like=True, tag=True):
 
 
 class GatewayStatus(Part, frozen=True, array_like=True, tag=True):
-    """Load of a gateway: its requests, and its sequences that wait for an engine with credit.
+    """Load of a gateway: its requests, and its sequences that wait for engine credit.
 
     `accepted_requests` and `ended_requests` are counters since its start; their difference is `num_requests`.
     """
@@ -158,11 +164,14 @@ class GatewayStatus(Part, frozen=True, array_like=True, tag=True):
     accepted_requests: int = 0
     ended_requests: int = 0
     num_idle_waiting: int = 0
-    """Of `num_waiting`, the sequences of the idle lane."""
+    """The sequences of the idle lane among `num_waiting`."""
 
 
 class Heartbeat(Message, frozen=True, array_like=True, tag=True):
-    """Says that a service process is alive. `instance_id` is drawn at process start: a restart gives a new address."""
+    """Shows that a service process is alive.
+
+    `instance_id` is random for each process start, so a restarted process has a new address.
+    """
 
     service: ServiceName
     id: str
@@ -173,5 +182,5 @@ class Heartbeat(Message, frozen=True, array_like=True, tag=True):
     interval_s: float
     status: EngineStatus | StreamStatus | PoolStatus | GatewayStatus | VisionStatus
     messages_received: int = 0
-    """Messages on the bus since the start of the process; the connection of its heartbeats may not count."""
+    """Bus messages since the start of the process; those of a separate connection for heartbeats may not be counted."""
     messages_sent: int = 0

@@ -14,7 +14,8 @@ class ChatMessage(Part, frozen=True, array_like=True):
     token_ids: bytes = b""
     fields: bytes = b""
     """A JSON object: the message's other fields for the chat template, such as `tool_calls`. Empty: none. A `content`
-    in it replaces the text: the list of parts of a message with pictures."""
+    in it replaces the text; messages with images have a list of parts there.
+    """
 
 
 class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
@@ -57,7 +58,7 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     prompt_names: tuple[str, ...] = ()
     """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
     pictures: tuple[PictureTokens, ...] = ()
-    """The pictures of the conversation, in order. The token that stands for each is repeated as often as it counts."""
+    """The images of the conversation, in order. Each image token is repeated as often as the image needs."""
     second_prompts: tuple[str, ...] = ()
     """For each of `prompts`, the second text of a pair, which becomes one prompt with it; empty: there are no pairs."""
 
@@ -73,7 +74,7 @@ class TokenizedPrompt(Part, frozen=True, array_like=True):
     picture_starts: tuple[int, ...] = ()
     """Index of the first token of each picture."""
     num_first_tokens: int = 0
-    """Of a pair of texts: see `PoolingParams`."""
+    """For a pair of texts: see `PoolingParams`."""
 
 
 class TokenizeReply(Message, frozen=True, array_like=True, tag=True):
@@ -84,7 +85,7 @@ class TokenizeReply(Message, frozen=True, array_like=True, tag=True):
     bad_words: tuple[bytes, ...] = ()
     """Packed token ids of the request's `bad_words`: each word at the start of a text and after a space."""
     end_token_ids: tuple[int, ...] = ()
-    """Tokens that end the output beside the model's own: those of the conversation template, or of a suffix."""
+    """Further end tokens besides the model's own: those of the conversation template, or of a suffix."""
 
 
 class DetokenizeRequest(Message, frozen=True, array_like=True, tag=True):
@@ -94,7 +95,7 @@ class DetokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     model: str
     token_ids: bytes
     return_tokens: bool = False
-    """Whether the reply has the text of each token, too."""
+    """Whether the reply also has the text of each token."""
 
 
 class DetokenizeReply(Message, frozen=True, array_like=True, tag=True):
@@ -103,4 +104,4 @@ class DetokenizeReply(Message, frozen=True, array_like=True, tag=True):
     request_id: str
     text: str
     tokens: tuple[str, ...] = ()
-    """The text of each token inside a longer text, if wanted; U+FFFD for a part of a character."""
+    """The text of each token inside a longer text, if requested; U+FFFD for a part of a character."""

@@ -1,4 +1,4 @@
-"""Messages about the versions of models: orders to the launcher that runs them, and their news. See the package."""
+"""Messages about the versions of models: orders to the launcher, and its announcements. See the package."""
 
 from typing import Literal
 
@@ -8,9 +8,9 @@ from shared.messages.base import Message
 class ChangeModel(Message, frozen=True, array_like=True, tag=True):
     """Asks the launcher of a model to change its versions. Answered by `ModelsChanged` when it has accepted the order.
 
-    `set`: starts `directory` as a new version, which gets the requests when it is ready. `rollback`: gives the requests
-    to the former version again. `shadow`: starts `directory` as a version that computes copies of a `share` of the
-    requests. `unshadow`: ends that version.
+    `set`: starts `directory` as a new version, which gets all new requests when it is ready. `rollback`: makes the
+    former version active again. `shadow`: starts `directory` as a shadow version, which computes copies of a `share` of
+    the requests. `unshadow`: stops the shadow version.
     """
 
     action: Literal["set", "rollback", "shadow", "unshadow"]
@@ -20,7 +20,7 @@ class ChangeModel(Message, frozen=True, array_like=True, tag=True):
 
 
 class ModelsChanged(Message, frozen=True, array_like=True, tag=True):
-    """The versions of models as they are now. To all gateways.
+    """The current versions of models. Sent to all gateways.
 
     Has `shared.deployment.model_versions.ModelStates`, encoded.
     """

@@ -1,8 +1,8 @@
-"""Messages to and from the image services of a model, and from the holder of a picture's file. See the package.
+"""Messages to and from the image services of a model, and from the gateway that has an image's file. See the package.
 
-A file is kept by the gateway that serves the request, as long as the request runs. An image service reads the file from
-there when it does not have the picture's embeddings, and an engine reads the embeddings from an image service. Files
-and embeddings are read in parts, so that each fits into a bus message.
+The gateway that serves a request keeps its image files as long as the request runs. An image service reads a file from
+the gateway if it does not have the image's embeddings; an engine reads the embeddings from an image service. Files and
+embeddings are read in parts, so that each fits into a bus message.
 """
 
 from shared.messages.base import Message, Part
@@ -17,7 +17,7 @@ class PictureFile(Part, frozen=True, array_like=True):
 
 
 class EncodePicture(Message, frozen=True, array_like=True, tag=True):
-    """Has the embeddings of a picture computed, unless the image service has them. Answered by `PictureEncoded`."""
+    """Makes an image service compute the embeddings of an image unless it has them. Answered by `PictureEncoded`."""
 
     model: str
     file: PictureFile
@@ -27,7 +27,7 @@ class PictureEncoded(Message, frozen=True, array_like=True, tag=True):
     """The reply to `EncodePicture`: the picture has `rows` times `columns` embeddings, row by row.
 
     The embeddings are `num_bytes` bytes: numbers of the type `dtype`, [rows * columns, width], see `PlacedPicture`. The
-    replica `holder_id` has them, and may forget them.
+    replica `holder_id` has them, and may evict them.
     """
 
     rows: int
@@ -37,14 +37,15 @@ class PictureEncoded(Message, frozen=True, array_like=True, tag=True):
     num_bytes: int
     dtype: str
     token_id: int
-    """The token that stands for a picture in the text of a prompt."""
+    """The image token in the text of a prompt."""
     holder_id: str
     holder_instance_id: str
     place: str = ""
-    """What a prompt has as text in the place of a picture, if that is not the token; see `PictureTokens.text`."""
+    """Placeholder text of an image in a prompt, if it is not the image token; see `PictureTokens.text`."""
     text: str = ""
     layout: bytes = b""
-    """The picture as packed token ids, if other tokens are between those of its embeddings (`PictureTokens.layout`)."""
+    """The image's packed token ids, if there are other tokens between those with embeddings (`PictureTokens.layout`).
+    """
 
 
 class ReadPicture(Message, frozen=True, array_like=True, tag=True):
@@ -68,7 +69,7 @@ class PicturePart(Message, frozen=True, array_like=True, tag=True):
 
 
 class PromptPicture(Part, frozen=True, array_like=True):
-    """A picture in a prompt: where its tokens begin, what the reply to `EncodePicture` says, and the picture's file."""
+    """An image in a prompt: the index of its first token, the reply to `EncodePicture`, and the image's file."""
 
     start: int
     encoded: PictureEncoded
@@ -76,13 +77,15 @@ class PromptPicture(Part, frozen=True, array_like=True):
 
 
 class PictureTokens(Part, frozen=True, array_like=True):
-    """What a tokenizer has to know of a picture: the token that stands for it in the text, and how often it counts."""
+    """The description of an image for a tokenizer: the image token in the text, and the number of its repetitions."""
 
     token_id: int
     num_tokens: int
     key: bytes
     place: str = ""
     text: str = ""
-    """What replaces the `place` of the picture in the text of a prompt, with the token once; empty: the text stays."""
+    """Text that replaces the image's placeholder `place` in a prompt and contains the image token once; empty: no
+    replacement.
+    """
     layout: bytes = b""
-    """The packed token ids that the token becomes, which occurs among them; empty: `num_tokens` times the token."""
+    """The packed token ids that replace the image token, and contain it; empty: `num_tokens` times the token."""

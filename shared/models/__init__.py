@@ -1,1 +1,1 @@
-"""Models and adapters as all services know them: names, directories, files, versions."""
+"""Names, directories, files and versions of models and adapters, for all services."""

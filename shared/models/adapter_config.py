@@ -1,7 +1,7 @@
 """Reads the configuration of an adapter directory in peft's format: `adapter_config.json`. Reads no weights.
 
-An adapter is refused, with the name of the field, if it changes the model in a way that is not computed here: it would
-otherwise be served with wrong outputs. Called by the launcher before it starts anything, and by engines.
+An adapter is refused, with the name of the field, if it changes the model in an unsupported way, because its outputs
+would be wrong. Called by the launcher before it starts anything, and by engines.
 """
 
 import json
@@ -30,12 +30,12 @@ _REFUSED: Mapping[str, str] = {
 }
 """Fields of peft's configuration that must be empty or false, each with the reason."""
 _CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq")
-"""Beginnings of `init_lora_weights` with which the adapter belongs to a changed copy of the model's weights."""
+"""Prefixes of `init_lora_weights` that mean that the adapter belongs to a changed copy of the model's weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """The configuration of a LoRA adapter. `rank` and `alpha` hold for modules without an entry of their own."""
+    """The configuration of a LoRA adapter. `rank` and `alpha` apply to modules without their own entry."""
 
     rank: int
     alpha: float
@@ -111,7 +111,7 @@ def read_prompt_config(directory: Path, name: str) -> PromptConfig:
 
 
 def check_rank(config: LoraConfig, name: str, max_rank: int) -> None:
-    """Raises ServiceError if the adapter has a larger rank than the engine takes."""
+    """Raises ServiceError if the adapter's rank exceeds the engine's maximum."""
     if config.rank_max > max_rank:
         raise unusable(
             name,
@@ -120,7 +120,7 @@ def check_rank(config: LoraConfig, name: str, max_rank: int) -> None:
 
 
 def check_tokens(config: PromptConfig, name: str, most: int) -> None:
-    """Raises ServiceError if the prompt adapter has more virtual tokens than the engine takes."""
+    """Raises ServiceError if the prompt adapter has more virtual tokens than the engine's maximum."""
     if config.num_virtual_tokens > most:
         raise unusable(
             name,
@@ -140,7 +140,7 @@ def unusable(name: str, why: str) -> ServiceError:
 
 
 def not_found(name: str, why: str) -> ServiceError:
-    """Returns the error for an adapter whose files are not there."""
+    """Returns the error for an adapter whose files are missing."""
     return ServiceError("not_found", f"The adapter {name!r} cannot be served: {why}.", param="lora_path")
 
 
@@ -161,7 +161,7 @@ def _read(directory: Path, name: str) -> dict[str, Any]:
 
 
 def _of_module(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """Returns the value of the first pattern that fits the module's name, as peft searches it."""
+    """Returns the value of the first pattern that matches the module's name, with peft's rules."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return value

@@ -1,4 +1,4 @@
-"""Adapters as the settings name them: `--lora-modules`, `--prompt-adapters` and the limits that go with them.
+"""Adapters in the settings: `--lora-modules`, `--prompt-adapters` and their limits.
 
 Called by the launcher and by engines, before anything is loaded.
 """
@@ -45,7 +45,7 @@ def with_adapters(settings: E) -> E:
     """Returns the settings with `--enable-lora` set if adapters are named, and the limits filled in.
 
     `max_loras` becomes 8, or the number of named adapters if that is more; `max_cpu_loras` becomes `max_loras`.
-    Likewise for prompt adapters. Without adapters of a kind its settings stay as they are.
+    Likewise for prompt adapters. Without adapters of a kind its settings do not change.
     """
     if settings.enable_lora or settings.lora_modules:
         most = settings.max_loras or max(DEFAULT_MAX_LORAS, len(lora_modules(settings)))
@@ -59,8 +59,8 @@ def with_adapters(settings: E) -> E:
 def check_adapters(settings: EngineSettings) -> None:
     """Checks the named adapters and their limits without loading weights. Raises SettingsError.
 
-    An adapter is refused if its word is malformed, its name is taken, its directory or configuration is missing or
-    cannot be served, its rank or its number of virtual tokens is too large, or it belongs to another model.
+    An adapter is refused if its option value is malformed, its name is taken, its directory or configuration is missing
+    or cannot be served, its rank or its number of virtual tokens is too large, or it belongs to another model.
     """
     _check_limits(settings)
     names, seen = (model_name(settings), *model_aliases(settings)), set[str]()
@@ -99,7 +99,7 @@ def _check_module(
 
 
 def name_error(name: str) -> str:
-    """Returns why a text cannot be the name of an adapter; '' if it can."""
+    """Returns the reason why a text cannot be the name of an adapter; '' if it can."""
     if not name or len(name) > limits.ADAPTER_NAME_CHARS_MAX:
         return f"must have between 1 and {limits.ADAPTER_NAME_CHARS_MAX} characters"
     if name != name.strip() or not name.isprintable() or name == "default":

@@ -17,8 +17,9 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _SMALL = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py")
 """Patterns of all files but the weights, for any kind of tokenizer."""
 _FOREIGN = ("[!1]*/*", "1[!_]*/*", "1_[!P]*/*", "consolidated*")
-"""Patterns of files that are not downloaded: copies of the weights in layouts that no loader here reads. Of the
-subdirectories only `1_Pooling` is kept, with which sentence-transformers says how an embedding model is pooled."""
+"""Patterns of files that are not downloaded: copies of the weights in layouts that are not supported here. The only
+downloaded subdirectory is `1_Pooling`, where sentence-transformers stores the pooling mode of an embedding model.
+"""
 _UNAUTHORIZED = 401
 
 
@@ -54,7 +55,7 @@ def _download(name: str, revision: str, patterns: tuple[str, ...], cache: str) -
 
 
 def _reason(name: str, revision: str, error: Exception, cache: str) -> str:
-    """Returns why the model was not found and what to do, as text that continues the caller's sentence."""
+    """Returns the reason why the model was not found and what to do, as the continuation of the caller's sentence."""
     from huggingface_hub import constants, errors
 
     hub, cache = constants.ENDPOINT, cache or constants.HF_HUB_CACHE

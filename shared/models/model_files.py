@@ -8,7 +8,7 @@ A GGUF file, alone or in a directory without other weights, becomes a model dire
 (`shared.models.gguf_model`).
 
 A model's directory may have a file `ti_model_config.json` with the model's name and the name of its conversation
-template. `described` fills in what it says where the settings say nothing.
+template. `described` uses these values where the settings have none.
 """
 
 import json
@@ -40,7 +40,7 @@ def model_directory(settings: ModelSettings, *, weights: bool = True) -> Path:
 
 
 def _own_directory(settings: ModelSettings, *, weights: bool) -> Path:
-    """Returns the model's directory as it was made, without the values of `--hf-overrides`."""
+    """Returns the model's original directory, without the values of `--hf-overrides`."""
     if not settings.model:
         return DEMO_DIRECTORY
     has_other = bool(settings.tokenizer or settings.tokenizer_extension_path or settings.skip_tokenizer_init)
@@ -76,7 +76,7 @@ def model_aliases(settings: ModelSettings) -> tuple[str, ...]:
 def described(settings: M) -> M:
     """Returns the settings with the model id and the conversation template of the model's `ti_model_config.json`.
 
-    Settings that are set already stay as they are. A name on the hub has no directory yet: see `located`. Raises
+    Settings that are already set do not change. A name on the hub has no directory yet: see `located`. Raises
     SettingsError for a file that cannot be read, for a template that is not known, and for one that cannot be used.
     """
     path = _path(settings.model) / MODEL_CONFIG if settings.model else DEMO_DIRECTORY / MODEL_CONFIG
@@ -144,7 +144,7 @@ def _find(
 
 
 def _with_files(directory: Path, flag: str, tokenizer: bool) -> Path:
-    """Returns a directory; one whose weights are a GGUF file becomes the directory made from that."""
+    """Returns a directory. If its weights are a GGUF file, returns the directory converted from that file."""
     if not any(directory.glob(f"*{_GGUF}")):
         return directory
     # Imported here because the package gguf and numpy are needed for such files only.

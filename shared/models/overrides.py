@@ -33,10 +33,10 @@ def merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str,
 
 
 def with_overrides(directory: Path, text: str) -> Path:
-    """Returns the model directory whose config.json has the values of `--hf-overrides`; `directory` without values.
+    """Returns a model directory whose config.json has the values of `--hf-overrides`; `directory` if there are none.
 
-    A directory without config.json is returned as it is: whoever needs the file says so. Raises SettingsError if the
-    value or the file is not a JSON object, or if no directory can be written.
+    A directory without config.json is returned unchanged; code that needs the file reports the error. Raises
+    SettingsError if the value or the file is not a JSON object, or if no directory can be written.
     """
     overrides = overrides_of(text)
     if overrides is None:

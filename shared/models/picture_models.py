@@ -1,4 +1,7 @@
-"""Which models take pictures, and what the settings about pictures may be. Read by the launcher and every service."""
+"""Lists the models that support images, and checks the settings about images.
+
+Used by the launcher and every service.
+"""
 
 import json
 from collections.abc import Mapping
@@ -30,13 +33,13 @@ TEXT_ONLY = (
 
 
 def check_takes_pictures(config: Mapping[str, Any]) -> None:
-    """Raises SettingsError if the model of a config.json takes no pictures."""
+    """Raises SettingsError if the model of a config.json does not support images."""
     if config.get("model_type") not in MODEL_TYPES:
         raise SettingsError(TEXT_ONLY)
 
 
 def check_picture_files(directory: Path) -> None:
-    """Raises SettingsError unless a model takes pictures and has the files that an image service needs."""
+    """Raises SettingsError unless a model supports images and has the files that an image service needs."""
     check_takes_pictures(read_model_fields(directory))
     processor_fields(directory)
     if not any(directory.glob("*.safetensors")):
@@ -83,7 +86,7 @@ def processor_kwargs(text: str) -> dict[str, Any]:
 
 
 def picture_limit(given: str, name: str = "--limit-mm-per-prompt") -> int:
-    """Returns the most pictures of a request that `image=N` or a JSON object allows; `limits.IMAGES_MAX` by default.
+    """Returns the maximum number of images per request, from `image=N` or a JSON object; default `limits.IMAGES_MAX`.
 
     Raises SettingsError that calls the setting `name`, also for a number of videos or audio files above 0.
     """
@@ -99,7 +102,7 @@ def picture_limit(given: str, name: str = "--limit-mm-per-prompt") -> int:
 
 
 def _counts(given: str) -> dict[str, Any]:
-    """Returns the numbers by kind; {"": None} for what has neither of the two forms."""
+    """Returns the numbers by kind; {"": None} if it has neither of the two forms."""
     if given in ("", "none"):
         return {}
     words = [word.partition("=") for word in given.split(",")]

@@ -1,1 +1,1 @@
-"""The parameters of a sequence or of pooling, as they travel from the edge to the engines."""
+"""The sampling and pooling parameters of a sequence, in the form that is sent from gateways to engines."""

@@ -14,7 +14,9 @@ AS_MANY_AS_FIT = -1
 
 
 def truncated(token_ids: S, keep: int, max_tokens: int, max_model_len: int) -> S:
-    """Returns the last `keep` tokens of a prompt. `keep` 0 means all, AS_MANY_AS_FIT the room before `max_tokens`.
+    """Returns the last `keep` tokens of a prompt.
+
+    `keep` 0 means all, AS_MANY_AS_FIT as many as leave room for `max_tokens`.
 
     `max_tokens` and `max_model_len` are as in `check_context`.
     """

@@ -1,7 +1,7 @@
-"""The grammar that a sequence's output must follow, as it travels on the bus: its kind and its text.
+"""The grammar that a sequence's output must follow, in the form of bus messages: its kind and its text.
 
 The request library (`shared.request.structured`) makes grammars from request fields. `shared.text.grammars.constraint`
-compiles them; tokenizers check them before a request is accepted, and engines apply them. This file knows neither.
+compiles them; tokenizers check them before a request is accepted, and engines apply them.
 """
 
 from typing import Literal
@@ -12,7 +12,7 @@ GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "stru
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
-    """A grammar. Equal grammars compile to the same automaton, whatever the request field that they come from.
+    """A grammar. Equal grammars compile to the same automaton, independent of the request field.
 
     | kind             | `text`                                                                                |
     |------------------|---------------------------------------------------------------------------------------|
@@ -37,5 +37,5 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_free(self) -> bool:
-        """Whether output that follows the grammar can always go on, as free text."""
+        """Whether output that follows the grammar can always continue, as free text."""
         return self.kind in ("structural_tag", "tagged_text")

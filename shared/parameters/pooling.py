@@ -1,7 +1,7 @@
-"""Pooling: one vector for a whole sequence, made of the hidden states of its tokens.
+"""Pooling: one vector for a whole sequence, computed from the hidden states of its tokens.
 
-Used by the gateway, the engine and the offline API. `check` validates all ranges. The hidden states are those behind
-the model's final norm. The worker computes the vector (`services.engine.worker.batch.pooling`).
+Used by the gateway, the engine and the offline API. `check` validates all ranges. The hidden states are those after the
+model's final norm. The worker computes the vector (`services.engine.worker.batch.pooling`).
 """
 
 import array
@@ -19,7 +19,7 @@ _SWAP = sys.byteorder == "big"
 
 
 class PoolingParams(msgspec.Struct, frozen=True, array_like=True):
-    """What a pooling sequence asks for."""
+    """The parameters of a pooling sequence."""
 
     kind: PoolingKind | None = None
     """None: the model's own kind, see `EngineFacts.pooling_kind`."""
@@ -28,17 +28,19 @@ class PoolingParams(msgspec.Struct, frozen=True, array_like=True):
     dimensions: int | None = None
     """Number of leading components to keep; the vector is scaled afterwards. None: all."""
     classify: bool = False
-    """Whether the vector is what the model's classification head gives, one number for each label. `kind`, `normalize`
-    and `dimensions` then have no effect."""
+    """Whether the vector is the output of the model's classification head, one number for each label. `kind`,
+    `normalize` and `dimensions` then have no effect.
+    """
     activate: bool = True
-    """Whether these numbers pass through the model's activation (softmax, for example). False: the head's own."""
+    """Whether the model's activation function (softmax, for example) is applied to these numbers."""
     num_first_tokens: int = 0
-    """If the sequence is a pair of texts that the model's tokenizer numbers: tokens of the first, with the special
-    tokens around it. 0: a single text, or a tokenizer that does not tell the two apart."""
+    """For a pair of texts with token type ids: number of tokens of the first text, with the special tokens around it.
+    0: a single text, or a tokenizer without token type ids.
+    """
 
 
 def check(params: PoolingParams, embedding_size: int, num_labels: int = 0) -> None:
-    """Raises ServiceError if the model cannot give such a vector.
+    """Raises ServiceError if the model cannot compute such a vector.
 
     `embedding_size`: number of components of the model's vectors; 0 if its engine computes none. `num_labels`: number
     of labels of its classification head; 0 if it has none.
@@ -61,7 +63,7 @@ def check(params: PoolingParams, embedding_size: int, num_labels: int = 0) -> No
 
 
 def generates_nothing(num_labels: int) -> ServiceError:
-    """Returns the error for a request for text to a model that generates none; it says what the model does."""
+    """Returns the error for a generation request to a model that cannot generate; it names the supported tasks."""
     if not num_labels:
         can = "it gives embeddings (/v1/embeddings, /v1/score, /v1/rerank)"
     elif num_labels == 1:
@@ -72,7 +74,10 @@ def generates_nothing(num_labels: int) -> ServiceError:
 
 
 def unpack_vector(data: bytes) -> "array.array[float]":
-    """Returns the components of a vector as it is sent: little-endian float32. Raises ValueError for other lengths."""
+    """Returns the components of a vector in its wire form, little-endian float32.
+
+    Raises ValueError for other lengths.
+    """
     vector = array.array("f", data)
     if _SWAP:
         vector.byteswap()

@@ -70,10 +70,13 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Sequences of token ids that the output must not contain."""
     grammar: Grammar | None = None
-    """What the output must follow. A complete output ends the sequence, also with `ignore_eos` and `min_tokens`, unless
-    the grammar is free text with tags."""
+    """The grammar that the output must follow. A complete output ends the sequence, also with `ignore_eos` and
+    `min_tokens`, unless the grammar is free text with tags.
+    """
     end_token_ids: tuple[int, ...] = ()
-    """End tokens of the prompt's form, beside the model's own. Set by the tokenizer, not by requests."""
+    """Further end tokens besides the model's own, those of the conversation template. Set by the tokenizer, not by
+    requests.
+    """
     beam: BeamParams | None = None
     """Beam search instead of sampling. Needs `temperature` 0 and no other parameter that changes probabilities."""
     prompt_logprobs: int | None = None
@@ -147,11 +150,11 @@ _BESIDE_BEAMS = {
     "max_tokens", "min_tokens", "seed", "stop_token_ids", "ignore_eos", "logprobs", "eos_token_ids", "end_token_ids",
     "beam",
 }  # fmt: skip
-"""Parameters that a beam search takes. It works on the model's own probabilities, so it takes no other ones."""
+"""Parameters that a beam search accepts. It uses the model's own probabilities, so it accepts no others."""
 
 
 def check_beam(params: SamplingParams) -> None:
-    """Raises ServiceError('invalid_value') for parameters of a beam search that are out of range or no use to it.
+    """Raises ServiceError('invalid_value') for parameters that are out of range or not accepted in a beam search.
 
     `params.beam` must be set. `check` calls this function; it is public for parameters whose `max_tokens` is not known
     yet.

@@ -1,7 +1,7 @@
-"""Free text with tagged parts, such as calls of tools: what the grammar kind `tagged_text` says, as structs.
+"""Free text with tagged parts, such as tool calls: the content of the grammar kind `tagged_text`, as structs.
 
-A part begins with a mark in the text, or it stands where text could begin. Between the parts the text is free. The
-gateway describes calls in this form (`services.gateway.parsers.call_grammars`), and a request's `structural_tag` is
+A part begins with a marker in the text, or at a position where text could begin. Between the parts the text is free.
+The gateway describes calls in this form (`services.gateway.parsers.call_grammars`), and a request's `structural_tag` is
 converted to it. `shared.text.grammars.tagged_lark` converts it to the notation of the library that compiles grammars.
 """
 
@@ -25,7 +25,10 @@ class Name(msgspec.Struct, frozen=True, tag="name"):
 
 
 class Json(msgspec.Struct, frozen=True, tag="json"):
-    """JSON that follows a schema. `place`: which of the request's schemas it is, for errors; -1 for none of them."""
+    """JSON that follows a schema.
+
+    `place`: index of the schema in the request, for errors; -1 if it is not from the request.
+    """
 
     schema: dict[str, Any]
     place: int = -1

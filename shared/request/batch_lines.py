@@ -1,4 +1,4 @@
-"""The lines of batch files in OpenAI's format: reads request lines, makes answer lines. Pure.
+"""The lines of batch files in OpenAI's format: reads request lines, builds answer lines. Pure.
 
 A request line:  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
 An answer line:  {"id": "batch_req_…", "custom_id": "a", "response": {"status_code", "request_id", "body"}, "error"}
@@ -18,7 +18,7 @@ RETRIED = frozenset({429, 503})
 
 
 class BatchLineError(ValueError):
-    """A line is not what it must be. The message says why and does not name the line."""
+    """Raised for an invalid line. The message has the reason but not the line number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class BatchRequest:
 def numbered_lines(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yields the lines of a batch file that are not blank, each with its number from 1.
 
-    `file`: a file in binary mode, which is read line by line. Only a line feed ends a line: JSON texts may contain the
-    other characters that Python takes for line ends, such as U+2028.
+    `file`: a file in binary mode, which is read line by line. Only a line feed ends a line: JSON texts may contain
+    other characters that Python treats as line ends, such as U+2028.
     """
     return ((number, line) for number, line in enumerate(file, 1) if line.strip())
 
@@ -72,15 +72,18 @@ def unanswered(custom_id: str, code: str, message: str) -> dict[str, Any]:
 
 
 def is_good(line: Any) -> bool:
-    """Whether an answer line has a response with status 200. Raises KeyError or TypeError if it is no answer line."""
+    """Whether an answer line has a response with status 200.
+
+    Raises KeyError or TypeError if it is not an answer line.
+    """
     return line.get("response") is not None and line["response"]["status_code"] == 200
 
 
 def read_answers(data: bytes) -> tuple[bytes, dict[str, bool]]:
-    """Returns the whole lines of an answer file, and for each custom_id whether its answer is good.
+    """Returns the complete lines of an answer file, and for each custom_id whether its answer has the status 200.
 
-    An incomplete last line, which an interrupted writer leaves, is not among the whole lines. Raises BatchLineError
-    that begins with the number of a line which is no answer.
+    An incomplete last line, left over by an interrupted writer, is not returned. Raises BatchLineError, whose message
+    begins with the line number, for a line that is not an answer.
     """
     whole = data[: data.rfind(b"\n") + 1]
     found: dict[str, bool] = {}

@@ -45,7 +45,10 @@ class ChoiceFields(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The choices of each prompt: `num_sequences` are computed, `n` are returned. `beam`: None without beam search."""
+    """The choices of each prompt: `num_sequences` are computed, `n` of them are returned.
+
+    `beam`: None without beam search.
+    """
 
     n: int = 1
     num_sequences: int = 1
@@ -82,7 +85,7 @@ def check_num_sequences(n: int, num_sequences: int, num_prompts: int) -> None:
 
 
 def param_of_number(n: int, num_sequences: int) -> str:
-    """Returns the field that decides the number of sequences, for errors."""
+    """Returns the name of the field that determines the number of sequences, for errors."""
     return "best_of" if num_sequences > n else "n"
 
 

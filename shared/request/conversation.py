@@ -13,7 +13,7 @@ from shared.request.pictures import ImageUrl, TakePicture
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
-    """A part of a message's content: of the type `text`, or with a model that takes pictures `image_url`."""
+    """A part of a message's content: of the type `text` or, with a multimodal model, `image_url`."""
 
     type: str
     text: str | None = None
@@ -66,7 +66,7 @@ class Turn(msgspec.Struct, kw_only=True):
     tool_call_id: str | None = None
     """In a message of a tool: the id of the call whose result it is."""
     function_call: FunctionCall | None = None
-    """The former way to write a single call."""
+    """The deprecated form of a single call."""
     reasoning: str | None = None
     reasoning_content: str | None = None
     """Another name of `reasoning`."""
@@ -92,7 +92,7 @@ def messages(
 ) -> tuple[ChatMessage, ...]:
     """Returns the messages for the chat template. Raises ServiceError that names the wrong message and field.
 
-    `take_picture` is called with each picture of the messages, in order; None: messages may have none.
+    `take_picture` is called with each image of the messages, in order; None: images are not allowed.
     """
     if turns is None:
         missing("messages")
@@ -126,12 +126,12 @@ def _message(
     _check_fields(turn, role, path)
     fields = _assistant_fields(turn, path) if role == "assistant" else _tool_fields(turn)
     packed = msgspec.json.encode(fields) if fields else b""
-    # Some templates need the function's name at its result, where OpenAI's API has only the id of the call.
+    # Some templates need the function's name with its result, but OpenAI's API has only the id of the call.
     name, content = turn.name or functions.get(turn.tool_call_id or "", ""), turn.content
     if content is None:
         if "tool_calls" not in fields:
             missing(f"{path}.content")
-        # Templates write the content of each message, so a call without text has the empty text.
+        # Templates write the content of each message, so a call without text gets an empty text.
         return ChatMessage(role, "", name, fields=packed)
     if isinstance(content, str):
         return ChatMessage(role, content, name, fields=packed)
@@ -162,7 +162,10 @@ def _tool_fields(turn: Turn) -> dict[str, Any]:
 
 
 def _assistant_fields(turn: Turn, path: str) -> dict[str, Any]:
-    """Returns the fields of an assistant's message besides its text. Templates know reasoning under either name."""
+    """Returns the fields of an assistant's message besides its text.
+
+    Some templates use one name for reasoning, some the other.
+    """
     fields: dict[str, Any] = {}
     reasoning = turn.reasoning if turn.reasoning is not None else turn.reasoning_content
     if reasoning is not None:
@@ -218,7 +221,7 @@ def _is_picture(part: int | ContentPart) -> bool:
 
 
 def _template_part(part: int | ContentPart, path: str, take_picture: TakePicture) -> dict[str, Any]:
-    """Returns a part of a message with pictures, as chat templates expect it."""
+    """Returns a part of a message with images, in the form that chat templates expect."""
     if not _is_picture(part):
         return {"type": "text", "text": _part(part, path)}
     assert isinstance(part, ContentPart)

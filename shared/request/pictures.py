@@ -1,4 +1,4 @@
-"""Reads the pictures of a request (`image_url` parts of messages) and puts their tokens into its prompt.
+"""Reads the images of a request (`image_url` parts of messages) and inserts their tokens into its prompt.
 
 Every API gives its pictures to the conversation as `image_url` parts, so they all have these checks. Pure: nothing is
 fetched or decoded as a picture.
@@ -23,7 +23,7 @@ _BASE64, _DATA = ";base64", "data:"
 
 
 class ImageUrl(msgspec.Struct, kw_only=True):
-    """Where a picture is: a data URL with its file, or a URL to fetch it from."""
+    """The source of an image: a data URL with its file, or a URL to download it from."""
 
     url: str | None = None
     detail: str | None = None
@@ -72,7 +72,7 @@ TakePicture = Callable[[ImageUrl | str | None, str], None]
 
 
 def taken_into(pictures: list[PictureInput]) -> TakePicture:
-    """Returns what reads the pictures of a conversation into a list, in order."""
+    """Returns a `TakePicture` that collects the images of a conversation in a list, in order."""
     return lambda given, param: pictures.append(read_image_url(given, param))
 
 
@@ -96,10 +96,10 @@ def check_file_size(size: int, param: str) -> None:
 
 
 def with_picture_texts(text: str, pictures: Sequence[PictureTokens]) -> str:
-    """Returns the text of a prompt in which each picture's place has become the text that the model expects there.
+    """Returns the text of a prompt with each image's placeholder replaced by the text that the model expects there.
 
-    It is the text that is changed, because line breaks at its ends may join those beside it in one token. Raises
-    ServiceError if the prompt does not have one place for each picture.
+    The text is changed before tokenization, because line breaks at the ends of the inserted text may merge with
+    adjacent ones into one token. Raises ServiceError if the prompt does not have one place for each picture.
     """
     if not pictures[0].place:
         return text
@@ -120,7 +120,7 @@ def _check_places(num_places: int, num_pictures: int) -> None:
 
 
 def with_pictures(token_ids: list[int], pictures: Sequence[PictureTokens]) -> tuple[list[int], tuple[int, ...]]:
-    """Returns a prompt with the tokens of each picture in place of its token, and where each begins.
+    """Returns a prompt with each image token replaced by the image's tokens, and the start index of each image.
 
     Raises ServiceError if the prompt does not have one such token for each picture.
     """
@@ -137,12 +137,12 @@ def with_pictures(token_ids: list[int], pictures: Sequence[PictureTokens]) -> tu
 
 
 def num_picture_tokens(picture: PictureEncoded) -> int:
-    """Returns the number of tokens of a picture in a prompt, with those that have no embedding of the picture."""
+    """Returns the number of tokens of a picture in a prompt, including tokens without an embedding of the image."""
     return len(picture.layout) // TOKEN_BYTES or picture.rows * picture.columns
 
 
 def plain_places(layout: bytes, token_id: int) -> tuple[int, ...]:
-    """Returns the places in `PictureTokens.layout` of tokens other than `token_id`."""
+    """Returns the indices in `PictureTokens.layout` of tokens other than `token_id`."""
     return tuple(place for place, token in enumerate(unpack_ids(layout)) if token != token_id)
 
 

@@ -12,7 +12,7 @@ from shared.request.checks import refuse
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the stop strings of a request, which may give one, a list, or none. Raises ServiceError."""
+    """Returns the stop strings of a request: a string, a list, or none. Raises ServiceError."""
     found = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(found) > limits.STOP_STRINGS_MAX:
         refuse("stop", f"must hold at most {limits.STOP_STRINGS_MAX} strings")
@@ -28,7 +28,7 @@ def check_detokenize(detokenize: bool, stops: Sequence[str]) -> None:
 
 
 def prompt_truncation(keep: int | None, max_model_len: int | None = None) -> int:
-    """Returns how many last tokens of a prompt are kept, in the terms of `shared.parameters.context.truncated`.
+    """Returns how many last tokens of a prompt are kept, as `keep` of `shared.parameters.context.truncated`.
 
     Raises ServiceError for a number out of range. `max_model_len` bounds the result; None if it is not known yet.
     """
@@ -66,7 +66,7 @@ def prompt_logprobs(asked: int | bool | None, most: int) -> int | None:
 def choice_params(params: SamplingParams, choice: int, room: int) -> SamplingParams:
     """Returns the parameters of one choice, with its own seed and with `room` as `max_tokens` if that is 0 (not given).
 
-    `room` is the number of tokens that fit behind the prompt. The first choice has the request's seed, so the first
+    `room` is the number of tokens that fit after the prompt. The first choice has the request's seed, so the first
     choice is the same whether the request asks for one choice or for several. The choices of a beam search differ in
     their rank instead. Only the first choice reports the log probabilities of the prompt.
     """

@@ -1,7 +1,7 @@
 """Draws the seed of a request that has none: at random, or from the server's seed and the request's number.
 
 A request gets its seed before its sequences are placed, and the samples of all choices depend only on this seed. So the
-output does not depend on which engine runs a sequence or how often the sequence moves. With a server seed, the same
+output does not depend on the engine that runs a sequence or on moves between engines. With a server seed, the same
 requests in the same order get the same seeds in every run. Used by the gateway's generating endpoints and offline.
 """
 

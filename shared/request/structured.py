@@ -19,7 +19,7 @@ from shared.parameters.tagged_text import TaggedText
 from shared.request.checks import missing, refuse, unsupported
 
 BACKENDS = frozenset({"auto", "guidance", "llguidance", "outlines", "lm-format-enforcer", "xgrammar"})
-"""Values of `guided_decoding_backend`. llguidance compiles all grammars, whose meaning the names do not change."""
+"""Values of `guided_decoding_backend`. llguidance compiles all grammars; the value has no effect."""
 CHOICES_MAX = 1024
 TAGS_MAX = 128
 _KINDS: Mapping[str, GrammarKind] = {
@@ -41,7 +41,7 @@ class Constraint(NamedTuple):
 
 
 def constraint_of(fields: object) -> Constraint | None:
-    """Returns what the fields of a request ask for; None if they ask for no structure. Raises ServiceError.
+    """Returns the constraint that the fields of a request set; None if they set none. Raises ServiceError.
 
     `fields` may lack fields; a missing one counts as None.
     """
@@ -68,7 +68,7 @@ def json_constraint(schema: Mapping[str, Any], param: str) -> Constraint:
 
 
 def tagged_constraint(tagged: TaggedText, param: str) -> Constraint:
-    """Returns the constraint to text with tags. `param`: the field of its schemas, `[]` for their places.
+    """Returns the constraint to text with tags. `param`: path of its schemas, with `[]` for the index.
 
     Raises ServiceError.
     """

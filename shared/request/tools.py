@@ -23,7 +23,7 @@ _RESERVED = (
     "chat_template",
     "tokenize",
 )
-"""Names that are fields of the request, or parameters of the library that templates are written for."""
+"""Names of request fields, and names of parameters in transformers' `apply_chat_template`."""
 
 
 def checked_tools(tools: Sequence[Any] | None, param: str = "tools") -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ def checked_tools(tools: Sequence[Any] | None, param: str = "tools") -> list[dic
 
 
 def checked_functions(functions: Sequence[Any] | None) -> list[dict[str, Any]]:
-    """Returns the tools that stand for the former field `functions`. Raises ServiceError that names the member."""
+    """Returns the tools for the deprecated field `functions`. Raises ServiceError that names the member."""
     functions = functions or ()
     if len(functions) > limits.TOOLS_MAX:
         refuse("functions", f"must hold at most {limits.TOOLS_MAX} functions")
@@ -59,7 +59,10 @@ def tool_parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_documents(documents: Sequence[Any] | None) -> list[dict[str, Any]]:
-    """Returns the documents for the chat template. Raises ServiceError if one is no object or is nested too deeply."""
+    """Returns the documents for the chat template.
+
+    Raises ServiceError if a document is not an object or is nested too deeply.
+    """
     found = list(documents or ())
     for number, document in enumerate(found):
         _object(document, f"documents[{number}]")

@@ -1,1 +1,1 @@
-"""Who may do what: API keys, certificates, users of the bus."""
+"""Authentication and permissions: API keys, certificates, users of the bus."""

@@ -34,7 +34,10 @@ _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """What the holder of a key may do. The key itself is not kept, only SHA-256 digests of its accepted values."""
+    """The permissions and limits of an API key.
+
+    The key itself is not stored, only SHA-256 digests of its accepted values.
+    """
 
     name: str
     digests: tuple[bytes, ...] = ()
@@ -46,7 +49,7 @@ class ApiKey:
     tokens_per_minute: int = 0
     concurrent_requests: int = 0
     weight: float = 1.0
-    """Share of the engines in comparison with other keys, while more work is waiting than the engines can take."""
+    """Share of the engines relative to other keys, while requests wait."""
     priority: int = 0
     """Keys with a lower number are served before all keys with a higher one."""
 
@@ -94,9 +97,9 @@ def listed_keys(listed: str) -> list[ApiKey]:
 
 
 def launcher_keys(value: str) -> list[ApiKey]:
-    """Returns the key with which a launcher asks the gateways that it has started; none if `value` is empty.
+    """Returns the API key with which a launcher sends requests to its own gateways; none if `value` is empty.
 
-    Its name is reserved, so that it collides with no key of a file.
+    Its name is reserved, so that it does not collide with keys of a file.
     """
     return [ApiKey(name=_LAUNCHER, digests=(digest(value),))] if value else []
 
@@ -186,7 +189,7 @@ _POSITION = re.compile(r"\(at [^)]*\)|line \d+ column \d+")
 
 
 def _without_values(error: Exception) -> str:
-    """Returns what is wrong with the file, without text of the file, which may be part of a key."""
+    """Returns the error in the file, without text from the file, which may be part of a key."""
     if isinstance(error, msgspec.ValidationError):
         return re.sub(r"Invalid enum value '.*?'", "Expected one of 'inference', 'admin'", str(error))
     place = _POSITION.search(str(error))

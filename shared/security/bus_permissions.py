@@ -1,10 +1,11 @@
-"""What each kind of service may publish and subscribe to on the bus: the one table of permissions by subject.
+"""The permissions on the bus: the subjects that each kind of service may publish and subscribe to.
 
 The configurations of all NATS servers are generated from it (`antiphon.launch.nats_server` for `antiphon serve`,
-`infra.checks.bus_users` for containers and Kubernetes), and so are the tests. Whatever is not listed is denied.
+`infra.checks.bus_users` for containers and Kubernetes), and so are the tests. Subjects that are not listed are denied.
 
-`member` is the id of one process, which then has a user of its own; with `*` all replicas of a service share a user,
-and the bus cannot keep them apart. NATS matches whole tokens of a subject, so JetStream's streams are spelled out.
+`member` is the id of one process, which then has its own user; with `*` all replicas of a service share a user, and the
+bus cannot distinguish them. NATS matches whole tokens of a subject, so the names of JetStream streams are listed one by
+one.
 """
 
 import base64
@@ -19,7 +20,7 @@ from shared.subjects import LAUNCHER_QUEUE, TOKENIZER_QUEUE, VISION_QUEUE, Subje
 Role = Literal["gateway", "tokenizer", "engine", "detokenizer", "vision", "launcher", "observer"]
 ROLES: tuple[Role, ...] = get_args(Role)
 CONTAINER_ROLES: tuple[Role, ...] = tuple(role for role in ROLES if role != "launcher")
-"""Roles where each service is started by itself: no launcher runs there."""
+"""Roles in deployments where each service is started separately, without a launcher."""
 RESPONSES = 'allow_responses: { max: 1, expires: "1m" }'
 """A service may answer a request once, on its reply subject, within this time."""
 BUCKETS: dict[str, tuple[Role, ...]] = {
@@ -53,7 +54,7 @@ def permissions(role: Role, subjects: Subjects, member: str = "*") -> Permission
 
 
 def password(secret: bytes, user: str) -> str:
-    """Returns the password of a user, which follows from the bus's secret: processes that share it agree on it."""
+    """Returns the password of a user, derived from the bus's secret, so that all processes with it agree."""
     digest = hmac.digest(secret, f"bus user {user}".encode(), hashlib.sha256)
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
@@ -155,7 +156,7 @@ def _vision(subjects: Subjects, member: str) -> Permissions:
 
 
 def _launcher(subjects: Subjects, member: str) -> Permissions:
-    """For `antiphon serve` itself, which changes the versions of models and watches their processes."""
+    """Permissions of `antiphon serve` itself, which changes the versions of models and watches their processes."""
     return Permissions(
         publish=(subjects.models(), *_own_publish("launcher", subjects, member)),
         subscribe=(
@@ -168,7 +169,7 @@ def _launcher(subjects: Subjects, member: str) -> Permissions:
 
 
 def _observer(subjects: Subjects, member: str) -> Permissions:
-    """For operators and their tools: reads everything, and asks for NATS's service discovery."""
+    """Permissions of operators and their tools: read everything, and use NATS service discovery."""
     return Permissions(
         publish=("$SRV.>",),
         subscribe=(subjects.everything(), "_INBOX.>"),
@@ -177,7 +178,7 @@ def _observer(subjects: Subjects, member: str) -> Permissions:
 
 
 def _own_publish(role: Role, subjects: Subjects, member: str) -> tuple[str, ...]:
-    """What every service publishes: heartbeats, the probe to itself, and what JetStream needs for its stores."""
+    """Subjects that every service publishes: heartbeats, the probe to itself, and JetStream requests for its stores."""
     return (
         subjects.heartbeat(role, member),
         f"{subjects.inbox(member)}.probe",
@@ -186,7 +187,7 @@ def _own_publish(role: Role, subjects: Subjects, member: str) -> tuple[str, ...]
 
 
 def _own_subscribe(role: Role, subjects: Subjects, member: str) -> tuple[str, ...]:
-    """What every service subscribes to: its inbox, service discovery, and its own heartbeats, for health checks."""
+    """Subscriptions of every service: its inbox, service discovery, its own heartbeats (for health checks)."""
     service = f"{subjects.namespace}-{role}"
     return (
         f"{subjects.inbox(member)}.>",
@@ -196,9 +197,9 @@ def _own_subscribe(role: Role, subjects: Subjects, member: str) -> tuple[str, ..
 
 
 def _bucket(subjects: Subjects, name: str) -> tuple[str, ...]:
-    """Creating a key-value store if it is not there or changing its copies, and reading and writing its entries.
+    """Permissions to create a key-value store or change its replicas, and to read and write its entries.
 
-    Not deleting it.
+    Deleting it is denied.
     """
     bucket = bucket_name(subjects.namespace, name)
     return (
@@ -209,7 +210,10 @@ def _bucket(subjects: Subjects, name: str) -> tuple[str, ...]:
 
 
 def _log(subjects: Subjects, name: str) -> tuple[str, ...]:
-    """Creating a log or changing its limits, and reading its messages; not deleting it. Writing is a subject's own."""
+    """Permissions to create a log, change its limits and read it, but not to delete it.
+
+    Writing depends on the subject.
+    """
     log = bucket_name(subjects.namespace, name)
     return (
         *(f"$JS.API.STREAM.{verb}.{log}" for verb in ("CREATE", "UPDATE", "INFO")),

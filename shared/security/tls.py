@@ -1,4 +1,4 @@
-"""Certificates: checks before start-up that those for HTTPS can be used, and makes the context for TLS on the bus.
+"""TLS certificates: checks those for HTTPS before start-up, and creates the TLS context for the bus.
 
 Called by the command line's settings, by the gateway, and by every client of the bus.
 """
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def check(settings: GatewaySettings) -> bool:
-    """Returns whether the settings ask for HTTPS. Raises SettingsError if key or certificate cannot be used."""
+    """Returns whether the settings enable HTTPS. Raises SettingsError if key or certificate cannot be used."""
     if not settings.ssl_certfile and not settings.ssl_keyfile:
         return False
     if not settings.ssl_certfile:
@@ -33,9 +33,9 @@ def check(settings: GatewaySettings) -> bool:
 
 
 def bus_context(settings: BusSettings) -> "ssl.SSLContext | None":
-    """Returns the context for the connection to the bus; None if the settings do not ask for TLS.
+    """Returns the context for the connection to the bus; None if the settings do not enable TLS.
 
-    A URL `tls://` asks for it too, with the system's authorities unless `nats_tls_ca` names others. Raises
+    A URL `tls://` enables it too, with the system's certificate authorities unless `nats_tls_ca` names others. Raises
     SettingsError if a file cannot be used.
     """
     ca, certificate, key = settings.nats_tls_ca, settings.nats_tls_cert, settings.nats_tls_key

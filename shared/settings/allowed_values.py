@@ -1,4 +1,4 @@
-"""Names and ranges that settings allow, beyond those that `shared.flags` has. Called by `shared.config`."""
+"""Allowed names and ranges of settings, in addition to those in `shared.flags`. Called by `shared.config`."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The value of `--hf-overrides`: which values it may have. `shared.models.overrides` applies them."""
+"""Checks the value of `--hf-overrides`. `shared.models.overrides` applies it."""
 
 import json
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""What to do when a model does not fit into memory, in the spelling of the way in which the engine was started.
+"""Advice for a model that does not fit into memory, with options spelled as flags, variables or arguments.
 
 Called by the engine for the message of a start that fails for lack of memory.
 """
@@ -41,7 +41,7 @@ class MemorySettings(Protocol):
 
     @property
     def quantization(self) -> str:
-        """Form of the weights; empty if it was left out."""
+        """Value of `--quantization`; empty if it was not given."""
         ...
 
     @property
@@ -61,10 +61,10 @@ class MemorySettings(Protocol):
 
 
 def measures(settings: MemorySettings, *, on_cpu: bool, context: int | None = None, prepared: bool = False) -> str:
-    """Returns a sentence that names the measures against lack of memory, without those that were taken already.
+    """Returns a sentence with the measures against lack of memory, without those already in use.
 
-    `context` is the context that was asked for, in tokens, None if it is not known. `prepared`: whether the model's
-    weights are quantized already. Measures that do not apply to the device are left out.
+    `context` is the requested context length in tokens, None if it is unknown. `prepared`: whether the model's weights
+    are quantized already. Measures that do not apply to the device are left out.
     """
     found = list[str]()
     if settings.quantization in ("", "None", "none") and not prepared:

@@ -1,9 +1,9 @@
-"""Options and environment variables of other servers that are no settings here: which are accepted or refused, and why.
+"""Options and environment variables of other servers without an equal here: accepted or refused, and why.
 
 Users may bring options of vLLM (0.4 to 0.6, and common ones of later versions) or of servers with vLLM's flags. Such an
 option is either a setting (`shared.config`), or listed here, or unknown, which ends the process with exit code 2. A
 listed option without effect is accepted with one notice. A listed option that would change the server's behaviour is
-refused with the reason and the alternative, if there is one, unless its value asks for nothing
+refused with the reason and the alternative, if there is one, unless its value has no effect
 (`--data-parallel-size 1`). Called by every program that parses a command line, before its own parser. The
 documentation page on settings lists this table.
 """
@@ -21,15 +21,15 @@ _NONE = ("", "none")
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Options that are answered with the same sentence.
+    """Options with the same notice or refusal.
 
-    `asks_nothing`: values, in lower case, with which the option asks for what the server does anyway; they are ignored.
+    `asks_nothing`: values, in lower case, that describe what the server does anyway; they are ignored.
     """
 
     names: tuple[str, ...]
     takes: Takes
     because: str
-    """The sentence, which begins with the option's name, without that name."""
+    """The sentence without its beginning, which is the option's name."""
     refused: bool
     asks_nothing: tuple[str, ...] = ()
 
@@ -180,7 +180,7 @@ BY_NAME: Mapping[str, Other] = {name: other for other in OPTIONS for name in oth
 class Taken:
     """A command line without the listed options.
 
-    `told` and `refused` map each accepted or refused option, with its values, to the reason.
+    `told` maps each accepted option, with its values, to its notice; `refused` each refused option to the reason.
     """
 
     words: list[str]
@@ -220,7 +220,7 @@ def take(words: Sequence[str], environ: Mapping[str, str]) -> Taken:
 
 
 def _read(word: str) -> tuple[str, Other | None, list[str] | None]:
-    """Returns the option's name, its entry in the table, and its values if they are part of the word (`--name=…`)."""
+    """Returns an option's name, its entry in the table, and its value if that is part of the word (`--name=…`)."""
     name, equals, value = word.partition("=")
     positive = BY_NAME.get(f"--{name.removeprefix('--no-')}") if name.startswith("--no-") else None
     if positive is not None and positive.takes == "flag":
@@ -229,7 +229,7 @@ def _read(word: str) -> tuple[str, Other | None, list[str] | None]:
 
 
 def _values(other: Other, following: Sequence[str]) -> list[str]:
-    """Returns those words after an option that are its values."""
+    """Returns the words after an option that are its values."""
     if other.takes == "flag":
         return [word for word in following[:1] if word.lower() in (*_TRUE, *_FALSE)]
     values = list[str]()
@@ -241,7 +241,7 @@ def _values(other: Other, following: Sequence[str]) -> list[str]:
 
 
 def _variables(environ: Mapping[str, str]) -> Iterator[tuple[Variable, str]]:
-    """Yields each listed variable, with its value, that asks for something."""
+    """Yields each listed variable whose value has an effect, with the value."""
     for variable in VARIABLES:
         value = environ.get(variable.name, "")
         if value and value.lower() not in variable.asks_nothing:

@@ -1,4 +1,4 @@
-"""Settings of a model that several devices or machines compute. What is possible: `shared.distributed.world`."""
+"""Settings of a model on several devices or machines; `shared.distributed.world` checks them."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from shared.flags import AT_LEAST_1, NOT_NEGATIVE, PORT, flag
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSettings:
-    """Of an engine."""
+    """Settings of an engine."""
 
     tensor_parallel_size: int = flag(
         1,

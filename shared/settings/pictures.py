@@ -7,7 +7,7 @@ from shared.flags import flag
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePictureSettings:
-    """Of an engine."""
+    """Settings of an engine."""
 
     enable_mm: bool = flag(
         False,
@@ -19,7 +19,7 @@ class EnginePictureSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class GatewayPictureSettings:
-    """Of a gateway."""
+    """Settings of a gateway."""
 
     allowed_media_domains: str = flag(
         "",

@@ -1,7 +1,7 @@
-"""The rules of `--quantization`: which form of weights follows from the setting, the model's files and the device.
+"""The rules of `--quantization`: determines the form of the weights from the setting, the model's files and the device.
 
-Contains no tensors: `services/engine/quantization` reads and makes the weights. Called by the launcher before it starts
-any process, and by the engine when it loads a model, so that both give the same answer.
+Contains no tensors: `services/engine/quantization` reads and creates the weights. Called by the launcher before it
+starts any process, and by the engine when it loads a model, so that both give the same answer.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from shared.flags import SettingsError
 
 SMOOTHQUANT_FILE = "smoothq_model-8bit-auto.safetensors"
-"""File with all weights of a model in 8 bits, for products with rows of 8 bits. If it is there, no other is needed."""
+"""File with all weights of a model in 8 bits, for products with 8-bit activations. If it exists, no other is needed."""
 NAMES = (
     "none",
     "None",
@@ -31,7 +31,7 @@ NAMES = (
     "bitsandbytes",
     "gguf",
 )
-"""The values of `--quantization`. `None` is the same as leaving it out; `none` means weights as they are."""
+"""The values of `--quantization`. `None` is the same as leaving it out; `none` means weights as stored."""
 OnlineMode = Literal["ifq", "ifq_nf4", "fp8"]
 Method = Literal["awq", "gptq", "compressed-tensors", "bitsandbytes", "fp8", "mxfp4", "gguf", "smoothquant"]
 METHODS: tuple[Method, ...] = ("awq", "gptq", "compressed-tensors", "bitsandbytes", "fp8", "mxfp4", "gguf")
@@ -43,10 +43,10 @@ _MAKE_IT = "make it: antiphon quantize -quant_type"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What the device that computes can multiply."""
+    """The quantized products that the device supports."""
 
     name: str
-    """How messages call the device, such as `a CPU`."""
+    """Name of the device in messages, such as `a CPU`."""
     multiplies_quantized: bool = True
     """Whether quantized weights make it faster or are at least supported natively; if not, `auto` is off."""
     multiplies_fp8: bool = False
@@ -56,8 +56,8 @@ class Device:
 class Quantization:
     """How the weights of a model are stored on the device.
 
-    `method` is that of prepared files, `online` the way in which plain weights are quantized while they are loaded. At
-    most one of them is set; without either, weights are as the files have them.
+    `method` is the method of a quantized checkpoint, `online` the quantization of plain weights while loading. At most
+    one of them is set; without either, weights are used as stored.
     """
 
     method: Method | None = None
@@ -65,7 +65,7 @@ class Quantization:
 
     @property
     def name(self) -> str:
-        """How log lines call it."""
+        """Its name in log lines."""
         return self.method or self.online or "none"
 
 
@@ -124,7 +124,7 @@ def quantization_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_model_config(model_dir: Path) -> dict[str, Any]:
-    """Returns the content of config.json, {} if it cannot be read: the engine then says what is wrong with it."""
+    """Returns the content of config.json, {} if it cannot be read: the engine then reports the error."""
     try:
         value = json.loads((model_dir / "config.json").read_bytes())
     except (OSError, ValueError):
@@ -165,7 +165,7 @@ def _conflict(asked: str, prepared: Method) -> SettingsError:
 
 
 def _is_w8a8(config: Mapping[str, Any]) -> bool:
-    """Whether a config of compressed-tensors has rows of 8 bits, whole numbers."""
+    """Whether a compressed-tensors config has 8-bit integer activations."""
     groups = _object(quantization_settings(config).get("config_groups")).values()
     rows = [_object(_object(group).get("input_activations")) for group in groups]
     return bool(rows) and all(row.get("num_bits") == 8 and row.get("type", "int") == "int" for row in rows)

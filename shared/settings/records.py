@@ -1,4 +1,4 @@
-"""Settings about what gateways keep of requests and streams."""
+"""Settings of the records that gateways keep of requests and streams."""
 
 from dataclasses import dataclass
 
@@ -47,7 +47,7 @@ class RecordSettings:
 
 
 def check_records(settings: RecordSettings) -> None:
-    """Raises SettingsError if streams are to be recorded that nothing keeps."""
+    """Raises SettingsError if streams are to be recorded but there is no store for them."""
     if settings.record_streams == "all" and settings.stream_store == "off":
         raise SettingsError(
             "--record-streams=all needs a store for the records: leave out one of it and --stream-store=off"

@@ -1,4 +1,4 @@
-"""A cache of values that were used last, of a bounded size in bytes."""
+"""An LRU cache with a limit in bytes."""
 
 from collections import OrderedDict
 from typing import Generic, TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class ByteCache(Generic[T]):
-    """Values by their keys, up to `bytes_max` bytes; the newest one is kept whatever its size."""
+    """Values by key, up to `bytes_max` bytes; the newest value is always kept."""
 
     def __init__(self, bytes_max: int) -> None:
         self._kept: OrderedDict[bytes, tuple[T, int]] = OrderedDict()
@@ -15,7 +15,7 @@ class ByteCache(Generic[T]):
         self.num_bytes = 0
 
     def get(self, key: bytes) -> T | None:
-        """Returns the value with this key; None if it is not kept."""
+        """Returns the value with this key; None if it is not in the cache."""
         found = self._kept.get(key)
         if found is None:
             return None
@@ -23,7 +23,7 @@ class ByteCache(Generic[T]):
         return found[0]
 
     def put(self, key: bytes, value: T, num_bytes: int) -> None:
-        """Keeps a value of this size, and forgets those that were not used for the longest time."""
+        """Stores a value of this size, and evicts the least recently used ones."""
         if key in self._kept:
             return
         self._kept[key] = value, num_bytes

@@ -1,8 +1,8 @@
-"""In which order clients are served when they have more work than there is room: by tokens, in proportion to weights.
+"""Weighted fair queueing of clients: the order in which waiting clients are served, by tokens in proportion to weights.
 
-Each client has a virtual time: the tokens that it got, divided by its weight. Of the clients with waiting work the one
-with the earliest time is next. A client that had no work starts at the time of the client served last, so that it
-neither saves up shares nor owes for its past idleness. Clients with a lower priority number go before all others.
+Each client has a virtual time: the tokens that it got, divided by its weight. The client with waiting work and the
+smallest virtual time is next. A client that had no work starts at the virtual time of the client served last, so that
+idle time earns no credit. Clients with a lower priority number go before all others.
 
 Pure. Used by the gateway's queue and by the engine's queue; each keeps the order of the work of a single client itself.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 IDLE_MAX = 1024
-"""Clients without waiting work that are remembered because they got more than their share."""
+"""Maximum number of clients without waiting work that are remembered because they got more than their share."""
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class _Share:
     priority: int
     time: float
     number: int
-    """Order in which clients got waiting work; decides between equal times."""
+    """Order in which clients got waiting work; breaks ties between equal times."""
 
 
 class FairOrder:
@@ -77,7 +77,7 @@ class FairOrder:
         share.time += tokens / share.weight
 
     def adjust(self, name: str, tokens: float) -> None:
-        """Charges a client for tokens beyond an earlier charge, or gives tokens back (if negative)."""
+        """Charges a client for tokens beyond an earlier charge, or credits tokens (if negative)."""
         share = self._waiting.get(name) or self._idle.get(name)
         if share is not None:
             share.time += tokens / share.weight

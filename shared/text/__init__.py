@@ -5,14 +5,14 @@ text for the same tokens.
 
 | module              | what it does                                                     |
 |---------------------|------------------------------------------------------------------|
-| `codec`             | text to token ids and back; special tokens and the chat template |
-| `templates`         | from a conversation to the text of a prompt                      |
-| `detokenization`    | from tokens to text, token by token; stop strings                |
+| `codec`             | converts text to token ids and back; named special tokens        |
+| `templates`         | converts a conversation to the text of a prompt                  |
+| `detokenization`    | converts tokens to text incrementally; stop strings              |
 | `grammars`          | the grammars of structured output                                |
 | `infill`            | prompts for filling in text between a prefix and a suffix        |
 | `bad_words`         | words that an output must not contain, as token ids              |
 | `tokenizer_adapter` | tokenizers without a `tokenizer.json`                            |
-| `vocabulary`        | token ids to bytes                                               |
+| `vocabulary`        | converts token ids to bytes                                      |
 | `pieces`            | the bytes that each token adds to a text                         |
 | `marks`             | finds the beginning of a tag at the end of growing text          |
 | `reasoning`         | separates a reasoning model's thoughts from its answer           |

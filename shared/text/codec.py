@@ -21,7 +21,7 @@ from shared.text.truncation import cut_inside, encode_first, encode_first_of_pai
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 NO_TOKENIZER = "This server has no tokenizer (--skip-tokenizer-init). Give the 'prompt' as token ids, and no text."
 _FOR_TOOLS = "tool_use"
-"""Name that transformers has for the template of requests with tools."""
+"""transformers' name of the template for requests with tools."""
 _TEMPLATE_MARKS = ("{{", "{%", "{#", "\n")
 
 
@@ -57,7 +57,7 @@ class Codec(Protocol):
     """Converts text to token ids and back. All methods raise ServiceError on a server without a tokenizer."""
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: int = 0) -> list[list[int]]:
-        """Returns the token ids of each text. `keep`: the most ids of a text, of which the first stay; 0: all.
+        """Returns the token ids of each text. `keep`: maximum number of ids per text; the first ones are kept; 0: all.
 
         Raises ServiceError for a `keep` that the special tokens fill.
         """
@@ -66,7 +66,7 @@ class Codec(Protocol):
     def encode_pairs(
         self, pairs: Sequence[tuple[str, str]], *, add_special_tokens: bool, keep: int = 0
     ) -> list[EncodedPair]:
-        """Returns each pair of texts as the tokenizer puts them together. `keep`: see `encode`.
+        """Returns each pair of texts, combined by the tokenizer. `keep`: see `encode`.
 
         Raises ServiceError('unsupported_parameter') for a tokenizer that has no pairs.
         """
@@ -77,7 +77,7 @@ class Codec(Protocol):
         ...
 
     def encode_infill(self, prefixes: Sequence[str], suffix: str, *, add_special_tokens: bool) -> list[list[int]]:
-        """Returns the prompts that ask for the text between each prefix and the suffix.
+        """Returns the prompts for filling in the text between each prefix and the suffix.
 
         Raises ServiceError('unsupported_parameter') if the tokenizer has no special tokens for this.
         """
@@ -93,7 +93,7 @@ class Codec(Protocol):
         ...
 
     def has_token(self, token_id: int, text: str) -> bool:
-        """Whether the vocabulary has this id, and has it for the token `text` as far as it tells its tokens."""
+        """Whether the vocabulary has this id for the token `text`, as far as the vocabulary gives token texts."""
         ...
 
     def token_text(self, token_id: int) -> str:
@@ -138,7 +138,7 @@ class NoCodec:
 
 
 class TextCodec:
-    """A Codec that uses a tokenizer. `special_ids` are the ids of special tokens, which stand for no text."""
+    """A Codec that uses a tokenizer. `special_ids` are the ids of special tokens, which have no text."""
 
     def __init__(self, tokenizer: AnyTokenizer) -> None:
         # The tokenizer's file may enable truncation and padding for training. Requests must not be cut or padded.
@@ -214,7 +214,7 @@ class TextCodec:
 
 
 def choose_codec(settings: ModelSettings, directory: Path) -> Codec:
-    """Returns the codec that the settings ask for, with the tokenizer in `directory`. Raises SettingsError."""
+    """Returns the codec for the settings, with the tokenizer in `directory`. Raises SettingsError."""
     if settings.skip_tokenizer_init:
         return NoCodec()
     adapter = load_adapter(settings, directory)
@@ -273,7 +273,7 @@ def given_template(chat_template: str) -> str:
 
 
 def _own_templates(directory: Path, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Returns a directory's chat template, and the one for requests with tools if that is another one."""
+    """Returns a directory's chat template, and the template for requests with tools if it is a different one."""
     if (directory / "chat_template.jinja").is_file():
         for_tools = directory / "additional_chat_templates" / f"{_FOR_TOOLS}.jinja"
         return _read_text(directory / "chat_template.jinja"), _read_text(for_tools) if for_tools.is_file() else None

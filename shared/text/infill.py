@@ -1,6 +1,6 @@
 """Prompts for filling in text between a prefix and a suffix, in the order that code models are trained on. Pure.
 
-    first token, prefix, second token, suffix, third token      and the model continues with what belongs in between
+    first token, prefix, second token, suffix, third token      and the model continues with the text in between
 
 A model can do this if its tokenizer has the three special tokens of one of the families below.
 """
@@ -36,7 +36,7 @@ _FAMILIES = (
     _Family(("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")),
 )
 _MARK = "☺"
-"""A text that no tokenizer merges with what follows."""
+"""A text that no tokenizer merges with the following text."""
 
 
 def find_infill_tokens(token_to_id: Callable[[str], int | None]) -> InfillTokens | None:
@@ -59,7 +59,7 @@ def infill_ids(
     prefix: str,
     suffix: str,
 ) -> list[int]:
-    """Returns the prompt that asks for the text between `prefix` and `suffix`.
+    """Returns the prompt for filling in the text between `prefix` and `suffix`.
 
     `encode` converts text without adding special tokens. `decode` converts the tokens back and keeps leading spaces.
     """

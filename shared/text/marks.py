@@ -1,8 +1,8 @@
-"""Finds the beginning of a mark, such as a tag, at the end of text that is still growing. Pure."""
+"""Finds the beginning of a marker, such as a tag, at the end of text that is still growing. Pure."""
 
 
 def num_begun(text: str, *marks: str) -> int:
-    """Returns the length of the longest end of the text that is the beginning of a mark, but not the whole mark."""
+    """Returns the length of the longest suffix of the text that is an incomplete beginning of a marker."""
     longest = 0
     for mark in marks:
         start = text.find(mark[0], max(0, len(text) - len(mark) + 1))

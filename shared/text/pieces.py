@@ -48,7 +48,7 @@ def piece_rule(decoder: Description | None) -> PieceRule | None:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """Returns GPT-2's table of byte-level vocabularies: from each printable character to the byte it stands for."""
+    """Returns GPT-2's table of byte-level vocabularies: from printable character to byte."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Separates a reasoning model's thoughts, the text in `<think>…</think>` at the start, from its answer. Pure.
+"""Separates a model's reasoning, the text in `<think>…</think>` at the start, from its answer. Pure.
 
 Used by the gateway, for whole and streamed answers, and by the offline `LLM`.
 """
@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 from shared.text.marks import num_begun
 
 OPENING, CLOSING = "<think>", "</think>"
-"""What most models write around their reasoning."""
+"""The markers that most models write around their reasoning."""
 
 
 class Parts(NamedTuple):
-    """New text: of the reasoning, and of the answer behind it."""
+    """New text of the reasoning, and new text of the answer after it."""
 
     reasoning: str
     answer: str
@@ -23,7 +23,7 @@ class ReasoningSplitter:
 
     `opening` and `closing` mark the reasoning. `inside`: the output begins within the reasoning, because the prompt
     ends with the opening mark. Whitespace before the opening mark and line breaks at the edges of both parts are
-    dropped. Without reasoning at its beginning, the output is the answer as it is.
+    dropped. If the output does not begin with reasoning, the whole output is the answer.
     """
 
     def __init__(self, opening: str = OPENING, closing: str = CLOSING, *, inside: bool = False) -> None:
@@ -41,11 +41,11 @@ class ReasoningSplitter:
 
     @property
     def is_over(self) -> bool:
-        """Whether all further text is the answer's as it is."""
+        """Whether all further text belongs to the answer unchanged."""
         return self._state == "answer"
 
     def feed(self, text: str) -> Parts:
-        """Returns what is certain after this text."""
+        """Returns the parts that are certain after this text."""
         if self._state == "answer":
             return Parts("", text)
         self._text += text

@@ -24,7 +24,7 @@ class AddedToken(Protocol):
 
     @property
     def special(self) -> bool:
-        """Whether the token is a special token, which stands for no text."""
+        """Whether the token is a special token, which has no text."""
         ...
 
 
@@ -131,9 +131,9 @@ class TokenizerAdapter:
 
 
 def load_adapter(settings: ModelSettings, directory: Path) -> TokenizerAdapter | None:
-    """Returns the tokenizer that the settings ask for, or None if the directory's `tokenizer.json` is to be used.
+    """Returns the tokenizer for the settings, or None if the directory's `tokenizer.json` is to be used.
 
-    Raises SettingsError if the tokenizer cannot be made.
+    Raises SettingsError if the tokenizer cannot be created.
     """
     if settings.tokenizer_extension_path:
         return _from_extension(Path(settings.tokenizer_extension_path).expanduser(), directory, settings)

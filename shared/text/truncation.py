@@ -41,7 +41,7 @@ def encode_first_of_pairs(
 
 
 def shares(first: int, second: int, room: int) -> tuple[int, int]:
-    """Returns how many tokens of each text of a pair are kept: all of a short one, the rest or half of a long one."""
+    """Returns how many tokens of each text of a pair are kept: all of a short text; of a long one, the rest or half."""
     if first + second <= room:
         return first, second
     shorter = min(first, second, room // 2)
@@ -49,9 +49,9 @@ def shares(first: int, second: int, room: int) -> tuple[int, int]:
 
 
 def cut_inside(whole: Sequence[int], plain: Sequence[int], keep: int) -> list[int]:
-    """Returns at most `keep` ids of `whole`, which are a text's ids `plain` with special tokens around them.
+    """Returns at most `keep` ids of `whole`, where `whole` is a text's ids `plain` with special tokens around them.
 
-    For tokenizers that only give ids. Raises ServiceError.
+    For tokenizers that return only ids. Raises ServiceError.
     """
     if len(whole) <= keep:
         return list(whole)

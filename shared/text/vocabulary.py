@@ -1,6 +1,6 @@
 """A model's vocabulary, read from its directory: the bytes and text of each token, and which tokens are special.
 
-A vocabulary only decodes; texts are encoded by `codec`. It is made once for a process and shared by all streams. Its
+A vocabulary only decodes; texts are encoded by `codec`. It is created once per process and shared by all streams. Its
 tables are filled when tokens first occur, so that start-up only has to read the file.
 """
 
@@ -18,7 +18,9 @@ from shared.text.pieces import PieceRule, piece_rule
 from shared.text.tokenizer_adapter import AnyTokenizer, load_adapter
 
 _TABLES_MAX = 16
-"""Sets of shown special tokens for which tables are kept. There is one for each format of tool calls and reasoning."""
+"""Maximum number of cached tables for sets of shown special tokens. There is one set per tool-call and reasoning
+format.
+"""
 
 
 class UnknownTokenError(ValueError):
@@ -67,7 +69,7 @@ class Vocabulary:
 
     @cached_property
     def silent(self) -> "Vocabulary":
-        """A vocabulary of the same size in which every token's text is empty."""
+        """A vocabulary of the same size with empty text for every token."""
         return SilentVocabulary(self.size)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
@@ -112,7 +114,7 @@ class Vocabulary:
 
 
 class SilentVocabulary(Vocabulary):
-    """The vocabulary of a server without a tokenizer (`--skip-tokenizer-init`): every token's text is empty."""
+    """The vocabulary of a server without a tokenizer (`--skip-tokenizer-init`): the text of every token is empty."""
 
     has_text = False
 
@@ -121,7 +123,7 @@ class SilentVocabulary(Vocabulary):
 
 
 def choose_vocabulary(settings: ModelSettings, tokenizer_directory: Path, model_directory: Path) -> Vocabulary:
-    """Returns the vocabulary that the settings ask for. Raises SettingsError."""
+    """Returns the vocabulary for the settings. Raises SettingsError."""
     if settings.skip_tokenizer_init:
         return SilentVocabulary(_model_vocab_size(model_directory / "config.json"))
     adapter = load_adapter(settings, tokenizer_directory)

@@ -17,9 +17,9 @@ _TOKENS = "tokenizer.ggml.tokens"
 _FIRST_LAYER = "blk.0."
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _QUANTIZED_DTYPE = "float16"
-"""Type of a model whose matrices are quantized: it holds the scales of all of ggml's types."""
+"""Data type of a model with quantized matrices: it can represent the scales of all of ggml's types."""
 _ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<EOT>")
-"""Tokens that end a turn in the families' templates. llama.cpp stops at them, too, without being told."""
+"""Tokens that end a turn in the families' templates. llama.cpp also stops at them by default."""
 _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
 _GEMMA3_PATTERN = 6
 
@@ -108,7 +108,7 @@ def _common(fields: _Fields) -> Config:
 
 
 def _dtype(model: GgufModel) -> str:
-    """Returns the type of the matrices if they are plain and alike."""
+    """Returns the data type of the matrices if all are plain and of the same type."""
     types = {tensor.type for tensor in model.tensors.values() if len(tensor.shape) > 1}
     if model.architecture.startswith("gemma") and types - {"F32"}:
         return "bfloat16"  # its residual stream exceeds the range of float16
@@ -204,7 +204,10 @@ def _gemma3(fields: _Fields, config: Config) -> Config:
 
 
 def _query_scalar(config: Config, largest: int) -> Config:
-    """Returns what scores are scaled by. In the model of 27 billion parameters it is not the size of a head."""
+    """Returns the scale parameter of attention scores.
+
+    In the model with 27 billion parameters it is not the head size.
+    """
     if config["num_hidden_layers"] == largest:
         return {"query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]}
     return {"query_pre_attn_scalar": config["head_dim"]}

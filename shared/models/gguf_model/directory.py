@@ -1,8 +1,8 @@
-"""Keeps what is made from GGUF files in private directories: a model directory for each file, with links to the file.
+"""Stores converted GGUF models in private directories: a model directory for each file, with links to the file.
 
 A directory's name is a hash of the file's path, size, time and first bytes, which hold the metadata, so that a file is
-converted once. Files of the same names that lie beside the file in a model directory, such as a config.json or
-tokenizer.json, are taken in place of converted ones. Called by `shared.models.model_files`.
+converted once. Files such as config.json or tokenizer.json that are next to the GGUF file replace the converted ones.
+Called by `shared.models.model_files`.
 """
 
 import hashlib
@@ -22,20 +22,20 @@ from shared.models.gguf_model.tokenizer import tokenizer_documents
 SUFFIX = ".gguf"
 _CACHE = "~/.cache/antiphon/gguf"
 _FORMAT = "1"
-"""Changes with every change of what is made."""
+"""Version of the converted files; changed whenever the conversion changes."""
 _KEPT = 64
 _HEAD_BYTES = 16 * 2**20
 _CONFIG, _GENERATION = "config.json", "generation_config.json"
 _TOKENIZER, _TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 _MORE = ("special_tokens_map.json", "chat_template.jinja", "chat_template.json", "ti_model_config.json")
 _MADE = ".made-from-gguf"
-"""Name of an empty file in directories that are made here."""
+"""Name of an empty file that marks converted directories."""
 
 
 def gguf_file(directory: Path) -> Path | None:
-    """Returns the GGUF file of a directory that has no other weights; None if it has none, or was made here.
+    """Returns the GGUF file of a directory that has no other weights; None if there is none or it was converted.
 
-    Of a model in several files, the first. Raises SettingsError if there are several models.
+    Of several files, the first. Raises SettingsError if there are several models.
     """
     files = sorted(path for path in directory.glob(f"*{SUFFIX}") if path.is_file())
     if (

@@ -1,6 +1,6 @@
 """Reads GGUF files with the package `gguf`: metadata, and tensors as views of the mapped file.
 
-The package trusts its input: it takes what lies beyond the end of a file as shorter, and makes an object for each
+The package trusts its input: it silently truncates data beyond the end of a file, and creates an object for each
 element of an array. `_CheckedReader` checks every length before the package uses it, so that a damaged or hostile file
 is refused with a message that names the problem, in time and memory that the file's own header bounds.
 
@@ -42,7 +42,7 @@ class GgufTensor:
     name: str
     type: str
     shape: tuple[int, ...]
-    """The last dimension is the one whose elements lie beside each other: [out, in] for a matrix."""
+    """Row-major: the elements of the last dimension are contiguous; [out, in] for a matrix."""
     data: NDArray[Any]
     """A view of the mapped file: F32 and F16 as numbers of `shape`, everything else as uint8 [..., bytes of a row]."""
 
@@ -51,7 +51,7 @@ class GgufModel:
     """The open files of a model. Views of tensors stay valid while they are referenced."""
 
     def __init__(self, path: Path) -> None:
-        """Opens a file, and the other parts if it is the first of several. Raises GgufError."""
+        """Opens a file, and the further parts if it is the first of several. Raises GgufError."""
         self.path = path
         self.paths = part_paths(path)
         files = [_open(part) for part in self.paths]
@@ -208,11 +208,11 @@ def _check_header(path: Path, header: bytes) -> None:
 
 
 class _DamagedError(Exception):
-    """What the file says about itself cannot be true."""
+    """Raised if the sizes in the file are impossible."""
 
 
 class _CheckedReader(GGUFReader):
-    """The package's reader with checks. Arrays are kept as they are in the file instead of as one object an element."""
+    """The package's reader with checks. Arrays are kept in their binary form instead of one object per element."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "c")

@@ -24,7 +24,7 @@ def _by_case(end: str, digits: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """What comes before the merges. Without a pattern, text is split as GPT-2 splits it."""
+    """The pre-tokenization before merges. Without a pattern, text is split like in GPT-2."""
 
     pattern: str = ""
     single_digits: bool = False
@@ -32,9 +32,9 @@ class Splitting:
     composes: bool = False
     """Whether text is brought to Unicode's composed form (NFC)."""
     whole_words: bool = False
-    """Whether a part that is itself a token becomes that token, whatever the merges say."""
+    """Whether a part that is itself a token becomes that token, regardless of merges."""
     begins: bool = False
-    """Whether prompts begin with the token for that, if the file does not say."""
+    """Whether prompts begin with the begin-of-sequence token if the file does not say so."""
 
     def pre_tokenizer(self) -> dict[str, Any]:
         """Returns the `pre_tokenizer` of tokenizer.json."""
@@ -62,12 +62,15 @@ _BY_NAME: dict[str, Splitting] = {
     "tekken": _TEKKEN,
 }
 _BY_ARCHITECTURE = {"qwen2": _QWEN2, "qwen3": _QWEN2, "qwen2moe": _QWEN2, "qwen3moe": _QWEN2}
-"""For files of the time before `tokenizer.ggml.pre`."""
+"""For files from before `tokenizer.ggml.pre` was introduced."""
 NAMES = tuple(sorted(_BY_NAME))
 
 
 def find_splitting(name: str, architecture: str) -> Splitting | None:
-    """Returns the splitting with a name, None if it is not known. `default` is what the architecture's models have."""
+    """Returns the splitting with a name, None if it is unknown.
+
+    `default` means the splitting of the architecture's models.
+    """
     if name in ("", "default"):
         return _BY_ARCHITECTURE.get(architecture, _GPT2)
     return _BY_NAME.get(name)

@@ -1,7 +1,7 @@
 """Makes tokenizer.json and tokenizer_config.json from the metadata of a GGUF file.
 
     gpt2    bytes merged by rank, the tokenizers of Llama 3, Qwen, GPT-2 …
-    llama   SentencePiece: characters merged by the score of the result, bytes for what has no token
+    llama   SentencePiece: characters merged by the score of the result, bytes for characters without a token
 
 Called by `directory`.
 """
@@ -134,7 +134,7 @@ def _bpe(merges: list[list[str]], vocabulary: dict[str, int], **options: Any) ->
 
 
 def _vocabulary(tokens: list[str]) -> dict[str, int]:
-    """Returns the id of each text; of several equal texts, which padding has, the first."""
+    """Returns the id of each text; if a text occurs several times, as padding does, the first id."""
     vocabulary: dict[str, int] = {}
     for index, text in enumerate(tokens):
         vocabulary.setdefault(text, index)
@@ -147,7 +147,7 @@ def _added(index: int, text: str, kind: int) -> Document:
 
 
 def _post_processor(tokens: list[str], first: str | None, last: str | None) -> Document | None:
-    """Returns what puts tokens before and after a prompt; None if there are none."""
+    """Returns the post-processor that adds tokens before and after a prompt; None if there are none."""
     if not first and not last:
         return None
     begin, end = ([{"SpecialToken": {"id": text, "type_id": 0}}] if text else [] for text in (first, last))

@@ -1,4 +1,4 @@
-"""From tokens to text, token by token. Pure.
+"""Incremental detokenization: converts tokens to text, token by token. Pure.
 
 | module         | what it does                                                    |
 |----------------|-----------------------------------------------------------------|

@@ -97,7 +97,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For all other tokenizers: decodes a short window of tokens again for each token and returns the new text.
+    """For all other tokenizers: per token, decodes a short window of tokens again and returns the new text.
 
     The window `_ids` consists of the tokens that gave the last text, which are the context, and all tokens after them.
     `text` is the decoding of the window:
@@ -159,7 +159,10 @@ class WindowDetokenizer:
         return new.removeprefix(" ") if joined else new
 
     def _move_window(self, shown: int) -> None:
-        """Drops the old context. The tokens that gave new text become the context, if they have text by themselves."""
+        """Drops the old context.
+
+        The tokens that produced new text become the context, if they have text by themselves.
+        """
         latest = self._ids[self._num_context :]
         text = self._decoded(latest)
         if text:

@@ -29,7 +29,8 @@ class Sequencer:
     """The order of one sequence. `token_ids` are the output tokens accepted so far.
 
     `divergences` counts overlaps whose tokens differ from the accepted ones, which are kept. `duplicates` counts events
-    with nothing new. `dropped` counts events that could not be held because too many were, or with a negative position.
+    with nothing new. `dropped` counts events that were dropped because too many were held, or because of a negative
+    position.
     """
 
     __slots__ = ("_held", "divergences", "dropped", "duplicates", "token_ids")
@@ -52,7 +53,10 @@ class Sequencer:
         return bool(self._held)
 
     def push(self, event: TokenEvent) -> list[Fresh]:
-        """Returns the events that can be accepted now, in order. Raises OverflowError for a token id that is no u32."""
+        """Returns the events that can be accepted now, in order.
+
+        Raises OverflowError for a token id that is not a u32.
+        """
         if event.position > len(self.token_ids):
             self._hold(event)
             return []

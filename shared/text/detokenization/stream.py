@@ -32,7 +32,7 @@ class TextStream:
     """The text stream of one sequence. Construction raises UnknownTokenError or DecodeError for invalid token ids.
 
     `finish_reason` is set when the last text event is made. `stopped`: whether a stop string or invalid tokens ended
-    the stream before the engine ended the sequence, so that the engine has to be told.
+    the stream before the engine ended the sequence, so that the engine must be notified.
     """
 
     __slots__ = (

@@ -24,18 +24,21 @@ from shared.text.vocabulary import choose_vocabulary
 WHITESPACE = SPACE
 """Default whitespace between JSON tokens."""
 LEXER_FUEL_START, LEXER_FUEL_STEP = 500_000, 100_000
-"""Work of the regular expressions at the start and for one mask; a unit is about 0.1 µs."""
+"""Limits of the lexer's work at the start and for one mask; a unit is about 0.1 µs."""
 STEP_ITEMS_MAX, LEXER_STATES_MAX = 25_000, 50_000
-"""Parser items for one token, and states of the automaton of the regular expressions."""
+"""Maximum number of parser items for one token, and of states of the lexer's automaton."""
 GRAMMAR_SIZE_MAX = 250_000
 """Nodes of a grammar after schemas are expanded."""
 SUBJECT = "The grammar or schema"
-"""Beginning of the message about a grammar that cannot be used."""
+"""First words of the message about an unusable grammar."""
 NO_TOKENIZER = "Structured output needs a tokenizer, and this server has none (--skip-tokenizer-init)."
 
 
 def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
-    """Returns a matcher at the start of the grammar. Raises ServiceError('invalid_value') with the library's reason."""
+    """Returns a matcher in the grammar's initial state.
+
+    Raises ServiceError('invalid_value') with the library's reason.
+    """
     matcher = LLMatcher(tokenizer, serialized(grammar, tokenizer), log_level=0, limits=parser_limits())
     if matcher.is_error():
         raise invalid(matcher.get_error())
@@ -45,7 +48,7 @@ def compile_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
 def check_grammar(grammar: Grammar, tokenizer: LLTokenizer) -> None:
     """Raises ServiceError('invalid_value') for a grammar that does not compile or that no text satisfies.
 
-    If a schema of a tagged text is to blame, `param` of the error is its place in the request, a number.
+    If the error is in a schema of a tagged text, `param` is the index of the schema in the request.
     """
     for one in tagged_text.schemas(_tagged_text(grammar)) if grammar.kind == "tagged_text" else ():
         try:
@@ -121,7 +124,7 @@ def model_tokenizer(
     path = directory / "tokenizer.json"
     if path.is_file() and settings.tokenizer_mode == "auto":
         data = cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
-        # A file may cut or pad texts for training, which the library would take over.
+        # A tokenizer file may enable truncation or padding for training, which the library would apply.
         content = json.dumps({**data, "truncation": None, "padding": None})
         size = max(vocab_size, _largest_id(data) + 1)
         return LLTokenizer(content, n_vocab=size, eos_token=end_token_ids)
@@ -140,7 +143,7 @@ class _Tokens:
         self.special_token_ids = sorted(vocabulary.special_ids)
 
     def __call__(self, text: bytes | str) -> list[int]:
-        # The library needs token ids only for forced text, which engines do not ask for.
+        # The library needs token ids only for forced text, which engines do not use.
         return []
 
 

@@ -1,7 +1,7 @@
 """Converts free text with tagged parts (`tagged_text`) to the Lark notation of the llguidance library. Pure.
 
-The free text is a regular expression that matches everything. A lazy lexeme of text and a mark ends at the first mark,
-so no mark can stand in the free text without its part behind it. If a mark is a special token of the vocabulary, it
+The free text is a regular expression that matches everything. A lazy lexeme of text and a marker ends at the first
+marker, so a marker in free text is always followed by its part. If a mark is a special token of the vocabulary, it
 may be written as this token or spelled in other tokens; both begin the part. All other special tokens may stand in the
 free text, but not after the beginning of a mark: detokenizers skip special tokens, so the pieces of a mark on both of
 their sides would become one mark.
@@ -15,10 +15,10 @@ from typing import Any
 from shared.parameters.tagged_text import Chain, Choice, Json, Literal, Name, Piece, Raw, Repeat, Space, TaggedText
 
 SPACE = r"[ \n\t\r]{0,20}"
-"""Whitespace between the pieces of a part. Bounded, so that a model cannot write whitespace for ever."""
+"""Whitespace between the pieces of a part. Bounded, so that a model cannot write endless whitespace."""
 _ANY = r"(.|\n)"
 _BLANK = r"[\s\x1c-\x1f]"
-"""What Python's regular expressions take as whitespace: parsers skip it before a part."""
+"""Whitespace of Python's regular expressions, which parsers skip before a part."""
 _LITERAL_IN_CLASS = re.compile(r"([\]\[\\^&~/-])")
 
 
@@ -70,7 +70,7 @@ class _Grammar:
         return f"({name} | FREE <[{self._special[mark]}]>) {content}"
 
     def _hidden(self, marks: Collection[str]) -> list[str]:
-        """Returns free text that ends with a special token which is no mark; nothing if there is no such token."""
+        """Returns free text that ends with a special token other than a marker; nothing if there is no such token."""
         others = sorted(token_id for text, token_id in self._special.items() if text not in marks)
         if not others:
             return []
@@ -106,7 +106,7 @@ class _Grammar:
     def _spelled(self, text: str) -> str:
         """Returns the grammar's expression for a text without special tokens in it, or for one special token.
 
-        A special token may come as its one token or be spelled with ordinary tokens.
+        A special token may occur as itself or be spelled with ordinary tokens.
         """
         quoted = json.dumps(text)
         return f"({quoted} | <[{self._special[text]}]>)" if text in self._special else quoted

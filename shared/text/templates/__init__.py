@@ -1,4 +1,4 @@
-"""From a conversation to the text of a prompt. Pure.
+"""Converts a conversation to the text of a prompt. Pure.
 
 | module                   | what it does                                                                |
 |--------------------------|-----------------------------------------------------------------------------|

@@ -25,7 +25,7 @@ _KINDS_OF_CONTENT = ("string", "iterable", "sequence", "mapping")
 
 
 class TemplateFailedError(Exception):
-    """The template could not be compiled, failed, or refused its input. The message is for the user."""
+    """Raised if the template could not be compiled, failed, or refused its input. The message is for the user."""
 
 
 class ChatTemplate:
@@ -90,7 +90,7 @@ class ChatTemplate:
                 raise TemplateFailedError(f"The conversation is longer than {self._output_chars_max} characters.")
             pieces.append(piece)
         text = "".join(pieces)
-        text.encode()  # raises for half a surrogate pair, which a template can write but which is no valid text
+        text.encode()  # raises for an unpaired surrogate, which a template can write but which is not valid text
         return text
 
 

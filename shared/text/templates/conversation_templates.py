@@ -1,7 +1,7 @@
-"""Conversation templates by name: the layouts of model series whose tokenizers bring no chat template.
+"""Named conversation templates: the layouts of model series whose tokenizers have no chat template.
 
-`choose_template` decides which template the conversations of a model have, in this order: the template of
-`--chat-template`; the named one of `--conv-template` (or CONV_TEMPLATE, or the model's `ti_model_config.json`, which
+`choose_template` selects the template of a model's conversations, in this order: the template of `--chat-template`; the
+named one of `--conv-template` (or CONV_TEMPLATE, or the model's `ti_model_config.json`, which
 `shared.models.model_files.described` fills in); the tokenizer's own; a named one that the model's name suggests. The
 layouts are Jinja files in this folder, rendered like every other chat template. A layout writes all special tokens
 itself, the first one of the prompt included.
@@ -22,7 +22,7 @@ _END_TOKENS: dict[str, dict[int, str]] = {
     "qwen-7b-chat": {151643: "<|endoftext|>", 151644: "<|im_start|>", 151645: "<|im_end|>"},
     "chatglm3": {2: "</s>", 64795: "<|user|>", 64797: "<|observation|>"},
 }
-"""Tokens that end an answer in a layout, beside the model's own end tokens."""
+"""Tokens that end an answer in a layout, besides the model's own end tokens."""
 _SERIES: tuple[tuple[str, str], ...] = (
     (r"baichuan-?2.*chat", "baichuan2-chat"),
     (r"baichuan.*chat", "baichuan-chat"),
@@ -32,7 +32,7 @@ _SERIES: tuple[tuple[str, str], ...] = (
     (r"llama-?2(?!\d).*chat", "llama-2"),
     (r"qwen.*(chat|instruct)", "qwen-7b-chat"),
 )
-"""Model names, in lower case with "-" for "_", and the template of their series. The first that matches counts."""
+"""Patterns of model names (lower case, with "-" for "_") and the template of the series. The first match counts."""
 _BASE_MODEL = re.compile(r"(^|-)base($|-)")
 
 
@@ -64,7 +64,7 @@ def template_text(name: str) -> str:
 
 
 def guess(settings: ModelSettings) -> str:
-    """Returns the name of the template that the model's names suggest; '' if they suggest none.
+    """Returns the name of the template that is inferred from the model's names; '' if there is none.
 
     The names are, in this order: the model id, the served name, and the last part of the model's path or hub name. A
     base model has no template.

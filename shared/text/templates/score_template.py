@@ -1,7 +1,7 @@
-"""Pairs of texts as prompts by a score template, the chat template of a model that scores pairs. Pure.
+"""Prompts for pairs of texts by a score template, the chat template of a model that scores pairs. Pure.
 
-As in vLLM such a template gets two messages, one of the role `query` and one of the role `document`. The caller renders
-it: the tokenizer service in a process of its own, the offline API in this one.
+As in vLLM, such a template gets two messages, with the roles `query` and `document`. The caller renders it: the
+tokenizer service in a separate process, the offline API in this process.
 """
 
 from typing import Any
@@ -11,15 +11,15 @@ from shared.text.codec import Codec
 from shared.text.truncation import shares
 
 _ROUNDS = 24
-"""Most renderings of a pair that is shortened. A text has fewer tokens after each, so one or two are usual."""
+"""Maximum number of renderings of a pair that is shortened. Each shortens a text, so one or two are usual."""
 
 
 class ScorePrompt:
-    """One pair on its way to token ids.
+    """The conversion of one pair to token ids.
 
     Render `messages` and give the text to `token_ids`. If that returns None, the pair was shortened: render again.
-    `keep`: most tokens of the prompt, 0: all. The texts are shortened, the longer one first, never the template's own
-    text, which the model needs to answer.
+    `keep`: maximum number of tokens of the prompt, 0: no limit. Only the two texts are shortened, the longer one first,
+    not the template's own text, which the model needs.
     """
 
     def __init__(self, codec: Codec, pair: tuple[str, str], *, keep: int, add_special_tokens: bool, bos: str) -> None:
@@ -47,17 +47,17 @@ class ScorePrompt:
         return None
 
     def _shorten(self, excess: int) -> None:
-        """Takes `excess` tokens away from the texts."""
+        """Removes `excess` tokens from the texts."""
         parts = self._codec.encode(self._pair, add_special_tokens=False)
         total = sum(map(len, parts))
-        # A text may stand in the template twice, so that taking `excess` tokens from it would leave nothing.
+        # A text may occur in the template twice, so that removing `excess` tokens from it could leave nothing.
         room = total - excess if total > excess else total // 2
         self._rounds += 1
         if room < 1 or self._rounds > _ROUNDS:
             told = f"'truncate_prompt_tokens': {self._keep} tokens leave no room for the texts in the score template."
             raise ServiceError("invalid_value", told, param="truncate_prompt_tokens")
         kept = shares(len(parts[0]), len(parts[1]), room)
-        # A token may be a part of a character, which decodes to U+FFFD.
+        # A token may be part of a character; it then decodes to U+FFFD.
         first, second = (
             text if count == len(ids) else self._codec.decode(ids[:count]).rstrip("\ufffd")
             for text, ids, count in zip(self._pair, parts, kept, strict=True)

@@ -1,8 +1,8 @@
-"""Recognises from a model's chat template how the model writes calls of tools and its reasoning. Pure.
+"""Recognises a model's tool-call format and reasoning format from its chat template. Pure.
 
-The template shows both, because it writes earlier calls and reasoning of a conversation in the same way. The names are
-those of the gateway's settings `--tool-call-parser` and `--reasoning-parser`. Called by tokenizers, which announce the
-result in their heartbeats.
+The template contains both, because it writes earlier calls and reasoning of a conversation in the same format. The
+names are those of the gateway's settings `--tool-call-parser` and `--reasoning-parser`. Called by tokenizers, which
+announce the result in their heartbeats.
 """
 
 _TOOLS: dict[str, tuple[str, ...]] = {
@@ -14,7 +14,7 @@ _TOOLS: dict[str, tuple[str, ...]] = {
     "llama3_json": ('{"name": function name, "parameters": dictionary',),
     "pythonic": ("[func_name1(param",),
 }
-"""Texts that together show a format of tool calls. A format whose texts include another's is more specific."""
+"""Texts that together identify a tool-call format. A format whose texts include another's is more specific."""
 _REASONING: dict[str, tuple[str, ...]] = {
     "qwen3": ("</think>",),
     "mistral": ("[THINK]",),
@@ -23,12 +23,12 @@ _REASONING: dict[str, tuple[str, ...]] = {
 
 
 def tool_format(template: str) -> str:
-    """Returns the name of the format of tool calls that a template shows; "" if it shows none or several."""
+    """Returns the name of the tool-call format of a template; "" if none or several are recognised."""
     return _shown(template, _TOOLS) if "tools" in template else ""
 
 
 def reasoning_format(template: str) -> str:
-    """Returns the name of the format of reasoning that a template shows; "" if it shows none or several."""
+    """Returns the name of the reasoning format of a template; "" if none or several are recognised."""
     return _shown(template, _REASONING)
 
 
