@@ -2,7 +2,7 @@
 
 The requests are sent over HTTP to a server that is already running or is started for the batch. Answers are written in
 the order of the requests. If the output file exists, the batch is continued: requests that the file already answers are
-not sent again. They run in the server's idle lane, where they give way to requests that somebody waits for.
+not sent again. They run in the server's idle lane: interactive requests have precedence.
 
 The lines of both files are described in `shared.request.batch_lines`.
 """
@@ -86,7 +86,7 @@ def read_requests(source: Path) -> list[BatchRequest]:
 
 
 def keep_whole_lines(target: Path) -> dict[str, bool]:
-    """Returns, for each custom_id that the file answers, whether the answer has status 200.
+    """Returns, for each custom_id with an answer in the file, whether the answer has status 200.
 
     An incomplete last line is removed from the file. Raises SettingsError if a line is not a batch answer.
     """

@@ -1,7 +1,8 @@
 """`antiphon chat`: a conversation in the terminal with any server that implements OpenAI's chat completions API.
 
-Uses only the HTTP client of the standard library. Answers are always streamed. An answer whose connection breaks goes
-on over another one, if the server can resume it. The whole conversation is kept and sent with each request.
+Uses only the HTTP client of the standard library. Answers are always streamed. If the connection breaks, the answer
+continues on a new connection, provided that the server can resume streams. The whole conversation is kept and sent with
+each request.
 """
 
 import argparse
@@ -23,11 +24,14 @@ _JSON_MAX = 1 << 20
 
 
 class ServerError(Exception):
-    """The server answered with an error, whose body is the text of the exception, or could not be reached."""
+    """The server could not be reached, or answered with an error (the exception's text is the body)."""
 
 
 class Piece(NamedTuple):
-    """New text of an answer. `is_reasoning`: it belongs to the model's reasoning, which is shown and not sent back."""
+    """New text of an answer.
+
+    `is_reasoning`: it is part of the model's reasoning, which is printed but not sent back.
+    """
 
     text: str
     is_reasoning: bool = False
@@ -50,7 +54,7 @@ class Client:
             self._headers["Authorization"] = f"Bearer {token}"
 
     def first_model(self) -> str:
-        """Returns the name of the server's first model. Raises ServerError."""
+        """Returns the name of the server's first model (`/v1/models`). Raises ServerError."""
         with self._ask("GET", "/v1/models", None) as response:
             return str(json.loads(response.read(_JSON_MAX))["data"][0]["id"])
 

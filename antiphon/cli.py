@@ -33,7 +33,7 @@ class Parser(argparse.ArgumentParser):
     """Whether options with one dash are whole words: `-tp` is neither `-t p` nor short for another option."""
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        # argparse looks for shortened names and joined values here, for one dash also if `allow_abbrev` is off.
+        # Here argparse searches for abbreviated names and joined values; for one dash even if `allow_abbrev` is off.
         return [] if self.takes_whole_names else super()._get_option_tuples(option_string)
 
     def error(self, message: str) -> NoReturn:
@@ -73,7 +73,7 @@ def guarded(run: Callable[[], int], taken: Taken) -> int:
     """Prints the notices of `taken`, calls `run` and returns an exit code.
 
     The exit code is what `run` returns, 78 after a SettingsError (whose message is printed) and 130 after Ctrl-C.
-    `taken` holds options of other servers that are no settings here. If one of them is refused, `run` is not called.
+    `taken` holds options of other servers that are not settings here. If one of them is refused, `run` is not called.
     """
     try:
         for notice in taken.notices():

@@ -15,16 +15,17 @@ def run(
 ) -> int:
     """Prints the generated text to standard output. Returns 0, or 1 if generation failed.
 
-    With `chat`, `prompt` is a user message to answer instead of a text to continue. `images`: the pictures of the
-    message, before its text; or of the text, which has the model's token for a picture once for each. Raises
-    ValueError for settings, a model or pictures that cannot be used.
+    With `chat`, `prompt` is a user message to answer instead of a text to continue. `images`: the images of the
+    message, placed before its text; without `chat`, the prompt must contain the model's image token once per image.
+    Raises
+    ValueError for settings, a model or images that cannot be used.
     """
     pictures = [image_of(path) for path in images]
     return asyncio.run(_run(prompt, model, params, chat=chat, pictures=pictures, **settings))
 
 
 def image_of(path: Path) -> bytes:
-    """Returns the file of a picture. Raises ValueError if it cannot be read."""
+    """Returns the content of an image file. Raises ValueError if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:

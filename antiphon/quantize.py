@@ -1,7 +1,7 @@
 """`antiphon quantize`: writes a smaller checkpoint of a model, with the options of the source's tool.
 
-Option names have one dash and may be longer than a letter, so the parser takes none of them shortened: `-tp` is not
-`-t p`. The work is done in `services/engine/quantizer`, which is imported when it starts.
+Option names have one dash and may have several letters, so the parser accepts no abbreviations: `-tp` is not `-t p`.
+The work is done in `services/engine/quantizer`, which is imported when it starts.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Quantizes, and prints the report. Returns 0, or 1 if the disk is full or the like.
+    """Quantizes, and prints the report. Returns 0, or 1 after an error of the operating system such as a full disk.
 
     Raises SettingsError for options that contradict each other or the model.
     """

@@ -1,11 +1,11 @@
-"""Reads event streams of OpenAI's kind and goes on with them when the connection breaks or the server's gateway dies.
+"""Reads OpenAI event streams, and resumes them when the connection breaks or the server's gateway dies.
 
     for chunk in stream("http://127.0.0.1:8000/v1/chat/completions", {"messages": [...]}):
         print(chunk["choices"][0]["delta"].get("content", ""), end="")
 
 A server that can resume a stream gives each event an id. The request is then sent again with the id of the last event,
-and the rest of the stream follows. From a server without ids a broken stream is an error, as with any other client: the
-same request sent again would give another answer. Uses only the HTTP client of the standard library.
+and the rest of the stream follows. With a server that sends no ids, a broken stream is an error, as with any other
+client: the repeated request could give another answer. Uses only the HTTP client of the standard library.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 TIMEOUT_S = 600.0
-"""Longest silence of a server, seconds. It sends comments in a stream that waits."""
+"""Longest silence of a server, seconds. In a waiting stream the server sends comments."""
 GIVE_UP_S = 60.0
-"""How long the helper tries to go on with a stream, seconds since the connection broke."""
+"""Seconds after a broken connection during which the client tries to resume the stream."""
 _PAUSES_S = (0.1, 2.0)
 """Shortest and longest pause between two attempts, seconds."""
 _TEMPORARY = frozenset({409, 429, 500, 502, 503, 504})
@@ -39,7 +39,7 @@ class RefusedError(Exception):
 
 
 class BrokenStreamError(Exception):
-    """A stream has ended before its end and cannot be resumed."""
+    """A stream is incomplete and cannot be resumed."""
 
 
 class _Event(NamedTuple):
@@ -50,7 +50,7 @@ class _Event(NamedTuple):
 def stream(
     url: str, body: Mapping[str, Any], *, api_key: str = "", headers: Mapping[str, str] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yields the chunks of one answer. `url`: of the endpoint. `body` need not have `stream`.
+    """Yields the chunks of one answer. `url`: the endpoint's URL. `stream` is added to `body`.
 
     Raises RefusedError if the server refuses the request or ends the stream with an error, BrokenStreamError if the
     stream breaks and cannot be resumed.
@@ -83,7 +83,7 @@ def stream(
 
 
 def events(ask: Ask, *, give_up_s: float = GIVE_UP_S) -> Iterator[bytes]:
-    """Yields the data of the events of a stream, up to and with `[DONE]`, over as many connections as it takes.
+    """Yields the data of the events of a stream, up to and with `[DONE]`, over several connections if necessary.
 
     Raises what `ask` raises, and BrokenStreamError.
     """
@@ -115,7 +115,7 @@ def events(ask: Ask, *, give_up_s: float = GIVE_UP_S) -> Iterator[bytes]:
 
 
 def _read(lines: Iterator[bytes] | http.client.HTTPResponse) -> Iterator[_Event]:
-    """Yields whole events: one that the end of the connection has cut is left out, and comes again."""
+    """Yields whole events. An event cut off by the end of the connection is omitted; the server sends it again."""
     data, event_id = b"", ""
     for line in lines:
         name, _, value = line.rstrip(b"\r\n").partition(b":")

@@ -97,7 +97,7 @@ class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, Visi
 
 @dataclass(frozen=True, kw_only=True)
 class DirectSettings(ServeSettings):
-    """The settings of the entry point `api_server`: it listens on every network and seeds requests without a seed.
+    """The settings of the entry point `api_server`: it listens on every interface and seeds requests without a seed.
 
     The entry point also requires that a model is named.
     """
@@ -112,7 +112,7 @@ class DirectSettings(ServeSettings):
 
 
 RUN_ALIAS = "model"
-"""A model name that requests to `antiphon run` may always use. Clients of such containers know no other name."""
+"""A model name that requests to `antiphon run` may always use. Clients of such containers use only this name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +222,7 @@ def completed(run: RunSettings, on_cpu: bool) -> RunSettings:
     int8 = run.ds_dtype == "int8"
     if int8 and run.quantization not in ("", "ifq"):
         raise SettingsError(f"--ds-dtype=int8 contradicts --quantization={run.quantization}: leave one of them out")
-    # Weights are loaded directly in the computing type, so `--dtype` as a separate loading type has no meaning here.
+    # Weights are loaded directly in the computing type, so a separate loading type (`--dtype`) has no effect.
     return replace(
         run,
         dtype=unnamed_dtype if int8 else run.ds_dtype or unnamed_dtype,
@@ -305,7 +305,7 @@ def of_role(serve: S, role: str) -> S:
 
 
 def _check_pictures(serve: ServeSettings) -> None:
-    """Checks the settings about pictures without the model's files. Raises SettingsError."""
+    """Checks the settings of image input without reading the model's files. Raises SettingsError."""
     if processor_kwargs(serve.mm_processor_kwargs) and not serve.enable_mm:
         raise SettingsError("--mm-processor-kwargs needs --enable-mm: without it no pictures are taken")
     picture_limit(serve.limit_mm_per_prompt)
@@ -328,8 +328,8 @@ def _check_roles(serve: ServeSettings) -> None:
 def child_environment(environ: Mapping[str, str], **extra: str) -> dict[str, str]:
     """Returns the environment of a child process: `environ` without the variables that settings read, plus `extra`.
 
-    A child gets its settings as flags, but only those that differ from the defaults (`to_argv`). Without this filter a
-    variable could override a value that the user's flag set to the default.
+    A child gets its settings as flags, but only those that differ from the defaults (`to_argv`). Without this filter, a
+    variable could override a flag that the user set to the default value.
     """
     known = {item.metadata["env"] for kind in SERVICES.values() for item in fields(kind)}
     known |= {item.metadata["env"] for item in fields(InstanceSettings)} | {variable.name for variable in VARIABLES}

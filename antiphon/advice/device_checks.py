@@ -1,6 +1,6 @@
 """The device section of `antiphon doctor`: the GPUs of this machine, what holds them, and what Docker needs.
 
-GPUs are asked for with `nvidia-smi`, which comes with the driver, so that a driver is seen that torch cannot use.
+GPUs are listed with `nvidia-smi`, which is part of the driver; so a driver that torch cannot use is found too.
 """
 
 import csv
@@ -20,7 +20,7 @@ _SMI_S = 30.0
 _DRIVERS = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580,)}
 """The oldest Linux driver for each major version of CUDA, from NVIDIA's table of minor version compatibility."""
 _CAPABILITY_MIN = (8, 0)
-"""Compute capability from which on the Triton kernels serve; older GPUs compute with PyTorch's operations."""
+"""Lowest compute capability that the Triton kernels support; older GPUs compute with PyTorch's operations."""
 _IP_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 
 
@@ -56,7 +56,10 @@ def device_checks(cuda: str, torch_gpus: int) -> list[Check]:
 
 
 def gpus(cuda: str, torch_gpus: int) -> list[Check]:
-    """Returns the number of GPUs, and a finding for each. Without a GPU, engines run on the CPU, which is fine."""
+    """Returns a finding about the number of GPUs and one for each GPU.
+
+    Without a GPU, engines run on the CPU (no warning).
+    """
     if not shutil.which("nvidia-smi"):
         return [Check("ok", "GPU", "no NVIDIA GPU: runs on the CPU")]
     code, output = _query(_GPU_QUERY)
@@ -72,7 +75,7 @@ def gpus(cuda: str, torch_gpus: int) -> list[Check]:
 
 
 def listed_gpus() -> list[Gpu]:
-    """Returns the GPUs whose memory `nvidia-smi` tells; empty without a driver or without GPUs."""
+    """Returns the GPUs for which `nvidia-smi` reports the memory; empty without a driver or without GPUs."""
     if not shutil.which("nvidia-smi"):
         return []
     code, output = _query(_GPU_QUERY)
@@ -92,7 +95,7 @@ def driver_check(driver: str, cuda: str) -> Check:
 
 
 def npus(directory: Path = Path("/dev")) -> list[Check]:
-    """Returns a warning if the machine has Ascend NPUs, on which nothing here computes."""
+    """Returns a warning if the machine has Ascend NPUs, which Antiphon does not support."""
     if not shutil.which("npu-smi") and not any(directory.glob("davinci[0-9]*")):
         return []
     advice = "engines run on the CPU or on NVIDIA GPUs of this machine"
@@ -134,7 +137,7 @@ def _gpu(gpu: Gpu, holders: Sequence[str]) -> Check:
 
 
 def _holders() -> dict[str, list[str]]:
-    """Returns the processes that compute on each GPU, by its uuid; empty if the driver does not tell."""
+    """Returns the processes that compute on each GPU, by its uuid; empty if the driver does not report them."""
     code, output = _query(_PROCESS_QUERY)
     found: dict[str, list[str]] = {}
     for uuid, pid, name, memory in _rows(output, 4) if code == 0 else ():

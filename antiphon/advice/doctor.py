@@ -29,7 +29,7 @@ _TORCH = (
 
 
 def run(model: EngineSettings, port: int = 8000, *, sizing: bool = False) -> int:
-    """Prints all findings; with `sizing` only which cards a model needs. `model`: which model, and its overrides.
+    """Prints all findings; with `sizing`, only the cards that the model needs. `model`: the model and its overrides.
 
     Returns 1 if a finding prevents `antiphon serve` from working, else 0.
     """
@@ -47,7 +47,10 @@ def run(model: EngineSettings, port: int = 8000, *, sizing: bool = False) -> int
 
 
 def sizing_lines(model: EngineSettings) -> list[str]:
-    """Returns the source's table of cards and, if a model is named, what it needs itself. Raises SettingsError."""
+    """Returns the wrapper's table of cards and, if a model is named, that model's memory needs.
+
+    Raises SettingsError.
+    """
     # Imported here because it imports torch, whose import is one of the checks.
     from antiphon.advice import sizing
 
@@ -114,7 +117,7 @@ def torch_devices() -> tuple[str, int]:
 
 
 def processor(flags: frozenset[str], machine: str) -> Check:
-    """Reports which vector and matrix instructions the CPU has and what they mean for speed."""
+    """Reports the vector and matrix instructions of the CPU and their effect on speed."""
     if {"amx_tile", "amx_bf16"} <= flags:
         return Check("ok", "CPU", "AMX and AVX-512: matrix units, bfloat16 is the fastest")
     if {"avx512f", "avx512_bf16"} <= flags:

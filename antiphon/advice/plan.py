@@ -6,7 +6,7 @@ from shared.config import SettingsError, check_engine, parse
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that only this command has; the others are those of `serve`."""
+    """Adds the options that only this command has, beside those of `serve`."""
     parser.add_argument("--gpu", default="", metavar="NAME", help="card to plan for, such as L20 (default: all)")
     parser.add_argument("--memory-gb", type=float, default=None, help="memory of the card, GiB, instead of a known one")
 
@@ -19,7 +19,7 @@ def named_model(options: argparse.Namespace) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the plan. Raises SettingsError for a model, settings or a card that cannot be."""
+    """Prints the plan. Raises SettingsError for an invalid model, setting or card."""
     from antiphon.advice import sizing
     from antiphon.settings import ServeSettings
 

@@ -1,8 +1,9 @@
 """`antiphon plan` and `antiphon doctor --sizing`: the memory that a model needs, and on which cards it fits.
 
-    the source's table      cards for models of three sizes, as the wrapper's documentation names them
-    a model's own table     weights, KV cache and step as the engine plans them (`services.engine.worker.estimate`),
-                            against the cards of the table, those found here and the memory of this machine
+    the wrapper's table     cards for models of three sizes, from the wrapper's documentation
+    a model's own table     memory for weights, KV cache and a step by the engine's estimate
+                            (`services.engine.worker.estimate`), compared with the cards of the table, the cards of
+                            this machine and its memory
 
 Nothing is loaded: only the model's small files are read.
 """
@@ -57,13 +58,13 @@ CARDS = (
     Card("H100", 81_559, 90),
     Card("H200", 143_771, 90),
 )
-"""Cards that a model is compared with besides those of this machine."""
+"""Cards that are checked for a model in addition to those of this machine."""
 SOURCE_TABLE = (
     ("6-8B", "L20 x1, A10 x1, A100 x1, V100 x1"),
     ("12-14B", "L20 x1, A10 x2, A100 x1, V100 x2"),
     ("65-72B", "L20 x8, A100 x8"),
 )
-"""Parameters, and the cards of which one kind suffices, from the documentation of the wrapper (`antiphon run`)."""
+"""Model size and the sets of cards that suffice, from the documentation of the wrapper (`antiphon run`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,10 @@ class Pictures:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How an engine fits on some cards of one kind, or in this machine's memory.
+    """Memory of an engine on some cards of one kind, or on this machine's CPU.
 
-    `cache_bytes`: what each rank's KV cache gets; `missing_bytes`: what each rank lacks for one sequence of the longest
-    context; `most_bytes`: what the cache could get if the settings asked for more.
+    `cache_bytes`: size of each rank's KV cache; `missing_bytes`: additional memory that each rank needs for one
+    sequence of the longest context; `most_bytes`: largest possible cache.
     """
 
     needs: Needs
@@ -107,13 +108,13 @@ class Fit:
 
 
 def source_table() -> list[str]:
-    """Returns the lines of the source's table."""
+    """Returns the lines of the wrapper's table."""
     head = "Cards by size of the model, as the wrapper's documentation says (16-bit weights):"
     return [head, *(f"  {size + ':':<8} {cards}" for size, cards in SOURCE_TABLE)]
 
 
 def on_card(settings: EngineSettings, model_dir: Path, card: Card) -> Fit:
-    """Returns how an engine with these settings fits on as many of these cards as it has ranks."""
+    """Returns the memory of an engine with these settings on cards of this kind, one for each rank."""
     if card.capability and card.capability < 80 and settings.dtype == "auto":
         settings = replace(settings, dtype="float16")
     pictures = pictures_of(settings, model_dir)
@@ -127,7 +128,7 @@ def on_card(settings: EngineSettings, model_dir: Path, card: Card) -> Fit:
 
 
 def on_cpu(settings: EngineSettings, model_dir: Path, backend: BackendName = "cpp") -> Fit:
-    """Returns how an engine with these settings fits into the free memory of this machine."""
+    """Returns the memory of an engine with these settings on this machine's CPU."""
     pictures = pictures_of(settings, model_dir)
     beside = pictures.bytes_on("cpu") if pictures else 0
     needs = replace(predict(settings, model_dir, backend), beside_bytes=beside)
@@ -155,7 +156,7 @@ def cards_here() -> list[Card]:
 
 
 def chosen_card(name: str, memory_gb: float | None) -> Card | None:
-    """Returns the card that the user asks about; None if none is named. Raises SettingsError for an unknown name."""
+    """Returns the card with this name; None for an empty name. Raises SettingsError for an unknown name."""
     if memory_gb is not None:
         if not memory_gb > 0 or not math.isfinite(memory_gb):
             raise SettingsError(f"--memory-gb: {memory_gb:g} is not above 0")
@@ -170,7 +171,7 @@ def chosen_card(name: str, memory_gb: float | None) -> Card | None:
 
 
 def plan_lines(settings: EngineSettings, card: Card | None = None) -> list[str]:
-    """Returns what `antiphon plan` prints. Raises SettingsError for a model or settings that cannot be."""
+    """Returns what `antiphon plan` prints. Raises SettingsError for an invalid model or setting."""
     directory, here = model_directory(settings, weights=False), cards_here()
     backend = _cpu_backend(settings)
     try:
@@ -187,7 +188,7 @@ def plan_lines(settings: EngineSettings, card: Card | None = None) -> list[str]:
 
 
 def recommendation(settings: EngineSettings, directory: Path, card: Card | None) -> list[str]:
-    """Returns the flags with which the model fits on a card, or without one in this machine's memory.
+    """Returns the flags with which the model fits on a card or, without a card, in this machine's memory.
 
     Quantization is recommended where memory is tight, and on a CPU for speed too.
     """
@@ -216,7 +217,7 @@ def recommendation(settings: EngineSettings, directory: Path, card: Card | None)
 
 
 def fit_check(settings: EngineSettings) -> device_checks.Check:
-    """Returns the finding of `antiphon doctor` about a model: what it needs, and whether it fits here."""
+    """Returns the finding of `antiphon doctor` about a model: its memory needs, and whether it fits on this machine."""
     here = cards_here()
     try:
         directory = model_directory(settings, weights=False)
@@ -235,7 +236,7 @@ def fit_check(settings: EngineSettings) -> device_checks.Check:
 
 
 def _attempts(settings: EngineSettings, card: Card | None) -> Iterator[dict[str, Any]]:
-    """Yields changes of the settings in the order in which they are recommended."""
+    """Yields changed settings, the most recommended first."""
     sizes = [n for n in (1, 2, 4, _MAX_CARDS) if n > settings.tensor_parallel_size] if card else []
     modes = [settings.quantization] if settings.quantization else ["", "ifq", "ifq_nf4"]
     contexts = [settings.max_model_len] if settings.max_model_len else [None, USUAL_CONTEXT]
@@ -252,14 +253,14 @@ def _cache_gb(settings: EngineSettings, fit: Fit) -> float:
 
 
 def _flags(settings: EngineSettings) -> list[str]:
-    """Returns the flags of the engine that differ from the defaults, without the model's and those of the bus."""
+    """Returns the flags of the engine that differ from the defaults, except flags of the model and the bus."""
     engine = EngineSettings(**{item.name: getattr(settings, item.name) for item in fields(EngineSettings)})
     hidden = ("--model=", "--nats", "--advice-spelling")
     return [word for word in to_argv(engine) if not word.startswith(hidden)]
 
 
 def _tried(settings: EngineSettings, directory: Path, card: Card | None) -> Fit | None:
-    """Returns how the settings fit; None if the model does not allow them."""
+    """Returns the memory with these settings; None if the model does not support them."""
     try:
         return on_card(settings, directory, card) if card else on_cpu(settings, directory, _cpu_backend(settings))
     except (ServiceError, SettingsError):
@@ -298,7 +299,7 @@ def _pictures(settings: EngineSettings, directory: Path) -> Iterator[str]:
 
 
 def _adapters(settings: EngineSettings) -> str:
-    """Returns how many adapters of which size the memory for them is for."""
+    """Returns the number and size of adapters for which memory is reserved, as text."""
     full = with_adapters(settings)
     kinds: list[str] = []
     if full.enable_lora:
@@ -367,7 +368,7 @@ def _tenths(capability: str) -> int:
 
 
 def _same(name: str, asked: str) -> bool:
-    """Whether a card's name is the one asked for: `A100 80G`, `a100-80g`, `NVIDIA L20`."""
+    """Whether two names mean the same card: `A100 80G`, `a100-80g`, `NVIDIA L20`."""
     plain = [word.lower().replace("nvidia", "").replace("gb", "g") for word in (name, asked)]
     one, other = ("".join(char for char in word if char.isalnum()) for word in plain)
     return one == other

@@ -1,4 +1,4 @@
-"""The flags of `antiphon bench` and what each of its three kinds runs. Called by the command line."""
+"""The flags of the three `antiphon bench` commands, and their execution. Called by the command line."""
 
 import argparse
 from collections.abc import Callable
@@ -13,7 +13,7 @@ NOT_OFFLINE = frozenset(item.name for item in fields(BusSettings))
 
 
 def add_kinds(add: Add) -> None:
-    """Adds the three kinds; `add` makes the parser of a kind from its name and what it does."""
+    """Adds the three commands; `add` creates a parser from a command's name and description."""
     latency = add("latency", "seconds of a batch that starts and ends together, with a model in this process")
     _lengths(latency, 32, 128)
     latency.add_argument("--batch-size", type=int, default=8, help="sequences (default: %(default)s)")
@@ -37,7 +37,7 @@ def add_kinds(add: Add) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs one kind and shows its figures. Raises SettingsError."""
+    """Runs one benchmark and prints its results. Raises SettingsError."""
     for name in ("input_len", "output_len", "batch_size", "num_iters", "num_prompts", "max_concurrency"):
         value = getattr(options, name, None)
         if value is not None and value < 1:

@@ -1,4 +1,4 @@
-"""Percentiles, and how results are shown: a table for people, JSON for programs. Pure but for the printing."""
+"""Percentiles, and the output of results as a table and as JSON. Pure except for the output."""
 
 import json
 import statistics
@@ -23,7 +23,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def spread(name: str, seconds: Sequence[float]) -> dict[str, float]:
     """Mean and percentiles of durations, in milliseconds: `mean_<name>_ms`, `p50_<name>_ms` and so on.
 
-    Nothing without durations, such as gaps between pieces of text where every text came in one piece.
+    Returns nothing if there are no durations, such as gaps between pieces of text if every text came in one piece.
     """
     if not seconds:
         return {}
@@ -32,7 +32,7 @@ def spread(name: str, seconds: Sequence[float]) -> dict[str, float]:
 
 
 def show(title: str, figures: Figures, output_json: Path | None) -> None:
-    """Prints a table, and writes the figures to a file where one is named."""
+    """Prints a table, and writes the figures to a file if one is named."""
     width = max(map(len, figures))
     print(f"\n{title}")
     for name, value in figures.items():

@@ -1,4 +1,4 @@
-"""Latency and throughput of a model in this process. Every output has its full length, whatever the model says."""
+"""Measures latency and throughput of a model in this process. Outputs always have full length (`ignore_eos`)."""
 
 import time
 from typing import Any
@@ -13,10 +13,10 @@ from shared.request.outputs import RequestOutput
 
 
 class OfflineBenchmark:
-    """A loaded model. `settings`: arguments of `EngineArgs`. Raises what making an `LLM` raises."""
+    """A loaded model. `settings`: arguments of `EngineArgs`. Raises the errors of `LLM`."""
 
     def __init__(self, settings: dict[str, Any], input_len: int, output_len: int, seed: int) -> None:
-        # Prompts repeat between iterations, and what is measured must not come from the cache.
+        # Prompts repeat between iterations; without this, the prefix cache would distort the measurement.
         self._runner = Runner(engine_args(**{"enable_prefix_caching": False, **settings}))
         room = self._runner.engine.max_model_len
         if input_len + output_len > room:
@@ -28,14 +28,14 @@ class OfflineBenchmark:
         self._params = SamplingParams(max_tokens=output_len, temperature=0.0, ignore_eos=True, detokenize=False)
 
     def latency(self, batch_size: int, warmup: int, iterations: int) -> Figures:
-        """Seconds of a batch that starts and ends together."""
+        """Returns the durations in seconds of batches whose requests start and end together."""
         for _ in range(warmup):
             self._batch(batch_size)
         seconds = [self._batch(batch_size)[0] for _ in range(iterations)]
         return {"batch_size": batch_size, "iterations": iterations, **spread("latency", seconds)}
 
     def throughput(self, num_prompts: int) -> Figures:
-        """Tokens a second of many prompts that are given at once."""
+        """Returns the throughput of many prompts submitted at once."""
         self._batch(1)
         seconds, outputs = self._batch(num_prompts)
         num_prompt = sum(len(output.prompt_token_ids or ()) for output in outputs)

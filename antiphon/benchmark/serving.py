@@ -1,4 +1,4 @@
-"""Load on a server that speaks OpenAI's completions: requests at a rate, or all at once; times and tokens of each."""
+"""Benchmarks a server with OpenAI's completions API: sends requests at a rate or all at once and measures them."""
 
 import asyncio
 import http.client
@@ -12,13 +12,13 @@ from antiphon.benchmark.workload import arrivals, prompts
 from shared.config import SettingsError
 
 VOCAB_SIZE = 1000
-"""Prompts are made of ids below it: every model has these."""
+"""Prompts consist of token ids below this number, which every model has."""
 ASK_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLoad:
-    """What to send. Lengths in tokens; `request_rate`: requests a second, infinite: all at once."""
+    """The load. Lengths in tokens; `request_rate`: requests per second, infinite: all at once."""
 
     base_url: str
     model: str = ""
@@ -32,7 +32,7 @@ class ServingLoad:
 
 
 def measure(load: ServingLoad) -> Figures:
-    """Sends the load. Raises SettingsError for a server that cannot be asked, ValueError when requests failed."""
+    """Sends the load. Raises SettingsError if the server cannot be reached, ValueError if requests failed."""
     url = urlsplit(load.base_url if "//" in load.base_url else f"http://{load.base_url}")
     if url.scheme != "http" or not url.hostname:
         raise SettingsError(f"--base-url: {load.base_url!r} is no URL like http://127.0.0.1:8000")

@@ -1,4 +1,4 @@
-"""Made-up prompts of exact lengths, and moments at which requests arrive; the same ones for the same seed. Pure."""
+"""Random prompts of exact lengths and random arrival times, determined by a seed. Pure."""
 
 import random
 
@@ -7,7 +7,7 @@ FIRST_TOKEN_ID = 10
 
 
 def prompts(count: int, length: int, vocab_size: int, seed: int) -> list[list[int]]:
-    """Lists of `length` token ids; each request has other ones, so that no prefix is found in a cache."""
+    """Returns lists of `length` token ids, different for each request, so that no prefix is found in a cache."""
     draw = random.Random(f"prompts/{seed}")
     return [
         [draw.randrange(min(FIRST_TOKEN_ID, vocab_size - 1), vocab_size) for _ in range(length)] for _ in range(count)
@@ -15,9 +15,9 @@ def prompts(count: int, length: int, vocab_size: int, seed: int) -> list[list[in
 
 
 def arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds from the start at which requests arrive: a Poisson process of `rate` requests a second.
+    """Returns arrival times in seconds since the start: a Poisson process of `rate` requests per second.
 
-    An infinite rate: all at once.
+    With an infinite rate all arrive at once.
     """
     draw = random.Random(f"arrivals/{seed}")
     moments: list[float] = []

@@ -1,8 +1,8 @@
 """`antiphon chaos`: runs streams on a server while its processes are killed and frozen, and reports what clients saw.
 
-The server is an own one, started for the run, or one that runs already (`--url` with `--run-directory`). The order is:
-answers without faults first; then streams and faults together; then the rest of the streams without faults; then the
-invariants of the idle system.
+The server is started for the run, or already running (`--url` with `--run-directory`). The order is: (1) answers
+without faults, (2) streams with faults, (3) the rest of the streams without faults, (4) the invariants of the idle
+system.
 """
 
 import argparse
@@ -29,13 +29,16 @@ IDLE_S = 30.0
 """Longest wait after the streams until the server is idle, seconds."""
 KNOWN_ANSWERS = 24
 IDLE_LOOKS = 3
-"""Consecutive looks that must find the server idle and without a breach."""
+"""Number of consecutive observations that must find the server idle without a breach."""
 LOOK_S = 0.3
-"""Time between two looks at the server's members, seconds."""
+"""Time between two observations of the server's members, seconds."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the command and returns its exit code: 0 if every promise was kept. Raises SettingsError."""
+    """Runs the command and returns its exit code: 0 if nothing was lost, repeated or different.
+
+    Raises SettingsError.
+    """
     wanted = read_options(options)
     result = asyncio.run(_run(wanted))
     print("\n".join(report.lines(result)), file=sys.stderr if wanted.json_path == "-" else sys.stdout, flush=True)
@@ -119,16 +122,16 @@ class _Run:
         return list(await asyncio.gather(*map(one, schedule)))
 
     def _gateway_failed(self, since_s: float, until_s: float, had_output: bool) -> bool:
-        """Whether a gateway was killed between two moments, in monotonic seconds, or stopped before any output.
+        """Whether a gateway was killed between two times (monotonic seconds), or stopped before any output.
 
-        A gateway that is told to end finishes its streams, but may close a connection whose request it has not read.
+        A gateway finishes its streams after SIGTERM, but may close a connection whose request it has not read.
         """
         kinds = ("kill",) if had_output else ("kill", "stop")
         found = [one for one in self._injector.active if one.fault.kind in kinds and "gateway" in one.fault.group]
         return any(since_s <= one.began_s <= until_s for one in found)
 
     async def _look(self) -> None:
-        """Keeps up which processes the gateways know as ready."""
+        """Keeps the set of processes that gateways report as ready up to date."""
         while True:
             topology = await _topology(self._server)
             if topology is not None:
@@ -155,7 +158,7 @@ async def settle(server: ServerAddress) -> list[str]:
 
 
 async def served_model(server: ServerAddress) -> str:
-    """Returns the name of the server's first model. Raises SettingsError if it does not tell one."""
+    """Returns the name of the server's first model. Raises SettingsError if it lists none."""
     answer = await server.get("/v1/models")
     try:
         return str(json.loads(answer.body)["data"][0]["id"])
@@ -187,5 +190,5 @@ async def _server(options: ChaosOptions) -> AsyncIterator[tuple[ServerAddress, i
 
 
 def say(text: str) -> None:
-    """Prints a line about the progress to standard error."""
+    """Prints a progress message to standard error."""
     print(f"chaos    {text}", file=sys.stderr, flush=True)

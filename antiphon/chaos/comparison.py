@@ -1,4 +1,7 @@
-"""Compares the tokens of a stream with those of an unfaulted run: what is lost, repeated or different. Pure."""
+"""Compares the tokens of a stream with those of a run without faults: counts lost, repeated and differing tokens.
+
+Pure.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ MATCH = 4
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Numbers of tokens. `differing`: the stream has tokens that losses and repetitions do not explain."""
+    """Numbers of tokens lost and repeated. `differing`: whether other tokens differ."""
 
     lost: int = 0
     repeated: int = 0
@@ -35,7 +38,7 @@ def compare(known: Sequence[int], got: Sequence[int]) -> Difference:
             return Difference(lost, repeated, True)
         lost, repeated = lost + max(0, shift), repeated + max(0, -shift)
         i += shift
-    # What is left over in `got` came after the end.
+    # Remaining tokens in `got` came after the end.
     return Difference(lost + len(known) - i, repeated + len(got) - j)
 
 

@@ -11,7 +11,7 @@ from shared.config import SettingsError
 MAX_TOKENS = 400
 KINDS = ("kill", "freeze", "stop")
 GROUPS = ("gateway", "tokenizer", "engine", "detokenizer", "nats", ALL_GATEWAYS)
-"""What `--faults` may name."""
+"""Groups that `--faults` may name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,16 +9,17 @@ from antiphon.chaos.streams import Outcome
 from antiphon.chaos.targets import Injection
 
 STALL_BEFORE_S, STALL_AFTER_S = 0.5, 1.0
-"""A silence belongs to a fault if it ends after the fault's beginning, and begins at most so long before this beginning
-and at most so long after the fault's end, seconds. Overlapping faults share a silence."""
+"""In seconds. A silence belongs to a fault if it ends after the fault's beginning, and begins at most the first time
+before this beginning and at most the second time after the fault's end. Overlapping faults share a silence.
+"""
 PROBLEMS_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
 class FaultRow:
-    """The faults of one kind on one group. Stalls are the longest silence of each stream that met such a fault, s.
+    """The faults of one kind on one group. Stalls: for each affected stream, its longest silence in seconds.
 
-    `alone`: faults during which no other fault was active; the `alone_` stalls are those of streams that met these.
+    `alone`: faults during which no other fault was active; the `alone_` stalls are those of streams affected by these.
     """
 
     kind: str
@@ -35,7 +36,7 @@ class FaultRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All numbers of one run. `problems` explains each stream, fault or invariant that is not as promised."""
+    """All numbers of one run. `problems` explains each failed stream, unverified fault and violated invariant."""
 
     seed: int
     duration_s: float
@@ -138,7 +139,7 @@ def _stalls(injections: Sequence[Injection], outcomes: Sequence[Outcome]) -> lis
 
 
 def _is_alone(injection: Injection, injections: Sequence[Injection]) -> bool:
-    """Whether no other fault was active from a little before this one until a little after it."""
+    """Whether no other fault was active from `STALL_BEFORE_S` before this one until `STALL_AFTER_S` after it."""
     first_s, last_s = injection.began_s - STALL_BEFORE_S, _end_s(injection) + STALL_AFTER_S
     return not any(
         one.began_s <= last_s and _end_s(one) + STALL_AFTER_S >= first_s for one in injections if one is not injection

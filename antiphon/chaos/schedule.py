@@ -1,6 +1,6 @@
-"""Which faults happen when: a list that follows from the seed, the duration and the names of the processes. Pure.
+"""The schedule of faults, derived from the seed, the duration and the names of the processes. Pure.
 
-`make_schedule` draws all faults by default; with `only`, some kinds on some groups, for the effect of these alone.
+`make_schedule` draws all kinds of faults by default; `only` limits them to some kinds and groups.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 FaultKind = Literal["kill", "freeze", "stop"]
-"""`stop`: told to end (SIGTERM), as in a rolling update, and started again."""
+"""`stop`: ended with SIGTERM, as in a rolling update, and started again."""
 ALL_GATEWAYS = "all gateways"
 """Group of the faults that hit every gateway at once."""
 EVERY_S = 2.5
@@ -23,7 +23,9 @@ FREEZE_S = (0.2, 8.0)
 KILLS_MAX, KILL_WINDOW_S = 14, 600.0
 """Most kills and stops of one process in a window of this many seconds: the launcher gives it up at 20 crashes."""
 QUIET_KILL_S = 12.0
-"""Least time between two kills or stops of one process, seconds: the second one hits a process that works again."""
+"""Least time between two kills or stops of one process, seconds: so that the second one hits a process that has
+recovered.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The server that is tested: an own one, an `antiphon serve` that ends with the run, or one that runs already."""
+"""The server under test: an `antiphon serve` started for the run, or a server that is already running."""
 
 import asyncio
 import os
@@ -17,9 +17,9 @@ from antiphon.supervision.processes import Child, ChildSpec
 from shared.config import SettingsError
 
 READY_S = 180.0
-"""Longest wait for the own server, seconds."""
+"""Longest wait until the started server is ready, seconds."""
 END_S = 40.0
-"""Longest wait for its end after SIGTERM, seconds."""
+"""Longest wait for the server's end after SIGTERM, seconds."""
 REPLICAS = 2
 LAST_LINES = 20
 _RUN_DIRECTORY = re.compile(r"antiphon-(\d+)-\w+")
@@ -27,7 +27,7 @@ _URL = re.compile(r"^ +console +(http\S+)")
 
 
 def given(url: str, run_directory: str, token: str) -> tuple[ServerAddress, int]:
-    """Returns the address of a running server and its launcher's process id, which the directory's name has.
+    """Returns the address of a running server and its launcher's process id (part of the directory's name).
 
     Raises SettingsError if either cannot be used.
     """
@@ -47,7 +47,7 @@ def given(url: str, run_directory: str, token: str) -> tuple[ServerAddress, int]
 async def own_server(model: str) -> AsyncIterator[tuple[ServerAddress, int]]:
     """Starts a server with `REPLICAS` processes of each service on a free port, and stops it at the end.
 
-    Gives its address and its launcher's process id. Raises SettingsError with its last output if it does not start.
+    Yields its address and its launcher's process id. Raises SettingsError with its last output if it does not start.
     """
     output = _Output()
     child = Child(ChildSpec("serve", "serve", _argv(model), os.environ), output.take)
@@ -74,7 +74,7 @@ def _argv(model: str) -> list[str]:
 
 
 class _Output:
-    """Reads the server's output: `address` is known when the server is ready; `lines` has the last ones."""
+    """Reads the server's output: `address` is known when the server is ready; `lines` has the last lines."""
 
     def __init__(self) -> None:
         self.address: asyncio.Future[ServerAddress] = asyncio.get_running_loop().create_future()

@@ -1,9 +1,9 @@
-"""Streams that run while processes are killed, each compared with the answer that the same request had before.
+"""Runs streams while processes are killed, and compares each with the answer to the same request without faults.
 
-A request is greedy, or seeded with one of several ways to sample; its tokens are requested with its text. A gateway's
-death ends its connections. If the server's events have ids, the client goes on behind the last one on any gateway
-(`resumed`); otherwise, or if the server has lost the stream's record, it asks again with the same seed and compares
-from the start (`retried`).
+A request is greedy, or sampled with a seed; its answer has token ids and text. The death of a gateway ends its
+connections. If the server's events have ids, the client resumes the stream after the last event on any gateway
+(`resumed`). Otherwise, or if the server has lost the stream's record, the client repeats the request with the same seed
+and compares from the start (`retried`).
 """
 
 import asyncio
@@ -34,7 +34,7 @@ _WAYS: tuple[dict[str, Any], ...] = (
     {"temperature": 0, "frequency_penalty": 0.3},
     {"temperature": 0.8, "top_k": 50},
 )
-"""Ways to choose tokens; those with a temperature above 0 get a seed."""
+"""Sampling parameters of the requests; those with a temperature above 0 get a seed."""
 
 
 class _Choice(msgspec.Struct):
@@ -59,29 +59,29 @@ class Known:
 
 @dataclass(slots=True)
 class Answer:
-    """One answer as it arrives. `gaps` has the beginnings and ends of silences, monotonic seconds."""
+    """The part of an answer received so far. `gaps`: beginnings and ends of silences, monotonic seconds."""
 
     token_ids: list[int] = field(default_factory=list[int])
     text: str = ""
     finish_reason: str = ""
     problem: str = ""
-    """Why it has no proper end: an error event or an interrupted connection; empty if it has one."""
+    """The reason why the answer is incomplete: an error event or an interrupted connection; empty if it is complete."""
     refused_s: float | None = None
-    """The server had no capacity (503 or 429) and may be asked again after so many seconds."""
+    """The server had no capacity (503 or 429) and the request may be repeated after this many seconds."""
     interrupted: bool = False
     """The connection ended before the answer did."""
     last_id: str = ""
-    """The `id` of the last event, behind which the stream can be resumed; empty if the server gives none."""
+    """The `id` of the last event, after which the stream can be resumed; empty if events have no ids."""
     is_forgotten: bool = False
-    """The server does not know the stream that should be resumed."""
+    """Whether the server no longer knows the stream to be resumed."""
     gaps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     last_s: float | None = None
-    """When the last event came, also on an earlier connection; None before the first one."""
+    """Time of the last event, possibly on an earlier connection; None before the first one."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one stream, after all its attempts. Times are monotonic seconds."""
+    """The result of one stream after all attempts. Times are monotonic seconds."""
 
     known: Known
     began_s: float
@@ -110,7 +110,7 @@ def make_bodies(model: str, count: int, max_tokens: int, seed: int) -> list[dict
 
 
 async def learn(server: ServerAddress, body: dict[str, Any], timeout_s: float) -> Known:
-    """Returns the answer to a request while nothing fails. Raises StreamError."""
+    """Returns the answer to a request without faults. Raises StreamError."""
     async with asyncio.timeout(timeout_s):
         answer = await ask(server, body, Answer())
     if answer.problem or answer.refused_s is not None or not answer.token_ids:
@@ -119,14 +119,14 @@ async def learn(server: ServerAddress, body: dict[str, Any], timeout_s: float) -
 
 
 class StreamError(Exception):
-    """An answer without faults is not usable for comparison."""
+    """A run without faults gave no usable answer."""
 
 
 class Load:
-    """Holds `count` streams at all times until `stop`, and gathers their outcomes.
+    """Keeps `count` streams open until `stop`, and collects their outcomes.
 
-    `gateway_failed(since_s, until_s, had_output)` says whether the connection of a stream of this time, with or without
-    output, had to be expected to end early. `hang_s`: longest silence of one stream, seconds.
+    `gateway_failed(since_s, until_s, had_output)` says whether the failure of a gateway explains that a stream of this
+    time, with or without output, ended early. `hang_s`: longest silence of one stream, seconds.
     """
 
     def __init__(

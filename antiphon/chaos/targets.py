@@ -1,7 +1,6 @@
-"""The processes of a launcher, found in /proc, and the faults on them. Each effect is verified; Linux only.
+"""Finds the processes of a launcher in /proc, applies faults to them and verifies each effect. Linux only.
 
-A fault whose effect cannot be verified is a failure of the run: otherwise a fault that never happened would count as
-one that was survived.
+A fault whose effect cannot be verified fails the run: otherwise a fault that never happened would count as survived.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ class Target:
 
 @dataclass(slots=True)
 class Injection:
-    """A fault that was applied. Times are monotonic seconds; `problem` says what could not be verified."""
+    """A fault that was applied. Times are monotonic seconds; `problem` names the effect that could not be verified."""
 
     fault: Fault
     began_s: float
@@ -80,7 +79,8 @@ def _target(words: Sequence[str], pid: int) -> Target | None:
 class Injector:
     """Applies faults to the children of one launcher.
 
-    `is_ready(name)` says whether the server has heard from a process that was started again; a kill ends when it has.
+    `is_ready(name)` says whether the server has heard from a process that was started again; a kill has ended when this
+    is true.
     """
 
     def __init__(self, launcher: int, is_ready: Callable[[str], bool]) -> None:

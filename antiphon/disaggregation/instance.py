@@ -1,7 +1,7 @@
-"""The place of this process in a deployment: its role by the tables, and the rules that its settings must keep.
+"""This process's entry in the rank tables: its role, and the checks of its settings against the tables.
 
-A process has two tables: the global one, and the local one of its instance. The entry of the local table stands in one
-of the global table's groups, and that group is the role. All mistakes are SettingsErrors before anything starts.
+A process has two tables: the global one, and the local one of its instance. The group of the global table that contains
+the local table's entry is the role. All mistakes raise SettingsError before anything starts.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """The instances of the global table, and this process's own among them."""
+    """The instances of the global table, one of which is this process."""
 
     table: GlobalTable
     own: Instance
@@ -49,7 +49,7 @@ class Deployment:
         return hashlib.sha256(encode(self.table)).hexdigest()
 
     def workers(self) -> list[Instance]:
-        """Returns the prefill instances and then the decode instances, in the order of the table."""
+        """Returns the prefill instances, followed by the decode instances, in the order of the table."""
         return [
             Instance(role, index, server) for role in ROLES[1:] for index, server in enumerate(self.table.servers(role))
         ]
@@ -66,7 +66,7 @@ class Deployment:
 
 
 def read_deployment(global_path: str, local_path: str) -> Deployment:
-    """Reads both tables and finds the own instance. Raises SettingsError."""
+    """Reads both tables and finds this process's instance. Raises SettingsError."""
     for variable, path in ((GLOBAL_VARIABLE, global_path), (LOCAL_VARIABLE, local_path)):
         if not path:
             raise SettingsError(
@@ -105,7 +105,7 @@ def check_worker(own: Instance, *, host: str, port: int, engines: int, devices: 
 
 
 def check_lengths(batched: int | None, model_len: int | None) -> None:
-    """Raises SettingsError if a step has fewer tokens than the longest context. None: not given."""
+    """Raises SettingsError if a step can have fewer tokens than the longest context. None: not set."""
     if batched is not None and model_len is not None and batched < model_len:
         raise SettingsError(
             f"--max-num-batched-tokens: {batched} is less than --max-model-len {model_len}; 4096 or 8192 is recommended"
@@ -158,12 +158,12 @@ def _port(word: str) -> int:
 
 
 def _reachable(host: str, server_ip: str) -> bool:
-    """Whether an instance that listens at `host` can be reached at `server_ip`, as far as the names tell."""
+    """Whether an instance that listens at `host` can be reached at `server_ip`, judged by the names only."""
     return host in _WILDCARDS or host == server_ip or (host in _LOCAL_NAMES and server_ip in _LOCAL_NAMES)
 
 
 def _not_listed(table: GlobalTable, local: Server, global_path: str, local_path: str) -> str:
-    """Returns the message for a local table whose instance is not in the global table as it stands there."""
+    """Returns the message for a local table whose instance is not in the global table with the same values."""
     what = f"{LOCAL_VARIABLE}: {local_path}"
     ids = {device.device_id for device in local.device or ()}
     for role in ROLES:

@@ -1,6 +1,6 @@
 """The small HTTP server of a prefill or decode instance, at its `--port`: health, and the scheduler's `/join`.
 
-Instances serve no requests of clients: these go to the scheduler's port, which every other answer says.
+Instances serve no clients: every other path answers that requests belong to the scheduler's port.
 """
 
 import asyncio

@@ -1,9 +1,9 @@
-"""How the scheduler gathers its instances: a small exchange over HTTP, at the ports of NODE_PORTS.
+"""The HTTP exchange by which the scheduler joins its instances to the bus, at the ports of NODE_PORTS.
 
-The scheduler starts the bus, whose address no table has, and posts it to `/join` of each instance until all have
+The scheduler starts the bus and posts its address, which is in no table, to `/join` of each instance until all have
 joined. Both sides have a key; each message is authenticated with it (HMAC-SHA256), and the passwords of the bus are
-derived from it, so that no secret is sent. An instance answers who it is by its own tables, so that the scheduler
-notices ports in the wrong order.
+derived from it, so that no secret is sent. An instance answers with its identity from its own tables, so that the
+scheduler notices ports in the wrong order.
 """
 
 import hashlib
@@ -18,9 +18,9 @@ HEADER = "antiphon-hmac"
 class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """From the scheduler: join the bus at `bus` as the instance `name`.
 
-    `epoch` is the scheduler's start time in nanoseconds. An instance ignores schedulers that started earlier than one
-    that it has obeyed. `table` is the digest of the global table. `bus` is empty if the instance must bring its own
-    (`--nats`).
+    `epoch` is the scheduler's start time in nanoseconds. An instance ignores schedulers that started earlier than the
+    last one that it followed. `table` is the digest of the global table. `bus` is empty if the instance must know the
+    bus itself (`--nats`).
     """
 
     epoch: int
@@ -30,7 +30,7 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Joined(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An instance's answer: who it is by its own tables, and whether it follows. `refused` says why if it does not."""
+    """An instance's answer: its identity from its own tables. `refused`: why it does not join; empty if it joins."""
 
     epoch: int
     name: str
@@ -40,12 +40,15 @@ class Joined(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def bus_secret(key: bytes, epoch: int) -> bytes:
-    """Returns the secret of the bus that the scheduler with this epoch starts; all its passwords follow from it."""
+    """Returns the secret of this scheduler's bus, from which all its passwords are derived."""
     return hmac.new(key, f"bus {epoch}".encode(), hashlib.sha256).hexdigest().encode()
 
 
 def sign(key: bytes, kind: str, body: bytes) -> str:
-    """Returns the authentication code of a message. `kind`: `join` or `joined`, so that none is echoed as the other."""
+    """Returns the authentication code of a message.
+
+    `kind`: `join` or `joined`, so that no message can be replayed as the other kind.
+    """
     return hmac.new(key, kind.encode() + b"\n" + body, hashlib.sha256).hexdigest()
 
 

@@ -21,7 +21,7 @@ ROLES: tuple[Role, ...] = ("scheduler", "prefill", "decode")
 """The roles in the order of their groups: a role's index is its `group_id` in a global table."""
 VERSION, STATUS = "1.0", "completed"
 LOCAL_GROUP = "0"
-"""`group_id` of every local table. It says nothing about the role."""
+"""`group_id` of every local table. It is unrelated to the role."""
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 _NUMBER = re.compile(r"0|[1-9][0-9]*")
 
@@ -114,7 +114,7 @@ def read_local(path: Path) -> LocalTable:
 
 
 def problems(table: GlobalTable, *, complete: bool) -> Iterator[str]:
-    """Yields what is wrong with a global table, as sentences. `complete`: see `read_global`."""
+    """Yields the mistakes in a global table, as sentences. `complete`: see `read_global`."""
     yield from _head_problems(table)
     ids = [group.group_id for group in table.server_group_list]
     if ids != [str(index) for index in range(len(ROLES))]:
@@ -133,10 +133,10 @@ def problems(table: GlobalTable, *, complete: bool) -> Iterator[str]:
 
 
 def names_of(servers: Sequence[Server]) -> list[str]:
-    """Returns, for each instance of a host, its device ids as they stand in the name of its local table.
+    """Returns, for each instance of a host, its device ids in the form used in the name of its local table.
 
-    Ids of one digit are joined directly (`45`), others by `-` (`10-11`). Of two instances that would have the same name
-    (1 and 2; 12), the one with several devices has the form with `-`.
+    Ids of one digit are joined directly (`45`), others by `-` (`10-11`). If two instances would have the same name
+    (devices 1 and 2, device 12), the one with several devices uses `-`.
     """
     ids = [[device.device_id for device in server.device or ()] for server in servers]
     plain = ["".join(each) if all(len(one) == 1 for one in each) else "-".join(each) for each in ids]
@@ -164,7 +164,7 @@ def _read(path: Path, kind: type[T]) -> T:
     except OSError as error:
         raise SettingsError(f"{which} rank table {path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        # ValidationError, a DecodeError, names the field; numbers must be strings, which its message says.
+        # ValidationError, a DecodeError, names the field and says that numbers must be strings.
         raise SettingsError(
             f"{which} rank table {path}: {error}. Make it with `antiphon ranktable`; numbers are strings in it"
         ) from error

@@ -1,7 +1,7 @@
-"""The scheduler: the service entry of a deployment. It serves the API and computes nothing itself.
+"""The scheduler instance of a deployment: serves the API and computes nothing itself.
 
-It runs the bus, the gateways, the tokenizers and the detokenizers, and gathers the prefill and decode instances, which
-may be started before it or after it. It counts as ready when all of them have been.
+It runs the bus, the gateways, the tokenizers and the detokenizers, and joins the prefill and decode instances to the
+bus, whether they start before or after it. It counts as ready when all instances have been ready once.
 """
 
 import asyncio
@@ -18,22 +18,22 @@ from antiphon.supervision.fleet import CONFIGURATION_ERROR, Failure
 from antiphon.supervision.processes import Sink
 
 POLL_S = 0.5
-"""Interval in seconds of the messages to each instance, which also bring back one that was started anew."""
+"""Interval in seconds of the messages to each instance, which also rejoin a restarted instance."""
 REMINDER_S = 15.0
 """Interval in seconds of the messages about instances that do not answer."""
 
 
 def new_epoch() -> int:
-    """Returns the time in nanoseconds, which orders the schedulers of a deployment."""
+    """Returns the current time in nanoseconds; orders the successive schedulers of a deployment."""
     return time.time_ns()
 
 
 @dataclass(slots=True)
 class Gathering:
-    """Joins the instances of a deployment to the bus, again and again.
+    """Joins the instances of a deployment to the bus and rejoins restarted ones.
 
-    `ports` has the port of each of `deployment.workers()`. `bus` is the bus's URL as the instances reach it, '' if they
-    have it themselves.
+    `ports` has the port of each of `deployment.workers()`. `bus` is the bus's URL for the instances; '' if they have it
+    in their settings.
     """
 
     deployment: Deployment
@@ -47,7 +47,7 @@ class Gathering:
     """The last problem of each instance that was printed."""
 
     async def run(self) -> Failure:
-        """Runs without end, unless an instance turns out to be another one than its port says; returns that failure."""
+        """Runs until cancelled. Returns a failure if the instance at a port is not the expected one."""
         workers = list(zip(self.deployment.workers(), self.ports, strict=True))
         tasks = [asyncio.create_task(self._keep(position, *each)) for position, each in enumerate(workers, 1)]
         try:
@@ -82,7 +82,7 @@ class Gathering:
         return await post(worker.server.server_ip, port, "/join", body, {HEADER: sign(self.key, "join", body)})
 
     def _judge(self, position: int, worker: Instance, port: int, answer: Answer) -> tuple[str, bool]:
-        """Returns what is wrong with an answer, '' if nothing, and whether only the user can mend it."""
+        """Returns the problem of an answer ('' if none), and whether only the user can solve it."""
         where = f"NODE_PORTS position {position}, {worker.name} at {worker.server.server_ip}:{port}"
         if answer.status == 0:
             return f"{where}: does not answer; start this instance, or check host, port and firewall", False

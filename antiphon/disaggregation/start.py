@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if settings.prefill or settings.decode:
         raise SettingsError("--prefill, --decode: the rank tables say which instances there are; leave them out")
     if not options.enable_chunked_prefill:
-        # Only whoever asks for chunked prefill by name may have steps shorter than the longest context.
+        # Steps shorter than the longest context require that the user asks for chunked prefill by name.
         check_lengths(settings.max_num_batched_tokens, settings.max_model_len)
     if settings.nnode > 1:
         raise SettingsError("--nnode: an instance of a deployment has one machine; leave it out, with --pod-ips")
@@ -54,12 +54,12 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
 def _scheduler(deployment: Deployment, settings: InstanceSettings, environ: Mapping[str, str], key: bytes) -> int:
     ports = check_ports(deployment, settings.node_ports, settings.port)
     names = ",".join(worker.name for worker in deployment.workers())
-    # Devices belong to the other instances: this one has no engine to which their settings could apply.
+    # The scheduler has no engine, so settings of devices could not apply.
     settings = replace(settings, tensor_parallel_size=1, pipeline_parallel_size=1, required_engines=names)
     model = _prepared(settings, environ)
     binary, epoch = "" if settings.nats else nats_server.find_binary(), new_epoch()
     with contextlib.ExitStack() as stack:
-        # Instances follow the scheduler that was started last: a second one would take them away from the first.
+        # Instances follow the scheduler started last: a second one would take them from the first.
         stack.enter_context(
             _claimed(f"scheduler-{deployment.digest[:32]}", "a scheduler of this deployment runs already")
         )
@@ -75,7 +75,7 @@ def _scheduler(deployment: Deployment, settings: InstanceSettings, environ: Mapp
                 bus.join("engine", worker.name)
             url = _bus_url(bus.url, deployment)
         plan = launcher.make_plan([replace(model, engines=0)], environ, listeners, directory, binary, (), bus)
-        plan = replace(plan, versions=None)  # the engines are started by other instances
+        plan = replace(plan, versions=None)  # other instances start the engines
         gathering = Gathering(deployment, ports, key, epoch, url, launcher.print_line)
 
         async def gather() -> Failure:
@@ -96,7 +96,7 @@ def _worker(deployment: Deployment, settings: InstanceSettings, environ: Mapping
     environ = {**environ, **_visible_devices(own.device_ids, settings.device, environ)}
     role = own.role
     if not world.exchanges_kv(settings):
-        # Engines without a role compute requests whole, so that the deployment works with the same tokens.
+        # Engines without a role compute whole requests, so the deployment works and gives the same tokens.
         role = "both"
         launcher.print_line("antiphon", f"{own.name} computes requests whole, without its role: {world.NO_KV}")
     model = _prepared(replace(settings, role=role), environ)
@@ -111,7 +111,7 @@ def _worker(deployment: Deployment, settings: InstanceSettings, environ: Mapping
 
 
 def _prepared(settings: InstanceSettings, environ: Mapping[str, str]) -> InstanceSettings:
-    """Returns the settings with the model's files at a local path, after the checks of every server."""
+    """Returns the settings with the model's files at a local path, after the checks that every server makes."""
     (model,) = models_of(settings)
     check(model)
     (located,) = launcher.located_models([model], environ)
@@ -128,7 +128,7 @@ def _bus_url(local_url: str, deployment: Deployment) -> str:
 
 
 def _visible_devices(ids: tuple[str, ...], device: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variable that shows the engine its GPUs; empty on a CPU, where devices are slots."""
+    """Returns the environment variable that selects the engine's GPUs; empty on a CPU, where devices are slots."""
     if devices.on_cpu(device, environ):
         return {}
     found = devices.visible(environ)
@@ -145,8 +145,8 @@ def _visible_devices(ids: tuple[str, ...], device: str, environ: Mapping[str, st
 def _claimed(name: str, in_use: str) -> Iterator[None]:
     """Context manager that claims a name on this machine. Raises SettingsError that says `in_use` if it is claimed.
 
-    A claim is a socket with an abstract name, which the kernel removes when the process ends. Such names are shared by
-    all processes with the same network, containers with `--net=host` included. They exist on Linux only; elsewhere
+    A claim is a socket with an abstract name, which the kernel removes when the process ends. All processes in the same
+    network namespace see such names, including containers with `--net=host`. They exist on Linux only; elsewhere
     nothing is claimed.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as claim:

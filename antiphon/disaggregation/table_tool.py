@@ -1,7 +1,7 @@
-"""`antiphon ranktable`: makes the rank tables of this machine, and joins the global tables of several machines.
+"""`antiphon ranktable`: creates the rank tables of this machine, and merges the global tables of several machines.
 
-With one machine, `--mode gen` is enough. With several, each makes its tables, one of them joins all global tables with
-`--mode merge`, and every instance is started with the joined table and its own local table.
+With one machine, `--mode gen` is enough. With several machines, run it on each, merge all global tables with `--mode
+merge` on one, and start every instance with the merged table and its own local table.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from shared.config import SettingsError
 
 MERGED = "global_ranktable_merge.json"
 _PROBE = ("192.0.2.1", 9)
-"""An address of a documentation network. Nothing is sent to it: the kernel is only asked for the route."""
+"""An address of a documentation network. Nothing is sent to it; the kernel only looks up the route."""
 _NOTE = (
     "device_ip is this host's address in these tables: devices here have no network of their own, and hccn_tool is not "
     "needed"
@@ -40,7 +40,7 @@ _NOTE = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Writes the tables and prints their names. Returns 0. Raises SettingsError for tables that cannot be.
+    """Writes the tables and prints their names. Returns 0. Raises SettingsError for invalid tables.
 
     `options` has `mode` and the flags of `antiphon ranktable`, which the command line has checked to fit the mode.
     """
@@ -100,7 +100,7 @@ def generate(
 
 
 def merge(paths: Sequence[Path], directory: Path) -> list[Path]:
-    """Joins global tables in their order and writes the result. Returns its path in a list. Raises SettingsError.
+    """Merges global tables in the given order and writes the result. Returns its path in a list. Raises SettingsError.
 
     The result must be complete: one scheduler and at least one instance of each other role.
     """
@@ -137,7 +137,7 @@ def _server(host: str, ip: str, word: str, flag: str) -> Server:
 
 
 def _write(directory: Path, name: str, table: GlobalTable | LocalTable) -> Path:
-    """Writes a table's file in one step, so that nobody reads a part of it."""
+    """Writes a table's file atomically."""
     path = directory / name
     try:
         directory.mkdir(parents=True, exist_ok=True)

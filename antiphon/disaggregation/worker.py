@@ -1,6 +1,6 @@
-"""A prefill or decode instance: waits until the scheduler joins it to the bus, and runs one engine on that bus.
+"""A prefill or decode instance: waits for the scheduler's message with the bus, and runs one engine on this bus.
 
-With `--nats` the bus is known and the engine starts at once; the scheduler still asks the instance who it is.
+With `--nats` the bus is known and the engine starts at once; the scheduler still checks the instance's identity.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _READY = re.compile(r" INFO \S+ ready$")
 
 
 class Worker:
-    """One instance and its engine. `settings` have the engine's role; `directory` is private to this process."""
+    """One instance and its engine. `settings` contain the engine's role; `directory` is private to this process."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Worker:
         try:
             await asyncio.wait({stop, fleet.failed, starting}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done():
-                starting.result()  # raises: it has no other end
+                starting.result()  # raises: the task ends only with an exception
             failure = fleet.failed.result() if fleet.failed.done() else None
             server.close()
             launcher.print_line("antiphon", f"stopping: {failure.message}" if failure else "stopping")
@@ -81,7 +81,7 @@ class Worker:
         return not_here(f"{self._own.name} on {self._own.server.server_ip}")
 
     def _on_join(self, request: Request) -> Response:
-        """Follows the scheduler's message, unless it is not authentic or means another instance."""
+        """Obeys the scheduler's message if it is authentic and addressed to this instance."""
         if not is_signed(self._key, "join", request.body, request.headers.get(HEADER, "")):
             return json_response(403, error="the keys of scheduler and instance differ (--cluster-key-file)")
         try:
@@ -116,12 +116,15 @@ class Worker:
             self._wanted.put_nowait(launcher.Place(join.bus, str(credentials), ""))
 
     async def _start_engines(self) -> None:
-        """Starts the engine on each bus that a scheduler names; the one before is stopped. Runs without end."""
+        """Starts the engine on each new bus that a scheduler names, after stopping the old engine.
+
+        Runs until cancelled.
+        """
         if self._settings.nats:
             self._wanted.put_nowait(launcher.Place(self._settings.nats, self._settings.nats_credentials, ""))
         while True:
             place = await self._wanted.get()
-            # A bus that is gone takes no tokens any more: there is nothing to drain.
+            # The old bus is gone and accepts no tokens: there is nothing to drain.
             await self._fleet.stop(("engine",), launcher.FAILURE_GRACE_S)
             self._ready_pid = 0
             launcher.print_line("antiphon", f"{self._own.name} joins the bus at {place.nats}")
@@ -133,7 +136,7 @@ class Worker:
         return replace(spec, show=self._see)
 
     def _see(self, line: str) -> bool:
-        """Notes that the engine is ready. All its lines are shown."""
+        """Looks for the engine's ready message. Returns True: all its lines are printed."""
         if _READY.search(line):
             self._ready_pid = self._fleet.pids().get(self._own.name, 0)
             launcher.print_line("antiphon", f"{self._own.name} is ready")

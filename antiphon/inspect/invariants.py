@@ -1,4 +1,4 @@
-"""What must hold in a live system, checked on consecutive answers of `GET /admin/topology`. Pure.
+"""Invariants of a running system, checked on consecutive answers of `GET /admin/topology`. Pure.
 
 There is one line for each breach. Used by `antiphon watch` and at the end of `antiphon chaos`.
 """
@@ -9,7 +9,7 @@ from typing import Any
 from shared import limits
 
 OWNERLESS_S = limits.ORPHAN_S + 1.0
-"""Time without any request after which work that is left has no owner, seconds."""
+"""Time in seconds without any request after which remaining work counts as work without an owner."""
 Topology = dict[str, Any]
 Member = dict[str, Any]
 COUNTERS = {
@@ -28,7 +28,7 @@ COUNTERS = {
 }
 """Fields of a member's load that never decrease while the process lives."""
 REPLY_S = 0.5
-"""Age of a heartbeat that is not a breach: a gateway that was busy reports the age late, seconds."""
+"""Tolerance for the age of a heartbeat in seconds: a busy gateway reports the age late."""
 
 
 class Invariants:
@@ -39,12 +39,12 @@ class Invariants:
         self._no_requests_since_s: float | None = None
 
     def check(self, now: Topology) -> list[str]:
-        """Returns every breach that this answer shows, beside the one before it."""
+        """Returns every breach in this answer, compared with the previous one."""
         found = list(missing_services(now))
         earlier = {one["instance_id"]: one for one in (self._before or {"members": []})["members"]}
         for one in now["members"]:
             old = earlier.get(one["instance_id"])
-            # Gateways answer in turn, and one of them may know an older heartbeat than the one before.
+            # Gateways answer in turn, and one may have an older heartbeat than the previous one.
             old = (
                 old if old is not None and old.get("heartbeat_sequence", 0) < one.get("heartbeat_sequence", 1) else None
             )
@@ -114,7 +114,7 @@ def _blocks(one: Member, old: Member | None) -> Iterator[str]:
     if old is not None and old["load"]["num_blocks"] != total:
         yield f"{one['id']}: it had {old['load']['num_blocks']} KV blocks and has {total}"
     idle = not _work(one) and old is not None and not _work(old) and old["load"]["step"] == load["step"]
-    # A prefill engine keeps the blocks that other engines fetch for a while after its sequences have ended.
+    # A prefill engine keeps blocks for a while after its sequences have ended, because other engines fetch them.
     if idle and free != total and load["role"] != "prefill":
         yield f"{one['id']}: idle, but only {free} of {total} KV blocks are free"
 

@@ -1,7 +1,6 @@
-"""Writes messages of the bus as JSON, without prompts, tokens and texts unless they are asked for. Pure.
+"""Converts messages of the bus to JSON, by default without prompts, tokens and texts. Pure.
 
-What may be shown is listed; everything else is replaced by its size. So a field that is new, or that a newer sender
-adds, is not shown by mistake.
+Fields that may be shown are listed; all others are replaced by their size. So a new field is not shown by mistake.
 """
 
 from collections.abc import Iterator
@@ -26,13 +25,13 @@ _HIDDEN_NUMBERS = ("token_id", "stop_reason", "seed")
 def rendered(subject: str, message: Message, *, whole: bool, request: str = "") -> dict[str, Any]:
     """Returns a message as an object for JSON. `whole`: with prompts, tokens and texts.
 
-    `request`: of lists that have an item for each sequence, only the items of this request are kept.
+    `request`: lists with an item for each sequence keep only the items of this request.
     """
     return {"subject": subject, "type": type(message).__name__, **_fields(message, whole, request)}
 
 
 def concerns(message: Message, request: str) -> bool:
-    """Whether a message has to do with a request, by its own id or those of its sequences."""
+    """Whether a message concerns a request, by the request's id or those of its sequences."""
     return any(_is_of(name, request) for name in _ids(message))
 
 

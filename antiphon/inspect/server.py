@@ -1,4 +1,4 @@
-"""Asks a gateway for JSON, for the commands that inspect or operate a server."""
+"""Gets JSON from a gateway, for the commands that inspect or operate a server."""
 
 import json
 from typing import Any

@@ -1,7 +1,7 @@
 """`antiphon tap`: prints the messages on the bus, decoded, one JSON object a line.
 
-The tap is a subscriber of its own. The bus drops messages for a subscriber that reads too slowly, so a tap never slows
-the services; what it lost is told at its end.
+The tap is a separate subscriber. The bus drops messages for a subscriber that reads too slowly, so a tap never slows
+the services; the number of lost messages is printed at the end.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class TapOptions:
-    """What to show. `subject`: a pattern below the deployment's prefix; `count`: messages to print, 0: without end."""
+    """What to print. `subject`: a pattern below the deployment's prefix; `count`: number of messages, 0: no limit."""
 
     subject: str = ">"
     request: str = ""
@@ -54,7 +54,7 @@ class TapOptions:
 
 
 def find_bus(url: str, credentials: str, environ: Mapping[str, str], parent: Path | None = None) -> Place:
-    """Returns the bus that is named, else the one that `antiphon serve` of this user runs on this machine.
+    """Returns the bus that is named, or else the bus of this user's `antiphon serve` on this machine.
 
     Raises SettingsError if there is none, or more than one.
     """

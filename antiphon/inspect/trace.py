@@ -14,13 +14,16 @@ BAR_CHARS = 40
 
 
 def run(client: Client, request: str, *, steps: bool) -> int:
-    """Prints the timeline of a request, with `steps` every step. Raises SettingsError for an unknown request."""
+    """Prints the timeline of a request, with `steps` also every step. Raises SettingsError for an unknown request."""
     print("\n".join(lines(ask(client, _path(request)), steps=steps)))
     return 0
 
 
 def save(client: Client, request: str, file: str) -> int:
-    """Writes the timeline in the Trace Event Format. Raises SettingsError: unknown request, file not writable."""
+    """Writes the timeline in the Trace Event Format.
+
+    Raises SettingsError for an unknown request or an unwritable file.
+    """
     found = ask(client, f"{_path(request)}?format=trace_events")
     try:
         Path(file).write_text(json.dumps(found), encoding="utf-8")
@@ -42,7 +45,7 @@ def lines(found: dict[str, Any], *, steps: bool) -> Iterator[str]:
         f"prompt {found['prompt_tokens']} tokens ({found['cached_tokens']} cached), output "
         f"{found['completion_tokens']}, first token {_ms(found['time_to_first_token_s'])}"
     )
-    if found.get("explanation"):  # an older server has none
+    if found.get("explanation"):  # an older server sends none
         yield " ".join(found["explanation"])
     yield ""
     total = sum(found["phases"].values()) or 1.0

@@ -1,4 +1,4 @@
-"""`antiphon watch`: looks at a live system again and again and prints what is not as it must be.
+"""`antiphon watch`: polls a running system and prints every violated invariant.
 
 The invariants are those of `antiphon.inspect.invariants`.
 """
@@ -11,11 +11,11 @@ from antiphon.inspect.server import ask
 from shared.config import SettingsError
 
 ONCE_S = OWNERLESS_S + 1.0
-"""How long `--once` watches, seconds: work without an owner is known after `OWNERLESS_S`."""
+"""Duration of `--once`, seconds: work without an owner is detected after `OWNERLESS_S`."""
 
 
 def run(client: Client, *, interval_s: float, once: bool) -> int:
-    """Looks every `interval_s` until Ctrl-C, or for `ONCE_S`. Returns 1 if `once` and there was a breach, else 0."""
+    """Polls every `interval_s` until Ctrl-C, or for `ONCE_S`. Returns 1 if `once` and there was a breach, else 0."""
     invariants, began, found, looks = Invariants(), time.monotonic(), 0, 0
     while True:
         breaches = _look(client, invariants)

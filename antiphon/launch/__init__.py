@@ -1,1 +1,1 @@
-"""`antiphon serve`: the processes of one command, their bus, their sockets, and when they are ready."""
+"""`antiphon serve`: starts the processes, their bus and their sockets, and reports when the server is ready."""

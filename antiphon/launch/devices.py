@@ -17,7 +17,7 @@ _DEVICE_FILE = re.compile(r"nvidia\d+")
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Which engine uses which GPUs.
+    """The assignment of GPUs to engines.
 
     `ids` has the value of CUDA_VISIBLE_DEVICES for each engine; it is empty if engines choose their device themselves.
     `notices` are messages for the user.

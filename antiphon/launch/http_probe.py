@@ -1,4 +1,4 @@
-"""The launcher's HTTP client, which makes one request. It uses no library, so that the command starts fast."""
+"""The launcher's HTTP client for single requests. It uses no library, so that the command starts fast."""
 
 import asyncio
 import contextlib
@@ -79,7 +79,7 @@ async def _answer(host: str, port: int, message: bytes, https: bool) -> Answer:
 def _any_certificate() -> "ssl.SSLContext":
     """Returns a context that accepts any certificate.
 
-    The server is this launcher's own on this machine; its certificate has another host name.
+    The server belongs to this launcher and runs on this machine; its certificate has another host name.
     """
     import ssl
 

@@ -2,7 +2,7 @@
 
 Starts all processes at once, prints a message when the server is ready, restarts processes that end
 (`antiphon.supervision.fleet`), and stops them in order: gateways first, so that no new requests arrive; then the other
-services, which finish the work they have; the bus last. This module imports no service, so that the command starts fast
+services, which finish their running work; the bus last. This module imports no service, so that the command starts fast
 and a crash of a service does not affect the launcher.
 """
 
@@ -56,7 +56,7 @@ FORCED = 130
 
 @dataclass(frozen=True, slots=True)
 class VersionPlan:
-    """What it takes to start another version of a model. `gpus`: as in `make_plan`; `visible`: all that there are."""
+    """What is needed to start another version of a model. `gpus`: as in `make_plan`; `visible`: all visible GPUs."""
 
     models: list[ServeSettings]
     environ: Mapping[str, str]
@@ -66,14 +66,16 @@ class VersionPlan:
 
     @property
     def keep_s(self) -> float:
-        """Seconds that a former version stays."""
+        """Seconds for which a former version keeps running."""
         return self.models[0].keep_former_version
 
     def specs(self, name: str, number: int, directory: str) -> list[ChildSpec]:
-        """Returns the processes of a version of a model. Blocks, for a name on the hub for long. Raises SettingsError.
+        """Returns the processes of a version of a model. Blocks; a download from the hub may take long.
 
-        The version has the settings of the model, except those that name the model's files. It gets GPUs that no model
-        has; if there are none, it shares those of the model.
+        Raises SettingsError.
+
+        The version has the settings of the model, except those that name the model's files. It gets unused GPUs; if
+        there are none, it shares those of the model.
         """
         first = next(model for model in self.models if model_name(model) == name)
         files = dict.fromkeys(("revision", "tokenizer", "tokenizer_revision", "tokenizer_extension_path"), "")
@@ -109,15 +111,15 @@ class Plan:
     """An API key for the launcher's own requests; empty if the server needs none."""
     https: bool = False
     openai: bool = True
-    """Whether gateways serve OpenAI's API."""
+    """Whether gateways offer OpenAI's API."""
     engines: int = 0
     """Number of engines that must be ready before the server is; 0: one of each model is enough."""
     versions: "VersionPlan | None" = None
-    """How further versions of the models are started; None: they cannot be."""
+    """Starts further versions of the models; None: not supported."""
 
 
 def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
-    """Runs the server until it is told to stop or fails, and returns the exit code.
+    """Runs the server until a signal or a failure, and returns the exit code.
 
     Raises SettingsError before any process has started.
     """
@@ -157,9 +159,9 @@ def located_models(models: Sequence[ServeSettings], environ: Mapping[str, str]) 
 
 
 def _check_files(model: ServeSettings, environ: Mapping[str, str]) -> None:
-    """Raises SettingsError if `--enable-mm` or `--quantization` contradicts the model's files, or a CPU.
+    """Raises SettingsError if `--enable-mm` or `--quantization` does not fit the model's files or the CPU.
 
-    A GPU's engine checks quantization itself.
+    On a GPU the engine checks quantization itself.
     """
     directory = model_directory(model, weights=False)
     if model.enable_mm:
@@ -173,7 +175,7 @@ def _check_files(model: ServeSettings, environ: Mapping[str, str]) -> None:
 class Place:
     """The bus that the children of one launcher use. `prefix` is the beginning of their member ids on this bus.
 
-    `bus`: the launcher's own, which gives each child credentials of its own; otherwise all have `credentials`.
+    `bus`: the launcher's own bus, with separate credentials for each child; None: all children use `credentials`.
     """
 
     nats: str
@@ -207,7 +209,7 @@ def make_plan(
         own = nats_server.environment(child_environment(environ))
         specs.append(ChildSpec("nats", "nats", argv, own, show=nats_server.worth_showing))
     sockets_of_gateways = [each.fileno() for each in listeners[: first.gateways]]
-    # With a key file alone, which may hold only digests, the launcher's own requests need a key that it knows.
+    # A key file may contain only digests, so the launcher needs a key of its own for its requests.
     own_key = secrets.token_urlsafe(24) if first.api_keys_file and not first.api_keys else ""
     files = first.files_directory or str(directory / "files")
     specs += [
@@ -221,7 +223,7 @@ def make_plan(
     default = first.default_model
     ordered = sorted(names, key=lambda name: bool(default) and name != default)
     token = own_key or first.api_keys.split(",")[0].strip()
-    # With one role alone the server would work, but not as it was asked for.
+    # With only one of the two roles the server would work, but without disaggregation.
     engines = sum(len(engine_roles(model)) for model in models) if any(model.prefill for model in models) else 0
     versions = VersionPlan(list(models), environ, place, tuple(gpus))
     return Plan(specs, host, port, ordered, token, bool(first.ssl_certfile), first.use_openai, engines, versions)
@@ -245,7 +247,7 @@ def _gateway_spec(
     own, others = descriptors[index], [*descriptors[:index], *descriptors[index + 1 :]]
     changes: dict[str, object] = {"listen_fd": own, "other_listen_fds": ",".join(map(str, others))}
     changes |= {"api_keys": "", "launcher_key": "", "usage_sink": ""}
-    # All gateways have the same files, and one that is started again continues its batches.
+    # All gateways have the same files; a restarted gateway continues its batches.
     changes |= {"files_directory": files_directory}
     changes |= {"default_model": settings.default_model or model_name(settings)}
     # Gateways with the same seed would derive the same seeds for their requests.
@@ -270,8 +272,8 @@ def _model_specs(
 ) -> Iterator[ChildSpec]:
     """Yields the processes of each model: tokenizers, engines, detokenizers, and image services with `--enable-mm`.
 
-    The processes of the first model have plain names (`engine-1`); for other models, and with models `beside` them, the
-    model's name comes first.
+    The processes of the first model have plain names (`engine-1`); for other models, or if other models run `beside`
+    them, the model's name comes first.
     """
     free, port = iter(gpus), models[0].master_port
     engines = sum(len(engine_roles(model)) for model in beside or models)
@@ -285,14 +287,14 @@ def _model_specs(
                 own = {devices.VARIABLE: next(free)} if on_gpu else {}
                 settings = of_role(model, role) if model.prefill else model
                 if service == "engine":
-                    # On the other machines the ranks of this engine know its port by the same count.
+                    # The ranks on the other machines derive this engine's port by the same numbering.
                     changes["master_port"], port = port, port + 1
                 spec = service_spec(service, prefix + child, settings, changes, {**environ, **own}, place)
                 yield replace(spec, model=name)
 
 
 def _replicas(service: str, model: ServeSettings) -> list[tuple[str, str]]:
-    """Returns the name of each process of a service of one model, and the role if it is an engine."""
+    """Returns the name of each process of one model's service, with the role for engines."""
     if service == "engine":
         return engine_roles(model)
     if service == "vision" and not model.enable_mm:
@@ -311,10 +313,10 @@ def service_spec(
 ) -> ChildSpec:
     """Returns the child process of a service.
 
-    `changes` overrides single settings; `secret` has variables that may not be on a command line.
+    `changes` overrides single settings; `secret`: environment variables that must not be on a command line.
     """
     member_id = safe_token(place.prefix + name, limits.MEMBER_ID_CHARS_MAX)
-    # API keys, and URLs that may have a password, are passed in the environment, because every user of the machine can
+    # API keys and URLs that may contain a password are passed in the environment, because every user of the machine can
     # read command lines.
     credentials = place.bus.join(bus_permissions.role(service), member_id) if place.bus else place.credentials
     where: dict[str, object] = {"service_id": member_id, "nats": "", "nats_credentials": credentials}
@@ -332,8 +334,8 @@ def assign_gpus(models: Sequence[ServeSettings], visible: Sequence[str]) -> devi
 def engine_threads(settings: ServeSettings, engines: int) -> int:
     """Returns the number of threads for each engine of a model: `--threads`, or an equal share of the cores.
 
-    `engines` is the number of engines of all models. Returns 0 for at most one engine without `--threads`, which then
-    decides itself.
+    `engines` is the number of engines of all models. Returns 0 for at most one engine without `--threads`: the engine
+    then decides.
     """
     if settings.threads or engines <= 1:
         return settings.threads
@@ -350,8 +352,8 @@ async def run_plan(
 ) -> int:
     """Runs the children until the first signal or until they fail, and returns the exit code.
 
-    `listeners`: the gateways' sockets, which are closed before the children are stopped. `beside` runs along with them;
-    when it returns, the server stops with this failure.
+    `listeners`: the gateways' sockets, which are closed before the children are stopped. `beside` runs concurrently;
+    the failure that it returns stops the server.
     """
     fleet = Fleet(print_line)
     stop = asyncio.create_task(signalled(fleet))
@@ -388,7 +390,7 @@ async def _run_versions(fleet: Fleet, plan: VersionPlan) -> None:
     where = BusAddress(plan.place.nats, credentials, name, tls.bus_context(first), first.bus_replicas)
     try:
         await run(fleet, plan, where, first.namespace, print_line)
-    except Exception as error:  # the server goes on without changes of versions; the user must know
+    except Exception as error:  # the server continues without changes of versions; the user is informed
         told = error if isinstance(error, ServiceError | SettingsError) else repr(error)
         print_line("antiphon", f"versions of models cannot be changed until the next start: {told}")
 
@@ -418,7 +420,7 @@ async def signalled(fleet: Fleet) -> None:
 
 
 def print_line(name: str, line: str) -> None:
-    """Prints a line of output of a child, or of the launcher itself, to standard error."""
+    """Prints a line from a child or the launcher itself to standard error."""
     # The reader of the output may have ended (closed pipe), which must not stop the server.
     with contextlib.suppress(OSError):
         print(f"{name:<13} | {line}", file=sys.stderr, flush=True)

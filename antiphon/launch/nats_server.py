@@ -1,4 +1,4 @@
-"""The bus of a local deployment: finds the nats-server binary and writes its configuration, with a user per process.
+"""The bus of a local deployment: finds the nats-server binary and writes its configuration, with one user per process.
 
 The limits are the same as in `infra/nats/nats.conf`, which the containers use; a test compares the two.
 """
@@ -41,18 +41,18 @@ _KNOWN = ("Plaintext passwords detected", "Maximum payloads over")
 LAUNCHER = "launcher"
 """The user of the launcher itself."""
 OBSERVER = "observer"
-"""The user that may read everything: for `antiphon tap` and other tools of the operator."""
+"""The user that may read all subjects: for `antiphon tap` and other operator tools."""
 
 
 @dataclass(slots=True)
 class Bus:
-    """A nats-server to start. Each process gets a user of its own, with the permissions of its role, from `join`.
+    """A nats-server to start. `join` gives each process its own user with the permissions of its role.
 
-    Processes that join after `write` share one user for each role: a server that reads its users again forgets which
-    requests it let others answer.
+    Processes that join after `write` share one user for each role: when the server reloads its users it forgets which
+    replies it permitted.
 
-    `secret` gives all passwords; whoever has it can compute them. `url` is for clients on this machine, `host` the
-    address to listen on, `store` where the server keeps files. After the last `join`, `write` writes the configuration.
+    All passwords are derived from `secret`. `url` is for clients on this machine, `host` the address to listen on,
+    `store` where the server keeps files. After the last `join`, `write` writes the configuration.
     """
 
     directory: Path
@@ -90,7 +90,7 @@ class Bus:
             render_user(name, f'"{password(self.secret, name)}"', permissions(role, subjects, name))
             for name, role in self.users.items()
         ]
-        for role in MODEL_SERVICES:  # whose processes may be added after the server has started
+        for role in MODEL_SERVICES:  # processes of these services may be added after the server has started
             name = _later(role)
             write_credentials(self.directory, self.secret, name)
             users.append(render_user(name, f'"{password(self.secret, name)}"', permissions(role, subjects)))
@@ -162,7 +162,7 @@ def find_binary() -> str:
 
 
 def worth_showing(line: str) -> bool:
-    """Whether a line of the server's log is a warning or an error that the user should see."""
+    """Whether a line of the server's log is a warning or error to print."""
     return any(level in line for level in _LOUD) and not any(known in line for known in _KNOWN)
 
 

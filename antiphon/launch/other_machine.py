@@ -1,8 +1,8 @@
-"""What `antiphon serve` starts on the machines that are not the head: the ranks of each engine, and nothing else.
+"""`antiphon serve` on machines other than the head: starts only the ranks of each engine.
 
-Each rank is a child process that joins its engine on the head, waits for it while it is not there, and ends when it
-ends. It is then started again and waits for the engine that replaces it. This command ends by a signal, or when a rank
-is refused or crashes again and again.
+Each rank is a child process. It waits for its engine on the head, joins it, and ends when the engine ends. The rank is
+then restarted and waits for the engine's replacement. This command ends after a signal, or when a rank is refused or
+crashes repeatedly.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ FORCED = 130
 
 
 def machines_of(models: Sequence[ServeSettings]) -> Machines | None:
-    """Returns the machines that the models are computed on, or None for this one alone. Raises SettingsError."""
+    """Returns the machines on which the models are computed; None for this machine alone. Raises SettingsError."""
     first = models[0]
     if any((model.nnode, model.pod_ips) != (first.nnode, first.pod_ips) for model in models):
         raise SettingsError("--nnode, --pod-ips: all models of a command are on the same machines")
     if first.nnode == 1:
         return None
     machines = find_machines(first)
-    rank_key(first)  # a lack of it is told here, before anything starts
+    rank_key(first)  # raises if there is no key, before anything starts
     return machines
 
 
 def divided(model: ServeSettings, visible: Sequence[str]) -> ServeSettings:
-    """Returns the settings with the model divided among all cards of all machines, if they do not say how.
+    """Returns the settings with a default for parallelism: the model is divided among all cards of all machines.
 
-    All machines have as many cards as this one, whose `visible` they are. On a CPU each machine is one device.
+    All machines must have as many cards as this one has (`visible`). On a CPU each machine is one device.
     """
     if model.nnode == 1 or world_size(model) > 1:
         return model
@@ -52,7 +52,7 @@ def divided(model: ServeSettings, visible: Sequence[str]) -> ServeSettings:
 def rank_specs(
     models: Sequence[ServeSettings], machines: Machines, environ: Mapping[str, str], gpus: Sequence[str] = ()
 ) -> Iterator[ChildSpec]:
-    """Yields the ranks of this machine, of each engine of each model. `gpus`: see `launcher.make_plan`."""
+    """Yields this machine's ranks of each engine of each model. `gpus`: see `launcher.make_plan`."""
     free = iter(gpus)
     port = models[0].master_port
     for number, model in enumerate(models):

@@ -12,7 +12,7 @@ from antiphon.supervision.processes import Sink
 
 POLL_S = 0.05
 REMINDER_S = 15.0
-"""Interval in seconds of the messages that the server is not ready yet."""
+"""Interval of the messages that the server is not ready yet, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ async def announce(
 ) -> None:
     """Waits until all models can be used, then prints the ready message to standard output and returns.
 
-    `models` has the served names, the default model first; `engines` is the number of engines that must be ready too.
+    `models` has the served names, the default model first; `engines` is the number of engines that must also be ready.
     `pids` returns the process ids of the children by name. While it waits, a message every `REMINDER_S` says through
     `sink` why the server is not ready.
     """
@@ -89,7 +89,7 @@ def _example(url: str, place: ServerAddress, model: str) -> str:
 
 
 async def _lacking(place: ServerAddress, models: Sequence[str], engines: int) -> str:
-    """Returns why the server cannot serve every model yet; empty if it can."""
+    """Returns the reason why the server cannot serve every model yet; empty if it can."""
     answer = await place.get("/readyz")
     if answer.status != 200:
         return _reason(answer.body)

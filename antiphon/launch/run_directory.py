@@ -39,7 +39,7 @@ def _own_directory(path: Path) -> bool:
     try:
         facts = path.lstat()
     except FileNotFoundError:
-        # Another launcher has just removed the directory.
+        # Another launcher removed the directory at the same time.
         return False
     return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid()
 

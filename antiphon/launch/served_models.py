@@ -111,7 +111,7 @@ def _entry(table: Any, source: str) -> dict[str, Any]:
 
 
 def _word(value: Any, source: str) -> str:
-    """Returns a value of the file as the text that the corresponding flag would get on the command line."""
+    """Returns a value of the file as text, as on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
@@ -139,7 +139,7 @@ def _check_together(models: Sequence[ServeSettings], default_model: str, *, shar
     names = [model_name(model) for model in models]
     for name in _repeated([*names, *(alias for model in models for alias in model_aliases(model))]):
         raise SettingsError(f"two models are called {name!r}: give each a served name of its own")
-    # On a shared bus the default model may be served by another launcher.
+    # On a shared bus another launcher may serve the default model.
     if default_model and default_model not in names and not shared_bus:
         raise SettingsError(f"--default-model: {default_model!r} is not served. Served: {', '.join(map(repr, names))}")
 

@@ -3,8 +3,8 @@
 The launcher keeps its own copies open: while a gateway starts, or the only one restarts, connections wait in the
 backlog instead of being refused. A single gateway has the port exclusively. Several gateways have one socket each on
 the same port (SO_REUSEPORT), and the kernel distributes new connections over these sockets. With one shared socket, the
-first gateway to wake up could accept a whole burst of connections. What waits in the socket of a gateway that has died
-or stands still is accepted by the others, which inherit all the sockets (`services.gateway.http.waiting`).
+first gateway to wake up could accept a whole burst of connections. Connections that wait in the socket of a dead or
+stopped gateway are accepted by the other gateways, which inherit all sockets (`services.gateway.http.waiting`).
 """
 
 import errno

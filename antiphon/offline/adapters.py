@@ -18,8 +18,8 @@ T = TypeVar("T")
 class LoRARequest:
     """A LoRA adapter to compute a prompt with: a directory in peft's format.
 
-    Adapters are told apart by the content of their files. `lora_int_id` is accepted because other servers need it; it
-    must be at least 1 and has no effect.
+    Adapters are identified by the content of their files. `lora_int_id` is accepted for compatibility; it must be at
+    least 1 and has no effect.
     """
 
     lora_name: str
@@ -39,8 +39,8 @@ class LoRARequest:
 class PromptAdapterRequest:
     """A prompt adapter (prompt tuning) to compute a prompt with: a directory in peft's format.
 
-    `prompt_adapter_id` is accepted because other servers need it; it must be at least 1 and has no effect. The number
-    of virtual tokens is that of the adapter; a number other than 0 must be equal to it.
+    `prompt_adapter_id` is accepted for compatibility; it must be at least 1 and has no effect. The number of virtual
+    tokens is that of the adapter; a number other than 0 must be equal to it.
     """
 
     prompt_adapter_name: str
@@ -67,10 +67,10 @@ Adapters = tuple[LoadedAdapter, ...]
 def loaded_adapters(
     library: AdapterLibrary | None, loras: LoRARequests, prompts: PromptAdapterRequests, count: int
 ) -> list[Adapters]:
-    """Returns the adapters of each of `count` prompts, read into memory if they were not there.
+    """Returns the adapters of each of `count` prompts, loaded into memory if necessary.
 
-    Raises ValueError for a list of another length, for an adapter that cannot be served, and if the engine has no
-    adapters; TypeError for anything but requests of the right kind.
+    Raises ValueError for a list of another length, for an unsupported adapter, and if the engine has adapters disabled;
+    TypeError for a request of another type.
     """
     found: dict[LoRARequest | PromptAdapterRequest, LoadedAdapter] = {}
     asked = zip(
@@ -89,7 +89,7 @@ def loaded_adapters(
 
 
 def with_adapters(spec: SequenceSpec, adapters: Adapters) -> SequenceSpec:
-    """Returns the spec with the adapters and the cache salt that belongs to them."""
+    """Returns the spec with the adapters and their cache salt."""
     for adapter in adapters:
         salt = adapter_salt(spec.cache_salt, adapter.version)
         spec = replace(with_adapter(spec, adapter), cache_salt=salt)

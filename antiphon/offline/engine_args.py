@@ -81,14 +81,14 @@ def engine_args(**values: Any) -> EngineArgs:
 
 
 def _check_pictures(args: EngineArgs) -> None:
-    """Raises ValueError for wrong settings about pictures."""
+    """Raises ValueError for invalid settings of image input."""
     if processor_kwargs(args.mm_processor_kwargs) and not args.enable_mm:
         raise ValueError("mm_processor_kwargs needs enable_mm=True: without it no pictures are taken")
     picture_limit(args.limit_mm_per_prompt, "limit_mm_per_prompt")
 
 
 def _answer(name: str, value: Any, other: Other) -> None:
-    """Raises or warns as the server's command line does for the option of another server with that name."""
+    """Raises or warns, as the server's command line does, for an option of another server."""
     if value is None or value is False or str(value).lower() in other.asks_nothing:
         return
     if other.refused:

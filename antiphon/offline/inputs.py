@@ -1,4 +1,4 @@
-"""Converts the prompts and sampling parameters of a call, as the user gave them, to one form. Without side effects."""
+"""Converts the prompts and sampling parameters of a call to a uniform type. Without side effects."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,17 +20,17 @@ _FIELDS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "mm_proce
 class Prompt:
     """One prompt: text, token ids, or both. With both, the ids are used and the text is only repeated in the result.
 
-    `end_token_ids`: tokens that end the answer in the conversation template that made the text. `pictures`: in the
-    order of their places, of which each is one token of the model that stands for a picture.
+    `end_token_ids`: end tokens of the conversation template that produced the text. `pictures`: the images, in the
+    order of their image tokens in the prompt.
     """
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     end_token_ids: tuple[int, ...] = ()
     second_text: str | None = None
-    """The second text of a pair, which becomes one prompt with `text`."""
+    """The second text of a pair; it is combined with `text` to one prompt."""
     score_template: str | None = None
-    """The template of a pair, a file or its text, in place of that of the engine's arguments; None: that one."""
+    """The score template of a pair (a file or its text); None: the template of the engine's arguments."""
     pictures: "tuple[bytes | Image, ...]" = ()
 
 

@@ -30,7 +30,7 @@ from shared.request.outputs import RequestOutput
 
 
 class LLM:
-    """A model with its tokenizer and KV cache. The prompts of one call are batched as far as the KV cache allows.
+    """A model with its tokenizer and KV cache. The prompts of one call are batched as far as the KV cache permits.
 
     Every other setting of the engine can be given as a keyword argument: the name of its flag with underscores. An
     object must not be used by several threads at the same time; use `AsyncLLMEngine` for concurrent requests.
@@ -112,8 +112,8 @@ class LLM:
         """Generates for the prompts and returns one result for each, in the order of the prompts.
 
         `prompts` (or `inputs`) is a text, a dict with `prompt` or `prompt_token_ids`, or a list of these. With
-        `enable_mm=True` such a dict may have `multi_modal_data`: `{"image": picture}` or a list of pictures, each a
-        `PIL.Image` or the bytes of a file; the prompt has the model's token for a picture once for each.
+        `enable_mm=True` such a dict may have `multi_modal_data`: `{"image": picture}` or a list of images, each a
+        `PIL.Image` or the bytes of a file; the prompt must contain the model's image token once per image.
         `sampling_params` applies to all prompts, or is a list with one item for each prompt; None means
         `SamplingParams()`. `lora_request` is an adapter for all prompts, or a list with an adapter or None for each;
         it needs `enable_lora=True`. `prompt_adapter_request` is a prompt adapter, likewise; it needs
@@ -180,8 +180,8 @@ class LLM:
 
         `pooling_params` applies to all prompts, or is a list with one item for each prompt; None means
         `PoolingParams()`: vectors of length one, pooled as the model's own files say. `truncate_prompt_tokens` keeps
-        that many first tokens of each prompt, special tokens included, or with -1 as many as fit into the context; a
-        longer prompt than the context is refused without it. Raises ValueError or TypeError
+        this number of first tokens of each prompt, including special tokens; -1 keeps as many as fit into the context.
+        Without it, a prompt longer than the context is refused. Raises ValueError or TypeError
         for invalid arguments, and RuntimeError if the engine fails.
         """
         listed = prompts_of(prompts, None)
@@ -197,9 +197,9 @@ class LLM:
         *,
         truncate_prompt_tokens: int | None = None,
     ) -> list[PoolingRequestOutput]:
-        """Returns what the model gives for each prompt: a vector, or a number for each label of a classification head.
+        """Returns the model's output for each prompt: a vector, or a number for each label of a classification head.
 
-        All else is as in `embed`. None for `pooling_params` means what the model can give.
+        All else is as in `embed`. If `pooling_params` is None, the model decides between the two.
         """
         if pooling_params is None:
             pooling_params = PoolingParams(classify=bool(self._runner.engine.facts.labels))
@@ -234,9 +234,9 @@ class LLM:
         """Returns the similarity of each pair of texts: the cosine of their vectors, or the number of a cross-encoder.
 
         A model with a classification head must have one label. A single `text_1` is paired with each `text_2`; lists of
-        the same length are paired item by item. `truncate_prompt_tokens` is as in `embed`; of a pair that is computed
-        as one prompt the longer text is shortened first. `chat_template` is the score template that makes one prompt of
-        a pair, a file or its text, in place of that of `LLM`. Raises the same errors as `embed`.
+        the same length are paired item by item. `truncate_prompt_tokens` is as in `embed`; if a pair is computed as one
+        prompt, its longer text is shortened first. `chat_template` is the score template that makes one prompt of a
+        pair (a file or its text); None: the template of `LLM`. Raises the same errors as `embed`.
         """
         first, second = pairs(text_1, text_2)
         labels = self._runner.engine.facts.labels

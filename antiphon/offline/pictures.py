@@ -1,8 +1,8 @@
-"""Pictures of the offline API: read, and encoded in this process by the library of the image service.
+"""Images in the offline API: reads them and encodes them in this process with the image service's library.
 
     bytes of a file or PIL.Image → VisionEncoder → embeddings, tokens and places in the prompt → PlacedPicture
 
-Equal pictures are encoded once, as long as their embeddings are among the last ones (`VISION_CACHE_BYTES`).
+Equal images are encoded once while their embeddings are cached (`VISION_CACHE_BYTES`).
 """
 
 import hashlib
@@ -30,14 +30,14 @@ NOT_ENABLED = "this model was loaded for text: create the LLM with enable_mm=Tru
 
 
 class EncodedPrompt:
-    """The pictures of one prompt, encoded."""
+    """The encoded images of one prompt."""
 
     def __init__(self, encoder: "VisionEncoder", pictures: Sequence["tuple[bytes, EncodedPicture]"]) -> None:
         self._encoder, self._pictures = encoder, pictures
 
     @property
     def tokens(self) -> list[PictureTokens]:
-        """What the tokenization has to know of each picture."""
+        """Data about each image for the tokenization."""
         by = self._encoder
         return [
             PictureTokens(by.token_id, one.num_tokens, key, by.place, by.text, one.layout)
@@ -45,7 +45,7 @@ class EncodedPrompt:
         ]
 
     def placed(self, starts: Sequence[int]) -> tuple[PlacedPicture, ...]:
-        """Returns the pictures at the places in the prompt where their tokens begin."""
+        """Returns the images, placed at their first tokens in the prompt."""
         return tuple(
             PlacedPicture(
                 start,
@@ -64,11 +64,14 @@ class EncodedPrompt:
 class PictureEncoder:
     """The vision encoder of an offline engine. May be used by several threads.
 
-    The constructor raises SettingsError for a model without one, or for arguments that its processor does not have.
+    The constructor raises SettingsError for a model without vision encoder or for arguments unknown to its processor.
     """
 
     def __init__(self, settings: EngineSettings, arguments: str, limit: int) -> None:
-        """`arguments`: of the model's image processor, as JSON. `limit`: most pictures of a prompt."""
+        """`arguments`: arguments of the model's image processor, as JSON.
+
+        `limit`: largest number of images per prompt.
+        """
         import torch
 
         from services.vision.encoder import VisionEncoder
@@ -80,7 +83,7 @@ class PictureEncoder:
         self._lock = threading.Lock()
 
     def encoded(self, pictures: "Sequence[bytes | Image]") -> EncodedPrompt:
-        """Returns the pictures of a prompt, encoded. Raises ValueError for too many, and for what is no picture."""
+        """Returns the encoded images of a prompt. Raises ValueError for too many images or an invalid one."""
         if len(pictures) > self._limit:
             raise ValueError(
                 f"The prompt has {len(pictures)} pictures; at most {self._limit} are taken (limit_mm_per_prompt)."
@@ -105,9 +108,9 @@ class PictureEncoder:
 
 
 def pictures_of(given: Any, what: str) -> "tuple[bytes | Image, ...]":
-    """Returns the pictures of `multi_modal_data`, which names a prompt's pictures under `image`.
+    """Returns the images in `multi_modal_data` (its item `image`).
 
-    Raises ValueError for another kind of data, TypeError for what is neither a picture of PIL nor a file's bytes.
+    Raises ValueError for another kind of data, TypeError for an object that is neither a PIL image nor bytes.
     """
     if given is None:
         return ()
@@ -123,9 +126,9 @@ def pictures_of(given: Any, what: str) -> "tuple[bytes | Image, ...]":
 
 
 def without_pil(messages: Sequence[Mapping[str, Any]], images: "list[Image]") -> list[dict[str, Any]]:
-    """Returns the messages of a conversation with each `image_pil` part as an `image_url` part that numbers it.
+    """Returns the messages with each `image_pil` part replaced by an `image_url` part with a number.
 
-    The pictures are appended to `images`. Read the numbers back with `taker`. Raises TypeError.
+    The images are appended to `images`; `taker` resolves the numbers. Raises TypeError.
     """
     return [
         {**message, "content": [_numbered(part, images) for part in content]}
@@ -136,9 +139,9 @@ def without_pil(messages: Sequence[Mapping[str, Any]], images: "list[Image]") ->
 
 
 def taker(images: "Sequence[Image]", pictures: "list[bytes | Image]", *, enabled: bool) -> TakePicture:
-    """Returns what reads the pictures of the messages that `without_pil` has returned into `pictures`.
+    """Returns a function that appends the images in messages from `without_pil` to `pictures`.
 
-    It refuses them unless the engine takes pictures (`enabled`).
+    It refuses images unless the engine accepts them (`enabled`).
     """
 
     def take(given: ImageUrl | str | None, param: str) -> None:

@@ -1,4 +1,4 @@
-"""Embeddings, labels and scores of the offline API: their parameters, their results, and the sequences they need."""
+"""Embeddings, labels and scores of the offline API: parameters, results, and sequences for the engine."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class PoolingOutput:
-    """What the model gives for one prompt: a vector, or a number for each label of its classification head."""
+    """The model's output for one prompt: a vector, or a number for each label of its classification head."""
 
     data: list[float]
 
@@ -44,7 +44,7 @@ class PoolingRequestOutput:
 
 @dataclass(frozen=True)
 class ClassificationOutput:
-    """The numbers that a classification head gives for one prompt, and the label with the highest."""
+    """The output of a classification head for one prompt, and the label with the highest number."""
 
     probs: list[float]
     label: str
@@ -92,14 +92,17 @@ class EmbeddingRequestOutput:
 
 @dataclass(frozen=True)
 class ScoringOutput:
-    """The similarity of two texts: the cosine of their vectors (-1 to 1), or what a classification head gives."""
+    """The similarity of two texts: the cosine of their vectors (-1 to 1), or the output of a classification head."""
 
     score: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringRequestOutput:
-    """The result of `score` for one pair. `prompt_token_ids` are those of both texts, one after the other."""
+    """The result of `score` for one pair.
+
+    `prompt_token_ids`: the tokens of the first text, then those of the second.
+    """
 
     request_id: str
     outputs: ScoringOutput
@@ -109,7 +112,10 @@ class ScoringRequestOutput:
 
 
 def checked(params: Sequence[PoolingParams | None], embedding_size: int, num_labels: int) -> list[PoolingParams]:
-    """Returns the parameters, with defaults for None. Raises ValueError for a vector that the model cannot give."""
+    """Returns the parameters, with defaults for None.
+
+    Raises ValueError if the model cannot compute the requested vector.
+    """
     found = [each or PoolingParams() for each in params]
     for each in found:
         try:
@@ -126,7 +132,10 @@ def pooling_spec(
     arrival: int,
     adapters: Adapters = (),
 ) -> SequenceSpec:
-    """Returns the sequence of one prompt for the engine. Its id is that of the request, which has no other sequence."""
+    """Returns the sequence of one prompt for the engine.
+
+    Its id is the request's id, because there is only one sequence.
+    """
     # A pooling sequence samples nothing, so the sampling parameters have no effect.
     sampling = SamplingParams(max_tokens=1, temperature=0.0)
     spec = SequenceSpec(request_id, token_ids, sampling, arrival=arrival, pooling=params)
@@ -134,7 +143,7 @@ def pooling_spec(
 
 
 def pooling_output(spec: SequenceSpec, vector: bytes, num_cached_tokens: int) -> PoolingRequestOutput:
-    """Returns the result of one prompt. `vector` is that of its outcome."""
+    """Returns the result of one prompt. `vector`: from the engine's outcome."""
     return PoolingRequestOutput(
         request_id=spec.sequence_id,
         outputs=PoolingOutput(unpack_vector(vector).tolist()),
@@ -144,7 +153,7 @@ def pooling_output(spec: SequenceSpec, vector: bytes, num_cached_tokens: int) ->
 
 
 def embedding_output(output: PoolingRequestOutput) -> EmbeddingRequestOutput:
-    """Returns the result of one prompt as `embed` gives it."""
+    """Returns the result of one prompt in the form of `embed`."""
     return EmbeddingRequestOutput(
         request_id=output.request_id,
         outputs=EmbeddingOutput(output.outputs.data),
@@ -154,7 +163,7 @@ def embedding_output(output: PoolingRequestOutput) -> EmbeddingRequestOutput:
 
 
 def classification_output(output: PoolingRequestOutput, labels: Sequence[str]) -> ClassificationRequestOutput:
-    """Returns the result of one prompt as `classify` gives it."""
+    """Returns the result of one prompt in the form of `classify`."""
     numbers = output.outputs.data
     return ClassificationRequestOutput(
         request_id=output.request_id,
@@ -165,7 +174,7 @@ def classification_output(output: PoolingRequestOutput, labels: Sequence[str]) -
 
 
 def scoring_output(output: PoolingRequestOutput) -> ScoringRequestOutput:
-    """Returns the result of one pair that a classification head with one label has scored."""
+    """Returns the result of one pair, scored by a classification head with one label."""
     return ScoringRequestOutput(
         request_id=output.request_id,
         outputs=ScoringOutput(output.outputs.data[0]),

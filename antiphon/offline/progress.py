@@ -34,7 +34,7 @@ class ProgressBar:
         self._count(len(output.prompt_token_ids or ()), sum(len(one.token_ids) for one in output.outputs))
 
     def pooled(self, output: PoolingRequestOutput) -> None:
-        """Counts an embedded prompt and updates the token rates."""
+        """Counts a pooled prompt and updates the token rates."""
         self._count(len(output.prompt_token_ids), 0)
 
     def _count(self, num_prompt_tokens: int, num_output_tokens: int) -> None:

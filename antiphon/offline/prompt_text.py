@@ -39,7 +39,7 @@ _NO_TEMPLATE = "This model has no chat template: give 'chat_template' or (to LLM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateOptions:
-    """What a call gives to the chat template besides the messages; see `LLM.chat`."""
+    """Arguments of the chat template besides the messages; see `LLM.chat`."""
 
     chat_template: str | None = None
     add_generation_prompt: bool = True
@@ -77,13 +77,13 @@ class PromptText:
         generates: bool = True,
         pictures: Sequence[PictureTokens] = (),
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Returns a prompt's token ids, truncated, and where the tokens of its pictures begin.
+        """Returns a prompt's truncated token ids, and the index of each image's first token.
 
-        `truncate_prompt_tokens` is as for `truncated`; for a prompt that is pooled it is the number of first tokens to
-        keep (0: all).
+        `truncate_prompt_tokens` is as for `truncated`; for pooling it is the number of first tokens to keep (0: all).
 
-        Raises ValueError if the prompt is invalid or too long, or has not one place for each of its `pictures`. The
-        prompt and `max_tokens` output tokens must fit into the context; with `max_tokens` 0, the prompt and one
+        Raises ValueError if the prompt is invalid or too long, or does not contain one image token for each of its
+        `pictures`. The prompt and `max_tokens` output tokens must fit into the context; with `max_tokens` 0, the prompt
+        and one
         token. Unless the prompt `generates` output, it may fill the context.
         """
         keep_first = 0 if generates else truncate_prompt_tokens
@@ -113,7 +113,7 @@ class PromptText:
     def pair_ids(self, prompt: Prompt, keep: int = 0) -> tuple[tuple[int, ...], int]:
         """Returns the token ids of a pair of texts, and `PoolingParams.num_first_tokens`.
 
-        `keep`: most tokens of the pair, see `Codec.encode`. Raises ValueError.
+        `keep`: largest number of tokens of the pair, see `Codec.encode`. Raises ValueError.
         """
         assert prompt.text is not None
         assert prompt.second_text is not None
@@ -128,7 +128,7 @@ class PromptText:
         return tuple(pair.token_ids), pair.num_first
 
     def _by_template(self, source: str, texts: tuple[str, str], keep: int) -> list[int]:
-        """Returns the token ids of a pair in a score template. Raises ValueError."""
+        """Returns the token ids of a pair, rendered by a score template. Raises ValueError."""
         if self._facts is None:
             raise ValueError(_NO_TOKENIZER)
         bos = self._facts.named_tokens.get("bos_token", "")
@@ -143,7 +143,7 @@ class PromptText:
         return token_ids
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Returns the token ids of words that an output must not contain. Raises ValueError."""
+        """Returns the token ids of the `bad_words`. Raises ValueError."""
         if words and not self._has_tokenizer:
             raise ValueError(_NO_TOKENIZER)
         return bad_word_ids(self._codec, words)
@@ -151,8 +151,8 @@ class PromptText:
     def rendered(self, messages: Sequence[Message], options: TemplateOptions) -> Prompt:
         """Returns a conversation rendered to text by the chat template, including special tokens. Raises ValueError.
 
-        Without a template in the options, the model's own is used, which may have further end tokens. The pictures of
-        the messages are those of the prompt.
+        Without a template in the options, the model's own is used, which may have further end tokens. The images of the
+        messages become those of the prompt.
         """
         if not self._has_tokenizer or self._facts is None:
             raise ValueError(_NO_TOKENIZER)

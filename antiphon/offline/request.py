@@ -59,7 +59,7 @@ class Submitted:
     started: Times
     preprocess_s: float
     bad_words: tuple[tuple[int, ...], ...] = ()
-    """The texts among the parameters' `bad_words` as token ids."""
+    """Token ids of the texts in the parameters' `bad_words`."""
     adapters: Adapters = ()
     pictures: tuple[PlacedPicture, ...] = ()
 
@@ -109,7 +109,7 @@ class LiveRequest:
         return [with_adapters(spec, submitted.adapters) for spec in specs]
 
     def joined(self, at: Times, forward_s: float) -> None:
-        """Notes that one of the sequences joined a step that began at `at`; only the first call counts.
+        """Records that a sequence joined a step that began at `at`; only the first call counts.
 
         `forward_s` is the time in seconds that the engine has spent in steps before this one.
         """
@@ -117,7 +117,7 @@ class LiveRequest:
             self._began_at, self._forward_at_start = at, forward_s
 
     def take(self, choice: int, outcome: Outcome, at: Times, forward_s: float) -> bool:
-        """Adds the outcome of a step for one choice. Returns whether the engine has to end the sequence.
+        """Adds a step's outcome for one choice. Returns whether the engine has to end the sequence.
 
         That is the case after a stop string. `forward_s` is the time in seconds that the engine has spent in steps so
         far.
@@ -144,7 +144,7 @@ class LiveRequest:
             output.finish_reason = output.finish_reason or "error"
 
     def aborted(self, at: Times) -> None:
-        """Ends the request at the caller's wish, with `finish_reason` "abort"."""
+        """Ends the request because the caller aborted it; `finish_reason` is "abort"."""
         self._ended_at = at.monotonic
         for output in self._outputs:
             output.finish_reason = output.finish_reason or "abort"
@@ -175,7 +175,7 @@ class LiveRequest:
         return [self._outputs[index] for index in order]
 
     def _shown_prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
-        """Returns the log probabilities of the prompt; None until they are known or if they are not asked for."""
+        """Returns the log probabilities of the prompt; None if they are not requested or not computed yet."""
         if not self._prompt_logprobs:
             return None
         return prompt_logprobs_by_token(self._prompt_logprobs)
@@ -231,7 +231,7 @@ class _Output:
     )  # fmt: skip
 
     def __init__(self, splitter: ReasoningSplitter | None) -> None:
-        """`splitter`: separates the reasoning; None if it stays in the text."""
+        """`splitter`: separates the reasoning; None: the reasoning stays in the text."""
         self._splitter = splitter
         self.text = ""
         self.reasoning: str | None = None
@@ -279,13 +279,13 @@ class _Output:
 
 
 def _splitter(submitted: Submitted) -> ReasoningSplitter | None:
-    """Returns what separates the reasoning from the text of a chat; None for other requests."""
+    """Returns a parser that separates a chat's reasoning from its text; None for other requests."""
     if not submitted.is_chat:
         return None
     return ReasoningSplitter(inside=(submitted.prompt or "").rstrip().endswith(OPENING))
 
 
 def choice_of(sequence_id: str) -> tuple[str, int]:
-    """Returns the request id and the choice number of which a sequence id consists."""
+    """Splits a sequence id into the request id and the number of the choice."""
     request_id, _, choice = sequence_id.rpartition("-")
     return request_id, int(choice)

@@ -49,7 +49,7 @@ class Runner:
             raise ValueError(error.message) from error
         self.text = PromptText(settings, self.engine.facts.vocab_size, self.engine.max_model_len)
         self._pictures: PictureEncoder | None = None
-        """Encodes pictures; None: the engine takes text only."""
+        """Encodes images; None: the engine accepts text only."""
         if settings.enable_mm:
             limit = picture_limit(args.limit_mm_per_prompt, "limit_mm_per_prompt")
             self._pictures = PictureEncoder(settings, args.mm_processor_kwargs, limit)
@@ -113,7 +113,7 @@ class Runner:
         )
 
     def _encoded(self, prompt: Prompt, params: SamplingParams, adapters: Adapters) -> EncodedPrompt:
-        """Returns the pictures of a prompt. Raises ValueError for what does not go together with pictures."""
+        """Returns the encoded images of a prompt. Raises ValueError for options that do not support images."""
         if self._pictures is None:
             raise ValueError(f"The prompt has pictures, and {NOT_ENABLED}.")
         if params.prompt_logprobs is not None:
@@ -123,7 +123,7 @@ class Runner:
         return self._pictures.encoded(prompt.pictures)
 
     def _check(self, params: SamplingParams, bad_words: Sequence[tuple[int, ...]]) -> None:
-        """Raises ValueError for parameters that this model cannot follow."""
+        """Raises ValueError for parameters that this model does not support."""
         wanted = params.engine_params(0, bad_words=bad_words)
         try:
             check_vocabulary(wanted, self.engine.facts.vocab_size)
@@ -198,10 +198,10 @@ class Runner:
     ) -> Iterator[PoolingRequestOutput]:
         """Tokenizes the prompts and yields their results as they are computed, in any order.
 
-        `truncate_prompt_tokens`: number of first tokens of each that are kept; -1: as many as fit; None: all.
+        `truncate_prompt_tokens`: number of first tokens kept of each prompt; -1: as many as fit; None: all.
 
-        No other request may run meanwhile. Raises ValueError before anything runs if a prompt or a parameter is
-        invalid, and RuntimeError if the engine fails. If the caller stops early, the rest of the sequences is ended.
+        No other request may run at the same time. Raises ValueError before anything runs if a prompt or a parameter is
+        invalid, and RuntimeError if the engine fails. If the caller stops early, the remaining sequences are ended.
         """
         facts = self.engine.facts
         params = checked(params, facts.embedding_size, len(facts.labels))
@@ -246,7 +246,7 @@ class Runner:
         try:
             if not self.engine.step() and self.has_work:
                 self.engine.loop.wait(GATHER_S)
-        except Exception as error:  # after any exception in a step the state of the device is unknown
+        except Exception as error:  # after any exception in a step, the state of the device is unknown
             self.failure = error
             return self._fail_all(error)
         changed: dict[str, LiveRequest] = {}
@@ -290,11 +290,11 @@ class Runner:
         return specs
 
     def _vectors(self, waiting: dict[str, SequenceSpec]) -> Iterator[PoolingRequestOutput]:
-        """Runs one step of the engine, and yields the results of the sequences that end and takes them out."""
+        """Runs one step of the engine; yields the results of finished sequences and removes these from `waiting`."""
         try:
             if not self.engine.step():
                 self.engine.loop.wait(GATHER_S)
-        except Exception as error:  # after any exception in a step the state of the device is unknown
+        except Exception as error:  # after any exception in a step, the state of the device is unknown
             self.failure = error
             waiting.clear()
             raise RuntimeError(f"The engine failed: {type(error).__name__}: {error}") from error

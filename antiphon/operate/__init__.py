@@ -1,7 +1,7 @@
-"""Commands for operators of a running server. Each asks a gateway over HTTP, as the console does.
+"""Commands for operators of a running server. Each uses a gateway's HTTP API, as the console does.
 
 commands   the flags of the commands
 models     `antiphon models`: versions of the models
-replay     `antiphon replay`, `fork` and `record save`: recorded requests that run again
+replay     `antiphon replay`, `fork` and `record save`: repetition of recorded requests
 engines    `antiphon drain`, `move` and `resume`: an engine out of service and back
 """

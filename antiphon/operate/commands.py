@@ -1,4 +1,4 @@
-"""The flags of the commands for operators. Called by the command line, which passes how it adds a command."""
+"""The flags of the commands for operators. Called by the command line, which passes a function that adds a command."""
 
 import argparse
 from collections.abc import Callable, Sequence

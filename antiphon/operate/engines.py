@@ -1,4 +1,4 @@
-"""`antiphon drain`, `move` and `resume`: take an engine out of service while its process goes on, and back."""
+"""`antiphon drain`, `move` and `resume`: take an engine out of service, while its process keeps running, and back."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,13 +10,13 @@ from antiphon.inspect.server import ask, tell
 
 POLL_S = 0.1
 STILL_THERE = 1
-"""Exit code of `drain` if sequences are left on the engine when the time is up."""
+"""Exit code of `drain` if the engine still has sequences after the timeout."""
 
 
 def drain(
     client: Client, engine: str, *, force: bool, timeout_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> int:
-    """Takes an engine out of service and prints what has moved, when nothing is left there or the time is up.
+    """Takes an engine out of service. Prints the moved sequences when none is left or after the timeout.
 
     Raises SettingsError if the server refuses.
     """
@@ -41,7 +41,7 @@ def resume(client: Client, engine: str) -> int:
 
 
 def lines(found: dict[str, Any], before: int) -> Iterator[str]:
-    """Yields what the answer to `GET /admin/engines/{id}` says after a drain. `before`: sequences there before it."""
+    """Yields the lines about an engine after a drain. `before`: its sequences before the drain."""
     engine, moved = found["id"], found["moved"]
     for move in moved:
         where = f"to {move['to']}" if move["to"] else "waits for an engine with room"

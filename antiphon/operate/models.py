@@ -1,4 +1,4 @@
-"""`antiphon models`: lists the versions of models, starts a new one, and goes back to the former one."""
+"""`antiphon models`: lists the versions of models, starts a new version, and returns to the former one."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from shared.config import SettingsError
 
 POLL_S = 0.1
 FAILED, STILL_STARTING = 1, 2
-"""Exit codes of `models set`: the version could not start; it is not ready yet when the time is up."""
+"""Exit codes of `models set`: the version could not start; the version is not ready after the timeout."""
 
 
 def show(client: Client) -> int:
@@ -27,7 +27,7 @@ def show(client: Client) -> int:
 
 
 def lines(model: dict[str, Any]) -> Iterator[str]:
-    """Yields what to print of one model of `GET /admin/models`."""
+    """Yields the lines about one model of `GET /admin/models`."""
     yield model["id"]
     for one in model["versions"]:
         state = "active" if one["number"] == model["active"] else one["state"]
@@ -64,27 +64,27 @@ def shadow(
 
 
 def end_shadow(client: Client, name: str) -> int:
-    """Ends the version that computes copies, and prints what they gave."""
+    """Ends the version that computes copies, and prints the comparison."""
     print("\n".join(lines(tell(client, "/admin/models/shadow", {"model": name}))))
     return 0
 
 
 def roll_back(client: Client, name: str) -> int:
-    """Goes back to the former version. Raises SettingsError if it does not run any more."""
+    """Returns to the former version. Raises SettingsError if it is no longer running."""
     found = tell(client, "/admin/models/rollback", {"model": name})
     print("\n".join(lines(found)))
     return 0
 
 
 def started(client: Client, path: str, body: dict[str, Any], directory: str) -> int:
-    """Gives an order to start a directory, and returns the number of the version."""
+    """Orders the start of a version from a directory, and returns the version's number."""
     found = tell(client, path, body)
     numbers = [one["number"] for one in found["versions"] if one["directory"] == directory]
     return max(numbers)
 
 
 def wait(client: Client, name: str, number: int, timeout_s: float, sleep: Callable[[float], None]) -> int:
-    """Waits for the end of a version's start and prints it."""
+    """Waits until a version is ready or has failed, and prints the result."""
     deadline = time.monotonic() + timeout_s
     while True:
         model = next((one for one in ask(client, "/admin/models")["data"] if one["id"] == name), None)

@@ -12,7 +12,7 @@ from shared.recorded_request import RecordedContent, first_difference
 def replay(content: RecordedContent, model: str) -> dict[str, Any]:
     """Returns the comparison in the form of `POST /v1/replay`.
 
-    Raises SettingsError if the model cannot be loaded, or for a request that `LLM` cannot repeat exactly.
+    Raises SettingsError if the model cannot be loaded, or if `LLM` cannot repeat the request exactly.
     """
     _check(content)
     directory = str(DEMO_DIRECTORY) if model == "demo" else model
@@ -61,7 +61,7 @@ def _compare(llm: LLM, content: RecordedContent, directory: str) -> dict[str, An
 
 
 def _tokens(llm: LLM, content: RecordedContent) -> list[list[int]]:
-    """Returns the tokens of each sequence, in the order of the recorded ones."""
+    """Returns the tokens of each sequence, in the recorded order."""
     params, ends = content.params, content.prompts[0].end_token_ids
     given = params.eos_token_ids
     # End tokens of a chat end the output like stop tokens, unless all end tokens are ignored or replaced.

@@ -1,4 +1,4 @@
-"""`antiphon replay`, `fork` and `record save`: recorded requests that run again, on a server or in this process."""
+"""`antiphon replay`, `fork` and `record save`: repeats recorded requests, on a server or in this process."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ EQUAL, DIFFERENT = 0, 1
 
 
 def save(client: Client, request: str, path: Path) -> int:
-    """Writes what it takes to run a request again to a file. Raises SettingsError."""
+    """Writes a recorded request to a file, with everything needed to repeat it. Raises SettingsError."""
     content = fetched(client, request)
     try:
         path.write_bytes(encode(content) + b"\n")
@@ -28,7 +28,7 @@ def save(client: Client, request: str, path: Path) -> int:
 
 
 def run(client: Client, request: str, *, engine: str, model: str) -> int:
-    """Runs a request again, prints the comparison and returns EQUAL or DIFFERENT. Raises SettingsError.
+    """Repeats a request, prints the comparison and returns EQUAL or DIFFERENT. Raises SettingsError.
 
     `request`: a file, or the id of a request that the server has recorded. `model`: directory of the model to load in
     this process; empty: the server runs the request, on the given engine if one is named.
@@ -50,7 +50,7 @@ def run(client: Client, request: str, *, engine: str, model: str) -> int:
 
 
 def fork(client: Client, request: str, body: dict[str, Any]) -> int:
-    """Continues a recorded output and prints the text while it comes. Raises SettingsError."""
+    """Continues a recorded output and prints the text as it arrives. Raises SettingsError."""
     try:
         for text in client.stream_text(f"/v1/requests/{quote(request, safe='')}/fork", body):
             sys.stdout.write(text)
@@ -62,7 +62,7 @@ def fork(client: Client, request: str, body: dict[str, Any]) -> int:
 
 
 def lines(found: dict[str, Any]) -> Iterator[str]:
-    """Yields what to print of a comparison."""
+    """Yields the lines about a comparison."""
     where = f" on {', '.join(found['engines'])}" if found["engines"] else ""
     yield f"{found['id']} {'is equal' if found['equal'] else 'differs'}{where}"
     for one in found["sequences"]:
@@ -83,12 +83,12 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
 
 
 def fetched(client: Client, request: str) -> RecordedContent:
-    """Returns what the server has recorded of a request. Raises SettingsError."""
+    """Returns the server's record of a request. Raises SettingsError."""
     return _decoded(json.dumps(ask(client, f"/v1/requests/{quote(request, safe='')}/record")).encode())
 
 
 def read(path: Path) -> RecordedContent:
-    """Returns the request of a file. Raises SettingsError if it is none."""
+    """Returns the recorded request in a file. Raises SettingsError for an invalid file."""
     try:
         data = path.read_bytes()
     except OSError as error:

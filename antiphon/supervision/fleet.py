@@ -21,7 +21,7 @@ STABLE_S = 5.0
 CRASHES_MAX, WINDOW_S = 20, 600.0
 """A child with more crashes than this in the window (seconds) is given up, even if every start was successful."""
 AGAIN_S = 0.5
-"""Seconds until a child starts again that asked for it by its exit code; this is no crash."""
+"""Seconds before the restart of a child that requested it by its exit code, which does not count as a crash."""
 KILL_WAIT_S = 5.0
 """Longest wait in seconds for the end of a process after SIGKILL."""
 
@@ -77,9 +77,9 @@ class Fleet:
         self.killed = False
         self.failed: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
         self.trials: set[str] = set()
-        """Models whose processes are given up at their first end instead of being started again."""
+        """Models whose processes are not restarted when they end."""
         self.on_failure: dict[str, Callable[[Failure], None]] = {}
-        """For models without which the fleet can continue: what to call when one of their processes is given up."""
+        """For models without which the fleet can continue: called when one of their processes is given up."""
         self._sink = sink
         self._members: list[_Member] = []
 

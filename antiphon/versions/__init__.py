@@ -1,5 +1,5 @@
-"""The versions of models that a launcher runs: starts a new one, switches to it, ends the former one.
+"""Versions of models: the launcher starts a new version, switches to it and ends the former one.
 
-supervisor   the launcher's actor on the bus: takes the orders of gateways and carries them out
+supervisor   the launcher's actor on the bus: executes orders of gateways
 watch        which members of a version are ready, and whether its engines are idle
 """

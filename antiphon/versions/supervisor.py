@@ -1,9 +1,9 @@
-"""The launcher's actor on the bus: starts versions of models, switches between them, and ends those without use.
+"""The launcher's actor on the bus: starts versions of models, switches between them, and ends unused ones.
 
-A new version starts beside the active one. When all its processes are ready it becomes active, which the gateways hear
-at once; requests that run stay with the version where they began. The former version stays for a while, for a
-rollback, and is stopped when it has no work. A version whose process ends while it starts has failed: its processes are
-stopped, and nothing else has changed.
+A new version starts beside the active one. When all its processes are ready it becomes active, and the gateways are
+informed at once. Running requests stay with the version on which they began. The former version keeps running for a
+while, for a rollback, and is stopped when it has no work. If a process of a starting version ends, the version has
+failed: its processes are stopped, and nothing else changes.
 """
 
 import asyncio
@@ -45,15 +45,15 @@ from shared.subjects import LAUNCHER_QUEUE, Subjects, new_instance_id
 log = logging.getLogger(__name__)
 POLL_S = 0.1
 IDLE_S = 2.0
-"""A version that is not active is stopped when its engines have had no sequence for this long."""
+"""An inactive version is stopped when its engines have had no sequences for this time, seconds."""
 SYNC_S = 2.0
-"""Interval at which the state is written again if the store has lost it, and changes of other launchers are read."""
+"""Interval in seconds at which the launcher rewrites state lost by the store and reads other launchers' changes."""
 STOP_S = 10.0
 CONNECT_S = 60.0
 
 
 class VersionPlan(Protocol):
-    """What the launcher knows of its models (`launcher.VersionPlan`)."""
+    """The launcher's data about its models (implemented by `launcher.VersionPlan`)."""
 
     @property
     def models(self) -> Sequence[Any]:
@@ -62,7 +62,7 @@ class VersionPlan(Protocol):
 
     @property
     def keep_s(self) -> float:
-        """Seconds that a former version stays."""
+        """Seconds for which a former version keeps running."""
         ...
 
     def specs(self, name: str, number: int, directory: str) -> list[ChildSpec]:
@@ -72,9 +72,9 @@ class VersionPlan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BusAddress:
-    """How the launcher reaches the bus.
+    """The launcher's connection to the bus.
 
-    `url`: of its servers, separated by commas. `name`: its id there, on its own bus also its user.
+    `url`: URLs of the servers, separated by commas. `name`: the launcher's member id, and on its own bus its user.
     `tls`: None without TLS. `replicas`: see `BusSettings.bus_replicas`.
     """
 
@@ -86,7 +86,7 @@ class BusAddress:
 
 
 async def run(fleet: Fleet, plan: VersionPlan, where: BusAddress, namespace: str, sink: Sink) -> None:
-    """Takes orders until it is cancelled. Raises ServiceError or SettingsError if the bus cannot be used."""
+    """Executes orders until it is cancelled. Raises ServiceError or SettingsError if the bus cannot be used."""
     subjects, name = Subjects(namespace), where.name
     transport = await NatsTransport.connect(
         server_urls(where.url),
@@ -108,15 +108,15 @@ async def run(fleet: Fleet, plan: VersionPlan, where: BusAddress, namespace: str
 
 @dataclass(slots=True)
 class _Running:
-    """A version whose processes this launcher has started, or is starting."""
+    """A version whose processes this launcher has started or is starting."""
 
     services: list[str] = field(default_factory=list[str])
     task: "asyncio.Task[None] | None" = None
-    """Brings it up, or ends it when it is not used."""
+    """Starts the version, or ends it when it is unused."""
 
 
 class ModelSupervisor(Actor):
-    """The versions of the models of one launcher."""
+    """Manages the versions of one launcher's models."""
 
     def __init__(self, host: Host, fleet: Fleet, plan: VersionPlan, sink: Sink) -> None:
         super().__init__(f"launcher {host.id}", host.transport)
@@ -129,12 +129,12 @@ class ModelSupervisor(Actor):
         self._pending_work: set[asyncio.Task[None]] = set()
 
     async def listen(self) -> None:
-        """Subscribes to orders, and to what other launchers change."""
+        """Subscribes to orders and to changes by other launchers."""
         await self.bind(self._host.subjects.models_control(), ChangeModel, queue=LAUNCHER_QUEUE)
         await self.bind(self._host.subjects.models(), ModelsChanged)
 
     async def keep_in_sync(self) -> None:
-        """Follows the store, and writes what it has lost. Runs without end."""
+        """Follows the store and rewrites lost state. Runs until cancelled."""
         warned = False
         while True:
             try:
@@ -151,7 +151,7 @@ class ModelSupervisor(Actor):
             await asyncio.sleep(SYNC_S)
 
     async def cancel(self) -> None:
-        """Ends all tasks. The processes are the fleet's to stop."""
+        """Ends all tasks. The fleet stops the processes."""
         tasks = [one.task for one in self._running.values() if one.task is not None] + list(self._pending_work)
         for task in tasks:
             task.cancel()
@@ -161,7 +161,7 @@ class ModelSupervisor(Actor):
 
     @handles(ChangeModel)
     async def on_change(self, envelope: Envelope) -> ModelsChanged:
-        """Carries out an order, or begins to. Raises ServiceError if it cannot be carried out."""
+        """Executes an order or begins its execution. Raises ServiceError if it is invalid."""
         order = envelope.message
         assert isinstance(order, ChangeModel)
         if order.model not in self._directories:
@@ -177,7 +177,7 @@ class ModelSupervisor(Actor):
 
     @handles(ModelsChanged)
     def on_models_changed(self, envelope: Envelope) -> None:
-        """Follows a change that another launcher has made."""
+        """Applies a change made by another launcher."""
         message = envelope.message
         assert isinstance(message, ModelsChanged)
         states = DECODER.decode(message.states)
@@ -217,14 +217,17 @@ class ModelSupervisor(Actor):
             raise ServiceError("invalid_value", f"{name!r} has no shadow.", param="model")
         await self._end(name, shadow.number, "ended", "by order")
 
-    # --- bringing a version up ---
+    # --- starting a version ---
 
     def _bring_up(self, name: str, version: ModelVersion, *, leads: bool) -> None:
         running = self._running[name, version.number] = _Running()
         running.task = self._track(self._start(name, version, running, leads=leads))
 
     async def _start(self, name: str, version: ModelVersion, running: _Running, *, leads: bool) -> None:
-        """Starts the processes of a version. `leads`: this launcher has the order, and switches when they are ready."""
+        """Starts the processes of a version.
+
+        `leads`: this launcher received the order and switches when the processes are ready.
+        """
         internal = version_name(name, version.number)
         failed: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
         try:
@@ -252,7 +255,7 @@ class ModelSupervisor(Actor):
             await self._activate(name, version.number)
 
     async def _activate(self, name: str, number: int) -> None:
-        """Gives new requests to a version that is ready. The one that had them is ended later."""
+        """Sends new requests to a ready version. The version that received them before is ended later."""
         state = self._state(name)
         version = state.version(number)
         assert version is not None
@@ -264,13 +267,13 @@ class ModelSupervisor(Actor):
         self._tend(state)
 
     def _lost(self, name: str, number: int, failure: Failure) -> None:
-        """A process of a version that is not active was given up."""
+        """Handles a process of an inactive version that was given up."""
         self._spawn(self._end(name, number, "ended", failure.message))
 
     # --- ending versions ---
 
     def _tend(self, state: ModelState) -> None:
-        """Ends the versions of a model that nobody needs, after a while, and keeps the active one."""
+        """After a while, ends the unused versions of a model; keeps the active one."""
         for (name, number), running in self._running.items():
             version = state.version(number)
             if name != state.name or version is None or version.state == "starting":
@@ -321,14 +324,14 @@ class ModelSupervisor(Actor):
         return ModelState(name, 1, (ModelVersion(1, self._directories[name], "ready", int(time.time())),))
 
     async def _change(self, state: ModelState) -> None:
-        """Tells everybody, then stores the state. A store that does not answer is tried again by `keep_in_sync`."""
+        """Publishes the state, then stores it. If the store does not answer, `keep_in_sync` repeats this later."""
         self._states = self._states.replaced(state)
         await self.tell(self._host.subjects.models(), ModelsChanged(ENCODER.encode(self._states)))
         with contextlib.suppress(StoreUnavailableError):
             await self._store.write(self._states)
 
     def _follow(self, states: ModelStates) -> None:
-        """Does here what another launcher has begun: starts its versions, and ends those that it has ended."""
+        """Follows another launcher: starts the versions that it has started, and ends those that it has ended."""
         self._states = states
         for state in states.models:
             if state.name not in self._directories:

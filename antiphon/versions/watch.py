@@ -1,6 +1,6 @@
-"""Which processes of a version are ready, and whether its engines have work, from heartbeats.
+"""Reads from heartbeats which processes of a version are ready and whether its engines have work.
 
-Heartbeats are received only while somebody asks, so that an idle launcher is not woken by them.
+Heartbeats are received only inside `watching`, so that they do not wake an idle launcher.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ class MemberWatch:
                 self._subscriptions.clear()
 
     def is_ready(self, model: str, services: Iterable[str]) -> bool:
-        """Whether as many members of each service of the model are ready as `services` names, one word for each."""
+        """Whether enough members are ready: `services` has each service's name once per required member."""
         now = self._host.clock.monotonic()
         ready = Counter(
             service

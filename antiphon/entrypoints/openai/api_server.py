@@ -15,7 +15,7 @@ from shared.settings.other_options import take
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the server until it is told to stop, and returns the exit code."""
+    """Runs the server until a signal stops it, and returns the exit code."""
     program = "python -m antiphon.entrypoints.openai.api_server"
     parser = Parser(prog=program, usage=f"{program} --model MODEL [FLAGS]", description=__doc__, allow_abbrev=False)
     add_flags(parser, DirectSettings, skip=NOT_FOR_USERS)
