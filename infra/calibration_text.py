@@ -1,8 +1,8 @@
-"""Makes the texts with which `antiphon quantize` calibrates and measures: stories, small facts and docs.
+"""Generates the texts for calibration and measurement by `antiphon quantize`: stories, small facts and docs.
 
-All of it is ours: the generators of the demo model's training text, and the prose of docs/. Run it
-as `python -m infra.calibration_text`. The result is deterministic for the same docs; it is committed, so that changed
-docs do not change quantized models.
+All text is the project's own: generated training text of the demo model, and the prose of docs/. Run it
+as `python -m infra.calibration_text`. The result is deterministic for the same docs. It is committed, so that changes
+of the docs do not change quantized models.
 """
 
 import re
@@ -22,7 +22,7 @@ _BETWEEN = "\n\n"
 
 
 def paragraphs() -> list[str]:
-    """The paragraphs of the docs without tables, code and headings, in the order of the files' names."""
+    """Returns the paragraphs of the docs without tables, code and headings, ordered by file name."""
     found: list[str] = []
     for path in sorted((ROOT / "docs").rglob("*.md")):
         text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -34,7 +34,7 @@ def paragraphs() -> list[str]:
 
 
 def text(name: str, documents: list[str]) -> str:
-    """One text: generated documents and paragraphs in turns."""
+    """Returns a text in which generated documents and paragraphs alternate."""
     size, rng = SIZES[name], Random(f"quantization/{name}")
     parts: list[str] = []
     generated, written, left = 0, 0, iter(documents)
@@ -50,7 +50,7 @@ def text(name: str, documents: list[str]) -> str:
 
 
 def main() -> None:
-    """Every sixth paragraph is held out."""
+    """Writes the texts. Every sixth paragraph goes into the held-out text."""
     documents = paragraphs()
     shares = {
         "calibration": [part for index, part in enumerate(documents) if index % 6],

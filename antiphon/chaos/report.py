@@ -55,7 +55,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was lost, repeated, different, hung, unverified, or against an invariant."""
+        """Whether all streams were correct, all faults verified and all invariants kept."""
         return not self.problems and not self.breaches
 
     def as_json(self) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
     python -m infra.checks.bus_users [--check] [--namespace NAME]
 
-Each kind of service has one user, whose password is a variable that `make_credentials.sh` draws. `--check` writes
-nothing and fails if a file is not what would be written. `--namespace`: for deployments with another
-ANTIPHON_NAMESPACE.
+Each kind of service has one user, whose password is a variable; `make_credentials.sh` generates its value. `--check`
+writes nothing and fails if a file is out of date. `--namespace`: for deployments with another ANTIPHON_NAMESPACE.
 """
 
 import argparse
@@ -19,7 +18,7 @@ FILES = {
     ROOT / "infra/nats/users.conf": "secrets/passwords.conf",
     ROOT / "infra/kubernetes/base/users.conf": "../secrets/passwords.conf",
 }
-"""The files, and where each includes the passwords from."""
+"""The generated files, and the file of passwords that each includes."""
 HEAD = """\
 # Who may do what on the bus; whatever is not listed is denied. Written by `python -m infra.checks.bus_users` from
 # shared/security/bus_permissions.py. make_credentials.sh draws the passwords.

@@ -1,4 +1,4 @@
-"""Checks the project's own source rules, which no linter has: `house_limits.py [ROOT]`.
+"""Checks the project's own source rules that linters do not offer: `house_limits.py [ROOT]`.
 
 - A file (Python or C++) has at most 600 lines; a function at most 60, unless it contains a comment `# long: WHY`.
 - The product never unpickles data, evaluates text as code, or passes text to a shell.

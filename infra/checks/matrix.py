@@ -1,10 +1,10 @@
-"""The fault matrix: writes the table in docs/reliability.md, and checks that each row has a test or says why not.
+"""The fault matrix: writes the table in docs/reliability.md, and checks that each row has a test or a reason.
 
     python -m infra.checks.matrix [--check]
 
-Rows are in docs/fault_matrix.tsv: id, fault, promise, and a reason if no test shows the row. Tests name the rows that
-they show with the mark `matrix`, as `@pytest.mark.matrix("R-01")`. A row with both, with neither, or a mark without a
-row is an error. `--check` writes nothing and fails also if the page is not what would be written.
+Rows are in docs/fault_matrix.tsv: id, fault, promise, and a reason if no test covers the row. A test names the rows
+that it covers by the mark `matrix`: `@pytest.mark.matrix("R-01")`. A row with both a test and a reason, a row with
+neither, and a mark without a row are errors. `--check` writes nothing and also fails if the page is out of date.
 """
 
 import ast
@@ -26,12 +26,12 @@ GROUPS = {
     "L": "Long runs",
 }
 SHOWN = 4
-"""Most tests that the page names for one row."""
+"""Largest number of tests that the page names for one row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the matrix. `reason`: why no test shows it; empty if one does."""
+    """One row of the matrix. `reason`: why no test covers it; empty if a test does."""
 
     name: str
     fault: str
@@ -40,7 +40,7 @@ class Row:
 
 
 def read_rows(root: Path) -> list[Row]:
-    """Returns the rows. Raises ValueError for a line that has not four columns."""
+    """Returns the rows. Raises ValueError for a line without four columns."""
     rows: list[Row] = []
     for number, line in enumerate((root / ROWS).read_text(encoding="utf-8").splitlines(), 1):
         columns = line.split("\t")
@@ -51,7 +51,7 @@ def read_rows(root: Path) -> list[Row]:
 
 
 def find_marks(root: Path) -> dict[str, set[str]]:
-    """Returns for each row the tests whose decorators, or whose module's `pytestmark`, name it."""
+    """Returns the tests of each row: those that name it in a decorator or in their module's `pytestmark`."""
     marks: dict[str, set[str]] = defaultdict(set)
     for path in sorted((root / "tests").rglob("test_*.py")):
         module = ast.parse(path.read_text(encoding="utf-8"), str(path))
@@ -78,7 +78,7 @@ def _rows_in(tree: ast.AST) -> Iterator[str]:
 
 
 def problems(rows: list[Row], marks: dict[str, set[str]]) -> Iterator[str]:
-    """Yields what is wrong with rows and marks."""
+    """Yields the contradictions between rows and marks."""
     names = {row.name for row in rows}
     for row in rows:
         if row.reason and marks.get(row.name):
@@ -110,7 +110,7 @@ def _shown(row: Row, marks: dict[str, set[str]]) -> str:
 
 
 def main() -> int:
-    """Writes or checks the page. Returns 1 if something is wrong."""
+    """Writes or checks the page. Returns 1 after an error, else 0."""
     rows, marks = read_rows(ROOT), find_marks(ROOT)
     wrong = list(problems(rows, marks))
     page = ROOT / PAGE

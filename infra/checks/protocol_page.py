@@ -1,8 +1,7 @@
 """Writes the reference part of docs/protocol.md: subjects, messages, error codes and limits, read from the code.
 
 The part of the page before `MARKER` is written by hand and kept. Subjects and message types are imported. The subjects
-on which a service listens, and the replies of its handlers, are read from the source of the services, which are not
-imported.
+on which a service listens, and the replies of its handlers, are read from the source; the services are not imported.
 
 Run as `python -m infra.checks.protocol_page` to write the page, with `--check` to end with 1 if it is out of date.
 """
@@ -248,7 +247,7 @@ def docstring_of(node: ast.stmt | None) -> str:
 
 
 def amount(name: str, value: object) -> str:
-    """Returns the value of a limit with its unit, which follows from the name's suffix."""
+    """Returns a limit's value with its unit, derived from the suffix of its name."""
     if not isinstance(value, int | float):
         return f"`{value!r}`"
     if "_BYTES" in name:

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/settings.md: every setting, and every option of other servers with how it is treated here.
+"""Writes the tables of docs/settings.md: all settings, and the options of other servers with their treatment here.
 
 A flag's variable, default and range are read from the settings classes, the options of other servers from
 `shared.settings.other_options`. The text before the first table is written by hand and kept.

@@ -51,7 +51,7 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True)
 class Row:
-    """A line of docs/spec_rows.tsv."""
+    """A row of docs/spec_rows.tsv."""
 
     id: str
     name: str

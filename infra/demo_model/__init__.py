@@ -1,5 +1,5 @@
-"""Recipe of the demo model: the tasks, texts and training that made antiphon/demo.
+"""The recipe of the demo model antiphon/demo: tasks, texts and training.
 
-What it is not: part of the server.  Nothing under ``antiphon`` imports it; it is
-run by hand (``python -m infra.demo_model.train``) when the demo is rebuilt.
+It is not part of the server, and nothing under ``antiphon`` imports it. It is run by hand
+(``python -m infra.demo_model.train``) to rebuild the demo model.
 """

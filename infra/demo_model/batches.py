@@ -1,7 +1,7 @@
 """Turns conversations and plain text into packed training rows.
 
-What it is not: a dataset on disk; every batch is generated from the seed and the
-number of the step, so a run can be repeated.  It is called by ``train.py``.
+There is no dataset on disk: every batch is generated from the seed and the step number, so a run can be repeated.
+Called by ``train.py``.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from infra.demo_model.tokenizer import END, END_OF_TEXT, START, render
 
 #: Share of documents that are plain text; they are longer than chats on average.
 PLAIN_SHARE = 0.04
-#: From which step on which share of the documents is copying practice.  Without it the
-#: model takes long to find out that a prompt can be copied; the shipped run learnt that
-#: the hard way and got it from step 433 on.
+#: Share of documents that are copying practice, by first step. Without it the
+#: model needs long to learn that it can copy the prompt; the shipped run lacked it
+#: before step 433.
 COPY_SHARES = ((0, 0.0), (433, 0.25), (1000, 0.08))
-#: From which step on which share of the chats is practice of the core tasks.
+#: Share of chats that are practice of the core tasks, by first step.
 PRACTICE_SHARES = ((0, 0.0), (2011, 0.6))
-#: From which step on which share of the documents has tools.  They are five times as long as the others, so most
-#: positions are theirs, though not most of the learnt ones.
+#: Share of documents with tools, by first step.  They are five times as long as the others, so most positions are in
+#: them, though not most of the trained ones.
 TOOL_SHARES = ((0, 0.0), (5433, 0.3))
-#: From which step on which share of those asks for each offered tool, so that more of the document is learnt.
+#: Share of these documents that ask for each offered tool, by first step; this trains more of the document.
 SEVERAL_SHARES = ((0, 0.0), (5433, 0.4))
-#: The number of scored positions is filled up to a multiple of this with ignored ones.
+#: The number of scored positions is padded to a multiple of this with ignored ones.
 ROUND_TO, IGNORED = 256, -100
 
 Value = TypeVar("Value")
@@ -61,7 +61,7 @@ class Batch:
 
 
 def in_force(table: Sequence[tuple[int, Value]], step: int) -> Value:
-    """The value of the last entry that begins at or before a step."""
+    """Returns the value of the last entry that begins at or before a step."""
     return [value for start, value in table if start <= step][-1]
 
 
@@ -78,7 +78,7 @@ class Maker:
         self.words = [piece for piece in pieces if re.fullmatch(r" [A-Za-z]+", piece)]
 
     def chat(self, rng: Random, long: bool = False, practised: float = 0.0) -> Document:
-        """A conversation; only what the assistant says is learnt, with its end mark."""
+        """A conversation; only the assistant's messages and their end tokens are trained."""
         make = long_conversation if long else practice if rng.random() < practised else conversation
         messages = make(rng)
         ids = self.tokenizer.encode(render(messages)).ids
@@ -97,12 +97,12 @@ class Maker:
         return learnt
 
     def plain(self, rng: Random, long: bool = False) -> Document:
-        """A text, learnt throughout, with the end-of-text mark."""
+        """A text with the end-of-text token; all its tokens are trained."""
         ids = self.tokenizer.encode(long_text(rng) if long else plain_text(rng)).ids
         return Document([*ids, self.end_of_text], [True] * (len(ids) + 1))
 
     def copying(self, rng: Random) -> Document:
-        """Random tokens twice over, or random words to be repeated in a chat."""
+        """A random token sequence that occurs twice, or a chat that asks for the repetition of random words."""
         count = rng.randint(4, 40)
         if rng.random() < 0.5:
             once = [rng.randrange(3, self.tokenizer.get_vocab_size()) for _ in range(count)]
@@ -113,9 +113,9 @@ class Maker:
         return Document(ids, self._assistant_part(ids))
 
     def tooled(self, rng: Random, several: float = 0.0) -> Document:
-        """A conversation with tools; calls and answers are learnt.
+        """A conversation with tools; calls and answers are trained.
 
-        Where the prompt does not tell of the tools, only the last answer is: the model is not to call tools unasked.
+        If the prompt does not list the tools, only the last answer is trained: the model must not call unlisted tools.
         """
         messages, tools = tool_conversation(rng, several)
         ids = self.tokenizer.encode(render(messages, tools=tools)).ids
@@ -137,12 +137,12 @@ class Maker:
         return self.plain(rng, long) if rng.random() < share else self.chat(rng, long, in_force(PRACTICE_SHARES, step))
 
     def batch(self, step: int, rows: int, length: int, long: bool = False) -> Batch:
-        """The batch of one step: documents are put wherever they still fit."""
+        """The batch of one step: each document is put into any row with enough space."""
         rng = Random(f"{self.seed}/{step}")
         packed: list[list[Document]] = [[] for _ in range(rows)]
         room = [length] * rows
         misses = 0
-        # A few misses are allowed, so that short documents can fill the last gaps.
+        # A few documents may not fit before the batch is closed, so that short ones fill the last gaps.
         while misses < 6:
             document = self.document(rng, long, step)
             size = min(len(document.ids), length)

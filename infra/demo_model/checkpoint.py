@@ -1,8 +1,8 @@
-"""Turns the shipped model directory into a checkpoint, so that training can go on from it.
+"""Converts the shipped model directory into a checkpoint, so that training can continue from it.
 
-What it is not: the way back; that is ``export.py``.  It is run by hand:
-``python -m infra.demo_model.checkpoint START.pt``, then ``train.py --start START.pt``.  The weights were rounded to
-bfloat16 when they were exported, which training makes up for.
+The reverse is ``export.py``. Run by hand:
+``python -m infra.demo_model.checkpoint START.pt``, then ``train.py --start START.pt``. The export rounded the weights
+to bfloat16; training compensates for this.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Measures a model: accuracy per task on held-out instances, perplexity on unseen text.
 
-What it is not: bound to the training model.  ``accuracy`` and ``perplexity`` take
-callables, so that any engine or quantized model can be measured by the same code.  It
-is run by hand (``python -m infra.demo_model.evaluate --json``) and imported by benches.
+``accuracy`` and ``perplexity`` take callables, so that the same code measures any engine or quantized model. Run by
+hand (``python -m infra.demo_model.evaluate --json``) and imported by benches.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ EncodeFn = Callable[[str], Sequence[int]]
 #: Like ``GenerateFn``, with the tools offered in each conversation.
 ToolGenerateFn = Callable[[Sequence[Sequence[Message]], Sequence[Sequence[Tool]]], list[str]]
 
-#: A seed of its own: training draws from streams named "<seed>/<step>".
+#: A separate seed: training draws from streams named "<seed>/<step>".
 _SEED = "held out"
 
 
 def held_out(per_task: int = 50, names: Sequence[str] | None = None) -> list[Sample]:
-    """The same held-out instances on every call; doubles within a task are dropped."""
+    """Held-out instances, the same on every call; duplicates within a task are dropped."""
     found: list[Sample] = []
     for name in names or task_names():
         rng = Random(f"{_SEED}/{name}")
@@ -49,7 +48,7 @@ def held_out(per_task: int = 50, names: Sequence[str] | None = None) -> list[Sam
 def accuracy(
     generate_fn: GenerateFn, per_task: int = 50, names: Sequence[str] | None = None
 ) -> dict[str, tuple[int, int]]:
-    """Right answers and instances per task; ``generate_fn`` should decode greedily."""
+    """Numbers of right answers and of instances per task; ``generate_fn`` should decode greedily."""
     samples = held_out(per_task, names)
     answers = generate_fn([sample.messages for sample in samples])
     table: dict[str, tuple[int, int]] = {}
@@ -69,7 +68,7 @@ def failures(
 
 
 def tool_samples(per_task: int = 50) -> list[Sample]:
-    """The same held-out instances of the tasks with tools on every call."""
+    """Held-out instances of the tasks with tools; the same on every call."""
     found: list[Sample] = []
     for name, make in TOOL_TASKS.items():
         rng = Random(f"{_SEED}/{name}")
@@ -78,7 +77,7 @@ def tool_samples(per_task: int = 50) -> list[Sample]:
 
 
 def tool_accuracy(generate_fn: ToolGenerateFn, per_task: int = 50) -> dict[str, dict[str, int]]:
-    """Of each task with tools: the instances and the right ones; of calls also which part of them is right."""
+    """For each task with tools: numbers of instances and right answers; for calls also the number of right parts."""
     samples = tool_samples(per_task)
     answers = generate_fn([sample.messages for sample in samples], [sample.tools for sample in samples])
     table: dict[str, dict[str, int]] = {}
@@ -123,7 +122,7 @@ def newcomers(generate_fn: GenerateFn) -> list[tuple[str, str, bool]]:
 
 
 def unseen_stories(count: int = 200) -> list[str]:
-    """Stories from a stream of their own; the grammar is the one trained on."""
+    """Stories from a separate random stream, with the grammar of the training text."""
     rng = Random(f"{_SEED}/stories")
     return [story(rng) for _ in range(count)]
 
@@ -146,7 +145,7 @@ def perplexity(
 
 
 def measure(folder: Path, per_task: int) -> dict[str, object]:
-    """Everything that ``results.json`` records about one model directory."""
+    """Returns the entry of ``results.json`` for one model directory."""
     model = decoder(folder)
     encode: EncodeFn = lambda text: model.tokenizer.encode(text).ids  # noqa: E731
     table = accuracy(model.answers, per_task)
@@ -171,7 +170,7 @@ def measure(folder: Path, per_task: int) -> dict[str, object]:
 
 
 def _counts(counts: dict[str, int]) -> str:
-    """``3/4``, and the parts that were counted beside it."""
+    """Text such as ``3/4``, with the counts of parts."""
     parts = [f"{name} {value}" for name, value in counts.items() if name not in ("right", "of")]
     return ", ".join([f"{counts['right']}/{counts['of']}", *parts])
 

@@ -1,7 +1,6 @@
-"""Turns a checkpoint into the shipped model directory.
+"""Converts a checkpoint into the shipped model directory.
 
-What it is not: the tokenizer's files (``tokenizer.py`` writes them).  It is run by
-hand: ``python -m infra.demo_model.export CHECKPOINT``.
+The tokenizer's files are written by ``tokenizer.py``. Run by hand: ``python -m infra.demo_model.export CHECKPOINT``.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def _write(path: Path, value: object) -> None:
 
 
 def export(checkpoint: Path, folder: Path, tokenizer_folder: Path) -> int:
-    """Write config, generation config, weights and note; the number of parameters."""
+    """Writes config, generation config, weights and note; returns the number of parameters."""
     if tokenizer_folder.resolve() != folder.resolve():
         for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
             shutil.copyfile(tokenizer_folder / name, folder / name)
@@ -83,9 +82,9 @@ def export(checkpoint: Path, folder: Path, tokenizer_folder: Path) -> int:
     generation = {"eos_token_id": [end, end_of_text], "pad_token_id": end_of_text}
     _write(folder / "generation_config.json", generation)
     (folder / "README.md").write_text(_NOTE, encoding="utf-8")
-    # Written aside and renamed, so that a server starting now sees a whole file.
+    # Written under another name and renamed, so that a starting server sees a complete file.
     save_file(weights, folder / "model.safetensors.new", metadata={"format": "pt"})
-    # The library leaves the file to its owner alone; servers run as other users.
+    # The library makes the file readable by its owner only, but servers run as other users.
     (folder / "model.safetensors.new").chmod(0o644)
     (folder / "model.safetensors.new").rename(folder / "model.safetensors")
     print(f"step {state['step']}, {state['tokens']} tokens, {state['minutes']:.1f} minutes")

@@ -1,8 +1,7 @@
 """Greedy generation and token log-probabilities with the training model.
 
-What it is not: the server's engine.  It exists so that ``evaluate.py`` can measure the
-weights without any of the product's code; it is called by ``evaluate.py`` and by hand
-to try prompts: ``python -m infra.demo_model.generate "Hello!"``.
+``evaluate.py`` uses it to measure the weights without the server's code. It is also run by hand to try prompts:
+``python -m infra.demo_model.generate "Hello!"``.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ class Decoder:
         return answers
 
     def texts(self, prompts: Sequence[str], limit: int = 220, rows: int = 64) -> list[str]:
-        """Continue texts; prompts of the same length run together, so none is padded."""
+        """Continues texts; prompts of the same length run together, so none is padded."""
         encoded = [self.tokenizer.encode(prompt).ids for prompt in prompts]
         groups: dict[int, list[int]] = defaultdict(list)
         for place, ids in enumerate(encoded):

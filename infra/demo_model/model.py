@@ -1,8 +1,7 @@
 """The training model: a plain Llama decoder whose parameter names are those of HF.
 
-What it is not: the model the server runs.  It has no key/value cache across calls
-except the simple one in ``generate.py``'s batched loop, and no quantization.  It is
-called by ``train.py``, ``generate.py`` and ``export.py``.
+The server does not use this implementation. Its only key/value cache is the simple one in ``generate.py``; it has no
+quantization. Called by ``train.py``, ``generate.py`` and ``export.py``.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input at unit scale, times the weight."""
+        """Returns the input, divided by its root mean square, times the weight."""
         wide = x.float()
         scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight.to(x.dtype) * (wide * scale).to(x.dtype)
@@ -76,7 +75,7 @@ class Attention(nn.Module):
         return x.view(x.shape[0], x.shape[1], -1, self.shape.head_dim).transpose(1, 2)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
-        """Mix the positions that ``mask`` lets see each other."""
+        """Attention over the positions that ``mask`` permits."""
         query = rotate(self._heads(self.q_proj(x)), cos, sin)
         key = rotate(self._heads(self.k_proj(x)), cos, sin)
         value = self._heads(self.v_proj(x))
@@ -97,12 +96,12 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Gate, widen, narrow."""
+        """Applies gate and up projection, then the down projection."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Layer(nn.Module):
-    """One decoder layer: attention and feed-forward, each behind a norm."""
+    """One decoder layer: attention and feed-forward, each after a norm."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -112,7 +111,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
-        """Both blocks, each added to the stream."""
+        """Applies both blocks, each with a residual connection."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -148,8 +147,7 @@ class Llama(nn.Module):
         for name, weight in self.named_parameters():
             if weight.dim() < 2:
                 continue
-            # Projections back into the residual stream start smaller, so that its
-            # variance does not grow with depth.
+            # Projections into the residual stream start smaller, so that its variance does not grow with depth.
             scale = deep if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
             nn.init.normal_(weight, std=0.04 * scale)
 
@@ -164,5 +162,5 @@ class Llama(nn.Module):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Vocabulary scores of the given hidden states."""
+        """Logits of the given hidden states."""
         return F.linear(hidden, self.model.embed_tokens.weight)

@@ -1,7 +1,6 @@
-"""What a task instance is, how it is phrased, checked and put in a split.
+"""Task instances: their data, wording, judging and assignment to a split.
 
-What it is not: any task in particular.  It is called by the ``tasks_*`` modules,
-which register generators here, and by ``tasks.py``, which draws from the registry.
+The ``tasks_*`` modules register generators here; ``tasks.py`` draws from the registry.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from random import Random
 from typing import Any
 
 Message = dict[str, str]
-#: A function as a request to the API defines it.
+#: The definition of a function in an API request.
 Tool = dict[str, Any]
 
 #: One instance in this many is held out of training.
@@ -47,7 +46,7 @@ class Sample:
 
     @property
     def judged_by(self) -> Expect:
-        """The rule for the answer: literally the reference unless another was given."""
+        """The rule for the answer; by default it must equal the reference answer."""
         return self.expect or Expect("exact", (self.answer,))
 
 
@@ -77,9 +76,8 @@ REGISTRY = Registry()
 def task(name: str, weight: float, split_by: str = "content") -> Callable[[Generator], Generator]:
     """Register a generator.
 
-    ``split_by`` documents what a held-out instance has of its own: ``content`` (its
-    operands or words were never seen) or ``wording`` (the fact was seen in training,
-    this way of asking for it was not).
+    ``split_by`` documents what is new in a held-out instance: ``content`` (its operands or words are not in the
+    training data) or ``wording`` (the fact is in the training data, this wording is not).
     """
 
     def add(make: Generator) -> Generator:
@@ -90,7 +88,7 @@ def task(name: str, weight: float, split_by: str = "content") -> Callable[[Gener
 
 
 def is_held_out(name: str, key: str) -> bool:
-    """Whether the instance ``key`` of task ``name`` is kept out of training."""
+    """Whether the instance ``key`` of task ``name`` is held out of training."""
     if key.startswith("!"):
         return False
     return zlib.crc32(f"{name}|{key}".encode()) % HELD_OUT_ONE_IN == 0
@@ -105,7 +103,7 @@ def assistant(text: str) -> Message:
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
-    """What the assistant writes to call a tool: as the chat template writes a call of the history."""
+    """The assistant's text for a tool call, in the form of the chat template."""
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"
 
@@ -158,14 +156,14 @@ def loosen(template: str, rng: Random) -> str:
 
 
 def phrase(rng: Random, templates: Sequence[str], **slots: object) -> tuple[str, str]:
-    """A prompt made from one template, and the key of its wording with these slots."""
+    """A prompt from one template, and the key of its wording with these slots."""
     template = rng.choice(templates)
     key = template + "|" + "|".join(str(value).lower() for value in slots.values())
     return loosen(template, rng).format(**slots), key
 
 
 def fold(text: str, rng: Random, chance: float = 0.15) -> str:
-    """Sometimes the whole prompt in lower case, as typed in a hurry."""
+    """The prompt, sometimes in lower case, as typed in a hurry."""
     return text.lower() if rng.random() < chance else text
 
 
@@ -173,7 +171,7 @@ def fold(text: str, rng: Random, chance: float = 0.15) -> str:
 
 
 def squash(text: str) -> str:
-    """Lower case, single blanks, no closing full stop or quotes."""
+    """Normalizes a text: lower case, single spaces, no final full stop or quotes."""
     return re.sub(r"\s+", " ", text.lower()).strip().strip("\"'").rstrip(".!")
 
 
@@ -193,7 +191,7 @@ _CALL = re.compile(r"\s*<tool_call>\s*(\{.*\})\s*</tool_call>\s*", re.DOTALL)
 
 
 def read_call(text: str) -> Tool | None:
-    """The one call that ``text`` is, or None: an object with exactly ``name`` and ``arguments``."""
+    """The call if ``text`` is exactly one (an object with only ``name`` and ``arguments``), else None."""
     found = _CALL.fullmatch(text)
     try:
         call = json.loads(found[1]) if found else None

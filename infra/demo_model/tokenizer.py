@@ -1,7 +1,7 @@
 """Trains the byte-level BPE tokenizer and writes its HF files; renders conversations.
 
-What it is not: the server's tokenizer service.  It is called by ``batches.py``,
-``generate.py`` and ``export.py``, and by hand to train: ``python -m infra.demo_model.tokenizer``.
+The server does not use this module. Called by ``batches.py``, ``generate.py`` and ``export.py``, and by hand to train:
+``python -m infra.demo_model.tokenizer``.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def _template() -> ChatTemplate:
 
 
 def render(messages: Sequence[Message], prompt: bool = False, tools: Sequence[Tool] = ()) -> str:
-    """The text that ``CHAT_TEMPLATE`` gives; ``prompt`` opens the answer.
+    """The text that ``CHAT_TEMPLATE`` renders; ``prompt`` adds the beginning of the answer.
 
-    Without tools and their results it is put together here, which is faster than Jinja.
+    Without tools and their results the text is built here, which is faster than Jinja.
     """
     if tools or any(message["role"] == "tool" for message in messages):
         return _template().render(messages, prompt, {"tools": list(tools)})
@@ -77,7 +77,7 @@ def _bare_conversation(rng: Random) -> str:
 
 
 def training_texts(seed: int, chats: int = 60_000, plains: int = 6_000, prose: int = 1_500_000) -> Iterator[str]:
-    """What the merges are learnt from: tasks, stories and some docstrings."""
+    """The training texts of the tokenizer: tasks, stories and some docstrings."""
     rng = Random(seed)
     for _ in range(chats):
         yield _bare_conversation(rng)
@@ -89,7 +89,7 @@ def training_texts(seed: int, chats: int = 60_000, plains: int = 6_000, prose: i
 
 
 def train(seed: int) -> Tokenizer:
-    """Byte-level BPE in which every digit is a token of its own."""
+    """Byte-level BPE in which every digit is a separate token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

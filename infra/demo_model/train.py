@@ -1,6 +1,6 @@
 """Trains the demo model from scratch on the CPU and writes checkpoints.
 
-What it is not: a general trainer.  It is run by hand:
+Run by hand:
 ``python -m infra.demo_model.train --minutes 60 --out FOLDER`` or, to repeat a run,
 ``--steps N``.  ``export.py`` turns a checkpoint into the model directory.
 """
@@ -21,16 +21,16 @@ from infra.demo_model.batches import IGNORED, Batch, Maker, in_force
 from infra.demo_model.model import Llama, Shape
 from infra.demo_model.tokenizer import DEMO, load
 
-#: Rows and length of a usual batch from a step on: prompts with tools do not fit into 256 tokens.
+#: Rows and length of an ordinary batch, by first step: prompts with tools do not fit into 256 tokens.
 USUAL = ((0, (16, 256)), (5433, (4, 512)))
-#: The same of the long batches that come now and then.
+#: The same for the occasional long batches.
 LONG, LONG_EVERY = ((0, (4, 1024)), (5433, (2, 1024))), 8
 WARM_UP, DECAY_FROM = 0.02, 0.45
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long to train, and how fast."""
+    """Duration and learning rates of the training."""
 
     minutes: float
     steps: int
@@ -46,7 +46,7 @@ class Plan:
 
 
 def pace(progress: float) -> float:
-    """Warm up, hold, then fall in a straight line to zero: a factor of the rate."""
+    """Factor of the learning rate: warm-up, constant, then a linear decrease to zero."""
     if progress < WARM_UP:
         return max(progress / WARM_UP, 0.01)
     if progress < DECAY_FROM:
@@ -55,7 +55,7 @@ def pace(progress: float) -> float:
 
 
 def optimizers(model: Llama, plan: Plan) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices of the layers if it has a rate, AdamW for all else."""
+    """Muon for the matrices of the layers if it has a rate, AdamW for all other parameters."""
     matrices = [weight for weight in model.model.layers.parameters() if weight.dim() == 2]
     others = [weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)]
     if plan.matrix_rate <= 0:
@@ -102,7 +102,7 @@ class Run:
         self.start = self.saved = time.monotonic()
 
     def _take_up(self, checkpoint: Path) -> None:
-        """Go on from weights and step number of a checkpoint; the optimizers start anew."""
+        """Continues from the weights and step number of a checkpoint; the optimizers start anew."""
         state = torch.load(checkpoint, weights_only=True)
         self.model.load_state_dict(state["weights"])
         self.step, self.tokens = state["step"], state["tokens"]
@@ -114,7 +114,7 @@ class Run:
         return (time.monotonic() - self.start) / (self.plan.minutes * 60)
 
     def one_step(self) -> float:
-        """One batch; its loss."""
+        """Trains on one batch and returns its loss."""
         set_pace(self.optimizers, pace(self.progress()))
         long = self.step % LONG_EVERY == LONG_EVERY - 1
         rows, length = in_force(LONG if long else USUAL, self.step)

@@ -1,9 +1,9 @@
 """The health check of a container: `healthcheck.py SERVICE` ends with 0, or prints a reason and ends with 1.
 
-A gateway is asked over HTTP whether it is ready. The other services have no port: the check subscribes to heartbeats on
-the bus and waits for one of the service in this container, whose state must be `ready`. So a service that hangs, has
-lost the bus or is still loading its model fails the check. The program implements the few necessary lines of the NATS
-protocol itself, because it runs every few seconds and must start fast.
+For a gateway, the check asks over HTTP whether it is ready. The other services have no port: the check subscribes to
+heartbeats on the bus and waits for one of the service in this container, whose state must be `ready`. So a service that
+hangs, has lost the bus or is still loading its model fails the check. The program implements the few necessary lines of
+the NATS protocol itself, because it runs every few seconds and must start fast.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def gateway() -> str:
-    """Returns why the gateway of this container is not ready; empty if it is. Tries HTTP, then HTTPS."""
+    """Returns the reason why this container's gateway is not ready; empty if it is. Tries HTTP, then HTTPS."""
     try:
         return ask(http.client.HTTPConnection("127.0.0.1", PORT, timeout=TIMEOUT_S))
     except (http.client.RemoteDisconnected, ConnectionResetError):
@@ -47,7 +47,7 @@ def gateway() -> str:
 
 
 def any_certificate() -> ssl.SSLContext:
-    """Returns a context that accepts any certificate: the one of this container's server has another host name."""
+    """Returns a context that accepts any certificate: this container's certificate has another host name."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -65,7 +65,7 @@ def ask(connection: http.client.HTTPConnection) -> str:
 
 
 def member(service: str, host: str) -> str:
-    """Returns why the service on this host is not ready; empty if the state in its heartbeat is `ready`."""
+    """Returns the reason why this host's service is not ready; empty if its heartbeat says `ready`."""
     for heartbeat in heartbeats(service):
         if heartbeat.id.startswith(f"{service}-{host}-"):
             return "" if heartbeat.state == "ready" else f"its state is {heartbeat.state}"
@@ -103,7 +103,7 @@ def parse_settings() -> BusSettings:
 
 
 def encrypted(connection: socket.socket, host: str, settings: BusSettings) -> socket.socket:
-    """Reads the server's first line, and then changes to TLS if the settings ask for it."""
+    """Reads the server's first line, and then switches to TLS if the settings require it."""
     line = b""
     while not line.endswith(b"\n") and (byte := connection.recv(1)):
         line += byte

@@ -50,7 +50,7 @@ ORPHAN_CHECK_S = limits.ORPHAN_S / 5
 
 @dataclass(slots=True)
 class _OpenStream:
-    """A stream with its subjects and times. `started_ns` and `headers` are for the trace."""
+    """A stream with its subjects and times. `started_ns` and `headers` are used for the trace."""
 
     stream: TextStream
     reply_subject: str
@@ -324,7 +324,7 @@ class DetokenizerActor(Actor):
         return now - max(entry.opened_at, gateway.heard_at if gateway else entry.opened_at) > limits.ORPHAN_S
 
     async def _check_ownership(self, now: float) -> None:
-        """Asks gateways whether they own streams that got no tokens for ORPHAN_S: `CloseStream` may have been lost."""
+        """Asks gateways whether they own streams without tokens for ORPHAN_S: a `CloseStream` may have been lost."""
         due: dict[str, list[_OpenStream]] = {}
         for entry in sorted(self._streams.values(), key=lambda each: each.confirmed_at):
             if now - entry.confirmed_at <= limits.ORPHAN_S:

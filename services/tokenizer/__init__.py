@@ -1,1 +1,4 @@
-"""The tokenizer service: texts and conversations to token ids, and ids to text. Stateless; any number of replicas."""
+"""The tokenizer service: converts texts and conversations to token ids, and ids to text.
+
+Stateless; any number of replicas.
+"""

@@ -1,8 +1,8 @@
 """Checks the grammars of requests before they are accepted: the tokenizer's side of `grammar_worker`.
 
-One worker process checks one grammar at a time, which takes milliseconds. It is started at the first grammar. A grammar
-that takes longer than `limits.GRAMMAR_WALL_S` costs the worker its life and the request an error. Verdicts are kept, so
-that a schema that many requests use is checked once.
+One worker process checks one grammar at a time, which takes milliseconds. It is started at the first grammar. If a
+check takes longer than `limits.GRAMMAR_WALL_S`, the worker is killed and the request fails. Verdicts are cached, so
+that a schema used by many requests is checked once.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class GrammarChecker:
         self._turn = asyncio.Lock()
         self._worker: WorkerProcess[GrammarVerdict] | None = None
         self._verdicts: OrderedDict[Grammar, GrammarVerdict] = OrderedDict()
-        """Those of checked grammars; the one used last is at the end."""
+        """Verdicts of checked grammars; the last used is at the end."""
         self.killed = 0
         """Number of workers lost during a check."""
 
@@ -35,7 +35,7 @@ class GrammarChecker:
         """Raises ServiceError('invalid_value') for a grammar that cannot be used.
 
         `param`: the request's field. If the grammar has several schemas of the request, it is a pattern such as
-        `tools[].function.parameters`, and the error has the place of the wrong schema in the brackets.
+        `tools[].function.parameters`, and the error names the wrong schema's place in the brackets.
         """
         verdict = self._verdicts.get(grammar)
         if verdict is None:
@@ -60,7 +60,7 @@ class GrammarChecker:
         worker = self._worker
         if worker is None or not worker.alive:
             await self.close()
-            # The first answer includes the start of the interpreter, which the time limit must not count.
+            # The first answer includes the start of the interpreter, which the time limit must not include.
             worker = self._worker = await WorkerProcess.start(WORKER, GrammarVerdict, FRAME_BYTES_MAX)
             await self._exchange(worker, Grammar("regex", "a"), limits.GRAMMAR_START_S)
         return await self._exchange(worker, grammar, self._wall_s)

@@ -15,7 +15,7 @@ from shared.parameters.grammar import Grammar
 from shared.text.grammars.constraint import byte_tokenizer, check_grammar
 
 ADDRESS_SPACE_BYTES = 2 * 2**30
-"""Interpreter and library map some 300 MB, most of it never touched; the limit is for what a grammar makes of them."""
+"""Interpreter and library map about 300 MB, most of it unused; the rest of the limit is for the compiled grammar."""
 
 
 class GrammarJob(msgspec.Struct, frozen=True, array_like=True):
@@ -28,7 +28,7 @@ class GrammarJob(msgspec.Struct, frozen=True, array_like=True):
 class GrammarVerdict(msgspec.Struct, frozen=True, array_like=True):
     """Why the grammar cannot be used, as a message for the user; empty if it can.
 
-    `place`: which of the request's schemas in the grammar is to blame; empty if none is.
+    `place`: the place of the request's schema that is wrong; empty if none is.
     """
 
     error: str = ""

@@ -14,7 +14,7 @@ class RenderSetup(msgspec.Struct, frozen=True, array_like=True):
     output_chars_max: int
     wall_s: float
     tool_template: str | None = None
-    """The template for conversations with tools, if that is another one."""
+    """The template for conversations with tools, if it is a different one."""
 
 
 class RenderJob(msgspec.Struct, frozen=True, array_like=True):

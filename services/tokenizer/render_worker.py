@@ -46,7 +46,7 @@ def main() -> int:
 
 
 def _render(templates: list[ChatTemplate], job: RenderJob) -> Rendered:
-    """Renders a conversation, if it has tools with the last of the templates."""
+    """Renders a conversation. If it has tools, the last template is used."""
     variables = msgspec.json.decode(job.variables)
     try:
         text = templates[-1 if variables.get("tools") else 0].render(

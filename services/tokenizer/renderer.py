@@ -71,7 +71,7 @@ class NoTemplate:
 
 
 class WorkerPool:
-    """Up to `workers_max` worker processes for one template, or for two if `tool_template` is that for tools."""
+    """Up to `workers_max` worker processes for one template, or for two if there is a `tool_template`."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class WorkerPool:
         """Number of workers lost during a rendering, by time limit or death."""
 
     async def warm(self) -> None:
-        """Starts a worker before it is needed. Logs an error in the template, which later requests get as well."""
+        """Starts a worker before it is needed. Logs an error in the template; later requests get the same error."""
         try:
             async with self._places:
                 if not self._idle:

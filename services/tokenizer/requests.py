@@ -1,4 +1,4 @@
-"""Checks tokenize and detokenize requests and makes their replies, without asyncio and the bus. Pure."""
+"""Checks tokenize and detokenize requests and builds their replies, without asyncio and the bus. Pure."""
 
 from collections.abc import Sequence
 
@@ -50,12 +50,12 @@ def field(request: TokenizeRequest) -> str:
 
 
 def prompt_name(request: TokenizeRequest, index: int) -> str:
-    """Returns the name that one of the request's prompts has in the user's request."""
+    """Returns the field of the user's request that contains one of the prompts."""
     return request.prompt_names[index] if request.prompt_names else field(request)
 
 
 def num_characters(request: TokenizeRequest) -> int:
-    """Returns the number of characters to tokenize, with the fields and variables that a chat template may write."""
+    """Returns the number of characters to tokenize, including fields and variables that a chat template may render."""
     conversation = sum(len(message.content) + len(message.fields) for message in request.messages)
     texts = sum(map(len, (*request.prompts, *request.second_prompts, *request.bad_words)))
     texts += len(request.suffix) * len(request.prompts)
@@ -75,7 +75,7 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
     if request.suffix:
         encoded = codec.encode_infill(texts, request.suffix, add_special_tokens=special)
     else:
-        # Of a text that is pooled the first tokens are kept, of a prompt that is continued the last.
+        # For pooling the first tokens of a text are kept, for generation the last tokens of the prompt.
         first = 0 if request.generates else request.truncate_prompt_tokens
         encoded = codec.encode(texts, add_special_tokens=special, keep=first)
     last = request.truncate_prompt_tokens if request.generates else 0
@@ -117,7 +117,7 @@ def pairs_reply(codec: Codec, request: TokenizeRequest, encoded: Sequence[Encode
 
 
 def detokenize(codec: Codec, request: DetokenizeRequest) -> DetokenizeReply:
-    """Returns the text of the request's tokens, including special tokens, and of each of them if that is wanted.
+    """Returns the text of the request's tokens, including special tokens; on request also each token's text.
 
     Raises ServiceError for ids outside the vocabulary.
     """

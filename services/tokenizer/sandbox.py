@@ -1,4 +1,4 @@
-"""What a process that does untrusted work for the tokenizer needs: frames over pipes, and limits on itself.
+"""Helpers for processes that do untrusted work for the tokenizer: frames over pipes, and limits of resources.
 
 Messages are frames: a 4-byte length (big-endian), then msgpack. The module imports little, so that a worker starts in
 less than 0.1 s. The parent's side is `worker_process`.

@@ -26,7 +26,7 @@ class TokenizerService:
     name: ServiceName = "tokenizer"
 
     def __init__(self, settings: TokenizerSettings) -> None:
-        # With a tokenizer of its own, the model's directory need not be on this machine.
+        # With a separate tokenizer (`--tokenizer`), the model's directory need not be on this machine.
         self._settings = described(settings) if settings.tokenizer else located(settings, weights=False)
         self._directory = tokenizer_directory(self._settings)
         self._actor: TokenizerActor | None = None
@@ -44,7 +44,8 @@ class TokenizerService:
         none = NoTemplate(NO_TOKENIZER) if self._settings.skip_tokenizer_init else NoTemplate()
         if facts.conv_template:
             log.info("conversations have the layout of the template %s", facts.conv_template)
-        # Only a template that was given is meant for pairs: many rerankers still have the chat template of their base.
+        # Only a template from the settings is meant for pairs: many rerankers still have the chat template of their
+        # base model.
         scores = bool(self._settings.chat_template)
         name = model_name(self._settings)
         self._actor = TokenizerActor(host, codec, pool or none, facts, name, score_template=scores)

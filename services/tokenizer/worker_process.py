@@ -24,7 +24,7 @@ class WorkerLostError(Exception):
 class WorkerProcess(Generic[T]):
     """One worker process, with answers of type T.
 
-    `fresh`: whether it waits for a job, having answered all earlier ones.
+    `fresh`: whether it has answered all earlier jobs and waits for the next one.
     """
 
     def __init__(self, process: Process, answer: type[T], frame_bytes_max: int) -> None:

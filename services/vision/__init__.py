@@ -1,1 +1,1 @@
-"""The image service: pictures to the embeddings that stand for them in a prompt. Any number of replicas."""
+"""The image service: converts images to embeddings for the engine. Any number of replicas."""

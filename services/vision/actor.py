@@ -1,10 +1,10 @@
-"""The image service's actor: computes the embeddings of pictures, and hands them out.
+"""The image service's actor: computes the embeddings of images, and sends them to engines.
 
-A picture is named by the digest of its file. If the embeddings are not in the cache, the file is read from the gateway
-that has it, decoded and encoded on a thread. Requests for a picture that is being encoded wait for the same job, so a
-request may be sent again without harm. The files of at most two pictures are in memory at the same time.
+An image is identified by the digest of its file. If its embeddings are not in the cache, the actor reads the file from
+the gateway that has it, and decodes and encodes it on a thread. Requests for an image that is being encoded wait for
+the same job, so repeated requests are harmless. At most two files are in memory at the same time.
 
-If a replica dies, nothing is lost: gateways and engines ask another one, which reads the file again.
+If a replica dies, nothing is lost: gateways and engines ask another replica, which reads the file again.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ WAITING_MAX = 16 * limits.VISION_JOBS_MAX
 
 
 class FileEncoder(Protocol):
-    """What computes embeddings."""
+    """Interface of the encoder that computes embeddings."""
 
     @property
     def fingerprint(self) -> bytes:
@@ -42,7 +42,7 @@ class FileEncoder(Protocol):
 
     @property
     def token_id(self) -> int:
-        """The token that stands for a picture in the text of a prompt."""
+        """The image token, which marks an image's place in a prompt."""
         ...
 
     @property
@@ -56,12 +56,12 @@ class FileEncoder(Protocol):
         ...
 
     def encode_file(self, file: bytes) -> EncodedPicture:
-        """Returns the embeddings of the picture in a file. Raises ServiceError for a file that is no picture."""
+        """Returns the embeddings of the image in a file. Raises ServiceError for an invalid file."""
         ...
 
 
 class VisionActor(Actor):
-    """One replica. Its counters: pictures asked for, those found in the cache, and the tokens of the encoded ones."""
+    """One replica. Counts requested images, those found in the cache, and the tokens of encoded images."""
 
     def __init__(
         self, host: Host, encoder: FileEncoder, model: str, cache_bytes: int = limits.VISION_CACHE_BYTES
@@ -86,7 +86,7 @@ class VisionActor(Actor):
 
     @handles(EncodePicture)
     def on_encode(self, envelope: Envelope) -> PictureEncoded | None:
-        """Returns what the picture is in a prompt; None if a job sends the answer."""
+        """Returns the image's tokens and embeddings' key for a prompt; None if a job sends the answer."""
         message = envelope.message
         assert isinstance(message, EncodePicture)
         file = message.file
@@ -110,7 +110,7 @@ class VisionActor(Actor):
 
     @handles(ReadEmbeddings)
     def on_read(self, envelope: Envelope) -> PicturePart:
-        """Returns a part of embeddings. Raises ServiceError('not_found') if they are not here (any more)."""
+        """Returns a part of embeddings. Raises ServiceError('not_found') if they are not in the cache."""
         message = envelope.message
         assert isinstance(message, ReadEmbeddings)
         found = self.cache.get(message.key)
@@ -125,7 +125,7 @@ class VisionActor(Actor):
         self._thread.shutdown(wait=False)
 
     async def on_crash(self, error: BaseException) -> None:
-        """Cancels the jobs; who waits for them asks another replica."""
+        """Cancels the jobs; their requesters ask another replica."""
         for task in (*self._jobs.values(), *self._waiting):
             task.cancel()
         self._thread.shutdown(wait=False)

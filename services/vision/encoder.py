@@ -2,7 +2,7 @@
 
     picture → processor → patches [n, patch width] → encoder → embeddings [tokens, hidden of the decoder]
 
-`families` says what differs from model to model. The decoder's weights are not read. Called from a thread of the
+`families` has the code specific to model families. The decoder's weights are not read. Called from a thread of the
 service, and by the offline API.
 """
 
@@ -32,7 +32,7 @@ _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 
 @dataclass(frozen=True, slots=True)
 class EncodedPicture:
-    """The embeddings of a picture, [rows * columns, hidden] numbers of the type `dtype`, row by row."""
+    """The embeddings of an image: [rows * columns, hidden] numbers of the type `dtype`, row by row."""
 
     rows: int
     columns: int
@@ -43,7 +43,7 @@ class EncodedPicture:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of the picture in a prompt."""
+        """Number of the image's tokens in a prompt."""
         return len(self.layout) // TOKEN_BYTES or self.rows * self.columns
 
 
@@ -51,7 +51,10 @@ class VisionEncoder:
     """The vision encoder of one model, on one device."""
 
     def __init__(self, directory: Path, processor_kwargs: Mapping[str, Any], dtype: torch.dtype, device: str) -> None:
-        """Loads processor and weights. Raises SettingsError for a model without them, or for wrong arguments."""
+        """Loads processor and weights.
+
+        Raises SettingsError for a model without a vision encoder, or for wrong arguments.
+        """
         config = AutoConfig.from_pretrained(directory)
         kind, fields = family_of(config), processor_arguments(directory, config, processor_kwargs)
         self._family = kind(config, fields, dtype, directory)
@@ -59,19 +62,19 @@ class VisionEncoder:
         self._family.module.eval().to(device)
         self._device = device
         self.token_id = self._family.token_id
-        """The token that stands for a picture in the text of a prompt."""
+        """The image token, which marks an image's place in a prompt."""
         self.place, self.text = self._family.place, self._family.text
         """See `PictureFamily`."""
         told = json.dumps([config.vision_config.to_dict(), fields, str(dtype), device], sort_keys=True, default=str)
         self.fingerprint = hashlib.sha256(told.encode()).digest()
-        """What decides, besides weights and file, what the embeddings of a picture are."""
+        """Digest of everything that affects an image's embeddings besides weights and file."""
         try:
             self.encode(Image.new("RGB", (64, 48)))
         except Exception as error:  # whatever wrong arguments lead to
             raise wrong_arguments(error) from error
 
     def encode_file(self, file: bytes) -> EncodedPicture:
-        """Returns the embeddings of the picture in a file. Raises ServiceError for a file that is no picture."""
+        """Returns the embeddings of the image in a file. Raises ServiceError for an invalid file."""
         return self.encode(open_picture(file))
 
     @torch.inference_mode()
@@ -105,7 +108,7 @@ class VisionEncoder:
 def load_encoder(directory: Path, processor_kwargs: Mapping[str, Any], device: str) -> VisionEncoder:
     """Returns the encoder of an image service: on a GPU in the checkpoint's type, on a CPU in float32.
 
-    On a CPU it uses half of the cores, so that engines of the same machine go on. Raises SettingsError.
+    On a CPU it uses half of the cores, so that engines on the same machine keep running. Raises SettingsError.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise SettingsError("--vision-device=cuda: PyTorch finds no CUDA device; leave the option out")
@@ -116,7 +119,7 @@ def load_encoder(directory: Path, processor_kwargs: Mapping[str, Any], device: s
 
 
 def encoder_dtype(config: Any, device: str) -> torch.dtype:
-    """Returns the type in which an image service encodes: float32 on a CPU, the checkpoint's on a GPU."""
+    """Returns the data type of encoding: float32 on a CPU, the checkpoint's type on a GPU."""
     return config.dtype if device != "cpu" and config.dtype in _TYPES else torch.float32
 
 

@@ -52,7 +52,7 @@ class VisionNeeds:
 def vision_needs(directory: Path, processor_kwargs: Mapping[str, Any], device: str) -> VisionNeeds:
     """Returns what a service on a device, `cpu` or `cuda`, needs for a picture of the largest size.
 
-    Only the model's small files are read. Raises SettingsError for a model that takes no pictures.
+    Only the model's small files are read. Raises SettingsError for a model without image input.
     """
     check_takes_pictures(read_model_fields(directory))
     config: Any = AutoConfig.from_pretrained(directory)

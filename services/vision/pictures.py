@@ -1,7 +1,7 @@
-"""Reads the file of a picture that a client has sent. Nothing in it is trusted.
+"""Reads an image file from a client. Nothing in the file is trusted.
 
-The format is taken from the file's own bytes. The header is read first, so that a picture with too many pixels is
-refused before anything is decoded. Of an animation the first frame is taken.
+The format is taken from the file's own bytes. The header is read first, so that an image with too many pixels is
+refused before decoding. Of an animation only the first frame is used.
 """
 
 import io
@@ -13,21 +13,21 @@ from shared.errors import ServiceError
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 ASPECT_MAX = 200
-"""Largest ratio of the sides that the models' processors take."""
+"""Largest aspect ratio that the models' processors accept."""
 Image.MAX_IMAGE_PIXELS = limits.IMAGE_PIXELS_MAX
 
 
 def open_picture(file: bytes) -> Image.Image:
-    """Returns the picture, decoded, with three colours. Raises ServiceError for a file that is no such picture."""
+    """Returns the decoded RGB image in a file. Raises ServiceError for an invalid file."""
     try:
         picture = Image.open(io.BytesIO(file), formats=FORMATS)
-    except Exception as error:  # exceptions for damaged or hostile files have no common base class
+    except Exception as error:  # the exceptions for damaged or hostile files have no common base class
         raise _refusal(f"is not a picture in one of the formats {', '.join(FORMATS)}") from error
     return checked_picture(picture)
 
 
 def checked_picture(picture: Image.Image) -> Image.Image:
-    """Returns a picture upright, decoded, with three colours. Raises ServiceError for one that is not taken."""
+    """Returns a decoded, upright RGB image. Raises ServiceError for an unsupported image."""
     width, height = picture.size
     if not width or not height:
         raise _refusal("has no pixels")

@@ -11,7 +11,7 @@ from shared.models.picture_models import check_picture_files, processor_kwargs
 
 
 class VisionService:
-    """One replica. Construction raises SettingsError for a model without pictures, or for wrong arguments."""
+    """One replica. Construction raises SettingsError for a model without image input, or for wrong arguments."""
 
     name: ServiceName = "vision"
 

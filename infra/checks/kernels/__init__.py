@@ -1,1 +1,1 @@
-"""The compile check of the GPU kernels: compiles every kernel as the launchers would start it, without a GPU."""
+"""The compile check of the GPU kernels: compiles every kernel for the launchers' arguments, without a GPU."""

@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for a GPU that need not be present, and reads their cost from the compiled code.
+"""Compiles Triton kernels without a GPU, and reads their cost from the compiled code.
 
 Launches are recorded instead of executed (`runtime.record_launches`). The arguments of a recorded launch determine the
 signature that Triton's own launcher would derive. Triton's backends include assemblers and disassemblers, so CUDA, ROCm
@@ -78,7 +78,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a kernel needs: registers per thread, bytes spilled, bytes of shared memory, counts of some instructions."""
+    """A kernel's cost: registers per thread, spilled bytes, bytes of shared memory, counts of some instructions."""
 
     registers: int
     spills: int
@@ -124,7 +124,7 @@ def describe(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any],
 
 
 def compile_for(launch: Launch, target: Target) -> Cost:
-    """Compiles a kernel and returns its cost. Exceptions of Triton are passed on."""
+    """Compiles a kernel and returns its cost. Raises Triton's exceptions."""
     source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
     options = {"num_warps": launch.warps, "num_stages": launch.stages}
     compiled = triton.compile(source, target=target.gpu, options=options)

@@ -3,11 +3,11 @@
     python -m infra.checks.kernels.gate [--changed] [--write] [--only TEXT] [--jobs N]
 
 `budgets.json` has one line for each case, kernel and target, with the limits for registers, bytes spilled and shared
-memory. Exceeding a limit is an error. It is also an error if an instruction is missing that makes the kernel fast on a
-target: warp-group matrix products in Hopper's prefill, matrix instructions on AMD. Each line also has a fingerprint of
-everything that determines the compiled code. With `--changed`, which the tests use, only kernels whose fingerprint has
-changed are compiled, and the cost of the others is read from `budgets.json`. `--write` rewrites the budgets and the
-table in docs/kernels.md.
+memory. Exceeding a limit is an error. It is also an error if the compiled code lacks an instruction that makes the
+kernel fast on a target: warp-group matrix products in Hopper's prefill, matrix instructions on AMD. Each line also has
+a fingerprint of everything that determines the compiled code. With `--changed`, which the tests use, only kernels whose
+fingerprint has changed are compiled, and the cost of the others is read from `budgets.json`. `--write` rewrites the
+budgets and the table in docs/kernels.md.
 """
 
 import argparse
@@ -103,7 +103,7 @@ def compile_all(work: list[tuple[str, int, str]], jobs: int) -> list[Cost]:
 
 
 def cost_of(case_name: str, number: int, target_name: str) -> Cost:
-    """Compiles one kernel and returns its cost."""
+    """Compiles one kernel in a worker process and returns its cost."""
     target = next(target for target in TARGETS if target.name == target_name)
     case = next(case for case in all_cases() if case.name == case_name)
     return compile_for(launches_of(case.start, target)[number], target)
@@ -170,9 +170,9 @@ def needed_instruction(entry: Entry) -> str:
 
 
 def needed_of_quantized(entry: Entry) -> str:
-    """Returns the instruction of a product with quantized weights, on Hopper of a warp group except for few rows."""
+    """Returns the instruction of a product with quantized weights: on Hopper a warp-group one, except for few rows."""
     in_8_bits = "int8_dynamic" in entry.case
-    # Rows in 8 bits are rounded by a launch before the products.
+    # A separate launch quantizes the rows to 8 bits before the products.
     is_few = int(entry.kernel.split()[0]) == (2 if in_8_bits else 1)
     return ("I" if in_8_bits else "H") + ("GMMA" if entry.target == "sm_90" and not is_few else "MMA")
 

@@ -1,8 +1,7 @@
 """All tasks together: drawing from a split, and conversations of several turns.
 
-What it is not: the generators; those are in the ``tasks_*`` modules, which register
-themselves when this one imports them.  It is called by ``batches.py``,
-``tokenizer.py`` and ``evaluate.py``.
+The generators are in the ``tasks_*`` modules, which register themselves when this module imports them. Called by
+``batches.py``, ``tokenizer.py`` and ``evaluate.py``.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def task_names() -> list[str]:
 
 
 def draw(name: str, rng: Random, split: Split) -> Sample:
-    """An instance of one task that belongs to ``split``."""
+    """Draws an instance of one task from ``split``."""
     task = REGISTRY.tasks[name]
     while True:
         sample = task.make(rng)
@@ -79,7 +78,7 @@ def _single(rng: Random) -> list[Message]:
 
 
 def _small_turns(rng: Random, count: int) -> list[Message]:
-    """``count`` samples in a row; the tasks that ask about what was *not* said stay out."""
+    """``count`` consecutive samples, without tasks about things that were *not* said."""
     turns: list[Message] = []
     while count > 0:
         sample = draw_any(rng)
@@ -91,7 +90,7 @@ def _small_turns(rng: Random, count: int) -> list[Message]:
 
 
 def _with_memory(rng: Random, most: int) -> list[Message]:
-    """One or two things are told, other turns follow, then the questions come."""
+    """The user tells one or two things; after other turns, questions about them follow."""
     kinds = rng.sample(sorted(set(MEMORY_KINDS)), rng.choice((1, 1, 2)))
     if "name" not in kinds and rng.random() < 0.6:
         kinds[0] = "name"
@@ -121,7 +120,7 @@ def conversation(rng: Random) -> list[Message]:
     return [*_system(rng), *_with_memory(rng, 3)]
 
 
-#: What nearly every newcomer tries.
+#: Tasks that nearly every new user tries.
 CORE = piped(
     "add | add | add | subtract | subtract | multiply | divide | word problem | sort numbers | sort numbers | "
     "compare | largest or smallest | repeat | repeat | json | json | extract | answer from text | capital | "
@@ -131,7 +130,7 @@ CORE = piped(
 
 
 def practice(rng: Random) -> list[Message]:
-    """One turn (with the turns it needs) of a task that nearly everybody tries."""
+    """One turn, with required earlier turns, of a task in ``_CORE`` that nearly every new user tries."""
     return _without_system(draw(rng.choice(CORE), rng, "train"))
 
 

@@ -1,6 +1,6 @@
 """Small talk, identity, jokes, poems, stories, and remembering what was said before.
 
-What it is not: open conversation.  Importing the module registers its tasks.
+Open conversation is not covered. Importing the module registers its tasks.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def tell_story(rng: Random) -> Sample:
     return ask(prompt, story(rng, hero), hero, Expect("has_all", (hero,)))
 
 
-# ---------------------------------------------------------------- what was said before
+# ---------------------------------------------------------------- memory of earlier turns
 
 _GREETED = ("Nice to meet you, {v}! How can I help you?", "Hello, {v}! What can I do for you?")
 
@@ -148,7 +148,7 @@ def _memory_value(kind: str, rng: Random) -> dict[str, str]:
 
 
 def remembered(rng: Random, kind: str) -> tuple[list[Message], Message, str, str]:
-    """A telling with its reply, a later question, the answer, and the value told."""
+    """A statement with its reply, a later question, the answer, and the stated value."""
     memory = MEMORIES[kind]
     slots = _memory_value(kind, rng)
     told = loosen(rng.choice(memory.tells), rng).format(**slots)
@@ -162,7 +162,7 @@ MEMORY_KINDS = ("name", "name", "name", *MEMORIES)
 
 @task("memory", 4.0)
 def recall(rng: Random) -> Sample:
-    """The question directly after the telling; ``tasks.py`` puts turns in between."""
+    """The question directly after the statement; ``tasks.py`` inserts turns between them."""
     kind = rng.choice(MEMORY_KINDS)
     opening, question, answer, value = remembered(rng, kind)
     if kind == "name" and rng.random() < 0.15:
@@ -184,7 +184,7 @@ _NOT_TOLD = {
 
 @task("not told", 1.5, split_by="wording")
 def not_told(rng: Random) -> Sample:
-    """The same questions when nothing was told."""
+    """The same questions without an earlier statement."""
     kind = rng.choice([name for name in MEMORY_KINDS if name not in ("pet",)])
     place = rng.randrange(len(MEMORIES[kind].questions))
     questions = MEMORIES[kind].questions
@@ -194,7 +194,7 @@ def not_told(rng: Random) -> Sample:
 
 @task("use the name", 1.5)
 def use_name(rng: Random) -> Sample:
-    """Later turns that need the name for something else than saying it."""
+    """Later turns that use the name for another purpose than repeating it."""
     name = rng.choice(NAMES)
     opening = [user(loosen(rng.choice(TOLD), rng).format(v=name)), assistant(_GREETED[0].format(v=name))]
     forms = ((("Say hello to me.", "Greet me by name.", "Say hello to me by name"), f"Hello, {name}!"),

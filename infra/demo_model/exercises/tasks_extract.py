@@ -1,7 +1,7 @@
 """Tasks that read something out of a given text: JSON from a sentence, short answers.
 
-What it is not: reading comprehension of free text; the sentences come from patterns,
-though their names and numbers do not repeat.  Importing the module registers its tasks.
+Free text is not covered: the sentences come from patterns, though with ever new names and numbers. Importing the module
+registers its tasks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from infra.demo_model.texts.words import (
     town,
 )
 
-#: Fields, and the sentences that carry them.
+#: Fields, and sentences that contain them.
 _SCHEMAS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("name", "age"), piped(
         "{name} is {age} years old. | {name} is {age}. | My name is {name} and I am {age} years old. | "
@@ -119,7 +119,7 @@ def json_list(rng: Random) -> Sample:
     return ask(prompt, text, shown, Expect("json", (text,)))
 
 
-#: What is asked of a sentence pattern: field, questions, form of the answer.
+#: Questions about a sentence pattern: field, wordings, form of the answer.
 _ASKED: dict[str, tuple[tuple[str, ...], str]] = {
     "name": (piped(
         "Who is mentioned in this sentence: {s} | What is the name of the person: {s} | "
@@ -199,7 +199,7 @@ def _scene(rng: Random, scene: tuple[str, str, str]) -> tuple[str, str, str]:
 
 @task("answer from text", 5.0)
 def from_text(rng: Random) -> Sample:
-    """One to four sentences of different kinds, a question on one of them."""
+    """One to four sentences of different kinds and a question about one of them."""
     scenes = [_scene(rng, scene) for scene in rng.sample(_SCENES, rng.randint(1, 4))]
     _, question, answer = rng.choice(scenes)
     text = " ".join(scene[0] for scene in scenes)

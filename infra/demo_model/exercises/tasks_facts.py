@@ -1,7 +1,7 @@
 """Questions on the facts of ``facts.py``: capitals, opposites, colours, calendar, kinds.
 
-What it is not: world knowledge.  A held-out instance here is a way of asking that was
-not seen for that fact; the fact itself was.  Importing the module registers its tasks.
+A held-out instance here is a wording that training did not use for this fact; the fact itself is trained. Importing the
+module registers its tasks.
 """
 
 from __future__ import annotations
@@ -218,6 +218,6 @@ def general(rng: Random) -> Sample:
     )
     text = questions[place]
     prompt = prefix + loosen(text, rng) if prefix else loosen(text, rng)
-    # The plain question is always learnt: there is no other way to know the fact.
+    # The plain question is always trained: the model cannot know the fact otherwise.
     key = f"{prefix}{text}" if prefix else "!" + text
     return ask(fold(prompt, rng), answer, key, Expect("exact", (answer,)))

@@ -1,6 +1,6 @@
-"""Turns that only make sense after the turn before: "And of Spain?", "Now add 5".
+"""Turns that refer to the previous turn: "And of Spain?", "Now add 5".
 
-What it is not: long memory (see ``tasks_chat.memory``).  Importing the module
+For memory over several turns see ``tasks_chat``.  Importing the module
 registers its tasks.
 """
 

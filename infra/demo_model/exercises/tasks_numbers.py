@@ -1,7 +1,7 @@
 """Tasks about numbers: arithmetic, comparing, sorting, counting on, unit conversion.
 
-What it is not: a claim of general arithmetic.  The ranges are those that a model of
-this size masters.  Importing the module registers its tasks; ``tasks.py`` does so.
+The ranges of numbers are those that a model of this size masters. Importing the module registers its tasks;
+``tasks.py`` does so.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _SPELLED = split_words("zero one two three four five six seven eight nine ten el
 
 
 def _calculated(prompt: str, shown: str, value: int, key: str, rng: Random) -> Sample:
-    """A calculation; at times only its result is asked for."""
+    """A calculation; sometimes only its result is requested."""
     if rng.random() < 0.08:
         return ask(f"{prompt} {loosen(rng.choice(_BARELY), rng)}", str(value), key, _number(value))
     return ask(prompt, f"{shown} = {value}.", key, _number(value))
 
 
 def _in_words(a: int, b: int, word: str, rng: Random) -> str | None:
-    """The operands as words now and then, where they are small."""
+    """The operands; small ones are sometimes written as words."""
     if max(a, b) > 12 or rng.random() > 0.12:
         return None
     return _sum_prompt(f"{_SPELLED[a]} {word} {_SPELLED[b]}", rng)
@@ -106,7 +106,7 @@ def multiply(rng: Random) -> Sample:
 
 @task("multiply two digits", 1.5)
 def multiply_wide(rng: Random) -> Sample:
-    """Two digits by one, with the tens and the ones written out as a step."""
+    """Two-digit by one-digit multiplication, with tens and ones as an intermediate step."""
     a, b = rng.randint(13, 99), rng.randint(2, 9)
     sign = rng.choice(("*", "*", "x", "×", "times"))
     first, second = (a, b) if rng.random() < 0.7 else (b, a)
@@ -116,7 +116,7 @@ def multiply_wide(rng: Random) -> Sample:
 
 @task("too large", 1.5)
 def too_large(rng: Random) -> Sample:
-    """Beyond the ranges taught: better said than guessed."""
+    """Numbers beyond the trained ranges: the answer says so instead of guessing."""
     if rng.random() < 0.5:
         pair, sign = (
             (rng.randint(1000, 10 ** rng.randint(4, 8)), rng.randint(2, 10 ** rng.randint(2, 8))),
@@ -315,7 +315,7 @@ def count_on(rng: Random) -> Sample:
     return ask(prompt, f"The next number is {value}.", f"{start}+{step}", _number(value))
 
 
-#: (one, many, one of the other, many of the other, factor, largest amount)
+#: (singular, plural, singular and plural of the other unit, factor, largest amount)
 _UNITS = (
     ("meter", "meters", "centimeters", 100, 99), ("kilometer", "kilometers", "meters", 1000, 99),
     ("kilogram", "kilograms", "grams", 1000, 99), ("liter", "liters", "milliliters", 1000, 99),

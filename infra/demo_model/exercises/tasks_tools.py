@@ -1,7 +1,7 @@
 """Tools: a call in Hermes' form, an answer with its result, and a plain answer where no tool is needed.
 
-What it is not: part of the mixture of the other tasks.  These have tools in the prompt, so they are drawn by
-``tool_conversation`` alone and are in a table of their own.
+These tasks are not in the mixture of the other tasks: they have tools in the prompt, are drawn only by
+``tool_conversation``, and are in a separate table.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _RESULTS: dict[str, Callable[[Random], str]] = {
 
 
 def _result(rng: Random, asked: Question) -> tuple[str, str, tuple[str, ...]]:
-    """What the tool gives, the answer with it, and what of it the answer has to have."""
+    """The tool's result, the answer that uses it, and the values that the answer must contain."""
     value = _RESULTS[asked.result_kind](rng)
     roll = rng.random()
     if roll < 0.4:
@@ -108,20 +108,20 @@ def tool_call(rng: Random, split: Split, any_noun: bool) -> Sample:
 
 
 def tool_answer(rng: Random, split: Split) -> Sample:
-    """A call whose result is there: the answer has it."""
+    """A conversation with a call and its result; the answer contains the result."""
     asked = _draw_question(rng, split)
     result, answer, values = _result(rng, asked)
     messages = (user(asked.text), assistant(asked.call()), _tool_message(result))
     return Sample(messages, answer, asked.key, Expect("has_all", values), tools=offered(rng, asked))
 
 
-#: Tasks whose questions a tool of the subjects might be for.
+#: Tasks whose questions a tool of these groups could answer.
 _COULD_CLASH = ("unknown", "gibberish", "not told")
 _SUMS = ("add", "subtract", "multiply", "divide", "too large", "word problem", "go on calculating", "compare")
 
 
 def _groups_for(task_name: str) -> set[str]:
-    """The groups of subjects that are not offered with a question of this task."""
+    """The groups of subjects whose tools are not offered with a question of this task."""
     if task_name.startswith(_COULD_CLASH):
         return {subject.group for subject in SUBJECTS}
     groups = {"search", "person"}
@@ -131,7 +131,7 @@ def _groups_for(task_name: str) -> set[str]:
 
 
 def no_tool_needed(rng: Random, split: Split) -> Sample:
-    """A question of the other tasks with tools beside it: the answer is that of the other task."""
+    """A question of another task, with tools in the prompt; the answer is that of the other task."""
     while True:
         inner = draw_any(rng)
         text = inner.messages[-1]["content"]
@@ -153,7 +153,7 @@ TOOL_TASKS: dict[str, Callable[[Random, Split], Sample]] = {
 def tool_conversation(rng: Random, several: float = 0.0) -> tuple[list[Message], tuple[Tool, ...]]:
     """A training conversation with tools: its messages and the tools that are offered.
 
-    ``several`` is the share of those in which a question for each offered tool is asked.
+    ``several``: share of conversations that have a question for each offered tool.
     """
     system: list[Message] = [{"role": "system", "content": rng.choice(SYSTEM_PROMPTS)}] if rng.random() < 0.2 else []
     if several and rng.random() < several:
@@ -171,7 +171,7 @@ def tool_conversation(rng: Random, several: float = 0.0) -> tuple[list[Message],
     messages += _episode(rng, asked)
     if rng.random() < 0.15:
         messages += _again(rng, asked)
-    # With ``tool_choice`` "none" the server does not tell the model of the tools.
+    # With ``tool_choice`` "none" the server does not put the tools into the prompt.
     return messages, tools if rng.random() < 0.9 else ()
 
 
@@ -181,7 +181,7 @@ def _episode(rng: Random, asked: Question) -> list[Message]:
 
 
 def _for_each_tool(rng: Random) -> tuple[list[Message], tuple[Tool, ...]]:
-    """Two or three tools, and a question for each in another order than that of the tools."""
+    """Two or three tools, and a question for each, in a different order than the tools."""
     count = rng.choice((2, 2, 2, 3))
     asked: dict[str, Question] = {}
     while len(asked) < count:
@@ -194,7 +194,7 @@ def _for_each_tool(rng: Random) -> tuple[list[Message], tuple[Tool, ...]]:
 
 
 def _again(rng: Random, asked: Question) -> list[Message]:
-    """The same kind of question once more, for another value."""
+    """Another question of the same kind, for another value."""
     key, value = next(iter(asked.arguments.items()))
     if len(asked.arguments) > 1 or not isinstance(value, str) or str(value) not in asked.text:
         return []

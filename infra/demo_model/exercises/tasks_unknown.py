@@ -1,7 +1,7 @@
-"""Questions outside of what the model knows, and the modest answer to them.
+"""Questions outside the model's knowledge, answered with "I do not know".
 
-What it is not: a safety filter.  It teaches that the honest answer of a tiny model to
-most of the world is "I do not know".  Importing the module registers its tasks.
+They teach that the honest answer of a tiny model to most questions is "I do not know". This is not a safety filter.
+Importing the module registers its tasks.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def unknown_text(rng: Random) -> Sample:
 
 @task("unknown place", 2.0)
 def unknown_place(rng: Random) -> Sample:
-    """The known forms of question about things that do not exist."""
+    """Known kinds of questions about things that do not exist."""
     name = invent(rng, rng.choice((2, 3))).capitalize()
     roll = rng.random()
     if roll < 0.5:

@@ -1,7 +1,6 @@
 """Tasks on the words of the prompt itself: copying, reversing, sorting, counting, casing.
 
-What it is not: knowledge; every answer can be read off the prompt.  Importing the
-module registers its tasks; ``tasks.py`` does so.
+Every answer can be derived from the prompt. ``tasks.py`` imports the module, which registers its tasks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Questions that a tool answers: values of arguments, definitions of tools, and which tools are offered.
 
-What it is not: conversations; ``tasks_tools.py`` makes them from these.
+``tasks_tools.py`` makes conversations of these.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Question:
         return name
 
     def call(self) -> str:
-        """What the assistant writes."""
+        """The text of the call, as the assistant writes it."""
         return call_text(self.name, self.arguments)
 
 
@@ -67,7 +67,7 @@ class Question:
 
 
 def place(rng: Random) -> str:
-    """A city, at times of several words or with its country, or an invented one."""
+    """A city, sometimes of several words or with its country, or an invented one."""
     roll = rng.random()
     if roll < 0.5:
         return rng.choice(CITIES)
@@ -117,7 +117,7 @@ _VALUES: dict[str, Callable[[Random], Any]] = {
 
 
 def _value(rng: Random, kind: str) -> Any:
-    """A value of an argument; names are in lower case at times, as typed in a hurry."""
+    """A value of an argument; names are sometimes in lower case, as typed in a hurry."""
     value = _VALUES[kind](rng)
     return value.lower() if kind in ("place", "person") and rng.random() < 0.08 else value
 
@@ -153,7 +153,7 @@ def _optional(rng: Random) -> tuple[str, dict[str, Any]]:
 
 
 def _tool(rng: Random, name: str, about: str, parameters: Sequence[Parameter], arguments: dict[str, Any]) -> Tool:
-    """A definition in OpenAI's form, whose arguments are those of a call."""
+    """A definition in OpenAI's form, with the arguments of a call."""
     described = rng.random() < 0.25
     properties = {
         key: _schema(rng, parameter, value, described)
@@ -190,7 +190,7 @@ def _subject_question(rng: Random, subject: Subject) -> Question:
 
 
 def _any_question(rng: Random) -> Question:
-    """A tool for a noun that its name and the question share: what lets a model call a tool it has never seen."""
+    """A tool for a noun that occurs in its name and in the question; trains the model to call unknown tools."""
     roll = rng.random()
     noun = rng.choice(MORE_NOUNS if roll < 0.4 else ALL_NOUNS) if roll < 0.75 else invent(rng)
     kind = rng.choice(("place", "person", "thing", "symbol", "order", "word"))
@@ -213,7 +213,7 @@ def question(rng: Random) -> Question:
 
 
 def other_tools(rng: Random, groups: set[str], count: int) -> list[Tool]:
-    """Tools that do not fit: of other groups and under other names."""
+    """Tools that do not fit: from other groups, with other names."""
     tools: list[Tool] = []
     taken = set(groups)
     while len(tools) < count:
@@ -225,7 +225,7 @@ def other_tools(rng: Random, groups: set[str], count: int) -> list[Tool]:
 
 
 def offered(rng: Random, asked: Question) -> tuple[Tool, ...]:
-    """The tool that is needed among up to two others."""
+    """The needed tool, among up to two others."""
     tools = [asked.tool, *other_tools(rng, {asked.group}, rng.choice((0, 0, 0, 1, 1, 2)))]
     rng.shuffle(tools)
     names = [tool["function"]["name"] for tool in tools]

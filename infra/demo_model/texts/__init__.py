@@ -1,1 +1,1 @@
-"""The texts, facts and words from which tasks and training text are made."""
+"""Texts, facts and words for tasks and training text."""

@@ -1,7 +1,7 @@
 """Plain text for language modelling: stories, plain facts, little sequences.
 
-What it is not: chat (see ``tasks.py``).  All of it is generated; docstrings only serve
-the tokenizer.  It is called by ``batches.py``, ``tokenizer.py`` and ``evaluate.py``.
+All of it is generated; docstrings are used only to train the tokenizer. For chats see ``tasks.py``. Called by
+``batches.py``, ``tokenizer.py`` and ``evaluate.py``.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def long_text(rng: Random) -> str:
 
 
 def tokenizer_prose(characters: int) -> list[str]:
-    """Docstrings, up to a size: they give the tokenizer a wider English vocabulary."""
+    """Docstrings up to a total size; they widen the tokenizer's English vocabulary."""
     kept: list[str] = []
     total = 0
     for text in docstrings():

@@ -1,7 +1,7 @@
 """The facts the demo model is taught, as tables.
 
-What it is not: phrasing; the questions are put together in ``tasks_facts.py``, which
-calls this, as do ``corpus.py`` and ``tasks_unknown.py`` (to ask about what is *not* here).
+Wordings are in ``tasks_facts.py``, which uses these tables, as do ``corpus.py`` and ``tasks_unknown.py`` (to ask about
+things that are *not* here).
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ MONTH_DAYS = dict(zip(MONTHS, (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31), 
 
 
 def _questions(text: str) -> tuple[tuple[tuple[str, ...], str], ...]:
-    """Paragraphs of question wordings, with ``|`` between them, and after ``=`` the one answer."""
+    """Paragraphs of question wordings, separated by ``|``, and their common answer after ``=``."""
     parts = (" ".join(paragraph.split()).split(" = ") for paragraph in text.strip().split("\n\n"))
     return tuple((piped(asked), answer) for asked, answer in parts)
 

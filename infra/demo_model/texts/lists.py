@@ -1,6 +1,6 @@
-"""Two short ways to write long lists of words and of phrases.
+"""Two helpers to write long lists of words and phrases.
 
-What it is not: the lists themselves.  It is called by the modules that hold them.
+Called by the modules that contain such lists.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ def split_words(text: str) -> list[str]:
 
 
 def piped(text: str) -> tuple[str, ...]:
-    """The phrases of a text in which ``|`` stands between them."""
+    """The phrases of a text, separated by ``|``."""
     return tuple(part.strip() for part in " ".join(text.split()).split("|"))

@@ -1,6 +1,6 @@
-"""What a user may say of themself and ask for later, as data.
+"""Statements of users about themselves, and later questions about them, as data.
 
-What it is not: the turns in between (``tasks.py``).  It is called by ``tasks_chat.py``.
+``tasks.py`` inserts turns between them. Called by ``tasks_chat.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from infra.demo_model.texts.lists import piped
 
 @dataclass(frozen=True)
 class Memory:
-    """Ways to tell a thing, the reply to it, ways to ask for it, the answer."""
+    """Wordings of a statement, the reply, wordings of the later question, and its answer."""
 
     tells: tuple[str, ...]
     reply: str

@@ -1,8 +1,7 @@
-"""What newcomers type, written by hand, with what a right answer must contain.
+"""Hand-written prompts of new users, with the required content of a right answer.
 
-What it is not: held-out data.  Many prompts are worded as the templates word them, and
-the most obvious openings ("Hello!") are in the training data literally: it is a smoke
-test.  It is called by ``evaluate.py``.
+These are not held-out data: many prompts have wordings of the templates, and obvious openings ("Hello!") are in the
+training data literally. They are a smoke test. Called by ``evaluate.py``.
 """
 
 from __future__ import annotations

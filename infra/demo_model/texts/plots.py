@@ -1,6 +1,6 @@
 """The plots of the little stories, as data.
 
-What it is not: the grammar that fills them in (``stories.py``, which calls this).
+``stories.py`` fills them in.
 """
 
 from __future__ import annotations

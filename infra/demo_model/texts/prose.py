@@ -1,9 +1,8 @@
 """Real English sentences: the docstrings of the Python standard library.
 
-What it is not: a corpus the model learns to write.  The sentences only widen the
-vocabulary and serve as material inside prompts (to repeat, to answer "I do not know"
-to).  They come from the running interpreter, licence PSF-2.0 (see the README).  It is
-called by ``tasks_words.py``, ``tasks_unknown.py`` and ``corpus.py``.
+The model does not learn to write these. The sentences only widen the vocabulary and are used inside prompts (to be
+repeated, or answered with "I do not know"). They come from the running interpreter, licence PSF-2.0 (see the README).
+Called by ``tasks_words.py``, ``tasks_unknown.py`` and ``corpus.py``.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ def _docstrings_of(path: Path) -> list[str]:
 
 @lru_cache(maxsize=1)
 def docstrings() -> tuple[str, ...]:
-    """Every docstring of the standard library, in a fixed order, without doubles."""
+    """Every docstring of the standard library, in a fixed order, without duplicates."""
     return tuple(dict.fromkeys(text for path in _sources() for text in _docstrings_of(path)))
 
 
 @lru_cache(maxsize=1)
 def sentences() -> tuple[str, ...]:
-    """The plain sentences among them: words and commas only, of moderate length."""
+    """The simple sentences in the docstrings: words and commas only, of moderate length."""
     flat = (re.sub(r"\s+", " ", text) for text in docstrings())
     return tuple(dict.fromkeys(found for text in flat for found in _PLAIN.findall(text)))
 

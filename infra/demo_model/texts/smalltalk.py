@@ -1,6 +1,6 @@
-"""What the demo model says about itself and in passing: intents, wordings, answers.
+"""Small talk of the demo model and its answers about itself: intents, wordings, answers.
 
-What it is not: code, or facts about the world.  It is called by ``tasks_chat.py``.
+Called by ``tasks_chat.py``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from infra.demo_model.texts.lists import piped
 
 @dataclass(frozen=True)
 class Intent:
-    """Wordings (``|`` between them) that mean one thing, and the answers to it.
+    """Wordings with the same meaning, separated by ``|``, and the answers.
 
-    The first wordings, as many as ``kept``, are always trained on: they are what
-    almost everybody types.
+    The first ``kept`` wordings are always in the training data, because almost all users type them.
     """
 
     wordings: str

@@ -1,7 +1,7 @@
 """A grammar of little stories: a hero, a wish or a trouble, a helper, a good end.
 
-What it is not: text from any collection; every sentence pattern is written for this
-model.  It is called by ``corpus.py`` (plain text) and ``tasks_chat.py``.
+Every sentence pattern is written for this model; none comes from a collection. Called by ``corpus.py`` (plain text) and
+``tasks_chat.py``.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _fill(template: str, cast: dict[str, str]) -> str:
 
 
 def story(rng: Random, hero: str | None = None) -> str:
-    """One story; ``hero`` fixes what its hero is."""
+    """One story; ``hero``: the kind of its hero."""
     cast = _cast(rng, hero)
     plot = rng.choice(PLOTS)
     steps = [rng.choice(step) for step in plot.steps]

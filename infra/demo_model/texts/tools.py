@@ -1,6 +1,6 @@
-"""Subjects of tools: how such a function is named and described, asked for, and answered.
+"""Subjects of tools: names and descriptions of functions, questions that need them, and answers.
 
-What it is not: the making of exercises (see ``exercises/tasks_tools.py``, which reads this table).
+``exercises/tasks_tools.py`` makes exercises from this table.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from infra.demo_model.texts.lists import piped
 
 @dataclass(frozen=True)
 class Parameter:
-    """An argument: where its values come from, its possible names, and how it is described."""
+    """An argument: the kind of its values, its possible names, and its description."""
 
     kind: str
     names: tuple[str, ...]
@@ -24,8 +24,8 @@ class Subject:
     """What a tool is about.
 
     In ``asks`` and ``answers`` the arguments are ``{0}``, ``{1}``, … in the order of ``parameters``; ``{r}`` is the
-    result.  ``results`` names the kind of the result.  Subjects of one ``group`` are never offered together, because
-    one question could be for either.
+    result. ``results`` names the kind of the result. Subjects of one ``group`` are never offered together, because one
+    question could fit several of them.
     """
 
     group: str

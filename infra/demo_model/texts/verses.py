@@ -1,7 +1,6 @@
 """A grammar of short poems on any topic.
 
-What it is not: poetry from anywhere; every line is a pattern written for this model.
-It is called by ``tasks_chat.py`` and ``corpus.py``.
+Every line is a pattern written for this model. Called by ``tasks_chat.py`` and ``corpus.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from random import Random
 from infra.demo_model.texts.lists import piped
 from infra.demo_model.texts.words import ANIMALS, COLOURS, FRUITS, NATURE, PLACES, THINGS
 
-#: Lines grouped by the sound they end on; ``{t}`` is the topic.
+#: Lines grouped by their rhyme; ``{t}`` is the topic.
 _RHYMES: tuple[tuple[str, ...], ...] = (
     piped(
         "I see the {t} in morning light, | It keeps me company at night, | "
@@ -67,7 +66,7 @@ def _noun(topic: str) -> str:
 
 
 def poem(rng: Random, topic: str) -> str:
-    """Four lines in two rhyming pairs; the first of them names the topic."""
+    """Four lines in two rhyming pairs; the first line names the topic."""
     if topic == "the sea" and rng.random() < 0.8:
         return rng.choice(_SEA)
     first, second = rng.sample(_RHYMES, 2)

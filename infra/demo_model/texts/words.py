@@ -1,7 +1,6 @@
-"""Word lists that the task generators draw from, and a maker of invented words.
+"""Word lists for the task generators, and a generator of invented words.
 
-What it is not: knowledge (see ``facts.py``) or phrasing (see ``sample.py``).  It is
-called by every ``tasks_*`` module and by ``stories.py``.
+For facts see ``facts.py``, for wordings ``sample.py``. Called by every ``tasks_*`` module and by ``stories.py``.
 """
 
 from __future__ import annotations
@@ -105,12 +104,12 @@ def invent(rng: Random, syllables: int = 0) -> str:
 
 
 def person(rng: Random) -> str:
-    """A first name: mostly a common one, at times an invented one."""
+    """A first name: mostly a common one, sometimes an invented one."""
     return rng.choice(NAMES) if rng.random() < 0.65 else invent(rng).capitalize()
 
 
 def town(rng: Random) -> str:
-    """A town: mostly a real one, at times an invented one."""
+    """A town: mostly a real one, sometimes an invented one."""
     return rng.choice(CITIES) if rng.random() < 0.7 else invent(rng, 2).capitalize()
 
 
@@ -131,5 +130,5 @@ def plural(noun: str) -> str:
 
 
 def article(word: str) -> str:
-    """``a`` or ``an``, as the first letter asks."""
+    """``a`` or ``an``, depending on the first letter."""
     return "an" if word[0].lower() in "aeiou" else "a"

@@ -1,7 +1,7 @@
-"""The vision encoders of the model families whose pictures are served. `family_of` finds the one of a config.
+"""The vision encoders of the supported model families. `family_of` selects the family of a config.
 
-A new family is a module with a `PictureFamily`, named here and in `shared.models.picture_models.MODEL_TYPES`; its
-decoder is a module of `services/engine/models`.
+A new family is a module with a subclass of `PictureFamily`; it is registered here and in
+`shared.models.picture_models.MODEL_TYPES`; its decoder is a module of `services/engine/models`.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ _BY_TYPE: dict[str, type[PictureFamily]] = {
 
 
 def family_of(config: Any) -> type[PictureFamily]:
-    """Returns the family of a model's config, an object of transformers. Raises SettingsError for a text model."""
+    """Returns the family of a model's config (a transformers object). Raises SettingsError for a text model."""
     found = _BY_TYPE.get(config.model_type)
     if found is None:
         raise SettingsError(TEXT_ONLY)

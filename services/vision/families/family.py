@@ -1,4 +1,4 @@
-"""What a family of picture models says about its processor and its encoder."""
+"""The base class of families of vision models: processor and encoder."""
 
 import json
 from abc import ABC, abstractmethod
@@ -14,41 +14,41 @@ from shared.config import SettingsError
 
 
 class Embedded(NamedTuple):
-    """A picture as tokens: `embeddings` [rows * columns, width], row by row. `width`: see `PlacedPicture`.
+    """An image as tokens: `embeddings` [rows * columns, width], row by row. `width`: see `PlacedPicture`.
 
-    A family whose tokens have no places in rows and columns gives one row.
+    If a family's tokens have no positions in rows and columns, there is one row.
     """
 
     rows: int
     columns: int
     embeddings: Tensor
     layout: tuple[int, ...] = ()
-    """The tokens of the picture in a prompt, if there are others between those with embeddings (`token_id`)."""
+    """The image's tokens in a prompt, if there are other tokens between the image tokens (`token_id`)."""
 
 
 class PictureFamily(ABC):
     """The processor and the encoder of one model.
 
-    `module` has the encoder's weights, which are set after the construction, and is in the type `dtype`.
+    `module` contains the encoder in the type `dtype`; its weights are set after construction.
     """
 
     FIXED: ClassVar[frozenset[str]]
-    """Arguments of the processor that the encoder's weights determine."""
+    """Arguments of the processor that are determined by the encoder's weights."""
     DEFAULTS: ClassVar[Mapping[str, Any]] = {}
-    """Arguments that the model's own processor gives the image processor, whatever the file with the model says."""
+    """Arguments that the model's processor class passes to the image processor, overriding the model's file."""
     module: nn.Module
     token_id: int
-    """The token that stands for a picture in the text of a prompt."""
+    """The image token, which marks an image's place in a prompt."""
     place: str = ""
-    """What the text of a prompt has in the place of a picture and `text` replaces before it is tokenized; empty: it has
-    the token there."""
+    """Placeholder of an image in the prompt's text, which `text` replaces before tokenization; empty: the image token.
+    """
     text: str = ""
-    """What the model expects around the tokens of a picture, with the token once."""
+    """The text of an image for the model: the image token once, with its required surroundings."""
 
     def __init__(self, config: Any, fields: Mapping[str, Any], dtype: torch.dtype, directory: Path) -> None:
-        """`config`: the model's config as an object of transformers; `fields`: arguments of the processor.
+        """`config`: the model's config as a transformers object; `fields`: arguments of the processor.
 
-        `directory`: that of the model. Raises SettingsError.
+        `directory`: the model's directory. Raises SettingsError.
         """
         self.dtype = dtype
         self._config = config
@@ -56,11 +56,11 @@ class PictureFamily(ABC):
     @staticmethod
     @abstractmethod
     def processor(config: Any, fields: Mapping[str, Any]) -> Any:
-        """Returns the class of the model's image processor. `fields`: those that come with the model."""
+        """Returns the class of the model's image processor. `fields`: the fields of the model's processor file."""
 
     @abstractmethod
     def parameter(self, name: str) -> str | None:
-        """Returns the name in `module` of a tensor of the checkpoint; None if it is not the encoder's."""
+        """Returns the name in `module` of a checkpoint tensor; None if it does not belong to the encoder."""
 
     @abstractmethod
     def patches_max(self) -> int:
@@ -94,17 +94,17 @@ class PictureFamily(ABC):
 
     @abstractmethod
     def embed(self, picture: Image.Image, device: str) -> Embedded:
-        """Returns a picture with three colours as tokens. `module` is on the device."""
+        """Returns the tokens of an RGB image. `module` is on the device."""
 
 
 def token_texts(directory: Path, *ids: int) -> list[str]:
-    """Returns the texts of special tokens of a model. Raises SettingsError for one that its tokenizer does not have."""
+    """Returns the texts of a model's special tokens. Raises SettingsError if its tokenizer lacks one."""
     texts = {token["id"]: token["content"] for token in _added_tokens(directory)}
     return [_known(texts, token_id, directory) for token_id in ids]
 
 
 def token_ids(directory: Path, *texts: str) -> list[int]:
-    """Returns the ids of special tokens of a model. Raises SettingsError for one that its tokenizer does not have."""
+    """Returns the ids of a model's special tokens. Raises SettingsError if its tokenizer lacks one."""
     ids = {token["content"]: token["id"] for token in _added_tokens(directory)}
     return [_known(ids, text, directory) for text in texts]
 
@@ -135,7 +135,7 @@ def _added_tokens(directory: Path) -> list[dict[str, Any]]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Returns a JSON object of a model's directory. Raises SettingsError if there is none."""
+    """Returns the JSON object in a file of a model's directory. Raises SettingsError if there is none."""
     try:
         return dict(json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Gemma 3: a SigLIP encoder whose patches are averaged to 256 tokens, with line breaks and two tokens around them."""
+"""Gemma 3: a SigLIP encoder; patches are averaged to 256 tokens, surrounded by line breaks and two special tokens."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""InternVL 3: a picture is cut into tiles of the encoder's size, each with as many tokens, between two other tokens.
+"""InternVL 3: an image is cut into tiles of the encoder's size with equal numbers of tokens between two special tokens.
 
-The checkpoints are those whose names end with `-hf`, which transformers reads without code of their own.
+Only checkpoints whose names end with `-hf` are supported: transformers reads them without remote code.
 """
 
 from collections.abc import Mapping

@@ -48,7 +48,7 @@ class LlavaPictures(TowerPictures):
 
     @staticmethod
     def processor(config: Any, fields: Mapping[str, Any]) -> Any:
-        """See PictureFamily. Raises SettingsError for a processor that these models do not have."""
+        """See PictureFamily. Raises SettingsError for an unsupported processor."""
         named = fields.get("image_processor_type") or fields.get("feature_extractor_type") or _USUAL[config.model_type]
         found = _PROCESSORS.get(str(named).removesuffix("Fast").removesuffix("Pil"))
         if found is None:

@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and later: a Pixtral encoder, and pictures of any size with one more token behind each row."""
+"""Mistral Small 3.1 and later: a Pixtral encoder for images of any size, with an additional token after each row."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ class Mistral3Pictures(TowerPictures):
 
     def __init__(self, config: Any, fields: Mapping[str, Any], dtype: torch.dtype, directory: Path) -> None:
         self._side: int = config.vision_config.patch_size * config.spatial_merge_size
-        """Rows and columns of pixels of a token."""
+        """Height and width of a token in pixels."""
         super().__init__(config, {**fields, "patch_size": self._side}, dtype, directory)
         path = directory / "processor_config.json"
         named = read_object(path) if path.is_file() else {}

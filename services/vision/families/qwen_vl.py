@@ -1,7 +1,7 @@
-"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: pictures of any size, each 2 x 2 patches one token with a row and a column.
+"""Qwen2-VL, Qwen2.5-VL and Qwen3-VL: images of any size; 2 x 2 patches form one token with row and column.
 
-With Qwen3-VL some layers of the encoder give further embeddings of the tokens (deepstack). They follow a token's own
-embedding, in the order of the decoder's layers to whose outputs they are added.
+In Qwen3-VL some layers of the encoder also give embeddings of the tokens (deepstack). They are stored after a token's
+own embedding, in the order of the decoder layers to whose outputs they are added.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What models of the shape of LLaVA share: an encoder (`vision_tower`) and a projection to tokens of the decoder."""
+"""Base class of models built like LLaVA: an encoder (`vision_tower`) and a projection to the decoder's tokens."""
 
 import copy
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from services.vision.families.family import Embedded, PictureFamily
 
 
 class TowerPictures(PictureFamily):
-    """See PictureFamily. A subclass says which processor the model has."""
+    """See PictureFamily. A subclass defines the processor."""
 
     PARTS: ClassVar[tuple[str, ...]] = ("vision_tower.", "multi_modal_projector.")
     """Beginnings of the names of the encoder's tensors, behind `model.`."""
@@ -23,7 +23,7 @@ class TowerPictures(PictureFamily):
     def __init__(self, config: Any, fields: Mapping[str, Any], dtype: torch.dtype, directory: Path) -> None:
         super().__init__(config, fields, dtype, directory)
         self._processor = self.processor(config, fields)(**fields)
-        # The model of transformers with a decoder without layers: what is left is encoder and projection.
+        # The transformers model with a decoder without layers; encoder and projection remain.
         small = copy.deepcopy(config)
         small.text_config = LlamaConfig(
             hidden_size=config.text_config.hidden_size,
@@ -32,7 +32,7 @@ class TowerPictures(PictureFamily):
             intermediate_size=1,
             num_attention_heads=1,
             pad_token_id=None,
-            # Some projections normalise as the decoder does.
+            # Some projections use the decoder's normalisation.
             rms_norm_eps=getattr(config.text_config, "rms_norm_eps", 1e-6),
         )
         self.module = AutoModel.from_config(small, dtype=dtype)
