@@ -130,7 +130,7 @@ CORE = piped(
 
 
 def practice(rng: Random) -> list[Message]:
-    """One turn, with required earlier turns, of a task in ``_CORE`` that nearly every new user tries."""
+    """One turn, with required earlier turns, of a task in ``CORE`` that nearly every new user tries."""
     return _without_system(draw(rng.choice(CORE), rng, "train"))
 
 
