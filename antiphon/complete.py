@@ -17,8 +17,8 @@ def run(
 
     With `chat`, `prompt` is a user message to answer instead of a text to continue. `images`: the images of the
     message, placed before its text; without `chat`, the prompt must contain the model's image token once per image.
-    Raises
-    ValueError for settings, a model or images that cannot be used.
+
+    Raises ValueError for settings, a model or images that cannot be used.
     """
     pictures = [image_of(path) for path in images]
     return asyncio.run(_run(prompt, model, params, chat=chat, pictures=pictures, **settings))

@@ -86,12 +86,12 @@ def decode(data: bytes) -> RecordedContent:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ServiceError("invalid_value", f"This is no recorded request: {error}.", param="record") from error
     if content.version != VERSION:
-        told = f"The recorded request has version {content.version}; this build reads version {VERSION}."
-        raise ServiceError("invalid_value", told, param="record")
+        message = f"The recorded request has version {content.version}; this build reads version {VERSION}."
+        raise ServiceError("invalid_value", message, param="record")
     count = len(content.prompts) * content.num_sequences
     if not count or not 1 <= content.n <= content.num_sequences or len(content.sequences) != count:
-        told = f"The recorded request has {len(content.sequences)} sequences instead of {count}."
-        raise ServiceError("invalid_value", told, param="record")
+        message = f"The recorded request has {len(content.sequences)} sequences instead of {count}."
+        raise ServiceError("invalid_value", message, param="record")
     return content
 
 

@@ -40,8 +40,8 @@ def measure(load: ServingLoad) -> Figures:
     model = load.model or _first_model(host, port, load.token)
     fields = {"model": model, "max_tokens": load.output_len, "temperature": 0, "ignore_eos": True}
     bodies = [{**fields, "prompt": ids} for ids in prompts(load.num_prompts, load.input_len, VOCAB_SIZE, load.seed)]
-    moments = arrivals(load.num_prompts, load.request_rate, load.seed)
-    result = asyncio.run(run_open(host, port, bodies, moments, concurrency=load.max_concurrency, token=load.token))
+    timestamps = arrivals(load.num_prompts, load.request_rate, load.seed)
+    result = asyncio.run(run_open(host, port, bodies, timestamps, concurrency=load.max_concurrency, token=load.token))
     if result.errors:
         raise ValueError(f"{len(result.errors)} of {load.num_prompts} requests failed. The first: {result.errors[0]}")
     return {

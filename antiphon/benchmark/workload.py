@@ -20,9 +20,9 @@ def arrivals(count: int, rate: float, seed: int) -> list[float]:
     With an infinite rate all arrive at once.
     """
     draw = random.Random(f"arrivals/{seed}")
-    moments: list[float] = []
+    timestamps: list[float] = []
     now = 0.0
     for _ in range(count):
-        moments.append(now)
+        timestamps.append(now)
         now += draw.expovariate(rate) if rate != float("inf") else 0.0
-    return moments
+    return timestamps

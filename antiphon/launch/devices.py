@@ -59,7 +59,7 @@ def for_engines(needed: Sequence[int], device: str, gpus: Sequence[str]) -> Assi
             f"{len(gpus) // max(needed)}, or compute on the CPU with --device=cpu."
         )
     unused = len(gpus) - total
-    told = f"{unused} of {len(gpus)} GPUs stay unused: {engines} engines are started (--engines, --worker-num)"
-    notices = (told,) if unused else ()
+    message = f"{unused} of {len(gpus)} GPUs stay unused: {engines} engines are started (--engines, --worker-num)"
+    notices = (message,) if unused else ()
     ids = tuple(",".join(gpus[sum(needed[:i]) : sum(needed[: i + 1])]) for i in range(engines))
     return Assignment(ids if engines > 1 else (), notices)

@@ -154,8 +154,8 @@ def taker(images: "Sequence[Image]", pictures: "list[bytes | Image]", *, enabled
             return
         found: PictureInput = read_image_url(given, param)
         if found.url:
-            told = f"'{param}': pictures are not fetched in this process: give a data URL, or a part of type image_pil."
-            raise ServiceError("invalid_value", told, param=param)
+            text = f"'{param}': pictures are not fetched in this process: give a data URL, or a part of type image_pil."
+            raise ServiceError("invalid_value", text, param=param)
         pictures.append(found.file)
 
     return take

@@ -57,8 +57,8 @@ def _fork_flags(parser: argparse.ArgumentParser) -> None:
 
 def _record_flags(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
-    told = "write what it takes to run a request again to a file, for `antiphon replay FILE`"
-    save = _server(kinds.add_parser("save", help=told, description=told, allow_abbrev=False), ("--url",))
+    message = "write what it takes to run a request again to a file, for `antiphon replay FILE`"
+    save = _server(kinds.add_parser("save", help=message, description=message, allow_abbrev=False), ("--url",))
     save.add_argument("request", metavar="ID", help="id of the request, or of its answer")
     save.add_argument("file", metavar="FILE", type=Path, help="where to write it")
 

@@ -141,8 +141,8 @@ class Fleet:
             now = time.monotonic()
             if member.spec.model in self.trials:
                 why = member.child.last_error if member.child else ""
-                told = f"{member.spec.name} ended while it started ({describe(exit_code)}): "
-                self._give_up(member, Failure(told + (why or "its output in the server's log says why"), exit_code))
+                message = f"{member.spec.name} ended while it started ({describe(exit_code)}): "
+                self._give_up(member, Failure(message + (why or "its output in the server's log says why"), exit_code))
                 return
             verdict = policy.after(exit_code, now - started, now, member.child.last_error if member.child else "")
             if isinstance(verdict, Failure):

@@ -187,11 +187,11 @@ class ModelSupervisor(Actor):
     async def _set(self, name: str, directory: str, share: float) -> None:
         state = self._state(name)
         if (starting := next((one for one in state.versions if one.state == "starting"), None)) is not None:
-            told = f"Version {starting.number} of {name!r} is starting ({starting.directory}): wait for it."
-            raise ServiceError("invalid_value", told, param="model")
+            message = f"Version {starting.number} of {name!r} is starting ({starting.directory}): wait for it."
+            raise ServiceError("invalid_value", message, param="model")
         if share and state.shadow is not None:
-            told = f"{name!r} has a shadow already ({state.shadow.directory}): end it first, with --off."
-            raise ServiceError("invalid_value", told, param="model")
+            message = f"{name!r} has a shadow already ({state.shadow.directory}): end it first, with --off."
+            raise ServiceError("invalid_value", message, param="model")
         there = [one for one in state.versions if one.directory == directory and one.state == "ready"]
         if there and not share:
             await self._activate(name, there[-1].number)
@@ -205,10 +205,10 @@ class ModelSupervisor(Actor):
         state = self._state(name)
         former = state.version(state.former)
         if former is None or former.state != "ready":
-            told = (
+            message = (
                 f"The former version of {name!r} does not run any more." if former else f"{name!r} has no former one."
             )
-            raise ServiceError("invalid_value", f"{told} Start one: antiphon models set {name}=DIR", param="model")
+            raise ServiceError("invalid_value", f"{message} Start one: antiphon models set {name}=DIR", param="model")
         await self._activate(name, former.number)
 
     async def _end_shadow(self, name: str) -> None:

@@ -227,8 +227,8 @@ class DetokenizerActor(Actor):
         if message.model not in ("", self._model):
             raise ServiceError("model_not_found", f"The model '{message.model}' does not exist.", param="model")
         if message.stop and not self._vocabulary.has_text:
-            told = "This server has no tokenizer (--skip-tokenizer-init): use 'stop_token_ids' in place of 'stop'."
-            raise ServiceError("invalid_value", told, param="stop")
+            reason = "This server has no tokenizer (--skip-tokenizer-init): use 'stop_token_ids' in place of 'stop'."
+            raise ServiceError("invalid_value", reason, param="stop")
         try:
             stream = TextStream(message, self._vocabulary)
         except (UnknownTokenError, DecodeError, OverflowError):

@@ -353,8 +353,8 @@ class EngineActor(Actor):
             except ServiceError as error:
                 return self._submit_reply(submit, "invalid", error)
             except AdapterNotHereError:
-                told = f"The adapter {submit.adapter!r} is not here yet."
-                missing = ServiceError("server_is_overloaded", told, retry_after_s=RETRY_AFTER_S)
+                message = f"The adapter {submit.adapter!r} is not here yet."
+                missing = ServiceError("server_is_overloaded", message, retry_after_s=RETRY_AFTER_S)
                 return self._submit_reply(submit, "busy", missing)
         return self._submit_reply(submit, status)
 
@@ -411,8 +411,8 @@ class EngineActor(Actor):
     def _reserve_pictures(self, submit: Submit) -> SubmitReply | None:
         """Returns the refusal if the engine does not accept images or has no memory for them now; else None."""
         if self._pictures is None:
-            told = "This engine takes text only: start it with --enable-mm."
-            return self._submit_reply(submit, "invalid", ServiceError("unsupported_parameter", told))
+            message = "This engine takes text only: start it with --enable-mm."
+            return self._submit_reply(submit, "invalid", ServiceError("unsupported_parameter", message))
         try:
             self._pictures.reserve(core_id(submit.sequence_id, submit.attempt), submit.pictures, self._is_live)
         except ServiceError as full:
@@ -445,8 +445,8 @@ class EngineActor(Actor):
         if not submit.adapter:
             return None
         if self._adapters is None:
-            told = "This engine serves no adapters: start it with --enable-lora or --enable-prompt-adapter."
-            raise ServiceError("unsupported_parameter", told, param="model")
+            message = "This engine serves no adapters: start it with --enable-lora or --enable-prompt-adapter."
+            raise ServiceError("unsupported_parameter", message, param="model")
         return self._adapters.adapter(submit.adapter, submit.adapter_version)
 
     def _drop(self, entries: list[Entry]) -> None:

@@ -103,8 +103,8 @@ class AdapterActor(Actor):
             self._sync_soon()
             raise AdapterNotHereError(name)
         del self._looked_for[version]
-        told = f"The adapter {name!r} was replaced or unloaded while the request waited. Send the request again."
-        raise ServiceError("model_not_found", told, param="model")
+        message = f"The adapter {name!r} was replaced or unloaded while the request waited. Send the request again."
+        raise ServiceError("model_not_found", message, param="model")
 
     async def sync(self) -> None:
         """Reads the desired state and follows it. Raises ServiceError if the store does not answer."""

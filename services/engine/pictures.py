@@ -47,8 +47,8 @@ class PictureLoader:
         self._reserved = {name: size for name, size in self._reserved.items() if is_live(name)}
         size = sum(picture.encoded.num_bytes for picture in pictures)
         if sum(self._reserved.values()) + size > limits.ENGINE_IMAGE_BYTES_MAX:
-            told = "The engine has too many pictures."
-            raise ServiceError("server_is_overloaded", told, retry_after_s=RETRY_AFTER_S)
+            message = "The engine has too many pictures."
+            raise ServiceError("server_is_overloaded", message, retry_after_s=RETRY_AFTER_S)
         self._reserved[sequence] = size
 
     def start(
@@ -117,8 +117,8 @@ class PictureLoader:
         while True:
             await asyncio.sleep(PAUSE_S)
             if self._now() > deadline:
-                told = "No image service gives the engine the picture. Try again shortly."
-                raise ServiceError("no_vision", told, retry_after_s=1.0)
+                reason = "No image service gives the engine the picture. Try again shortly."
+                raise ServiceError("no_vision", reason, retry_after_s=1.0)
             try:
                 found = await ask(self._host.transport, subject, message, _ENCODED, timeout_s=TRY_S)
             except (NoRespondersError, RequestTimeoutError):
@@ -129,8 +129,8 @@ class PictureLoader:
                 continue
             assert isinstance(found, PictureEncoded)
             if found.key != picture.encoded.key:
-                told = "The image services of this model differ in their settings: give all of them the same."
-                raise ServiceError("engine_failure", told)
+                reason = "The image services of this model differ in their settings: give all of them the same."
+                raise ServiceError("engine_failure", reason)
             return found
 
     def _now(self) -> float:

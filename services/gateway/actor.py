@@ -203,8 +203,8 @@ class GatewayActor(Actor):
         """
         most, dispatcher = self._max_queue_wait_s, self._parts.dispatcher
         if most and not request.idle_s and dispatcher.waits_longer(model, most):
-            told = f"A new request would wait longer than {most:g} s. Try again later."
-            raise ServiceError("server_is_overloaded", told, retry_after_s=dispatcher.retry_after_s())
+            message = f"A new request would wait longer than {most:g} s. Try again later."
+            raise ServiceError("server_is_overloaded", message, retry_after_s=dispatcher.retry_after_s())
 
     def _start(
         self, request: GenerationRequest, card: ModelCard, *, copies: bool = False, in_lockstep: bool = False

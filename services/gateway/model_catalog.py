@@ -199,8 +199,8 @@ class ModelCatalog:
         serving = wanted if self._versions is None else self._versions.serving(wanted)
         if wanted and (wanted in map(self._public, known) or wanted == self._default):
             lacks = _missing(serving, self._ready(recent=True))
-            told = f"No {' and no '.join(lacks)} is ready for the model {wanted!r}. Try again shortly."
-            return ServiceError(f"no_{lacks[0]}", told, retry_after_s=RETRY_AFTER_S)
+            message = f"No {' and no '.join(lacks)} is ready for the model {wanted!r}. Try again shortly."
+            return ServiceError(f"no_{lacks[0]}", message, retry_after_s=RETRY_AFTER_S)
         return unknown_model(cards, wanted)
 
     def _find_adapter(self, models: Sequence[ModelCard], name: str) -> ModelCard | None:
@@ -277,8 +277,8 @@ def find_model(cards: Sequence[ModelCard], name: str) -> ModelCard | None:
 def unknown_model(cards: Sequence[ModelCard], name: str) -> ServiceError:
     """Returns the error for a name that none of the models has."""
     if not cards:
-        told = "No engine is ready yet. Try again shortly."
-        return ServiceError("no_engine", told, retry_after_s=RETRY_AFTER_S)
+        message = "No engine is ready yet. Try again shortly."
+        return ServiceError("no_engine", message, retry_after_s=RETRY_AFTER_S)
     names = ", ".join(repr(card.name) for card in cards)
     return ServiceError("model_not_found", f"The model {name!r} does not exist. Served here: {names}.", param="model")
 

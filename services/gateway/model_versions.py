@@ -73,13 +73,13 @@ class VersionDirectory:
                 self._host.transport, self._host.subjects.models_control(), order, _CHANGED, timeout_s=ORDER_S
             )
         except NoRespondersError as error:
-            told = (
+            message = (
                 "The processes of this deployment are not started by `antiphon serve`, which would start another "
                 "version. With Compose or Kubernetes, start the engines, tokenizers and detokenizers of the new one "
                 "beside the old ones with a --served-model-name of their own, and move the clients to that name "
                 "(docs/moving.md)."
             )
-            raise ServiceError("unsupported_parameter", told) from error
+            raise ServiceError("unsupported_parameter", message) from error
         except RequestTimeoutError as error:
             raise ServiceError("timeout", "The launcher does not answer.", retry_after_s=limits.LEASE_S) from error
         assert isinstance(reply, ModelsChanged)

@@ -100,8 +100,8 @@ class VisionActor(Actor):
             return self._described(key, found)
         job = self._jobs.get(file.digest)
         if len(self._waiting) >= WAITING_MAX or (job is None and len(self._jobs) >= limits.VISION_JOBS_MAX):
-            told = "The image service has too many pictures."
-            raise ServiceError("server_is_overloaded", told, retry_after_s=RETRY_AFTER_S)
+            reason = "The image service has too many pictures."
+            raise ServiceError("server_is_overloaded", reason, retry_after_s=RETRY_AFTER_S)
         if job is None:
             job = self._jobs[file.digest] = asyncio.create_task(self._encoded(file, key))
             job.add_done_callback(lambda _: self._jobs.pop(file.digest, None))

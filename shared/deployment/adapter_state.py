@@ -89,8 +89,8 @@ class AdapterStore:
             if records == state.records:
                 return state
             if len(records) > limits.ADAPTERS_MAX:
-                told = f"The model {model!r} has {limits.ADAPTERS_MAX} adapters already: unload some of them."
-                raise ServiceError("invalid_value", told, param="lora_name")
+                message = f"The model {model!r} has {limits.ADAPTERS_MAX} adapters already: unload some of them."
+                raise ServiceError("invalid_value", message, param="lora_name")
             try:
                 revision = await self._store.replace(
                     model_token(model), _ENCODER.encode(tuple(records.values())), state.revision
@@ -108,5 +108,5 @@ def now() -> int:
 
 
 def _unavailable(error: StoreUnavailableError) -> ServiceError:
-    told = f"The state of the adapters cannot be read or written: {error}. Does the NATS server have JetStream?"
-    return ServiceError("bus_unavailable", told, retry_after_s=1.0)
+    message = f"The state of the adapters cannot be read or written: {error}. Does the NATS server have JetStream?"
+    return ServiceError("bus_unavailable", message, retry_after_s=1.0)

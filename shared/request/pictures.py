@@ -79,11 +79,11 @@ def taken_into(pictures: list[PictureInput]) -> TakePicture:
 def check_pictures(pictures: list[PictureInput], number_max: int = limits.IMAGES_MAX) -> None:
     """Raises ServiceError for more than `number_max` pictures in a request, or too many bytes of them."""
     if len(pictures) > number_max:
-        told = f"A request has at most {number_max} pictures on this server, and this one has {len(pictures)}."
-        raise ServiceError("invalid_value", told, param=pictures[number_max].param)
+        message = f"A request has at most {number_max} pictures on this server, and this one has {len(pictures)}."
+        raise ServiceError("invalid_value", message, param=pictures[number_max].param)
     if sum(len(picture.file) for picture in pictures) > limits.IMAGES_BYTES_MAX:
-        told = f"All pictures together have more than {limits.IMAGES_BYTES_MAX} bytes."
-        raise ServiceError("request_too_large", told, param=pictures[-1].param)
+        message = f"All pictures together have more than {limits.IMAGES_BYTES_MAX} bytes."
+        raise ServiceError("request_too_large", message, param=pictures[-1].param)
 
 
 def check_file_size(size: int, param: str) -> None:
@@ -91,8 +91,8 @@ def check_file_size(size: int, param: str) -> None:
     if not size:
         refuse(param, "has no bytes")
     if size > limits.IMAGE_BYTES_MAX:
-        told = f"The picture of '{param}' has more than {limits.IMAGE_BYTES_MAX} bytes. Make it smaller."
-        raise ServiceError("request_too_large", told, param=param)
+        message = f"The picture of '{param}' has more than {limits.IMAGE_BYTES_MAX} bytes. Make it smaller."
+        raise ServiceError("request_too_large", message, param=param)
 
 
 def with_picture_texts(text: str, pictures: Sequence[PictureTokens]) -> str:

@@ -46,8 +46,8 @@ def pooling_truncation(keep: int | None, max_model_len: int) -> int:
     """
     keep = prompt_truncation(keep)
     if keep > max_model_len:
-        told = f"must be at most {max_model_len}, the model's context length: select a smaller truncation size, or -1"
-        refuse("truncate_prompt_tokens", told)
+        reason = f"must be at most {max_model_len}, the model's context length: select a smaller truncation size, or -1"
+        refuse("truncate_prompt_tokens", reason)
     return max_model_len if keep == AS_MANY_AS_FIT else keep
 
 

@@ -165,8 +165,8 @@ class TextCodec:
     ) -> list[EncodedPair]:
         """See Codec."""
         if not isinstance(self._tokenizer, Tokenizer):
-            told = "Pairs of texts need a tokenizer with a tokenizer.json; this model's tokenizer takes single texts."
-            raise ServiceError("unsupported_parameter", told, param="model")
+            reason = "Pairs of texts need a tokenizer with a tokenizer.json; this model's tokenizer takes single texts."
+            raise ServiceError("unsupported_parameter", reason, param="model")
         if keep:
             encodings = encode_first_of_pairs(self._tokenizer, pairs, keep, add_special_tokens=add_special_tokens)
         else:
@@ -177,8 +177,8 @@ class TextCodec:
         """See Codec."""
         tokens = self._infill_tokens
         if tokens is None:
-            told = "The parameter 'suffix' is not supported: this model's tokenizer has no tokens for filling in text."
-            raise ServiceError("unsupported_parameter", told, param="suffix")
+            text = "The parameter 'suffix' is not supported: this model's tokenizer has no tokens for filling in text."
+            raise ServiceError("unsupported_parameter", text, param="suffix")
         start = self.encode([""], add_special_tokens=True)[0] if add_special_tokens else []
         return [[*start, *infill_ids(tokens, self._plain_ids, self._inner_text, one, suffix)] for one in prefixes]
 

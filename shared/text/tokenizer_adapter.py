@@ -186,11 +186,11 @@ def _make(module: Any, directory: Path, settings: ModelSettings) -> Any:
 
 def _from_transformers(directory: Path, settings: ModelSettings) -> TokenizerAdapter:
     slow = settings.tokenizer_mode == "slow"
-    wanted = "--tokenizer-mode slow" if slow else f"--tokenizer: {directory} has no {_FILE}"
+    problem = "--tokenizer-mode slow" if slow else f"--tokenizer: {directory} has no {_FILE}"
     try:
         transformers = importlib.import_module("transformers")
     except ImportError as error:
-        message = f"{wanted}: that needs transformers, which is not installed here: pip install transformers"
+        message = f"{problem}: that needs transformers, which is not installed here: pip install transformers"
         raise SettingsError(message) from error
     trusted = settings.trust_remote_code
     try:
@@ -199,7 +199,7 @@ def _from_transformers(directory: Path, settings: ModelSettings) -> TokenizerAda
         reason = (str(error).strip().partition("\n")[0] or type(error).__name__).rstrip(".")
         untrusted = not trusted and any(directory.glob("*.py"))
         hint = " Its own code runs with --trust-remote-code only." if untrusted else ""
-        message = f"{wanted}: transformers cannot make a tokenizer of {directory}: {reason}.{hint}"
+        message = f"{problem}: transformers cannot make a tokenizer of {directory}: {reason}.{hint}"
         raise SettingsError(message) from error
     return TokenizerAdapter(inner)
 

@@ -58,8 +58,8 @@ def cut_inside(whole: Sequence[int], plain: Sequence[int], keep: int) -> list[in
     num_special = len(whole) - len(plain)
     start = next((at for at in range(num_special + 1) if list(whole[at : at + len(plain)]) == list(plain)), None)
     if start is None:
-        told = "'truncate_prompt_tokens' is not supported with this model's tokenizer, which puts special tokens into "
-        raise ServiceError("unsupported_parameter", told + "a text.", param="truncate_prompt_tokens")
+        text = "'truncate_prompt_tokens' is not supported with this model's tokenizer, which puts special tokens into "
+        raise ServiceError("unsupported_parameter", text + "a text.", param="truncate_prompt_tokens")
     _check_room(keep - num_special, num_special)
     return [*whole[:start], *plain[: keep - num_special], *whole[start + len(plain) :]]
 
@@ -72,5 +72,5 @@ def _room(tokenizer: Any, keep: int, *, is_pair: bool, add_special_tokens: bool)
 
 def _check_room(room: int, num_special: int) -> None:
     if room < 1:
-        told = f"'truncate_prompt_tokens' must be at least {num_special + 1}: the tokenizer adds {num_special} special "
-        raise ServiceError("invalid_value", told + "tokens.", param="truncate_prompt_tokens")
+        text = f"'truncate_prompt_tokens' must be at least {num_special + 1}: the tokenizer adds {num_special} special "
+        raise ServiceError("invalid_value", text + "tokens.", param="truncate_prompt_tokens")

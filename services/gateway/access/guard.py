@@ -68,12 +68,12 @@ class GuardedBackend:
         except ServiceError as error:
             if error.code == "model_not_found" and key.models is not None:
                 # The backend's message would list all models, including those that the key may not use.
-                told = f"The model {name!r} does not exist. The API key {key.name!r} may use: {_names(key)}."
-                raise ServiceError(error.code, told, param=error.param) from None
+                message = f"The model {name!r} does not exist. The API key {key.name!r} may use: {_names(key)}."
+                raise ServiceError(error.code, message, param=error.param) from None
             raise
         if not _allows(key, card):
-            told = f"The API key {key.name!r} may not use the model {card.name!r}. Its models: {_names(key)}."
-            raise ServiceError("permission_denied", told, param="model")
+            message = f"The API key {key.name!r} may not use the model {card.name!r}. Its models: {_names(key)}."
+            raise ServiceError("permission_denied", message, param="model")
         return card
 
     def generate(self, request: GenerationRequest) -> Generation:
@@ -134,8 +134,8 @@ class GuardedBackend:
         most = self._timeout_max_s
         if timeout_s > 0 and (not most or timeout_s <= most) and timeout_s != float("inf"):
             return timeout_s
-        told = f"'{param}' must be a number of seconds above 0" + (f" and at most {most:g}" if most else "")
-        raise ServiceError("invalid_value", f"{told}.", param=param)
+        message = f"'{param}' must be a number of seconds above 0" + (f" and at most {most:g}" if most else "")
+        raise ServiceError("invalid_value", f"{message}.", param=param)
 
 
 class GuardedGeneration:
@@ -270,8 +270,8 @@ class GuardedGeneration:
 
 def _lockstep(call: Call) -> bool | None:
     if call.lockstep not in ("", "0", "1"):
-        told = "'X-Antiphon-Lockstep' must be 1 (two engines compute the request) or 0 (one does)."
-        raise ServiceError("invalid_value", told, param="X-Antiphon-Lockstep")
+        message = "'X-Antiphon-Lockstep' must be 1 (two engines compute the request) or 0 (one does)."
+        raise ServiceError("invalid_value", message, param="X-Antiphon-Lockstep")
     return call.lockstep == "1" if call.lockstep else None
 
 
@@ -289,8 +289,8 @@ def _idle_s(request: GenerationRequest, call: Call) -> float:
     if call.in_batch:
         return call.idle_s
     if call.lane not in ("", "idle"):
-        told = "'X-Antiphon-Lane' must be 'idle': the request then gives way to others."
-        raise ServiceError("invalid_value", told, param="X-Antiphon-Lane")
+        message = "'X-Antiphon-Lane' must be 'idle': the request then gives way to others."
+        raise ServiceError("invalid_value", message, param="X-Antiphon-Lane")
     if not call.lane and request.service_tier != FLEX:
         return 0.0
     return min(limits.IDLE_S, request.timeout_s / 2) if request.timeout_s else limits.IDLE_S

@@ -254,8 +254,8 @@ class KeyQuota:
         }[grant.lacking or "requests"]
         if grant.lacking == "concurrent":
             wait_s = self._mean_s / max(1, key.concurrent_requests)
-        told = f"The API key {key.name!r} has reached its limit of {limit}. Try again in {duration_text(wait_s)}."
-        return ServiceError("rate_limit_exceeded", told, retry_after_s=wait_s)
+        message = f"The API key {key.name!r} has reached its limit of {limit}. Try again in {duration_text(wait_s)}."
+        return ServiceError("rate_limit_exceeded", message, retry_after_s=wait_s)
 
     def _now(self) -> float:
         return self._quotas.clock.monotonic()

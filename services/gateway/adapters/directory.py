@@ -77,8 +77,8 @@ class AdapterDirectory:
         if why := name_error(name):
             raise ServiceError("invalid_value", f"'lora_name' {why}.", param="lora_name")
         if not path or len(path) > limits.ADAPTER_PATH_CHARS_MAX:
-            told = f"'lora_path' must have between 1 and {limits.ADAPTER_PATH_CHARS_MAX} characters."
-            raise ServiceError("invalid_value", told, param="lora_path")
+            reason = f"'lora_path' must have between 1 and {limits.ADAPTER_PATH_CHARS_MAX} characters."
+            raise ServiceError("invalid_value", reason, param="lora_path")
         self._check_free(name, base)
         state = await self._store.read(base)
         if not in_place:
@@ -86,8 +86,8 @@ class AdapterDirectory:
         replies = await asyncio.gather(*(self._load_on(engine, name, path) for engine in engines))
         versions = {reply.version for reply in replies}
         if len(versions) > 1:
-            told = f"The engines read different files from {path}: give a directory that is the same on all machines."
-            raise ServiceError("invalid_value", told, param="lora_path")
+            reason = f"The engines read different files from {path}: give a directory that is the same on all machines."
+            raise ServiceError("invalid_value", reason, param="lora_path")
 
         def add(records: dict[str, AdapterRecord]) -> None:
             if not in_place:
@@ -132,8 +132,8 @@ class AdapterDirectory:
                 timeout_s=limits.ADAPTER_LOAD_TIMEOUT_S,
             )
         except (NoRespondersError, RequestTimeoutError) as error:
-            told = f"The engine {engine.id} does not answer. The adapter {name!r} was not loaded: try again shortly."
-            raise ServiceError("no_engine", told, retry_after_s=1.0) from error
+            message = f"The engine {engine.id} does not answer. The adapter {name!r} was not loaded: try again shortly."
+            raise ServiceError("no_engine", message, retry_after_s=1.0) from error
         assert isinstance(reply, AdapterLoaded)
         return reply
 
@@ -167,8 +167,8 @@ class AdapterDirectory:
         if not found:
             raise ServiceError("no_engine", f"No engine is ready for the model {base!r}.", retry_after_s=1.0)
         if any(isinstance(beat.status, EngineStatus) and beat.status.adapters_revision < 0 for beat in found):
-            told = f"The engines of the model {base!r} serve no adapters: start them with --enable-lora."
-            raise ServiceError("unsupported_parameter", told, param="lora_name")
+            message = f"The engines of the model {base!r} serve no adapters: start them with --enable-lora."
+            raise ServiceError("unsupported_parameter", message, param="lora_name")
         return found
 
     def _check_free(self, name: str, base: str) -> None:
@@ -176,12 +176,12 @@ class AdapterDirectory:
         for beat in self._engines():
             status = beat.status
             if isinstance(status, EngineStatus) and name in (status.model, status.model_path, *status.model_aliases):
-                told = f"A model is called {name!r}: give the adapter another name."
-                raise ServiceError("invalid_value", told, param="lora_name")
+                message = f"A model is called {name!r}: give the adapter another name."
+                raise ServiceError("invalid_value", message, param="lora_name")
         for model in self._states:
             if model != base and self.find(model, name) is not None:
-                told = f"The model {model!r} has an adapter {name!r}: give this one another name."
-                raise ServiceError("invalid_value", told, param="lora_name")
+                message = f"The model {model!r} has an adapter {name!r}: give this one another name."
+                raise ServiceError("invalid_value", message, param="lora_name")
 
     def _engines(self) -> list[Heartbeat]:
         return self._members.alive("engine", self._host.clock.monotonic())
@@ -190,11 +190,11 @@ class AdapterDirectory:
 def _check_new(records: Records, name: str) -> None:
     known = records.get(name)
     if known is not None and not known.removed:
-        told = (
+        message = (
             f"The LoRA adapter '{name}' has already been loaded. Unload it first, or replace it with "
             "'load_inplace': true."
         )
-        raise ServiceError("invalid_value", told, param="lora_name")
+        raise ServiceError("invalid_value", message, param="lora_name")
 
 
 def _remove(records: dict[str, AdapterRecord], name: str) -> None:

@@ -83,10 +83,10 @@ class ApiKeys:
             return ANONYMOUS
         key = self._by_name.get(name)
         if key is None:
-            told = "without an API key, and the server needs one now"
+            message = "without an API key, and the server needs one now"
             if name != ANONYMOUS.name:
-                told = f"with the API key {name!r}, which does not exist any more"
-            raise ServiceError("invalid_api_key", f"The work was started {told}.")
+                message = f"with the API key {name!r}, which does not exist any more"
+            raise ServiceError("invalid_api_key", f"The work was started {message}.")
         _check_scope(key, path)
         return key
 

@@ -197,8 +197,8 @@ def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes:
 
 def _check(first: bytes, second: bytes) -> None:
     if first != second:
-        told = "The same 'Idempotency-Key' was sent with another body. Use a new key for a new request."
-        raise ServiceError("idempotency_conflict", told, param="Idempotency-Key")
+        message = "The same 'Idempotency-Key' was sent with another body. Use a new key for a new request."
+        raise ServiceError("idempotency_conflict", message, param="Idempotency-Key")
 
 
 def _receive_of(body: bytes) -> Receive:

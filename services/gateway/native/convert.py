@@ -61,8 +61,8 @@ def engine_request(body: EngineBody, card: ModelCard, request_id: str, defaults:
         check_token_ids(ids, card.vocab_size, "prompt_token_ids")
         return completion_request(CompletionBody(prompt=list(ids), **fields), card, request_id, defaults)
     if body.prompt is None:
-        told = "Missing required parameter: 'prompt'. Give 'prompt', 'prompt_token_ids' or 'messages'."
-        raise ServiceError("missing_required_parameter", told, param="prompt")
+        message = "Missing required parameter: 'prompt'. Give 'prompt', 'prompt_token_ids' or 'messages'."
+        raise ServiceError("missing_required_parameter", message, param="prompt")
     return completion_request(CompletionBody(prompt=body.prompt, **fields), card, request_id, defaults)
 
 

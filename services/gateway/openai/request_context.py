@@ -101,6 +101,6 @@ def system_fingerprint(card: ModelCard) -> str:
 
     If engines of different configurations serve the model, for example during an update, the hash covers all of them.
     """
-    told = f"{card.name}\0{card.path}\0{card.max_model_len}\0{card.vocab_size}\0{' '.join(card.configuration)}"
-    told += f"\0{card.adapter_version}" if card.adapter_version else ""
-    return "fp_" + hashlib.sha256(told.encode()).hexdigest()[:12]
+    message = f"{card.name}\0{card.path}\0{card.max_model_len}\0{card.vocab_size}\0{' '.join(card.configuration)}"
+    message += f"\0{card.adapter_version}" if card.adapter_version else ""
+    return "fp_" + hashlib.sha256(message.encode()).hexdigest()[:12]

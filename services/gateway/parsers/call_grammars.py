@@ -229,8 +229,8 @@ def _arguments(tool: CallableTool) -> list[_Argument]:
 def _check_members(schema: Mapping[str, Any], known: frozenset[str], path: str) -> None:
     for name in schema:
         if name not in known:
-            told = f"has the member {name!r}, which cannot be enforced in this model's format of calls"
-            refuse(path, f"{told}: leave it out, or let 'tool_choice' force the call")
+            message = f"has the member {name!r}, which cannot be enforced in this model's format of calls"
+            refuse(path, f"{message}: leave it out, or let 'tool_choice' force the call")
 
 
 def _length(schema: Mapping[str, Any], name: str, path: str, default: int | None) -> int | None:

@@ -82,8 +82,8 @@ class RemotePictures:
         if parts.scheme not in _PORTS or not host or parts.username is not None:
             raise _refusal(f"'{param}' must be a URL with http or https, a host, and no user name.", param)
         if not _matches(host.lower(), self._domains):
-            told = "Send the picture as a data URL, or have the server started with --allowed-media-domains."
-            raise _refusal(f"Pictures are not fetched from '{host}'. {told}", param)
+            message = "Send the picture as a data URL, or have the server started with --allowed-media-domains."
+            raise _refusal(f"Pictures are not fetched from '{host}'. {message}", param)
         if port is not None and port != _PORTS[parts.scheme]:
             raise _refusal(f"'{param}' must have the usual port of {parts.scheme}.", param)
         return parts

@@ -58,8 +58,8 @@ class PictureStore:
         names = [hashlib.sha256(picture.file).digest() for picture in pictures]
         new = {name: len(one.file) for name, one in zip(names, pictures, strict=True) if name not in self._kept}
         if self.num_bytes + sum(new.values()) > self._bytes_max:
-            told = "The server has too many pictures. Try again later."
-            raise ServiceError("server_is_overloaded", told, retry_after_s=RETRY_AFTER_S)
+            message = "The server has too many pictures. Try again later."
+            raise ServiceError("server_is_overloaded", message, retry_after_s=RETRY_AFTER_S)
         for name, picture in zip(names, pictures, strict=True):
             kept = self._kept.setdefault(name, _Kept(picture.file))
             kept.uses += 1

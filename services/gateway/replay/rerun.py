@@ -64,8 +64,8 @@ def forked(
     params = msgspec.structs.replace(params, prompt_logprobs=None, **(changes or {}))
     check(params)
     if len(begun) >= params.max_tokens:
-        told = f"must be greater than {len(begun)}, the number of tokens that the output begins with"
-        refuse("max_tokens", told)
+        message = f"must be greater than {len(begun)}, the number of tokens that the output begins with"
+        refuse("max_tokens", message)
     return GenerationRequest(
         **_common(content, card, request_id),
         params=_with_ends(params, prompt.end_token_ids),
@@ -95,12 +95,12 @@ def _with_ends(params: SamplingParams, end_token_ids: list[int]) -> SamplingPara
 def check_repeatable(content: RecordedContent, card: ModelCard) -> None:
     """Raises ServiceError if the request cannot run again: it has pictures, or its adapter was replaced."""
     if content.num_pictures:
-        told = (
+        message = (
             "The request has pictures, whose files are not recorded: it cannot run again. Send it as it was sent then."
         )
-        raise ServiceError("unsupported_parameter", told)
+        raise ServiceError("unsupported_parameter", message)
     if content.adapter_version != card.adapter_version:
-        told = (
+        message = (
             f"The adapter {content.model!r} was replaced since the request ran, or is not loaded: it cannot be equal."
         )
-        raise ServiceError("invalid_value", told, param="model")
+        raise ServiceError("invalid_value", message, param="model")

@@ -43,5 +43,5 @@ class BusWait:
 
 
 def _away() -> ServiceError:
-    told = "The bus cannot be reached. Try again shortly."
-    return ServiceError("bus_unavailable", told, retry_after_s=RETRY_AFTER_S)
+    message = "The bus cannot be reached. Try again shortly."
+    return ServiceError("bus_unavailable", message, retry_after_s=RETRY_AFTER_S)

@@ -87,9 +87,9 @@ async def tokenize(
     prompts, bad_words = await _converted(clients, request, card, block_size, pictures)
     count = request.num_sequences * sum(prompt.num_tokens for prompt in prompts)
     if count > limits.REQUEST_TOKENS_MAX:
-        told = f"All sequences of the request would have {count} prompt tokens, more than {limits.REQUEST_TOKENS_MAX}."
+        text = f"All sequences of the request would have {count} prompt tokens, more than {limits.REQUEST_TOKENS_MAX}."
         param = request.prompt_name(0) if request.pooling else param_of_number(request.n, request.num_sequences)
-        raise ServiceError("invalid_value", f"{told} Reduce '{param}' or the prompts.", param=param)
+        raise ServiceError("invalid_value", f"{text} Reduce '{param}' or the prompts.", param=param)
     for index, prompt in enumerate(prompts):
         if not prompt.num_tokens:
             name = request.prompt_name(index)

@@ -290,8 +290,8 @@ class RequestActor:
             self._repair(index)
         for index, since in list(self._streamless.items()):
             if now - since > limits.QUEUE_WAIT_S:
-                told = f"No detokenizer of the model {self.card.served_by!r} is running. Try again shortly."
-                self.fail(ServiceError("no_detokenizer", told, retry_after_s=2.0))
+                message = f"No detokenizer of the model {self.card.served_by!r} is running. Try again shortly."
+                self.fail(ServiceError("no_detokenizer", message, retry_after_s=2.0))
                 return
             self._repair(index)
 

@@ -78,8 +78,8 @@ class ServiceClients:
             except (NoRespondersError, RequestTimeoutError):
                 attempt += 1
                 if self._now() > deadline:
-                    told = f"No tokenizer of the model {message.model!r} answers. Try again shortly."
-                    raise ServiceError("no_tokenizer", told, retry_after_s=1.0) from None
+                    reason = f"No tokenizer of the model {message.model!r} answers. Try again shortly."
+                    raise ServiceError("no_tokenizer", reason, retry_after_s=1.0) from None
                 subject = self._another_tokenizer(message.model, tried)
                 await asyncio.sleep(RETRY_PAUSE_S)
 
@@ -101,8 +101,8 @@ class ServiceClients:
             except NoRespondersError:
                 await asyncio.sleep(RETRY_PAUSE_S)
             if self._now() > min(deadline, alone_until):
-                told = f"No image service of the model {message.model!r} answers. Try again shortly."
-                raise ServiceError("no_vision", told, retry_after_s=1.0)
+                reason = f"No image service of the model {message.model!r} answers. Try again shortly."
+                raise ServiceError("no_vision", reason, retry_after_s=1.0)
 
     async def open_stream(self, detokenizer: Address, message: OpenStream) -> None:
         """Opens a stream. Raises PeerUnavailableError, or ServiceError if the detokenizer refuses."""

@@ -161,8 +161,8 @@ class BackgroundStore:
         for logged in await self._events.all_following(subject, found.last + 1):
             batch = _batch(logged.payload)
             if batch.first > len(found.events):
-                told = "The bus has dropped events of the response, for want of space. Send the request again."
-                raise ServiceError("not_found", told, param="response_id")
+                message = "The bus has dropped events of the response, for want of space. Send the request again."
+                raise ServiceError("not_found", message, param="response_id")
             found.add(batch, logged.sequence)
         return found
 

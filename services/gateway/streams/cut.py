@@ -73,15 +73,15 @@ class SequenceCut:
         end = self._checked + len(update.token_ids)
         known = self._accepted[self._checked : end]
         if update.token_ids[: len(known)] != known:
-            told = "The output that was computed again differs from what the stream has shown. Send the request again."
-            raise ServiceError("engine_failure", told)
+            text = "The output that was computed again differs from what the stream has shown. Send the request again."
+            raise ServiceError("engine_failure", text)
         self._checked = end
 
 
 def beyond_the_end() -> ServiceError:
     """Returns the error for a position after the end of the stream."""
-    told = "The position is behind the end of the stream. Send the id of the last event that has arrived."
-    return ServiceError("invalid_value", told, param="from")
+    message = "The position is behind the end of the stream. Send the id of the last event that has arrived."
+    return ServiceError("invalid_value", message, param="from")
 
 
 def _goals(index: int, position: Position) -> list[_Goal]:

@@ -35,8 +35,8 @@ class PositionedEvents:
         Raises ServiceError('invalid_value') if the position is of another number of sequences.
         """
         if position.shown and len(position.shown) != num_sequences:
-            told = f"The position is of {len(position.shown)} choices. The stream has {num_sequences}."
-            raise ServiceError("invalid_value", told, param="from")
+            message = f"The position is of {len(position.shown)} choices. The stream has {num_sequences}."
+            raise ServiceError("invalid_value", message, param="from")
         self._head = b"id: " + request_id.encode() + b":"
         self._position = position
         self._num_tokens, self._num_chars = [0] * num_sequences, [0] * num_sequences
@@ -62,9 +62,9 @@ class PositionedEvents:
         self._numbers = encoder if isinstance(encoder, NumberedEncoder) else None
         is_numbered = self._position.number is not None
         if self._position != START and is_numbered != (self._numbers is not None):
-            told = "does not have" if is_numbered else "has"
+            message = "does not have" if is_numbered else "has"
             raise ServiceError(
-                "invalid_value", f"The stream {told} numbers of events ('@') in its positions.", param="from"
+                "invalid_value", f"The stream {message} numbers of events ('@') in its positions.", param="from"
             )
         known = self._position.opening if self._position.before_output else ALL
         self._start(known)

@@ -232,8 +232,8 @@ def _check_position(position: Position, accepted: list[Accepted]) -> None:
 
 
 def _unknown(request_id: str) -> ServiceError:
-    told = f"No stream with the id {request_id[:64]!r} is known. Send the request again."
-    return ServiceError("not_found", told, param="id")
+    message = f"No stream with the id {request_id[:64]!r} is known. Send the request again."
+    return ServiceError("not_found", message, param="id")
 
 
 def _expired(request_id: str, why: str) -> ServiceError:

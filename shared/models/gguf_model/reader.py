@@ -276,19 +276,19 @@ class _CheckedReader(GGUFReader):
     def _check_tensor(self, start: int, field: ReaderField) -> None:
         """Raises _DamagedError if a tensor's shape, type or place is impossible."""
         _, _, _, dimensions, kind, offset = (part.tolist() for part in field.parts)
-        told = f"tensor {field.name} {dimensions[::-1]}"
+        message = f"tensor {field.name} {dimensions[::-1]}"
         try:
             block, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind[0])]
         except (ValueError, KeyError) as error:
-            raise _DamagedError(f"{told} has the unknown type {kind[0]}") from error
+            raise _DamagedError(f"{message} has the unknown type {kind[0]}") from error
         elements = int(np.prod(np.array(dimensions, dtype=object)))
         if elements < 1 or dimensions[0] % block:
-            raise _DamagedError(f"{told}: rows of {dimensions[0]} do not consist of blocks of {block}")
+            raise _DamagedError(f"{message}: rows of {dimensions[0]} do not consist of blocks of {block}")
         if offset[0] % self.alignment:
-            raise _DamagedError(f"{told} is not aligned: its offset is {offset[0]}")
+            raise _DamagedError(f"{message} is not aligned: its offset is {offset[0]}")
         end = start + offset[0] + elements // block * size
         if end > len(self.data):
-            raise _DamagedError(f"{told} ends at byte {end}, but the file has {len(self.data)}")
+            raise _DamagedError(f"{message} ends at byte {end}, but the file has {len(self.data)}")
 
 
 def _strings(data: NDArray[np.uint8]) -> list[str]:

@@ -54,8 +54,8 @@ class ScorePrompt:
         room = total - excess if total > excess else total // 2
         self._rounds += 1
         if room < 1 or self._rounds > _ROUNDS:
-            told = f"'truncate_prompt_tokens': {self._keep} tokens leave no room for the texts in the score template."
-            raise ServiceError("invalid_value", told, param="truncate_prompt_tokens")
+            reason = f"'truncate_prompt_tokens': {self._keep} tokens leave no room for the texts in the score template."
+            raise ServiceError("invalid_value", reason, param="truncate_prompt_tokens")
         kept = shares(len(parts[0]), len(parts[1]), room)
         # A token may be part of a character; it then decodes to U+FFFD.
         first, second = (

@@ -1,5 +1,5 @@
 // Attention over the paged KV cache, for prompts and for single tokens: softmax(q kᵀ) v with a running maximum. Where
-// there are AMX tiles, lone.h computes the same numbers for single rows.
+// there are AMX tiles, single_row.h computes the same numbers for single rows.
 //
 // A tile (of attention) is up to 32 rows of queries of one sequence that read the same key head: consecutive tokens,
 // and for each the query heads of the group. It processes the keys in units of 64 tokens at fixed places of the
@@ -71,7 +71,7 @@ inline Vec adjusted(const ScoreRules& rules, const View& view, long place, Vec s
   if (view.whole()) return s;
   const IntVec seen =
       (numbers >= (int32_t)std::max(view.oldest, 0L)) & (numbers <= (int32_t)std::min(view.newest, kUnit));
-  return select(seen, s, splat(kNever));
+  return select(seen, s, broadcast(kNever));
 }
 
 // Returns how many tokens of a unit are read: half of them if the sequence does not reach the other half yet.
@@ -246,7 +246,7 @@ class Attention {
 
   void share(long row) {
     constexpr bool kCoarse = sizeof(T) == sizeof(Bf16);
-    const Vec highest = splat(t_.highest[row]);
+    const Vec highest = broadcast(t_.highest[row]);
     Vec shares[kUnit / kLanes];
     for (long i = 0; i < kUnit / kLanes; i++) shares[i] = exp2<kCoarse>(load(score(row, i * kLanes)) - highest);
     TermOf<T>* to = u_.shares + row * kShareStride;

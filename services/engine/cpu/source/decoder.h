@@ -16,7 +16,7 @@
 #include "latent.h"
 #include "lora.h"
 #if defined(__AMX_BF16__)
-#include "lone.h"
+#include "single_row.h"
 #endif
 
 namespace antiphon {
@@ -200,7 +200,7 @@ class Decoder {
           row_blocks_.push_back({&span, head, 1, row, std::min(most, rows - row)});
       }
     // Single tokens (see `alone`): a tile has several heads, which lie side by side in each block of the cache.
-    const long heads = spec_.num_kv_heads, parts = lone_parts();
+    const long heads = spec_.num_kv_heads, parts = single_row_parts();
     for (const Span& span : spans_) {
       if (!alone(span)) continue;
       for (long part = 0; part < parts; part++) {
@@ -219,10 +219,10 @@ class Decoder {
   }
 
   // Returns into how many tiles the heads of a single token are divided: as few as keep all threads busy until the end.
-  long lone_parts() const {
-    const long lone = std::count_if(spans_.begin(), spans_.end(), [this](const Span& span) { return alone(span); });
+  long single_row_parts() const {
+    const long single = std::count_if(spans_.begin(), spans_.end(), [this](const Span& span) { return alone(span); });
     const long least = (spec_.num_kv_heads + kHeadsTogether - 1) / kHeadsTogether;
-    return std::min(std::max(least, 8 * pool_.threads() / std::max(lone, 1L)), spec_.num_kv_heads);
+    return std::min(std::max(least, 8 * pool_.threads() / std::max(single, 1L)), spec_.num_kv_heads);
   }
 
   // Lists the tokens whose final hidden states are requested: first those with logits, then those of the spans.
@@ -411,8 +411,8 @@ class Decoder {
     });
   }
 
-  // `lone_keys`: the keys and values of single tokens are not in the cache yet and are written here.
-  void attend(Layer<T>& layer, int thread, const std::vector<Tile>& tiles, bool lone_keys) {
+  // `single_keys`: the keys and values of single tokens are not in the cache yet and are written here.
+  void attend(Layer<T>& layer, int thread, const std::vector<Tile>& tiles, bool single_keys) {
     const float* sinks = layer.sinks.empty() ? nullptr : layer.sinks.data();
     const ScoreRules rules{spec_.attention_softcap, slopes(), layer.window, sinks};
     const AttentionInput<T> input{shape_, layer.cache, rules, spec_.num_heads, group(), queries_, all_.attended};
@@ -421,7 +421,7 @@ class Decoder {
       for (long i = first; i < last; i++) {
         const Tile& tile = tiles[i];
         // The thread that writes these keys and values also reads them first, from its own cache.
-        const long unwritten = lone_keys && alone(*tile.span) ? tile.heads : 0;
+        const long unwritten = single_keys && alone(*tile.span) ? tile.heads : 0;
         for (long h = 0; h < unwritten; h++) split_heads(layer, *tile.span, tile.span->first, tile.kv_head + h);
         attend_tile(input, tile, i + 1 < last ? &tile + 1 : nullptr, tiles_.as<char>() + thread * tile_bytes_,
                     scratch_[thread]);

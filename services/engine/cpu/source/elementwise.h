@@ -82,7 +82,7 @@ inline Vec activate(Activation kind, Vec x) {
 template <class T>
 inline Vec gated(Activation kind, Vec gate, Vec up) {
   if (kind != Activation::swigluoai) return activate<T>(kind, gate) * up;
-  const Vec limit = splat(7.0f), cut = min(gate, limit);
+  const Vec limit = broadcast(7.0f), cut = min(gate, limit);
   return cut * sigmoid<sizeof(T) == sizeof(Bf16)>(cut * 1.702f) * (max(min(up, limit), -limit) + 1.0f);
 }
 

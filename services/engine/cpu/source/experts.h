@@ -248,7 +248,7 @@ class Experts {
           Vec sum[2] = {};
           for (long i = t * k; i < (t + 1) * k; i++) add(sum, outputs.row(b.place[i]), panel, b.weights[i]);
           if (shape_.shared_size) {
-            const float gate = layer.shared_gate.matrix ? sigmoid(splat(*b.shared_gate.get().row(t)))[0] : 1.0f;
+            const float gate = layer.shared_gate.matrix ? sigmoid(broadcast(*b.shared_gate.get().row(t)))[0] : 1.0f;
             add(sum, b.shared_output.get().row(t), panel, gate);
           }
           target.put(t, panel, sum[0], sum[1]);

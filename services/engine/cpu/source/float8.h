@@ -39,7 +39,7 @@ Vec from_eight(IntVec bits) {
   const Vec normal = (Vec)((size << kShift) + ((uint32_t)(127 - Eight::kBias) << 23));
   const Vec subnormal = convert<Vec>((IntVec)size) * power_of_two(1 - Eight::kBias - Eight::kMantissa);
   Vec v = select((IntVec)size < (1 << Eight::kMantissa), subnormal, normal);
-  v = select((IntVec)size >= Eight::kNan, splat(__builtin_nanf("")), v);
+  v = select((IntVec)size >= Eight::kNan, broadcast(__builtin_nanf("")), v);
   return (Vec)((WordVec)v | ((WordVec)bits & 0x80) << 24);
 }
 
@@ -48,11 +48,11 @@ template <class Eight>
 IntVec to_eight(Vec v) {
   constexpr int kShift = 23 - Eight::kMantissa;
   const WordVec bits = (WordVec)v;
-  const Vec size = min((Vec)(bits & 0x7fffffffu), splat(Eight::kLargest));
+  const Vec size = min((Vec)(bits & 0x7fffffffu), broadcast(Eight::kLargest));
   const WordVec exact = (WordVec)size;
   const WordVec normal = ((exact + ((1u << (kShift - 1)) - 1) + ((exact >> kShift) & 1)) >> kShift) -
                          ((uint32_t)(127 - Eight::kBias) << Eight::kMantissa);
-  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
   const Vec whole = (size * power_of_two(Eight::kBias - 1 + Eight::kMantissa) + magic) - magic;
   const IntVec small = size < power_of_two(1 - Eight::kBias);
   const Vec found = select(small, (Vec)convert<IntVec>(select(small, whole, Vec{})), (Vec)normal);

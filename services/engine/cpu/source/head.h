@@ -37,10 +37,10 @@ class Head {
   Vec logits(long panel, long half, const float* sums) const {
     const long column = panel * kPanel + half * kLanes;
     Vec v = with_bias(weight_.bias, column, load(sums + half * kLanes));
-    if (scale_ != 1) v = v * splat(scale_);
+    if (scale_ != 1) v = v * broadcast(scale_);
     if (softcap_ != 0) v = tanh(v / softcap_) * softcap_;
     const long left = weight_.out - column;
-    return left >= kLanes ? v : select(lane_numbers() < (int32_t)std::max(left, 0L), v, splat(-1e30f));
+    return left >= kLanes ? v : select(lane_numbers() < (int32_t)std::max(left, 0L), v, broadcast(-1e30f));
   }
 
   void one_panel(long row, long panel, const float* sums) const {

@@ -89,7 +89,7 @@ class LoraProduct {
       const int32_t* range = delta.ranges + (panel * 2 + half) * 2;
       const T* b = delta.b + (panel * delta.rank + range[0]) * kPanel + half * kLanes;
       Vec sum = {};
-      for (long r = range[0]; r < range[1]; r++, b += kPanel) sum += splat(inner[r]) * load(b);
+      for (long r = range[0]; r < range[1]; r++, b += kPanel) sum += broadcast(inner[r]) * load(b);
       store(to + half * kLanes, load(sums + half * kLanes) + sum);
     }
     return to;

@@ -21,7 +21,7 @@ struct Pair<float> {
   typedef float Term;  // the type of a row's numbers
 
   static inline Vec word(const float* w, long) { return load(w); }
-  static inline Vec spread(const float* x, long) { return splat(*x); }
+  static inline Vec spread(const float* x, long) { return broadcast(*x); }
   static inline Vec add(Vec acc, Vec x, Vec w) { return acc + x * w; }
 };
 
@@ -48,7 +48,7 @@ struct Pair<Bf16> {
     const WordVec both = load_any<WordVec>(w);
     return step ? (Vec)(both & 0xffff0000u) : (Vec)(both << 16);
   }
-  static inline Vec spread(const float* x, long step) { return splat(x[step]); }
+  static inline Vec spread(const float* x, long step) { return broadcast(x[step]); }
   static inline Vec add(Vec acc, Vec x, Vec w) { return acc + x * w; }
 #endif
 };

@@ -83,7 +83,7 @@ class Int8DynamicKernel {
   }
 
   static void round_some(Vec v, uint8_t* to) {
-    const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+    const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
     const IntVec whole = convert<IntVec>((v + magic) - magic) + ByteProduct::kMore;
     put_any(to, convert<ByteVec>(whole));
   }

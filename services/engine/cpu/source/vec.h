@@ -47,7 +47,7 @@ struct Bf16 {
   uint16_t bits;
 };
 
-inline Vec splat(float x) { return x - Vec{}; }
+inline Vec broadcast(float x) { return x - Vec{}; }
 
 template <class V>
 inline V load_any(const void* from) {
@@ -226,24 +226,24 @@ inline Vec exp2(Vec x) {
 #if defined(__AVX512F__)
   Vec whole = (Vec)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
-  const Vec magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-  x = max(x, splat(-200.0f));
+  const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
+  x = max(x, broadcast(-200.0f));
   Vec whole = (x + magic) - magic;
 #endif
   Vec f = x - whole;
   Vec p;
   if constexpr (coarse) {
-    p = splat(9.570047450e-3f) * f + splat(5.591785603e-2f);
-    p = p * f + splat(2.402474617e-1f);
-    p = p * f + splat(6.931218155e-1f);
-    p = p * f + splat(9.999992610e-1f);
+    p = broadcast(9.570047450e-3f) * f + broadcast(5.591785603e-2f);
+    p = p * f + broadcast(2.402474617e-1f);
+    p = p * f + broadcast(6.931218155e-1f);
+    p = p * f + broadcast(9.999992610e-1f);
   } else {
-    p = splat(1.534576524e-4f) * f + splat(1.339993084e-3f);
-    p = p * f + splat(9.618489131e-3f);
-    p = p * f + splat(5.550328778e-2f);
-    p = p * f + splat(2.402264689e-1f);
-    p = p * f + splat(6.931472057e-1f);
-    p = p * f + splat(1.0f);
+    p = broadcast(1.534576524e-4f) * f + broadcast(1.339993084e-3f);
+    p = p * f + broadcast(9.618489131e-3f);
+    p = p * f + broadcast(5.550328778e-2f);
+    p = p * f + broadcast(2.402264689e-1f);
+    p = p * f + broadcast(6.931472057e-1f);
+    p = p * f + broadcast(1.0f);
   }
 #if defined(__AVX512F__)
   // Lanes with result 0 are masked out: the processor takes a hundred times as long for results without a normal
@@ -261,7 +261,7 @@ constexpr float kLog2E = 1.44269504088896f;
 
 template <bool coarse = false>
 inline Vec exp(Vec x) {
-  return exp2<coarse>(min(x, splat(88.0f)) * kLog2E);
+  return exp2<coarse>(min(x, broadcast(88.0f)) * kLog2E);
 }
 
 // Returns 1 / x. With `coarse`, the relative error is 7e-5 and the result for infinity is right.
@@ -288,7 +288,7 @@ inline Vec tanh(Vec x) {
   Vec wide = 1.0f - 2.0f / (1.0f + exp(x + x));
   // Near zero the difference above would lose digits, so a series is used.
   Vec square = x * x;
-  Vec narrow = x * (1.0f + square * (splat(-1.0f / 3) + square * (splat(2.0f / 15) - square * (17.0f / 315))));
+  Vec narrow = x * (1.0f + square * (broadcast(-1.0f / 3) + square * (broadcast(2.0f / 15) - square * (17.0f / 315))));
   return select(square < 0.01f, narrow, wide);
 }
 
@@ -296,7 +296,7 @@ inline Vec tanh(Vec x) {
 inline Vec erf(Vec x) {
   Vec size = select(x < 0.0f, -x, x);
   Vec t = 1.0f / (1.0f + 0.3275911f * size);
-  Vec p = splat(1.061405429f) * t - 1.453152027f;
+  Vec p = broadcast(1.061405429f) * t - 1.453152027f;
   p = p * t + 1.421413741f;
   p = p * t - 0.284496736f;
   p = p * t + 0.254829592f;

@@ -131,9 +131,9 @@ def pooling_kind(model_dir: Path, usual: PoolingKind = "last") -> PoolingKind:
         chosen.append(_SHORT_MODES.get(short, f"pooling_mode_{short}_tokens"))
     foreign = [name for name in names if name not in _MODULES] + [name for name in chosen if name not in _MODES]
     if foreign or len(chosen) > 1:
-        told = f"{model_dir}: embeddings with {', '.join(foreign or chosen)} are not supported. "
-        told += f"Supported: {', '.join(_MODULES)}, with one of {', '.join(_MODES)}."
-        raise ServiceError("invalid_value", told, param="model")
+        message = f"{model_dir}: embeddings with {', '.join(foreign or chosen)} are not supported. "
+        message += f"Supported: {', '.join(_MODULES)}, with one of {', '.join(_MODES)}."
+        raise ServiceError("invalid_value", message, param="model")
     return _MODES[chosen[0]] if chosen else usual
 
 

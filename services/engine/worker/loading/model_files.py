@@ -42,8 +42,8 @@ def _check_names(config: dict[str, Any]) -> None:
     """Raises `ServiceError` unless the fields that name the model's kind are names."""
     names: Any = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in cast(list[Any], names)):
-        told = "config.json: 'architectures' must be a list of names."
-        raise ServiceError("invalid_value", told, param="model")
+        message = "config.json: 'architectures' must be a list of names."
+        raise ServiceError("invalid_value", message, param="model")
     if not isinstance(config.get("model_type", ""), str | None):
         raise ServiceError("invalid_value", "config.json: 'model_type' must be a name.", param="model")
 
@@ -66,8 +66,8 @@ def read_json_list(path: Path) -> list[dict[str, Any]]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]]) if path.is_file() else []
     except msgspec.MsgspecError as error:
-        told = f"{path} must hold a JSON list of objects: {error}"
-        raise ServiceError("invalid_value", told, param="model") from error
+        message = f"{path} must hold a JSON list of objects: {error}"
+        raise ServiceError("invalid_value", message, param="model") from error
 
 
 def weight_file_bytes(model_dir: Path) -> int:

@@ -171,15 +171,15 @@ def check_settings(settings: EngineSettings, *, quantizes: bool) -> None:
 
 def _notice(settings: EngineSettings, plan: CachePlan) -> str:
     """Returns a notice for users about how this model runs."""
-    told = "this model runs through transformers with a cache of its own: sequences are computed one after another"
-    told += f", at most {min(plan.num_sequences, settings.max_num_seqs)} are running"
+    message = "this model runs through transformers with a cache of its own: sequences are computed one after another"
+    message += f", at most {min(plan.num_sequences, settings.max_num_seqs)} are running"
     unused = {
         "prefix caching": settings.enable_prefix_caching,
         "lookahead": settings.use_lookahead,
         "swap space": bool(settings.swap_space),
     }
     names = [name for name in unused if unused[name]]
-    return f"{told}; {', '.join(names)} change nothing" if names else told
+    return f"{message}; {', '.join(names)} change nothing" if names else message
 
 
 def _facts(

@@ -131,8 +131,8 @@ def tool_format(choice: ToolChoice, card: ModelCard, settings: GatewaySettings) 
     name = _chosen(settings.tool_call_parser, card.tool_format)
     if choice.mode == "auto":
         if not settings.enable_auto_tool_choice:
-            told = "cannot be 'auto' on this server, which was started with --enable-auto-tool-choice=false"
-            refuse(choice.param, told)
+            reason = "cannot be 'auto' on this server, which was started with --enable-auto-tool-choice=false"
+            refuse(choice.param, reason)
         if not name:
             message = (
                 f"The chat template of the model '{card.name}' shows no known format of tool calls. Send no tools, set "

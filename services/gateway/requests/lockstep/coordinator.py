@@ -107,14 +107,14 @@ class Lockstep:
 
     def _obstacle(self, request: GenerationRequest, model: str) -> ServiceError | None:
         if request.pooling is not None or request.params.beam is not None:
-            told = f"Embeddings and beam searches cannot run in lockstep: send the request without {HEADER}."
-            return ServiceError("unsupported_parameter", told, param=HEADER)
+            message = f"Embeddings and beam searches cannot run in lockstep: send the request without {HEADER}."
+            return ServiceError("unsupported_parameter", message, param=HEADER)
         if not with_twins(self._trusted(), model):
-            told = (
+            message = (
                 f"Lockstep needs two ready engines of the model {model!r} with the same configuration and a backend "
                 f"that is batch invariant (the CPU backend). Start them, or send the request without {HEADER}."
             )
-            return ServiceError("no_engine", told, retry_after_s=2.0)
+            return ServiceError("no_engine", message, retry_after_s=2.0)
         return None
 
     # --- engines ---

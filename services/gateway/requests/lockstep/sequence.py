@@ -197,8 +197,8 @@ class LockstepSequence:
         if not self._subject.required and not self._suspected:
             self._go_on_alone()
         elif now - since > limits.QUEUE_WAIT_S:
-            told = "No second engine is left to compare this request with: send it again, or without lockstep."
-            self._subject.owner.fail(ServiceError("no_engine", told, retry_after_s=2.0))
+            message = "No second engine is left to compare this request with: send it again, or without lockstep."
+            self._subject.owner.fail(ServiceError("no_engine", message, retry_after_s=2.0))
 
     def _go_on_alone(self) -> None:
         self._alone = True
@@ -228,8 +228,8 @@ class LockstepSequence:
         if loser is None:
             counts.undecided += 1
             log.error("it could not be decided which of %s and %s is right", engines[0].id, engines[1].id)
-            told = "Two engines computed different tokens, and it is unknown which is right. Send the request again."
-            self._subject.owner.fail(ServiceError("engine_failure", told))
+            message = "Two engines computed different tokens, and it is unknown which is right. Send the request again."
+            self._subject.owner.fail(ServiceError("engine_failure", message))
             return
         winner = engines[1 - loser]
         if loser == 0:
@@ -238,8 +238,8 @@ class LockstepSequence:
         else:
             self._copy = None
         self._settling = False
-        told = f"its token {difference.position} of {state.sequence_id} was wrong ({reason}; {winner.id} was right)"
-        self._all.quarantine(engines[loser], told)
+        message = f"its token {difference.position} of {state.sequence_id} was wrong ({reason}; {winner.id} was right)"
+        self._all.quarantine(engines[loser], message)
         self.advance()
 
     def _start_again(self, engines: tuple[Address, Address]) -> bool:

@@ -81,15 +81,15 @@ class Candidate:
             ready = ready_members(engines, model)
             found = [engine for engine in ready if configuration_of(engine) == self.numerics]
             if ready and not found:
-                told = "No engine with the numerics that this output began with is left, and no other may continue it."
-                raise ServiceError("engine_failure", f"{told} Send the request again.")
+                text = "No engine with the numerics that this output began with is left, and no other may continue it."
+                raise ServiceError("engine_failure", f"{text} Send the request again.")
         if self.needs_twin:
             found = with_twins(found, model) or found
         if wanted := self.messages.request.engine:
             found = [engine for engine in found if engine.id == wanted]
             if not ready_members(found, model):
-                told = f"No engine {wanted!r} of the model {model!r} takes requests."
-                raise ServiceError("no_engine", told, param="engine")
+                text = f"No engine {wanted!r} of the model {model!r} takes requests."
+                raise ServiceError("no_engine", text, param="engine")
         return found
 
     def placed_on(self, engine: Heartbeat) -> None:

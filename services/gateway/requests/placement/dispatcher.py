@@ -279,10 +279,10 @@ class Dispatcher:
             return None
         for service, members in (("detokenizer", detokenizers), ("engine", engines)):
             if all(member.state in ("stalled", "faulty") for member in members):
-                told = f"No {service} of the model {model!r} is running. Try again shortly."
-                return ServiceError(f"no_{service}", told, retry_after_s=2.0)
-        told = f"No engine of the model {model!r} takes requests. Try again later."
-        return ServiceError("server_is_overloaded", told, retry_after_s=self.retry_after_s())
+                message = f"No {service} of the model {model!r} is running. Try again shortly."
+                return ServiceError(f"no_{service}", message, retry_after_s=2.0)
+        message = f"No engine of the model {model!r} takes requests. Try again later."
+        return ServiceError("server_is_overloaded", message, retry_after_s=self.retry_after_s())
 
     # --- sending ---
 

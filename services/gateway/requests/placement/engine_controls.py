@@ -55,8 +55,8 @@ class EngineControls:
         view = self.view(engine_id)
         if not view.others and not force:
             model = model_of(view.beat)
-            told = f"{engine_id!r} is the only engine of the model {model!r} that takes requests: nothing could move."
-            raise ServiceError("invalid_value", f"{told} Start another one first, or force it.", param="force")
+            reason = f"{engine_id!r} is the only engine of the model {model!r} that takes requests: nothing could move."
+            raise ServiceError("invalid_value", f"{reason} Start another one first, or force it.", param="force")
         if view.beat.state == "ready":
             self._moves.forget(engine_id)
         await self._ask(view.beat, withdrawn=True)

@@ -23,7 +23,7 @@ inline void add_group(const float* x, const Bf16* const (&panels)[kPanels], Vec 
   for (long group = 0; group < kTileTerms; group += kStep) {
     ahead.ask();
     for (long k = group; k < group + kStep; k += 2) {
-      const Vec first = splat(x[k]), second = splat(x[k + 1]);
+      const Vec first = broadcast(x[k]), second = broadcast(x[k + 1]);
       for (int half = 0; half < kHalves; half++) {
         const WordVec both = load_any<WordVec>(panels[half / 2] + k * Panel::kTerm + half % 2 * Panel::kRight);
         even[half] = even[half] + first * (Vec)(both << 16);
@@ -37,9 +37,9 @@ inline void add_group(const float* x, const Bf16* const (&panels)[kPanels], Vec 
 // Forces a product to be rounded before it is added to anything: the compiler must not fuse the two operations.
 inline void settle(Vec& v) { asm volatile("" : "+v"(v)); }
 
-class LoneRow {
+class SingleRow {
  public:
-  LoneRow(const AttentionInput<Bf16>& in, const Span& span, long head, char* memory, TileScratch<Bf16>& scratch)
+  SingleRow(const AttentionInput<Bf16>& in, const Span& span, long head, char* memory, TileScratch<Bf16>& scratch)
       : in_(in), span_(span), head_(head), last_(span.start), oldest_(oldest_key(in.rules, last_)), unit_(scratch.unit),
         sums_(TileState<Bf16>(memory, 1, in.shape.width).sums) {}
 
@@ -136,7 +136,7 @@ class LoneRow {
   // grown.
   void weigh(const Vec (&scores)[kUnit / kLanes], float* shares) {
     const Vec before = highest_;
-    highest_ = max(before, splat(max_lanes(max(max(scores[0], scores[1]), max(scores[2], scores[3])))));
+    highest_ = max(before, broadcast(max_lanes(max(max(scores[0], scores[1]), max(scores[2], scores[3])))));
     if ((highest_ - before)[0] > 0) shrink(exp2(before - highest_)[0]);
     Vec share[kUnit / kLanes];
     for (long i = 0; i < kUnit / kLanes; i++) {
@@ -182,7 +182,7 @@ class LoneRow {
   float* const sums_;  // [width]
   alignas(64) float query_[kWidthMax];
   float slope_ = 0;
-  Vec highest_ = splat(kLowest), total_ = {};
+  Vec highest_ = broadcast(kLowest), total_ = {};
   const Span* next_ = nullptr;
   long next_head_ = 0;
 };
