@@ -99,7 +99,7 @@ def hidden(states: ModelStates) -> frozenset[str]:
 
 @dataclass(slots=True)
 class VersionStore:
-    """The entry of all models in the store."""
+    """Reads and writes the store's entry with the versions of all models."""
 
     host: Host
     _store: KeyValueStore = field(init=False)

@@ -53,7 +53,7 @@ class Choice(msgspec.Struct, frozen=True, tag="choice"):
 
 
 class Chain(msgspec.Struct, frozen=True, tag="chain"):
-    """The pieces one after the other."""
+    """A sequence of pieces."""
 
     pieces: "tuple[Piece, ...]"
 

@@ -59,7 +59,7 @@ class Codec(Protocol):
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: int = 0) -> list[list[int]]:
         """Returns the token ids of each text. `keep`: maximum number of ids per text; the first ones are kept; 0: all.
 
-        Raises ServiceError for a `keep` that the special tokens fill.
+        Raises ServiceError if `keep` leaves no room beside the special tokens.
         """
         ...
 

@@ -1,6 +1,6 @@
 """Creates rank tables: `python $LLM_TOOLS_PATH/PD_separate/pd_ranktable_tools.py --mode gen …`.
 
-Equal to `antiphon ranktable`, under the name used by scripts for MindIE.
+Equal to `antiphon ranktable`, under the name that scripts of other servers use.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ def main() -> int:
 
 
 def _find_release() -> None:
-    """Makes this file's release importable, and re-executes in the release's virtual environment if there is one."""
+    """Makes this file's release importable, and continues in the release's virtual environment if necessary."""
     parents = Path(__file__).resolve().parents
     root = next((path for path in parents if (path / "antiphon" / "cli.py").is_file()), None)
     if root is not None:

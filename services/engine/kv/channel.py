@@ -156,7 +156,10 @@ class SharedMemory:
 
 
 def forget_stale() -> None:
-    """Removes names left over by killed processes of this user. A live transfer needs its name only briefly."""
+    """Removes names left over by killed processes of this user.
+
+    A running transfer needs its name only briefly, so old names are unused.
+    """
     oldest = time.time() - STALE_S
     for path in SHARED_DIRECTORY.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):

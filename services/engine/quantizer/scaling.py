@@ -139,7 +139,7 @@ def sources_of(plan: Plan, parameter: Parameter, expert: int | None) -> tuple[So
 
 
 def sites_of(plan: Plan, layer: int, parameter: Parameter) -> Iterator[tuple[Site, tuple[Source, ...]]]:
-    """Yields the sites of a matrix, each with those of its tensors that have it as input.
+    """Yields each site of a matrix with the matrix's tensors that have this input.
 
     The matrices of each expert have a separate site if the algorithm needs its statistics.
     """

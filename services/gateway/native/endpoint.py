@@ -41,7 +41,7 @@ _RULES = unsupported_params.OPENAI._replace(
 
 
 class GenerateEndpoint:
-    """The endpoint. The answer ids of engine's requests are unique among those that it is running.
+    """The endpoint. Running requests in the engine's form have different answer ids.
 
     An answer id is the `request_id` that the client gave in the body, or the server's own request id if it gave none.
     """
@@ -92,7 +92,7 @@ class GenerateEndpoint:
 
 
 class RunningIds:
-    """The answer ids of the engine's requests that are running."""
+    """The answer ids of running requests in the engine's form."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()

@@ -49,10 +49,10 @@ class RecordedRequest:
         """The prompts are token ids."""
 
     def placed(self, index: int, attempt: int, engine: str, detokenizer: str, places: int = 0) -> None:
-        """The sequence is sent to an engine. `places`: the most sequences in its batch; 0: unknown."""
+        """The sequence is sent to an engine. `places`: the maximum batch size of the engine; 0: unknown."""
 
     def accepted(self, index: int, attempt: int) -> None:
-        """The engine's answer that it has taken the sequence has arrived."""
+        """The engine has confirmed that it accepts the sequence."""
 
     def lost(self, index: int, attempt: int, reason: str) -> None:
         """The placement has ended without the end of the sequence, which waits for another engine."""

@@ -30,9 +30,9 @@ class PositionedEvents:
         replayed: tuple[tuple[int, ...], ...] = (),
         accepted: tuple[tuple[int, ...], ...] = (),
     ) -> None:
-        """`position`: that of the client; `replayed` and `accepted`: see SequenceCut, one for each sequence.
+        """`position`: the client's position. `replayed`, `accepted`: see SequenceCut, one for each sequence.
 
-        Raises ServiceError('invalid_value') if the position is of another number of sequences.
+        Raises ServiceError('invalid_value') if the position has a different number of sequences.
         """
         if position.shown and len(position.shown) != num_sequences:
             message = f"The position is of {len(position.shown)} choices. The stream has {num_sequences}."

@@ -95,7 +95,10 @@ class RunningStream:
             self._end()
 
     async def detached(self, run: ResponseRunner, sink: Sink) -> None:
-        """Runs a request that has no client. Called once. Raises ServiceError, 'stream_taken' if it is taken away."""
+        """Runs a request that has no client. Called once.
+
+        Raises ServiceError('stream_taken') if another gateway takes over.
+        """
         if not self._taken:
             self._work = asyncio.create_task(run.detached(sink))
         try:

@@ -1,4 +1,4 @@
-"""The interface between the runner of a generation and the format of an API's answers. Pure; has no code of its own.
+"""The interface between the runner of a generation and the format of an API's answers. Only definitions.
 
 `serving` runs a generation and calls an encoder. Each API has its own encoder: OpenAI's is
 `stream_encoder.OpenAIEncoder`; those of other APIs are in their packages.

@@ -33,9 +33,9 @@ def by_repetition(tokens: Tokens, again: Tokens) -> Loser | None:
 
 
 def by_self_test(faults: tuple[str | None, str | None]) -> Loser | None:
-    """Decides by self-tests. `faults`: the fault that each found; empty: none, None: no answer.
+    """Decides by self-tests. `faults`: the fault that each engine found; empty: none, None: no answer.
 
-    Exactly one must have a fault.
+    There is a decision only if exactly one engine has a fault.
 
     An engine that does not answer counts neither as right nor as wrong.
     """

@@ -8,7 +8,10 @@ MOVES_MAX = 1000
 
 @dataclass(slots=True)
 class Move:
-    """One sequence that left a working engine at `position` (output tokens). `to` is empty while it waits."""
+    """One sequence that left a working engine at `position` (output tokens).
+
+    `to`: the new engine; empty while it waits.
+    """
 
     sequence_id: str
     engine: str
