@@ -54,21 +54,21 @@ class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, Visi
     )
     also: tuple[str, ...] = flag(
         (),
-        "DIR=NAME: one more model, a directory or hub name, under this served name; may be repeated",
+        "DIR=NAME: an additional model (directory or hub name) and its served name; may be repeated",
         group="model",
         metavar="DIR=NAME",
     )
     models: str = flag(
         "",
-        "TOML or JSON file with a list 'models': of each its 'model', its 'served-model-name' and, without the dashes, "
-        "any flag about a model, its engines or the number of its processes",
+        "TOML or JSON file with a list 'models'; an entry has 'model', 'served-model-name' and, without the "
+        "dashes, any flags about the model, its engines or the number of its processes",
         group="model",
     )
     gateways: int = flag(1, "gateway processes, sharing the port", group="processes")
     tokenizers: int = flag(1, "tokenizer processes of each model", group="processes")
     engines: int = flag(
         1,
-        "engine processes of each model, each with the whole model and, where there are GPUs, one of its own",
+        "engine processes of each model; each has the whole model and, if there are GPUs, its own GPU",
         env="WORKER_NUM",
         alias=("--worker-num",),
         group="processes",
@@ -122,7 +122,7 @@ class RunSettings(ServeSettings):
     `completed` turns these settings into those that are served.
     """
 
-    backend: str = flag("vllm", "whose defaults to take", choices=("vllm", "deepspeed"), group="processes")
+    backend: str = flag("vllm", "server whose defaults are used", choices=("vllm", "deepspeed"), group="processes")
     host: str = changed(GatewaySettings, "host", "0.0.0.0")
     port: int = changed(GatewaySettings, "port", 8501)
     model: str = changed(

@@ -100,30 +100,30 @@ class ModelSettings(BusSettings):
     )
     model_id: str = flag(
         "",
-        "the model's name: what requests give in 'model' without --served-model-name, and what the conversation "
-        "template is guessed from (default: that of ti_model_config.json in the model's directory)",
+        "the model's name in requests ('model') unless --served-model-name is given; also selects a conversation "
+        "template (default: that of ti_model_config.json in the model's directory)",
         env="MODEL_ID",
         rule=MODEL_NAME,
         group="model",
     )
     served_model_name: str = flag(
         "",
-        "name that requests give in 'model' (default: --model-id, or else the model as --model gives it); further "
-        "names may follow it",
+        "name of the model in requests ('model'), optionally followed by further names (default: --model-id, or "
+        "else the value of --model)",
         rule=MODEL_NAME,
         group="model",
         more="served_model_alias",
     )
     served_model_alias: str = flag(
         "",
-        "further names that requests may give, separated by commas; answers show the first name",
+        "further names that requests may use, separated by commas; answers contain the first name",
         rule=MODEL_ALIASES,
         group="model",
     )
-    task: str = flag("generate", "what the model is for", choices=("generate",), group="model")
+    task: str = flag("generate", "task of the model", choices=("generate",), group="model")
     trust_remote_code: bool = flag(
         False,
-        "run Python code that comes with the model or the tokenizer, where nothing here replaces it",
+        "run Python code that comes with the model or the tokenizer, unless Antiphon replaces it",
         group="model",
     )
     tokenizer: str = flag("", "directory or hub name of the tokenizer (default: the model's)", group="model")
@@ -132,16 +132,16 @@ class ModelSettings(BusSettings):
     )
     tokenizer_mode: str = flag(
         "auto",
-        "auto: tokenizer.json where there is one; slow: the tokenizer's own class in transformers",
+        "auto: tokenizer.json if it exists; slow: the tokenizer's class in transformers",
         choices=("auto", "slow"),
         group="model",
     )
     tokenizer_extension_path: str = flag(
-        "", "Python file that makes the tokenizer: get_tokenizer(path, **options) or a class Tokenizer", group="model"
+        "", "Python file that creates the tokenizer: get_tokenizer(path, **options) or a class Tokenizer", group="model"
     )
-    skip_tokenizer_init: bool = flag(False, "no text: prompts and answers are token ids", group="model")
+    skip_tokenizer_init: bool = flag(False, "load no tokenizer: prompts and answers are token ids", group="model")
     chat_template: str = flag(
-        "", "file with a Jinja chat template, or the template itself; of a reranker its score template", group="model"
+        "", "file with a Jinja chat template, or the template itself; for a reranker its score template", group="model"
     )
     conv_template: str | None = flag(
         None,
@@ -164,18 +164,20 @@ class EngineSettings(ParallelSettings, SelfTestSettings, ModelSettings, EnginePi
         rule=AT_LEAST_1,
         group="engine: scheduling",
     )
-    max_num_seqs: int = flag(256, "most sequences running at once", rule=AT_LEAST_1, group="engine: scheduling")
+    max_num_seqs: int = flag(
+        256, "largest number of sequences that run at once", rule=AT_LEAST_1, group="engine: scheduling"
+    )
     limit_worker_concurrency: int | None = flag(
         None,
-        "most sequences that an engine works on at once, whatever --max-num-seqs; the others wait",
+        "largest number of sequences that an engine computes at once, even if --max-num-seqs is larger; others wait",
         env="MAX_CONCURRENCY",
         rule=AT_LEAST_1,
         group="engine: scheduling",
     )
     max_num_batched_tokens: int | None = flag(
         None,
-        "most tokens computed in one step (default: 2048; on a CPU one for each running sequence and 512 of prompts, "
-        "1024 of these with AMX or PyTorch)",
+        "largest number of tokens computed in one step (default: 2048; on a CPU one for each running sequence and "
+        "512 of prompts, 1024 of these with AMX or PyTorch)",
         rule=AT_LEAST_1,
         group="engine: scheduling",
     )
@@ -196,28 +198,28 @@ class EngineSettings(ParallelSettings, SelfTestSettings, ModelSettings, EnginePi
     )
     scheduler_delay_factor: float = flag(
         0.0,
-        "hold new requests back beside running ones for this many times the last step that let some in",
+        "while requests run, delay new ones by this factor times the duration of the last step that admitted some",
         rule=NOT_NEGATIVE,
         group="engine: scheduling",
     )
     num_scheduler_steps: int = flag(
         1,
-        "steps whose tokens leave together: above 1, fewer messages and less even streams",
+        "number of steps whose tokens are sent together: above 1, fewer messages but less even streams",
         rule=AT_LEAST_1,
         group="engine: scheduling",
     )
     disable_async_output_proc: bool = flag(
-        False, "publish a step's tokens before the next step, not beside it", group="engine: scheduling"
+        False, "send a step's tokens before the next step begins, not during it", group="engine: scheduling"
     )
     use_lookahead: bool = flag(
         False,
-        "guess tokens from the request's own text and check several in one step; the output stays the same",
+        "speculative decoding with draft tokens from the request's own text; the output stays the same",
         env="USE_LOOKAHEAD",
         group="engine: scheduling",
     )
     num_speculative_tokens: int = flag(
         8,
-        "most tokens guessed in a step, with --use-lookahead",
+        "largest number of draft tokens in a step, with --use-lookahead",
         env="NUM_SPECULATIVE_TOKENS",
         rule=AT_LEAST_1,
         group="engine: scheduling",
@@ -248,14 +250,15 @@ class EngineSettings(ParallelSettings, SelfTestSettings, ModelSettings, EnginePi
     )
     kv_cache_ratio: float | None = flag(
         None,
-        "share of the KV blocks up to which new requests are let in beside running ones (default: 1)",
+        "largest share of KV blocks in use at which new requests are admitted while others run (default: 1)",
         rule=FRACTION,
         group="engine: memory",
     )
     enable_prefix_caching: bool = flag(True, "reuse KV blocks of equal prefixes", group="engine: memory")
     swap_space: float | None = flag(
         None,
-        "host memory for preempted requests, GiB (default: 4, or half of what is free; 0: they are computed again)",
+        "host memory for preempted requests, GiB (default: 4, or half of the free memory if that is less; 0: they "
+        "are recomputed)",
         rule=NOT_NEGATIVE,
         group="engine: memory",
     )
@@ -280,9 +283,9 @@ class EngineSettings(ParallelSettings, SelfTestSettings, ModelSettings, EnginePi
     )
     quantization: str = flag(
         "",
-        "form of the weights: ifq (8 bits) and ifq_nf4 (4 bits) round plain weights while loading, fp8 too on a GPU "
-        "that has it; the names of prepared forms only confirm what the model's files say; auto: that, or else ifq "
-        "(default: as the files say)",
+        "format of the weights: ifq (8 bits), ifq_nf4 (4 bits) and, on a GPU that supports it, fp8 quantize plain "
+        "weights while loading; names of other formats only confirm the format of the model's files; auto: the "
+        "files' format, or else ifq (default: the files' format)",
         env="QUANTIZATION",
         choices=quantization.NAMES,
         alias=("-q",),
@@ -294,14 +297,14 @@ class EngineSettings(ParallelSettings, SelfTestSettings, ModelSettings, EnginePi
     )
     cpu_backend: str = flag(
         "auto",
-        "what computes on a CPU: code compiled for this processor where it serves the model, PyTorch's operations, or "
-        "(for tests, with TRITON_INTERPRET=1, very slowly) the kernels for GPUs",
+        "what computes on a CPU: code compiled for this processor if it supports the model, PyTorch's operations, "
+        "or (for tests, with TRITON_INTERPRET=1, very slowly) the kernels for GPUs",
         choices=("auto", "torch", "triton"),
         group="engine: execution",
     )
     cuda_backend: str = flag(
         "auto",
-        "what computes on a CUDA device: Triton kernels where they serve the model, or PyTorch's operations",
+        "what computes on a CUDA device: Triton kernels if they support the model, or PyTorch's operations",
         choices=("auto", "torch"),
         group="engine: execution",
     )
@@ -310,20 +313,21 @@ class EngineSettings(ParallelSettings, SelfTestSettings, ModelSettings, EnginePi
     )
     weight_cache: str = flag(
         "",
-        "directory of weights as a CPU reads them, mapped by later starts and by all engines of the machine; 'off' "
-        "keeps none (default: ~/.cache/antiphon/weights)",
+        "directory of weights packed for the CPU, mapped by later starts and by all engines of the machine; 'off': "
+        "no cache (default: ~/.cache/antiphon/weights)",
         group="engine: execution",
     )
     role: str = flag(
         "both",
-        "what the engine does: all of a request; prefill: the prompts of decode engines; decode: the rest of requests, "
-        "with KV from prefill engines",
+        "what the engine computes: whole requests; prefill: prompts for decode engines; decode: outputs, with KV "
+        "from prefill engines",
         choices=("both", "prefill", "decode"),
         group="engine: KV transfer",
     )
     kv_host: str = flag(
         "",
-        "address at which decode engines reach a prefill engine (default: that of the way to the NATS server)",
+        "address at which decode engines reach a prefill engine (default: the local address of the connection to "
+        "the NATS server)",
         group="engine: KV transfer",
     )
     kv_bind: str = flag(
@@ -332,7 +336,7 @@ class EngineSettings(ParallelSettings, SelfTestSettings, ModelSettings, EnginePi
         group="engine: KV transfer",
     )
     enable_lora: bool = flag(
-        False, "serve LoRA adapters, which are named by --lora-modules or loaded while serving", group="adapters"
+        False, "serve LoRA adapters, which are listed in --lora-modules or loaded at run time", group="adapters"
     )
     lora_modules: tuple[str, ...] = flag(
         (),
@@ -344,19 +348,20 @@ class EngineSettings(ParallelSettings, SelfTestSettings, ModelSettings, EnginePi
     )
     max_loras: int | None = flag(
         None,
-        "most adapters that running requests use at once (default: 8, or as many as --lora-modules names)",
+        "largest number of adapters that running requests use at once (default: 8, or as many as --lora-modules names)",
         rule=AT_LEAST_1,
         group="adapters",
     )
     max_lora_rank: int = flag(16, "largest rank of an adapter", rule=LORA_RANK, group="adapters")
     max_cpu_loras: int | None = flag(
         None,
-        "most adapters kept in main memory; others are read again when requests need them (default: --max-loras)",
+        "largest number of adapters kept in main memory; others are read again when requests need them (default: "
+        "--max-loras)",
         rule=AT_LEAST_1,
         group="adapters",
     )
     enable_prompt_adapter: bool = flag(
-        False, "serve prompt adapters (prompt tuning), which --prompt-adapters names", group="adapters"
+        False, "serve prompt adapters (prompt tuning), which are listed in --prompt-adapters", group="adapters"
     )
     prompt_adapters: tuple[str, ...] = flag(
         (),
@@ -368,15 +373,17 @@ class EngineSettings(ParallelSettings, SelfTestSettings, ModelSettings, EnginePi
     )
     max_prompt_adapters: int | None = flag(
         None,
-        "most prompt adapters that running requests use at once, and that are kept in main memory (default: 8, or as "
-        "many as --prompt-adapters names)",
+        "largest number of prompt adapters that running requests use at once, and that are kept in main memory "
+        "(default: 8, or as many as --prompt-adapters names)",
         rule=AT_LEAST_1,
         group="adapters",
     )
     max_prompt_adapter_token: int = flag(
-        128, "most virtual tokens of a prompt adapter", rule=AT_LEAST_1, group="adapters"
+        128, "largest number of virtual tokens of a prompt adapter", rule=AT_LEAST_1, group="adapters"
     )
-    use_warmup: bool = flag(False, "run made-up requests before the engine counts as ready", group="engine: execution")
+    use_warmup: bool = flag(
+        False, "run artificial requests before the engine counts as ready", group="engine: execution"
+    )
     enforce_eager: bool = flag(
         False,
         "no CUDA graphs: slower, less memory (on a CPU there are none)",
@@ -422,7 +429,7 @@ class VisionSettings(ModelSettings):
     mm_processor_kwargs: str = flag(
         "", 'arguments of the image processor, JSON such as {"max_pixels": 501760}', group="pictures", metavar="JSON"
     )
-    vision_device: str = flag("cpu", "where pictures are encoded", choices=("cpu", "cuda"), group="pictures")
+    vision_device: str = flag("cpu", "device on which images are encoded", choices=("cpu", "cuda"), group="pictures")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -435,7 +442,7 @@ class GatewaySettings(BusSettings, GatewayPictureSettings, RecordSettings):
     other_listen_fds: str = flag("", "inherited listening sockets of the other gateways, with commas", group="http")
     api_keys: str = flag(
         "",
-        "keys that requests may carry, separated by commas (default: no key needed)",
+        "API keys that requests may use, separated by commas (default: no key required)",
         env="OPENAI_API_KEYS",
         alias=("--api-key",),
         group="http",
@@ -445,7 +452,7 @@ class GatewaySettings(BusSettings, GatewayPictureSettings, RecordSettings):
     )
     use_openai: bool = flag(
         True,
-        "serve OpenAI's API; if not, only POST /generate, the probes and /metrics, and requests name no model",
+        "serve OpenAI's API; otherwise only POST /generate, the health probes and /metrics, and requests name no model",
         env="USE_OPENAI",
         group="http",
     )
@@ -457,82 +464,84 @@ class GatewaySettings(BusSettings, GatewayPictureSettings, RecordSettings):
     )
     request_timeout: float = flag(
         0.0,
-        "longest time of a request, seconds, which a request may shorten with 'timeout' (0: no limit)",
+        "time limit of a request, seconds; a request may set a shorter limit with 'timeout' (0: no limit)",
         rule=NOT_NEGATIVE,
         group="http",
     )
     max_queue_wait: float = flag(
         0.0,
-        "refuse requests with 503 while a new one would wait longer than this for an engine, seconds, as measured "
-        "(0: they wait)",
+        "refuse requests with 503 while the expected wait for an engine is longer than this, seconds (0: requests "
+        "wait)",
         rule=NOT_NEGATIVE,
         group="http",
     )
     lockstep: float = flag(
         0.0,
-        "share of requests, 0 to 1, that two engines compute and must agree on (header: X-Antiphon-Lockstep: 1)",
+        "share of requests, 0 to 1, that are computed by two engines, whose tokens must agree (header: "
+        "X-Antiphon-Lockstep: 1)",
         rule=FRACTION,
         group="http",
     )
     usage_sink: str = flag(
         "",
-        "where a record of each request's use goes besides the bus: file:PATH (a line of JSON each), or a URL to which "
-        "such lines are posted",
+        "destination of usage records besides the bus: file:PATH (lines of JSON), or a URL to which such lines are "
+        "posted",
         env="ANTIPHON_USAGE_SINK",
         rule=USAGE_SINK,
         group="http",
     )
     default_model: str = flag(
         "",
-        "served name that requests without a 'model' mean (default: the first model that is started here, else the "
-        "first by name)",
+        "served name of the model for requests without 'model' (default: the first model that is started here, "
+        "else the first by name)",
         group="http",
     )
     seed: int | None = flag(
         None,
-        "gives requests without a seed one, by their order: the same in each run (default, or none: chance)",
+        "derive the seeds of requests without a seed from this number and their order, the same in each run "
+        "(default, or none: random)",
         env="SEED",
         group="http",
     )
     return_token_ids: bool = flag(
-        False, "answers carry their token ids, not only when a request asks for them", group="http"
+        False, "answers always have token ids, not only if a request asks for them", group="http"
     )
     return_tokens_as_token_ids: bool = flag(
         False,
-        "tokens in log probabilities are written as token_id:7, not only when a request asks for it",
+        "always write tokens in log probabilities as token_id:7, not only if a request asks for it",
         group="http",
     )
     tool_call_parser: str = flag(
         "auto",
-        "how the model writes calls of tools: auto recognises it from the chat template, none leaves calls in the text",
+        "format of the model's tool calls: auto recognises it from the chat template, none leaves calls in the text",
         choices=TOOL_CALL_PARSERS,
         group="http",
     )
     enable_auto_tool_choice: bool = flag(
-        True, "requests may leave it to the model whether it calls a tool ('tool_choice' auto)", group="http"
+        True, "allow 'tool_choice' auto: the model decides whether it calls a tool", group="http"
     )
     reasoning_parser: str = flag(
         "auto",
-        "how the model marks its reasoning: auto recognises it from the chat template, none leaves it in the text",
+        "format of the model's reasoning: auto recognises it from the chat template, none leaves it in the text",
         choices=REASONING_PARSERS,
         group="http",
     )
     default_chat_temperature: float = flag(
         1.0,
-        "temperature of chat requests that name none",
+        "temperature of chat requests without one",
         rule=TEMPERATURE,
         group="http",
     )
     max_logprobs: int = flag(
         limits.LOGPROBS_MAX,
-        "most candidates whose log probabilities a request may ask for with each token "
-        f"(at most {limits.LOGPROBS_MAX}; {limits.COMPLETION_LOGPROBS_MAX} on /v1/completions)",
+        "largest number of candidates per token whose log probabilities a request may ask for (at most ",
         rule=LOGPROBS,
         group="http",
     )
     files_directory: str = flag(
         "",
-        "directory of uploaded files and batches; gateways that share it have the same ones (default: a temporary one)",
+        "directory of uploaded files and batches; gateways with the same directory share them (default: a "
+        "temporary one)",
         group="http",
     )
     required_engines: str = flag(
@@ -541,11 +550,11 @@ class GatewaySettings(BusSettings, GatewayPictureSettings, RecordSettings):
     keep_alive_s: float = flag(15.0, "seconds between comments on a silent stream", group="http")
     root_path: str = flag(
         "",
-        "path under which a proxy shows this server, such as /llm; requests may come with it or without",
+        "path under which a proxy publishes this server, such as /llm; requests may have this prefix or not",
         group="http",
     )
-    ssl_keyfile: str = flag("", "file with the private key, PEM, to serve HTTPS with", group="http")
-    ssl_certfile: str = flag("", "file with the certificate, PEM, to serve HTTPS with", group="http")
+    ssl_keyfile: str = flag("", "PEM file with the private key for HTTPS", group="http")
+    ssl_certfile: str = flag("", "PEM file with the certificate for HTTPS", group="http")
     allowed_origins: str = flag(
         "",
         'origins whose pages may use this server in a browser, as a JSON list: ["*"] for all (default: none)',
@@ -558,4 +567,4 @@ class GatewaySettings(BusSettings, GatewayPictureSettings, RecordSettings):
     allowed_headers: str = flag(
         '["*"]', "headers that those pages may send, as a JSON list", rule=JSON_WORDS, group="http"
     )
-    allow_credentials: bool = flag(False, "those pages may send cookies and the like", group="http")
+    allow_credentials: bool = flag(False, "allow those pages to send credentials such as cookies", group="http")

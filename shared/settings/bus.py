@@ -14,7 +14,7 @@ class BusSettings:
 
     nats: str = flag(
         "",
-        "URL of a NATS server that is already there (several: separated by commas)",
+        "URL of an existing NATS server (several: separated by commas)",
         env="ANTIPHON_NATS",
         group="bus",
     )
@@ -44,17 +44,21 @@ class BusSettings:
     )
     bus_replicas: int = flag(
         1,
-        "servers of a NATS cluster that keep a copy of each stream and store; 3: one of them may die without a loss",
+        "servers of a NATS cluster that keep a copy of each stream and store; 3: one of them may die without loss "
+        "of data",
         env="ANTIPHON_BUS_REPLICAS",
         rule=REPLICAS,
         group="bus",
     )
     namespace: str = flag(
-        "antiphon", "deployments sharing a NATS server differ in it", env="ANTIPHON_NAMESPACE", group="bus"
+        "antiphon",
+        "name of the deployment on the bus; deployments that share a NATS server need different names",
+        env="ANTIPHON_NAMESPACE",
+        group="bus",
     )
     service_id: str = flag("", "name of this replica on the bus (default: host name and process id)", group="bus")
     log_level: str = flag(
-        "info", "least severe message to print", choices=("debug", "info", "warning", "error"), group="bus"
+        "info", "lowest severity of messages to print", choices=("debug", "info", "warning", "error"), group="bus"
     )
     otlp_traces_endpoint: str = flag(
         "",

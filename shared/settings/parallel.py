@@ -19,7 +19,7 @@ class ParallelSettings:
     )
     pipeline_parallel_size: int = flag(
         1,
-        "groups of devices that have a part of the layers each",
+        "groups of devices, each of which has a part of the layers",
         rule=AT_LEAST_1,
         alias=("-pp",),
         group="engine: parallel",
@@ -38,7 +38,9 @@ class ParallelSettings:
         group="engine: parallel",
     )
     pod_ips: str = flag(
-        "", "addresses of these machines, by commas; the first one has the server", group="engine: parallel"
+        "",
+        "addresses of these machines, separated by commas; the first machine runs the server",
+        group="engine: parallel",
     )
     node_rank: int | None = flag(
         None,

@@ -11,7 +11,7 @@ class EnginePictureSettings:
 
     enable_mm: bool = flag(
         False,
-        "take pictures in conversations, with a model that has a vision encoder, such as Gemma 3 (docs/images.md)",
+        "accept images in conversations, with a model that has a vision encoder, such as Gemma 3 (docs/images.md)",
         alias=("--enabe-mm",),
         group="pictures",
     )
@@ -23,12 +23,13 @@ class GatewayPictureSettings:
 
     allowed_media_domains: str = flag(
         "",
-        "hosts of pictures that requests name by URL, by commas; .example.org: all hosts under it (default: none)",
+        "hosts from which images may be fetched by URL, separated by commas; .example.org: all hosts below it "
+        "(default: none)",
         group="pictures",
     )
     limit_mm_per_prompt: str = flag(
         "",
-        'most pictures of a request, image=N or JSON such as {"image": 4}; N from 0 to 32 (default: 32)',
+        'largest number of images in a request, image=N or JSON such as {"image": 4}; N from 0 to 32 (default: 32)',
         group="pictures",
         metavar="image=N",
     )

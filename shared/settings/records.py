@@ -11,8 +11,8 @@ class RecordSettings:
 
     record_requests: int = flag(
         256,
-        "finished requests whose record (times of each step and token, no text) is kept for the console and "
-        "GET /v1/requests (0: none, and engines report no steps)",
+        "number of finished requests whose record (times of each step and token, no text) is kept for the console "
+        "and GET /v1/requests (0: none, and engines report no steps)",
         rule=NOT_NEGATIVE,
         group="http",
     )
@@ -32,14 +32,14 @@ class RecordSettings:
     )
     record_streams: str = flag(
         "asked",
-        "streams that are recorded, so that they can be resumed: those whose request has the header "
-        "'X-Antiphon-Resumable: 1' (asked), or all of them, which then have the ids of events",
+        "streams that are recorded so that they can be resumed: those whose request has the header "
+        "'X-Antiphon-Resumable: 1' (asked), or all streams, whose events then have ids (all)",
         choices=("asked", "all"),
         group="http",
     )
     stream_grace: float = flag(
         30.0,
-        "how long a stream runs on after its client has disconnected, seconds, if the client sent "
+        "seconds for which a stream continues after its client has disconnected, if the client sent "
         "'X-Antiphon-Resumable: 1' (0: it is cancelled at once)",
         rule=NOT_NEGATIVE,
         group="http",

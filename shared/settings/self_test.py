@@ -11,8 +11,8 @@ class SelfTestSettings:
 
     canary_interval: float = flag(
         2.0,
-        "seconds between two runs of the hidden test sequence by which an engine finds that it computes wrong results; "
-        "for large models longer, so that it takes 1 percent of the time (0: none, and no checks of the weights)",
+        "seconds between two runs of the hidden test sequence by which an engine detects wrong results; longer for "
+        "large models, so that it takes 1 percent of the time (0: no test sequence and no checks of the weights)",
         rule=NOT_NEGATIVE,
         group="engine: execution",
     )
