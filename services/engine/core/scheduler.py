@@ -3,10 +3,9 @@
 There is no prefill phase and no decode phase. Each sequence has a number of known tokens and a number of scheduled
 tokens, and each step schedules some of the difference under one token budget. This covers chunked prefill, prefix hits,
 preemption and resumption. Running sequences are scheduled first, oldest first; then waiting sequences join (get a row)
-in queue order as long as there are free rows, KV blocks and budget. No waiting sequence overtakes the head of the
-queue. If a running sequence finds no free block, the youngest running sequence is preempted: its blocks are freed, and
-it waits again and later comes back from the host's memory or is recomputed (`swap`). The oldest sequence therefore
-always progresses.
+in queue order while there are rows, KV blocks and budget. No waiting sequence overtakes the head of the queue. If a
+running sequence finds no free block, the youngest one is preempted: its blocks are freed, and it waits again and later
+is loaded from the host's memory or recomputed (`swap`). The oldest sequence therefore always progresses.
 
 Steps may be planned ahead: `schedule` treats plans in flight as if they had been applied, and the worker takes tokens
 that the core does not know yet from its own row. A sequence's row and blocks are freed only when no plan in flight
@@ -25,8 +24,7 @@ The engine's own hidden sequence (`canary`) has a reserved row and does not queu
 its whole prompt, or before all others once it is `urgent`. It is not counted. Other sequences may be preempted to get
 blocks for it, as for any older sequence.
 
-Idle sequences (`idle_lane`) use the remaining capacity: they are scheduled after all others in each step, which may
-preempt them.
+Idle sequences (`idle_lane`) are scheduled after all others in each step, which may preempt them.
 
 Not here: stop conditions and results (`core`), and the reuse of KV by joining sequences (`reuse`). Called by `core`.
 """
@@ -494,10 +492,7 @@ class Scheduler:
         draft.add(head, num_tokens)
 
     def _note_first_run(self, sequence: Sequence, step: int, num_found: int) -> None:
-        """Records statistics of a sequence's first run.
-
-        `num_found`: cached tokens, without those that another engine has sent.
-        """
+        """Records a sequence's first run. `num_found`: cached tokens except those that another engine has sent."""
         if sequence.status is Status.PREEMPTED:
             return
         if not sequence.idle:
@@ -545,10 +540,7 @@ class Scheduler:
         return found
 
     def _displace(self, *, for_a_slot: bool = False) -> bool:
-        """Preempts an idle sequence.
-
-        If all are in flight, returns False; then this plan leaves the idle sequences out.
-        """
+        """Preempts an idle sequence. If all are in flight, returns False; then this plan leaves them out."""
         if (sequence := self.idle.to_preempt(for_a_slot=for_a_slot)) is not None:
             self._preempt(sequence)
         else:
