@@ -190,17 +190,13 @@ class GatewayActor(Actor):
         self._check_wait(request, card.served_by)
         in_lockstep = self.lockstep.admits(request, card.served_by)
         if card.adapter_version:
-            # The adapter's version is resolved once, here: the request keeps it even if the adapter is replaced or
-            # unloaded.
+            # The adapter's version is resolved once: the request keeps it even if the adapter is replaced or unloaded.
             request = replace(request, cache_salt=adapter_salt(request.cache_salt, card.adapter_version))
 
         return self._start(request, card, copies=True, in_lockstep=in_lockstep)
 
     def _check_wait(self, request: GenerationRequest, model: str) -> None:
-        """Raises ServiceError if the request would wait too long.
-
-        Requests of the idle lane are never refused for their wait.
-        """
+        """Raises ServiceError if the request would wait too long. Those of the idle lane may wait."""
         most, dispatcher = self._max_queue_wait_s, self._parts.dispatcher
         if most and not request.idle_s and dispatcher.waits_longer(model, most):
             message = f"A new request would wait longer than {most:g} s. Try again later."
@@ -440,10 +436,7 @@ class GatewayActor(Actor):
     # --- time ---
 
     async def watch(self) -> None:
-        """Calls `tick` if no heartbeat has done so, and asks engines for progress after each tick.
-
-        Runs until cancelled.
-        """
+        """Calls `tick` if no heartbeat does, and asks engines for progress after each tick, until cancelled."""
         while True:
             self._ticked.clear()
             try:

@@ -434,7 +434,7 @@ class Decoder {
 #if defined(__AMX_BF16__)
     if constexpr (sizeof(T) == sizeof(Bf16))
       if (tile.span->count == 1 && in.group == 1 && in.shape.stored == Stored::model && !in.shape.latent) {
-        LoneRow row(in, *tile.span, tile.kv_head, memory, scratch);
+        SingleRow row(in, *tile.span, tile.kv_head, memory, scratch);
         if (next) row.followed_by(*next->span, next->kv_head);
         return row.run();
       }
