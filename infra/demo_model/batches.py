@@ -25,9 +25,9 @@ from infra.demo_model.tokenizer import END, END_OF_TEXT, START, render
 
 #: Share of documents that are plain text; they are longer than chats on average.
 PLAIN_SHARE = 0.04
-#: Share of documents that are copying practice, by first step. Without it the
-#: model needs long to learn that it can copy the prompt; the shipped run lacked it
-#: before step 433.
+#: Share of documents that are copying practice, by first step. Without this
+#: practice the model learns late to copy from the prompt; the shipped weights were
+#: trained without it until step 433.
 COPY_SHARES = ((0, 0.0), (433, 0.25), (1000, 0.08))
 #: Share of chats that are practice of the core tasks, by first step.
 PRACTICE_SHARES = ((0, 0.0), (2011, 0.6))

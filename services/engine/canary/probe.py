@@ -60,7 +60,7 @@ def probe_spec(facts: EngineFacts, number: int, max_model_len: int) -> SequenceS
 
 
 def observed(outcomes: Sequence[Outcome]) -> Observed:
-    """Returns the result from the outcomes of one run."""
+    """Joins the tokens, log probabilities and vectors of all sequences of one self-test into one result."""
     entries = [entry for outcome in outcomes for entry in outcome.logprobs]
     return Observed(
         tuple(token for outcome in outcomes for token in outcome.token_ids),

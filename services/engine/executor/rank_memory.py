@@ -59,7 +59,10 @@ class Part:
 def parts_of(
     whole: DecoderDescription, shards: Sequence[Shard], ends: Sequence[socket.socket | None]
 ) -> Iterator[Part]:
-    """Yields the part of each rank, in the order of the ranks. Ranks may share a key-value head."""
+    """Yields the part of the KV cache that each rank has, in the order of the ranks.
+
+    With more ranks than key-value heads, several ranks have the same head, so parts may overlap.
+    """
     for shard, end in zip(shards, ends, strict=True):
         layers, heads = shard.layers(whole.num_layers), local_kv_heads(whole, shard)
         yield Part(slice(layers.start, layers.stop), slice(heads.start, heads.stop), end)

@@ -116,7 +116,10 @@ class SequenceRecord:
 
 
 class RequestRecord(RecordedRequest):
-    """The record of one request. `received_s`: time of its arrival by `now`; `created`: the same in Unix seconds."""
+    """The record of one request.
+
+    `received_s`: time of its arrival on the monotonic clock `now`; `created`: the same in Unix seconds.
+    """
 
     def __init__(
         self,

@@ -121,7 +121,7 @@ def _measure(settings: EngineSettings, backend: Backend) -> StepBytes:
     backend.make_state(probe.kv, 0)
     per_token, passing = backend.context_token_bytes(bounds.num_tokens), backend.reserve(bounds)
     step = measure_step(probe, backend.run, per_token, backend.device, passing)
-    # The probe's cache is freed before the free memory is measured.
+    # The KV cache of the trial step is freed, because the caller measures the free memory next.
     backend.make_state(KvPlan(1, 1), 0)
     return step
 

@@ -21,7 +21,10 @@ Failure = ServiceError | PeerUnavailableError
 
 
 class PlacementClient(Protocol):
-    """Callbacks to the request of a candidate, called on the event loop. `index` is the index of the sequence."""
+    """What the dispatcher calls when a waiting sequence is placed or cannot be; the request implements it.
+
+    Called on the event loop. `index` is the index of the sequence in its request.
+    """
 
     def on_placed(self, index: int, open_failure: Failure | None) -> None:
         """The engine has accepted the sequence. If the stream was not opened (`open_failure`), it must be rebuilt."""
