@@ -186,6 +186,7 @@ async def test_what_waits_in_the_mailbox_of_a_crashed_actor_is_answered(stage):
     await stage.subject.busy.wait()
     await stage.tell(Cancel("break", 1))
     left = [stage.ask_soon("left") for _ in range(3)]
+    await asyncio.sleep(0)  # They are published.
     await stage.send(b"\x91\xa3Nix")  # answered at once, so everything before it is in the mailbox
     stage.subject.gate.set()
     await asyncio.wait([waits, *left])

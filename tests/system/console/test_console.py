@@ -226,7 +226,7 @@ def test_a_picture_is_shown_and_a_model_without_eyes_says_so(console: Served, br
     browser.wait("document.querySelector('.pictures img')?.naturalWidth === 8")
     ask(browser, "What do you see?")
     browser.wait("document.querySelector('.message.user img')?.naturalWidth === 8")
-    browser.wait("document.querySelector('[role=alert]')?.innerText.includes('image_url')")
+    browser.wait("document.querySelector('[role=alert]')?.innerText.includes('--enable-mm')")
     assert browser.js("document.querySelector('.pictures')") is None
 
 

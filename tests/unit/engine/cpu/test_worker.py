@@ -64,7 +64,7 @@ def test_where_the_library_cannot_be_had_torch_computes_and_a_notice_says_why(
         ({}, {"dtype": "float16"}, "it has no --dtype float16"),
         ({}, {"kv_cache_dtype": "fp8"}, None),
         ({}, {"kv_cache_dtype": "fp8_e5m2", "dtype": "float32"}, None),
-        ({"head_dim": 514}, {}, "heads have more than 512 dimensions"),
+        ({"head_dim": 578}, {}, "heads have more than 576 dimensions"),
         ({"architectures": ["CohereForCausalLM"]}, {}, "runs through transformers"),
     ],
 )

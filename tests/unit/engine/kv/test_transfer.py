@@ -300,9 +300,7 @@ def test_engines_of_other_types_exchange_nothing(model: Path, alone: Running) ->
         assert decode.engine.counters().kv_loaded_tokens == 0
 
 
-def test_shared_memory_leaves_no_name_behind(
-    prefill: Running, decode: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_memory_leaves_no_name_behind(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     make = tempfile.mkstemp
 
@@ -312,8 +310,9 @@ def test_shared_memory_leaves_no_name_behind(
         return file, path
 
     monkeypatch.setattr(channel.tempfile, "mkstemp", note)
-    decode.add("names", prefill.compute_prompt("names"))
-    run(prefill, decode, until=(decode, "names"))
+    with started(model, "prefill") as prefill, started(model, "decode") as decode:
+        decode.add("names", prefill.compute_prompt("names"))
+        run(prefill, decode, until=(decode, "names"))
     assert made
     assert not any(Path(path).exists() for path in made)
 
