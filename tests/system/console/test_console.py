@@ -85,7 +85,7 @@ def test_an_answer_can_be_stopped(console: Served, browser: Browser):
     ask(browser, "Tell me a very long story.")
     finished(browser)
     found = browser.text(".message.assistant .facts")
-    assert "stop" in found  # "stopped", or the model itself had ended
+    assert "stop" in found, browser.text()  # "stopped", or the model itself had ended
     wait_until(lambda: not fetch(console, "GET", "/v1/requests?state=running").json["data"], 10)
 
 
