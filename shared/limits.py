@@ -396,8 +396,11 @@ ACCEPT_LINGER_S = 0.25
 requests on connections that were just accepted are still read and answered.
 """
 DEATHS_MAX = 3
-"""Engines that may die while they run a sequence before the sequence fails. The sequence itself may be what kills
-them."""
+"""Engines that may die while they run a sequence, at about the same output token, before the sequence fails. The
+sequence itself may be what kills them."""
+DEATH_TOKENS = 16
+"""Output tokens after which the deaths of earlier engines do not count any more: a sequence that kills engines does not
+get past the token at which it does. More than the tokens whose events are lost with an engine."""
 LOSSES_MAX = 20
 """Losses of its engine after which a sequence fails, including engines that were only silent for longer than a lease,
 as on a host that is busy with other work."""

@@ -101,7 +101,10 @@ class SequenceState:
     carried_logprob: float = 0.0
     losses: int = 0
     lost_engines: set[Address] = field(default_factory=set[Address])
-    """Engines that ran the sequence and were lost: dead, stalled, silent for a lease, or no longer holding it."""
+    """Engines that ran the sequence and were lost: dead, stalled, silent for a lease, or no longer holding it. Since the
+    sequence last went on by `DEATH_TOKENS`: what it computed then did not kill the engines before."""
+    lost_at: int = 0
+    """Number of output tokens at the last loss."""
     engines: list[str] = field(default_factory=list[str])
     """Ids of the engines on which the sequence was placed, in order."""
     placed_at: float | None = None
@@ -145,6 +148,9 @@ class SequenceState:
         assert self.phase is Phase.RUNNING, self.phase
         assert self.engine is not None
         self.losses += 1
+        if len(self.token_ids) >= self.lost_at + limits.DEATH_TOKENS:
+            self.lost_engines.clear()
+        self.lost_at = len(self.token_ids)
         self.lost_engines.add(self.engine)
         self.phase, self.engine, self.detokenizer = Phase.WAITING, None, None
 

@@ -161,6 +161,25 @@ def test_engines_that_died_one_after_the_other_under_a_sequence_are_enough():
     assert sequence.retry_limit_reached({OTHER})
 
 
+@pytest.mark.matrix("R-07")
+def test_engines_that_died_at_other_tokens_did_not_die_of_the_sequence():
+    sequence = SequenceState("r-0")
+    for number in range(limits.LOSSES_MAX):
+        assert not sequence.retry_limit_reached(set())
+        lose(sequence, Address("e1", f"instance_id{number}"))
+        sequence.token_ids += [7] * limits.DEATH_TOKENS
+    assert sequence.retry_limit_reached(set())
+
+
+@pytest.mark.matrix("R-07")
+def test_a_few_tokens_that_were_lost_with_an_engine_do_not_acquit_a_sequence():
+    sequence = SequenceState("r-0")
+    for number in range(limits.DEATHS_MAX):
+        sequence.token_ids += [7] * (limits.DEATH_TOKENS - 1)
+        lose(sequence, Address("e1", f"instance_id{number}"))
+    assert sequence.retry_limit_reached(set())
+
+
 def test_an_engine_that_was_only_silent_did_not_die():
     sequence = SequenceState("r-0")
     for _ in range(limits.DEATHS_MAX):
@@ -169,7 +188,7 @@ def test_an_engine_that_was_only_silent_did_not_die():
     assert not sequence.retry_limit_reached(set())
 
 
-def test_a_sequence_that_is_lost_adelta_and_adelta_ends():
+def test_a_sequence_that_is_lost_again_and_again_ends():
     sequence = SequenceState("r-0")
     for _ in range(limits.LOSSES_MAX):
         assert not sequence.retry_limit_reached({ENGINE})
