@@ -101,8 +101,8 @@ class SequenceState:
     carried_logprob: float = 0.0
     losses: int = 0
     lost_engines: set[Address] = field(default_factory=set[Address])
-    """Engines that ran the sequence and were lost: dead, stalled, silent for a lease, or no longer holding it. Since the
-    sequence last went on by `DEATH_TOKENS`: what it computed then did not kill the engines before."""
+    """Engines that ran the sequence and were lost: dead, stalled, silent for a lease, or no longer holding it. Emptied
+    when the sequence has gone on by `DEATH_TOKENS`, because then it was not what killed them."""
     lost_at: int = 0
     """Number of output tokens at the last loss."""
     engines: list[str] = field(default_factory=list[str])
