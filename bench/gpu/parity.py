@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
-from services.engine.steps.loop import StepLoop, StepReport
+from services.engine.engine import Engine
+from services.engine.steps.loop import StepReport
 from services.engine.worker.load import load_worker
-from shared.clock import SystemClock
 from shared.config import EngineSettings
 from shared.parameters.sampling import SamplingParams
 
@@ -39,17 +38,16 @@ def said(options: argparse.Namespace, **flags: Any) -> Said:
 
     def note(report: StepReport) -> None:
         for outcome in report.outcomes:
-            tokens, logprobs = answers.setdefault(outcome.request_id, ([], []))
+            tokens, logprobs = answers.setdefault(outcome.sequence_id, ([], []))
             tokens += outcome.token_ids
             logprobs += [each.logprob for each in outcome.logprobs]
 
-    core = Core(CoreLimits(len(LENGTHS), 256), worker.facts())
-    loop = StepLoop(core, worker, SystemClock(), note)
+    engine = Engine.of_worker(worker, CoreLimits(len(LENGTHS), 256), note)
     params = SamplingParams(max_tokens=options.tokens, temperature=0.0, ignore_eos=True, logprobs=0)
     for length in LENGTHS:
         draw = np.random.default_rng(length).integers(1, worker.facts().vocab_size, length)
-        loop.add(SequenceSpec(str(length), tuple(draw.tolist()), params))
-    while loop.step():
+        engine.add(SequenceSpec(str(length), tuple(draw.tolist()), params))
+    while engine.step():
         pass
     worker.close()
     return answers

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from services.engine import engine as product
@@ -20,6 +19,10 @@ from shared.parameters.sampling import SamplingParams
 from tests.model_variants import MORE_FAMILY_VARIANTS, MORE_VARIANTS, TORCH_VARIANTS
 from tests.models import VOCAB_SIZE
 from tests.native.libraries import make_cpu_worker
+from tests.support.kernels_on_gpu import COMPILED, KERNEL_DEVICE
+
+if TYPE_CHECKING:
+    from services.engine.worker.gpu.triton_worker import TritonWorker
 
 Models = Callable[[str], Path]
 Reference = Callable[..., list[list[int]]]
@@ -112,14 +115,20 @@ def on_both(variants: Iterable[str]) -> list[tuple[str, str]]:
     ]
 
 
-def make_worker(backend: str, directory: Path, **overrides: Any) -> ModelWorker:
-    """`torch`, `triton` (under its interpreter), `native` or the name of an instruction set."""
-    chosen = settings(directory, **overrides)
-    if backend == "triton":
-        # Imported here because not every suite needs Triton.
-        from services.engine.worker.gpu.triton_worker import TritonWorker
+def make_kernel_worker(directory: Path, **overrides: Any) -> "TritonWorker":
+    """The GPU worker, under Triton's interpreter or on a GPU that other tests use too."""
+    # Imported here because not every suite needs Triton.
+    from services.engine.worker.gpu.triton_worker import TritonWorker
 
-        return TritonWorker(chosen, directory, torch.device("cpu"))
+    on_gpu = {"device": "cuda", "dtype": "float32", "num_gpu_blocks_override": 256, "gpu_memory_utilization": 0.99}
+    return TritonWorker(settings(directory, **{**(on_gpu if COMPILED else {}), **overrides}), directory, KERNEL_DEVICE)
+
+
+def make_worker(backend: str, directory: Path, **overrides: Any) -> ModelWorker:
+    """`torch`, `triton`, `native` or the name of an instruction set."""
+    if backend == "triton":
+        return make_kernel_worker(directory, **overrides)
+    chosen = settings(directory, **overrides)
     if backend == "torch":
         return TorchWorker(chosen, directory)
     return make_cpu_worker(directory, chosen, *(() if backend == "native" else (backend,)))

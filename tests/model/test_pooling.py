@@ -14,12 +14,11 @@ from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine as Product
 from services.engine.steps.loop import StepReport
-from services.engine.worker.gpu.triton_worker import TritonWorker
 from services.engine.worker.interface import ModelWorker
 from shared.errors import ServiceError
 from shared.parameters.pooling import PoolingKind, PoolingParams, unpack_vector
 from shared.parameters.sampling import SamplingParams
-from tests.model.harness import Models, greedy, make_prompt, make_worker, on_both, settings
+from tests.model.harness import Models, greedy, make_kernel_worker, make_prompt, make_worker, on_both
 from tests.models import greedy_reference
 
 KINDS: tuple[PoolingKind, ...] = ("last", "mean", "cls")
@@ -27,7 +26,6 @@ LENGTHS = (5, 33, 1, 70)
 VARIANTS = ("llama", "qwen3", "gemma2", "gpt2", "opt", "qwen2 with experts", "olmo2", "granite", "cohere")
 LIMITS = CoreLimits(max_num_seqs=4, max_num_batched_tokens=24)
 """The longest prompt takes four steps, beside others."""
-CPU = torch.device("cpu")
 
 
 @functools.lru_cache(maxsize=2)
@@ -204,7 +202,7 @@ def test_a_prompt_may_fill_the_context_and_not_more(models: Models) -> None:
 
 def test_the_gpu_worker_gives_the_vectors_of_transformers(models: Models) -> None:
     directory = models("llama")
-    pooled = Pooled(TritonWorker(settings(directory, max_num_seqs=4), directory, CPU))
+    pooled = Pooled(make_kernel_worker(directory, max_num_seqs=4))
     specs = [spec(kind, make_prompt(length), kind=kind) for kind, length in zip(KINDS, (9, 30, 5), strict=True)]
     vectors = pooled.run(SequenceSpec("text", tuple(make_prompt(4)), greedy(3)), *specs)
     assert pooled.tokens["text"] == greedy_reference(directory, make_prompt(4), 3)

@@ -16,10 +16,9 @@ from services.engine.worker.gpu.triton_worker import TritonWorker
 from services.engine.worker.interface import ModelWorker, PipelinedWorker
 from services.engine.worker.torch_worker import TorchWorker, describe_model
 from shared.parameters.sampling import BeamParams
-from tests.model.harness import Models, make_prompt, settings
+from tests.model.harness import Models, make_kernel_worker, make_prompt, settings
 from tests.model.looped import Output, run
 
-CPU = torch.device("cpu")
 GREEDY = {"temperature": 0.0}
 MIXED: list[tuple[int, dict[str, Any]]] = [
     (17, GREEDY),
@@ -40,9 +39,10 @@ def both(models: Models) -> Both:
     def run_both(variant: str, requests: list[tuple[int, dict[str, Any]]], num_tokens: int, **options: Any) -> Any:
         directory: Path = models(variant)
         flags = {name: options.pop(name) for name in ("dtype", "kv_cache_dtype", "swap_space") if name in options}
-        chosen = settings(directory, max_num_seqs=4, block_size=16, **flags)
+        chosen = {"max_num_seqs": 4, "block_size": 16, **flags}
         asked = [(make_prompt(length), params) for length, params in requests]
-        workers: tuple[ModelWorker, ...] = (TritonWorker(chosen, directory, CPU), TorchWorker(chosen, directory))
+        theirs = TorchWorker(settings(directory, **chosen), directory)
+        workers: tuple[ModelWorker, ...] = (make_kernel_worker(directory, **chosen), theirs)
         assert isinstance(workers[0], PipelinedWorker)
         return tuple(run(worker, asked, num_tokens, **options) for worker in workers)
 
@@ -113,11 +113,12 @@ def test_guesses_are_accepted_as_the_torch_worker_accepts_them(both: Both) -> No
 @pytest.mark.parametrize("variant", ["llama", "youtu"])
 def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models, variant: str) -> None:
     directory = models(variant)
-    chosen = settings(
-        directory, max_num_seqs=4, block_size=2, num_gpu_blocks_override=6, max_model_len=12, swap_space=0.01
-    )
+    chosen = {
+        "max_num_seqs": 4, "block_size": 2, "num_gpu_blocks_override": 6, "max_model_len": 12, "swap_space": 0.01,
+    }  # fmt: skip
     requests = [(make_prompt(length), GREEDY) for length in (3, 4)]
-    triton, torch_worker = TritonWorker(chosen, directory, CPU), TorchWorker(chosen, directory)
+    triton = make_kernel_worker(directory, **chosen)
+    torch_worker = TorchWorker(settings(directory, **chosen), directory)
     copied: list[str] = []
     carry_out = triton._blocks.carry_out
 
@@ -133,8 +134,8 @@ def test_preempted_sequences_come_back_from_the_hosts_memory(models: Models, var
 
 def test_it_runs_the_steps_that_are_measured_on_a_device_before_the_cache_is_sized(models: Models) -> None:
     directory = models("llama")
-    chosen = settings(directory, max_num_seqs=2, block_size=4, max_model_len=9, max_num_batched_tokens=6)
-    worker = TritonWorker(chosen, directory, CPU)
+    sizes = {"max_num_seqs": 2, "block_size": 4, "max_model_len": 9, "max_num_batched_tokens": 6}
+    chosen, worker = settings(directory, **sizes), make_kernel_worker(directory, **sizes)
     description = describe_model(directory)
     probe = make_probe(largest_step(chosen, description), description, 4, torch.device("cuda"))
     worker._make_state(chosen, frozenset(), probe.kv, 0)
@@ -164,9 +165,8 @@ class Recomputed:
 @pytest.mark.spec("S-SRV-080:gpu")
 def test_steps_find_their_places_in_captured_graphs_and_padding_changes_nothing(models: Models) -> None:
     directory = models("qwen3")
-    chosen = settings(directory, max_num_seqs=4, block_size=16)
     requests = [(make_prompt(length), params) for length, params in ((5, GREEDY), (3, {"seed": 5}), (2, GREEDY))]
-    worker = TritonWorker(chosen, directory, CPU)
+    worker = make_kernel_worker(directory, max_num_seqs=4, block_size=16)
     plain = run(worker, requests, 4)
     with torch.inference_mode():
         graphs = Recomputed(worker)

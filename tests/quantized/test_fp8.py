@@ -21,12 +21,11 @@ from services.engine.worker.load import load_worker
 from services.engine.worker.torch_worker import TorchWorker
 from shared.config import SettingsError
 from shared.settings.quantization import Device
-from tests.model.harness import make_prompt, settings
+from tests.model.harness import make_prompt, make_worker, settings
 from tests.model.looped import run
 from tests.models import greedy_reference, make_model
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
-CPU = torch.device("cpu")
 PROMPT, NUM_TOKENS = make_prompt(9), 4
 ROUNDED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -53,12 +52,13 @@ def rounded(model: Path, target: Path) -> Path:
 
 
 @pytest.mark.spec("S-QNT-017")
-@pytest.mark.parametrize("kind", [TorchWorker, TritonWorker])
+@pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_hopper_computes_with_weights_of_8_bits_made_while_loading(
-    kind: type[TorchWorker] | type[TritonWorker], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice, "_device", lambda _device, native: Device("an H100", native, multiplies_fp8=True))
-    worker = kind(settings(model, quantization="fp8", max_num_seqs=2), model, CPU)
+    worker = make_worker(backend, model, quantization="fp8", max_num_seqs=2)
+    assert isinstance(worker, TorchWorker | TritonWorker)
     model_of_worker = worker._model
     assert isinstance(model_of_worker, Decoder)
     for layer in model_of_worker._weights.layers:
