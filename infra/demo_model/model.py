@@ -29,12 +29,23 @@ class Shape:
     max_position_embeddings: int = 2048
 
 
-def rope_tables(shape: Shape, length: int) -> tuple[Tensor, Tensor]:
+def rope_tables(shape: Shape, length: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
     """Cosines and sines of rotary angles, each ``[length, head_dim]``."""
-    steps = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), shape.rope_theta**-steps)
+    steps = torch.arange(0, shape.head_dim, 2, dtype=torch.float32, device=device) / shape.head_dim
+    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), shape.rope_theta**-steps)
     doubled = torch.cat((angles, angles), dim=-1)
     return doubled.cos(), doubled.sin()
+
+
+def document_mask(owner: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to attention scores: 0 for earlier positions of the same document, minus infinity for others.
+
+    ``owner`` is ``[rows, length]``, the mask ``[rows, 1, length, length]``.
+    """
+    length = owner.shape[1]
+    seen = torch.ones(length, length, dtype=torch.bool, device=owner.device).tril()
+    seen = seen & (owner[:, None, :, None] == owner[:, None, None, :])
+    return torch.zeros(seen.shape, dtype=dtype, device=owner.device).masked_fill_(~seen, float("-inf"))
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -53,9 +64,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the input, divided by its root mean square, times the weight."""
-        wide = x.float()
-        scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight.to(x.dtype) * (wide * scale).to(x.dtype)
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -75,7 +84,7 @@ class Attention(nn.Module):
         return x.view(x.shape[0], x.shape[1], -1, self.shape.head_dim).transpose(1, 2)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
-        """Attention over the positions that ``mask`` permits."""
+        """Attention over the positions that ``mask`` permits: True, or 0 to be added to the score."""
         query = rotate(self._heads(self.q_proj(x)), cos, sin)
         key = rotate(self._heads(self.k_proj(x)), cos, sin)
         value = self._heads(self.v_proj(x))
@@ -154,10 +163,10 @@ class Llama(nn.Module):
     def hidden(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Final hidden states; ``mask`` defaults to plain causal attention."""
         length = ids.shape[1]
-        cos, sin = rope_tables(self.shape, length)
+        cos, sin = rope_tables(self.shape, length, ids.device)
         if mask is None:
-            mask = torch.ones(length, length, dtype=torch.bool).tril()
-        dtype = torch.bfloat16 if torch.is_autocast_enabled("cpu") else torch.float32
+            mask = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
+        dtype = torch.bfloat16 if torch.is_autocast_enabled(ids.device.type) else torch.float32
         hidden: Tensor = self.model(ids, cos.to(dtype), sin.to(dtype), mask)
         return hidden
 

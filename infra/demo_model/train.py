@@ -1,8 +1,7 @@
-"""Trains the demo model from scratch on the CPU and writes checkpoints.
+"""Trains the demo model from scratch, on a GPU or a CPU, and writes checkpoints.
 
-Run by hand:
-``python -m infra.demo_model.train --minutes 60 --out FOLDER`` or, to repeat a run,
-``--steps N``.  ``export.py`` turns a checkpoint into the model directory.
+Run by hand: ``python -m infra.demo_model.train --device cuda --makers 8 --minutes 4 --out FOLDER`` or, to repeat a
+run, ``--steps N``. ``export.py`` turns a checkpoint into the model directory.
 """
 
 from __future__ import annotations
@@ -10,25 +9,29 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from infra.demo_model.batches import IGNORED, Batch, Maker, in_force
-from infra.demo_model.model import Llama, Shape
+from infra.demo_model import STARTED
+from infra.demo_model.batches import IGNORED, Batch
+from infra.demo_model.makers import Batches
+from infra.demo_model.model import Llama, Shape, document_mask
+from infra.demo_model.muon import StackedMuon
 from infra.demo_model.tokenizer import DEMO, load
 
-#: Rows and length of an ordinary batch, by first step: prompts with tools do not fit into 256 tokens.
-USUAL = ((0, (16, 256)), (5433, (4, 512)))
-#: The same for the occasional long batches.
-LONG, LONG_EVERY = ((0, (4, 1024)), (5433, (2, 1024))), 8
-WARM_UP, DECAY_FROM = 0.02, 0.45
+#: The learning rate warms up for this many steps, and falls from this share of the run on.
+WARM_UP_STEPS, DECAY_FROM = 200, 0.25
+REPORT_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Duration and learning rates of the training."""
 
@@ -38,17 +41,26 @@ class Plan:
     matrix_rate: float
     seed: int
     out: Path
+    device: str = "cpu"
+    positions: int = 4096
+    makers: int = 0
     tokenizer: Path = DEMO
     start: Path | None = None
     compile: bool = False
-    checkpoint_minutes: float = 4.0
+    checkpoint_minutes: float = 1.0
     threads: int = 2
+    float32: bool = False
+
+    @property
+    def precision(self) -> torch.dtype:
+        """The type of activations and of Muon's iteration; weights are float32."""
+        return torch.float32 if self.float32 else torch.bfloat16
 
 
-def pace(progress: float) -> float:
+def pace(progress: float, steps: int) -> float:
     """Factor of the learning rate: warm-up, constant, then a linear decrease to zero."""
-    if progress < WARM_UP:
-        return max(progress / WARM_UP, 0.01)
+    if steps < WARM_UP_STEPS:
+        return (steps + 1) / WARM_UP_STEPS
     if progress < DECAY_FROM:
         return 1.0
     return max(1.0 - (progress - DECAY_FROM) / (1.0 - DECAY_FROM), 0.0)
@@ -62,7 +74,7 @@ def optimizers(model: Llama, plan: Plan) -> list[torch.optim.Optimizer]:
         decayed = {"params": [*matrices, model.model.embed_tokens.weight], "weight_decay": 0.05}
         rest = {"params": [weight for weight in others if weight.dim() < 2], "weight_decay": 0.0}
         return [torch.optim.AdamW([decayed, rest], lr=plan.rate, betas=(0.9, 0.97), fused=True)]
-    muon = torch.optim.Muon(matrices, lr=plan.matrix_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw")
+    muon = StackedMuon(matrices, plan.matrix_rate, weight_decay=0.05, precision=plan.precision)
     return [muon, torch.optim.AdamW(others, lr=plan.rate, betas=(0.9, 0.97), weight_decay=0.0, fused=True)]
 
 
@@ -73,101 +85,129 @@ def set_pace(found: Iterable[torch.optim.Optimizer], factor: float) -> None:
             group["lr"] = group["full_rate"] * factor
 
 
-def loss_of(model: Llama, batch: Batch) -> Tensor:
+def on_device(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """A batch's array as a tensor of the device; the copy to a GPU does not wait for the GPU."""
+    tensor = torch.from_numpy(numbers)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def loss_of(model: Llama, batch: Batch, device: torch.device, precision: torch.dtype) -> Tensor:
     """Mean cross-entropy over the positions that have a target."""
-    with torch.autocast("cpu", torch.bfloat16):
-        hidden = model.hidden(batch.ids, batch.mask)
+    ids, owner, places, targets = (
+        on_device(part, device).long() for part in (batch.ids, batch.owner, batch.places, batch.targets)
+    )
+    # On a GPU this kernel is the fused one that takes a mask.
+    fused = sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]) if device.type == "cuda" else nullcontext()
+    with torch.autocast(device.type, precision, enabled=precision != torch.float32), fused:
+        hidden = model.hidden(ids, document_mask(owner, precision))
         # Only the positions with a target are scored: the vocabulary is the widest
         # matrix, and more than half of all positions are prompts.
-        logits = model.logits(hidden.reshape(-1, hidden.shape[-1])[batch.places])
-    return F.cross_entropy(logits.float(), batch.targets, ignore_index=IGNORED)
+        logits = model.logits(hidden.flatten(0, 1).index_select(0, places))
+    return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED)
 
 
 class Run:
     """One training run: its model, its clock and its log."""
 
     def __init__(self, plan: Plan) -> None:
-        torch.manual_seed(plan.seed)
         self.plan = plan
-        self.maker = Maker(load(plan.tokenizer), plan.seed)
-        self.model = Llama(Shape(vocab_size=self.maker.tokenizer.get_vocab_size()))
+        self.step = self.tokens = 0
+        state = torch.load(plan.start, weights_only=True) if plan.start else None
+        if state:
+            self.step, self.tokens = state["step"], state["tokens"]
+        self.first = self.step
+        # The processes are forked before anything touches the GPU.
+        self.batches = Batches(plan.tokenizer, plan.seed, plan.positions, self.step, plan.makers)
+        torch.manual_seed(plan.seed)
+        self.device = torch.device(plan.device)
+        self.model = Llama(Shape(vocab_size=load(plan.tokenizer).get_vocab_size()))
+        if state:  # the optimizers start anew
+            self.model.load_state_dict(state["weights"])
+        self.model.to(self.device)
         self.plain_names = list(self.model.state_dict())
         self.optimizers = optimizers(self.model, plan)
-        self.step = self.tokens = 0
-        if plan.start:
-            self._take_up(plan.start)
         if plan.compile:
             self.model.model = torch.compile(self.model.model, dynamic=False)
-        self.first = self.step
-        self.start = self.saved = time.monotonic()
-
-    def _take_up(self, checkpoint: Path) -> None:
-        """Continues from the weights and step number of a checkpoint; the optimizers start anew."""
-        state = torch.load(checkpoint, weights_only=True)
-        self.model.load_state_dict(state["weights"])
-        self.step, self.tokens = state["step"], state["tokens"]
+        self.loss_sum = torch.zeros((), device=self.device)
+        self.saved = time.monotonic()
+        self.reported = (self.saved, self.step, self.tokens, 0.0)
 
     def progress(self) -> float:
-        """How much of the plan is done, from 0 to 1."""
+        """How much of the plan is done, from 0 to 1; the start-up counts as part of the minutes."""
         if self.plan.steps:
             return (self.step - self.first) / self.plan.steps
-        return (time.monotonic() - self.start) / (self.plan.minutes * 60)
+        return (time.monotonic() - STARTED) / (self.plan.minutes * 60)
 
-    def one_step(self) -> float:
-        """Trains on one batch and returns its loss."""
-        set_pace(self.optimizers, pace(self.progress()))
-        long = self.step % LONG_EVERY == LONG_EVERY - 1
-        rows, length = in_force(LONG if long else USUAL, self.step)
-        batch = self.maker.batch(self.step, rows, length, long)
-        loss = loss_of(self.model, batch)
+    def one_step(self) -> None:
+        """Trains on one batch."""
+        batch = self.batches.next()
+        set_pace(self.optimizers, pace(self.progress(), self.step - self.first))
+        loss = loss_of(self.model, batch, self.device, self.plan.precision)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
+        # Reading the loss would wait for the GPU, so only reports do.
+        self.loss_sum += loss.detach()
         self.step += 1
-        self.tokens += rows * length
-        return float(loss.detach())
+        self.tokens += batch.ids.size
 
     def save(self) -> None:
-        """Write a checkpoint under the plain parameter names."""
+        """Write a checkpoint under the plain parameter names, in the precision of the shipped weights."""
         values = self.model.state_dict().values()
-        weights = {name: value.clone() for name, value in zip(self.plain_names, values, strict=True)}
+        weights = {
+            name: value.to("cpu", torch.bfloat16, copy=True)
+            for name, value in zip(self.plain_names, values, strict=True)
+        }
         state = {
             "weights": weights,
             "step": self.step,
             "tokens": self.tokens,
-            "minutes": (time.monotonic() - self.start) / 60,
+            "minutes": (time.monotonic() - STARTED) / 60,
         }
         torch.save(state, self.plan.out / "partial.pt")
         (self.plan.out / "partial.pt").rename(self.plan.out / "model.pt")
         self.saved = time.monotonic()
 
     def run(self) -> None:
-        """Train to the end of the plan, with a checkpoint every few minutes."""
-        recent: list[float] = []
-        while self.progress() < 1.0:
-            recent.append(self.one_step())
-            if self.step % 50 == 0:
-                self._report(recent)
-                recent = []
-            if time.monotonic() - self.saved > self.plan.checkpoint_minutes * 60:
-                self.save()
-        self.save()
+        """Train to the end of the plan, with a checkpoint every minute."""
+        with self.batches:
+            while self.progress() < 1.0:
+                self.one_step()
+                if time.monotonic() - self.reported[0] > REPORT_SECONDS:
+                    self._report()
+                if time.monotonic() - self.saved > self.plan.checkpoint_minutes * 60:
+                    self.save()
+            self.save()
+        if self.step > self.reported[1]:
+            self._report()
 
-    def _report(self, recent: list[float]) -> None:
-        seconds = time.monotonic() - self.start
-        loss = sum(recent) / len(recent)
-        print(
-            f"step {self.step} progress {self.progress():.3f} loss {loss:.4f} seconds {seconds:.0f}",
-            flush=True,
+    def _report(self) -> None:
+        before, step, tokens, waited = self.reported
+        loss = float(self.loss_sum) / (self.step - step)
+        now = time.monotonic()
+        line = (
+            f"step {self.step} progress {self.progress():.3f} loss {loss:.4f} seconds {now - STARTED:.0f} "
+            f"positions/s {(self.tokens - tokens) / (now - before):.0f} "
+            f"waiting for batches {(self.batches.waited - waited) / (now - before):.0%}"
         )
+        print(line, flush=True)
+        with (self.plan.out / "log.txt").open("a", encoding="utf-8") as log:
+            log.write(line + "\n")
+        self.loss_sum.zero_()
+        self.reported = (now, self.step, self.tokens, self.batches.waited)
 
 
 def arguments() -> Plan:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--minutes", type=float, default=60.0, help="duration, start-up included")
     parser.add_argument("--steps", type=int, default=0, help="number of steps to make, instead of a time")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument(
+        "--positions", type=int, default=0, help="token positions of a step; by default 4096, cuda 32768"
+    )
+    parser.add_argument("--makers", type=int, default=0, help="processes that make batches; 0 makes them here")
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--matrix-rate", type=float, default=6e-3, help="rate of Muon; 0 trains all with AdamW")
     parser.add_argument("--seed", type=int, default=1)
@@ -176,7 +216,10 @@ def arguments() -> Plan:
     parser.add_argument("--start", type=Path, help="checkpoint to go on from (checkpoint.py makes one)")
     parser.add_argument("--threads", type=int, default=2, help="1 where other work fills the cores: two would wait")
     parser.add_argument("--compile", action="store_true", help="compile the trunk: a slow start, then faster")
-    return Plan(**vars(parser.parse_args()))
+    parser.add_argument("--float32", action="store_true", help="for CPUs without bfloat16 instructions")
+    found = vars(parser.parse_args())
+    found["positions"] = found["positions"] or (4096 if found["device"] == "cpu" else 32768)
+    return Plan(**found)
 
 
 def main() -> None:

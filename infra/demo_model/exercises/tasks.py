@@ -120,17 +120,20 @@ def conversation(rng: Random) -> list[Message]:
     return [*_system(rng), *_with_memory(rng, 3)]
 
 
-#: Tasks that nearly every new user tries.
+#: Tasks that nearly every new user tries, and tasks that need many examples.
 CORE = piped(
     "add | add | add | subtract | subtract | multiply | divide | word problem | sort numbers | sort numbers | "
     "compare | largest or smallest | repeat | repeat | json | json | extract | answer from text | capital | "
     "days and months | opposite | convert units | sort words | reverse words | count words | change case | spell | "
-    "small talk | small talk | greet by name | memory | go on calculating | another capital"
+    "small talk | small talk | greet by name | memory | go on calculating | another capital | "
+    "add three | multiply two digits | repeat times | reverse list | letters of a word | join words | count items | "
+    "is it in the list | count on | json list | kind of thing | use the name | not told | unknown world | "
+    "reverse that | say that again | shout that"
 )
 
 
 def practice(rng: Random) -> list[Message]:
-    """One turn, with required earlier turns, of a task in ``CORE`` that nearly every new user tries."""
+    """One turn, with required earlier turns, of a task in ``CORE``."""
     return _without_system(draw(rng.choice(CORE), rng, "train"))
 
 

@@ -8,19 +8,27 @@ Called by ``tasks_words.py``, ``tasks_unknown.py`` and ``corpus.py``.
 from __future__ import annotations
 
 import ast
+import os
 import re
 import sysconfig
+from collections import deque
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from random import Random
 
 _SKIPPED = ("test", "tests", "idlelib", "lib2to3", "site-packages", "turtledemo", "encodings", "__pycache__")
+#: The fields of statements that hold other statements, or the parts of a statement that do.
+_NESTED = ("body", "orelse", "handlers", "finalbody", "cases")
 _PLAIN = re.compile(r"[A-Z][A-Za-z ,;'()-]{20,110}\.")
 
 
 def _sources() -> list[Path]:
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = (path for path in root.rglob("*.py") if not set(path.relative_to(root).parts) & set(_SKIPPED))
+    found: list[Path] = []
+    for folder, inner, files in os.walk(root):
+        inner[:] = [name for name in inner if name not in _SKIPPED]  # these are not entered
+        found += [Path(folder, name) for name in files if name.endswith(".py")]
     return sorted(found)
 
 
@@ -30,8 +38,19 @@ def _docstrings_of(path: Path) -> list[str]:
     except (SyntaxError, UnicodeDecodeError, ValueError):
         return []
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    texts = (ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds))
+    texts = (ast.get_docstring(node) for node in _blocks(tree) if isinstance(node, kinds))
     return [text for text in texts if text]
+
+
+def _blocks(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of ``ast.walk`` in its order, without expressions, which have no docstrings."""
+    waiting = deque([tree])
+    while waiting:
+        node = waiting.popleft()
+        yield node
+        for field in node._fields:
+            if field in _NESTED:
+                waiting.extend(getattr(node, field))
 
 
 @lru_cache(maxsize=1)
