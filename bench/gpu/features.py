@@ -68,7 +68,7 @@ LOGPROB_TOLERANCE = 2e-3
 
 def generate(model: str, device: str, **options: Any) -> dict[str, Any]:
     """Returns texts, and the log probabilities of the tokens, by case. All cases without a structure are one batch."""
-    fixed = {"gpu_memory_utilization": 0.4, "max_model_len": 1024, "max_num_seqs": 16, "dtype": "float32"}
+    fixed = {"gpu_memory_utilization": 0.9, "max_model_len": 1024, "max_num_seqs": 16, "dtype": "float32"}
     found: dict[str, Any] = {}
     with LLM(model, device=device, **{**fixed, **options}) as llm:
         plain = [name for name, case in CASES.items() if case[2] is None and name != "beams"]
