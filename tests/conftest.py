@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import io
 import itertools
 import os
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     report = yield
     if call.excinfo is not None and "from pytest-timeout" in str(call.excinfo.value):
         told = io.StringIO()
-        tasks: Iterable[asyncio.Task[Any]] = asyncio.tasks.__dict__["_all_tasks"]  # of every event loop
+        # Of every event loop; asyncio lists only those of the running one.
+        tasks = [one for one in gc.get_objects() if isinstance(one, asyncio.Task)]
         for task in [one for one in tasks if not one.done()]:
             task.print_stack(limit=6, file=told)
         report.sections.append(("tasks at the timeout", told.getvalue()))

@@ -1,6 +1,7 @@
-"""Runs the tests of the kernels and of the GPU worker with compiled kernels: `python -m bench.gpu.kernel_tests [-n 8]`.
+"""Runs the tests of kernels and workers on the GPU: `python -m bench.gpu.kernel_tests [-n 12]`.
 
-The same tests run under Triton's interpreter in `make test`. The output of pytest is printed before the result.
+The same tests run on a CPU in `make test`, the kernels under Triton's interpreter. The output of pytest is printed
+before the result.
 """
 
 import json
@@ -9,22 +10,25 @@ import re
 import subprocess
 import sys
 
+_OF_WORKERS = (
+    "adapters", "beams", "latent_attention", "lookahead", "own_cache", "parity", "pictures", "pooling",
+    "prompt_adapters", "prompt_logprobs", "text_parts", "transformers_model", "triton_adapters", "triton_worker",
+    "whole_text",
+)  # fmt: skip
 TESTS = (
     "tests/unit/engine/triton",
-    "tests/model/test_triton_worker.py",
-    "tests/model/test_triton_adapters.py",
-    "tests/model/test_latent_attention.py",
-    "tests/model/test_pooling.py",
-    "tests/quantized/test_fp8.py",
-    "tests/quantized/test_checkpoints.py",
+    *(f"tests/model/test_{name}.py" for name in _OF_WORKERS),
+    *(f"tests/quantized/test_{name}.py" for name in ("fp8", "checkpoints", "mxfp4", "bitsandbytes")),
 )
+NOT_HERE = "not native and not refused and not cpu"
+"""The C++ code, and what is refused on a CPU, are tested there."""
 
 
 def main() -> None:
     # Other versions of libraries than the pinned ones may warn, which is an error in this suite.
-    options = ["-q", "-W", "default", "-p", "no:cacheprovider", "--tb=short", "-k", "triton or gpu or fp8"]
+    options = ["-q", "-W", "default", "-p", "no:cacheprovider", "--tb=short", "-k", NOT_HERE]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *(sys.argv[1:] or ["-n", "8"]), *TESTS],
+        [sys.executable, "-m", "pytest", *options, *(sys.argv[1:] or ["-n", "12"]), *TESTS],
         env={**os.environ, "TRITON_INTERPRET": "0"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     print(done.stdout, flush=True)

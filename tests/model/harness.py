@@ -84,6 +84,16 @@ VARIANTS.update(MORE_VARIANTS)
 FAMILY_VARIANTS = ("llama", "mistral with a window", "qwen2", "qwen3", *MORE_FAMILY_VARIANTS)
 
 
+ON_GPU: dict[str, Any] = {
+    "device": "cuda",
+    "dtype": "float32",
+    # Other tests use the GPU at the same time.
+    "gpu_memory_utilization": 0.99,
+    "num_gpu_blocks_override": 256,
+}
+"""Settings with which a worker on a GPU computes what one on a CPU does."""
+
+
 def settings(directory: Path, **overrides: Any) -> EngineSettings:
     return EngineSettings(
         **{
@@ -92,6 +102,7 @@ def settings(directory: Path, **overrides: Any) -> EngineSettings:
             "threads": 1,
             "kv_cache_memory_gb": 0.05,
             "block_size": 16,
+            **(ON_GPU if COMPILED else {}),
             **overrides,
         }
     )
@@ -120,8 +131,7 @@ def make_kernel_worker(directory: Path, **overrides: Any) -> "TritonWorker":
     # Imported here because not every suite needs Triton.
     from services.engine.worker.gpu.triton_worker import TritonWorker
 
-    on_gpu = {"device": "cuda", "dtype": "float32", "num_gpu_blocks_override": 256, "gpu_memory_utilization": 0.99}
-    return TritonWorker(settings(directory, **{**(on_gpu if COMPILED else {}), **overrides}), directory, KERNEL_DEVICE)
+    return TritonWorker(settings(directory, **overrides), directory, KERNEL_DEVICE)
 
 
 def make_worker(backend: str, directory: Path, **overrides: Any) -> ModelWorker:
@@ -130,7 +140,7 @@ def make_worker(backend: str, directory: Path, **overrides: Any) -> ModelWorker:
         return make_kernel_worker(directory, **overrides)
     chosen = settings(directory, **overrides)
     if backend == "torch":
-        return TorchWorker(chosen, directory)
+        return TorchWorker(chosen, directory, KERNEL_DEVICE)
     return make_cpu_worker(directory, chosen, *(() if backend == "native" else (backend,)))
 
 

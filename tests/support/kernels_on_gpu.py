@@ -13,7 +13,7 @@ from torch import Tensor
 
 COMPILED = os.environ.get("TRITON_INTERPRET") == "0"
 """Whether kernels are compiled for a GPU. Otherwise they run under Triton's interpreter."""
-KERNEL_DEVICE = torch.device("cuda" if COMPILED else "cpu")
+KERNEL_DEVICE = torch.device("cuda:0" if COMPILED else "cpu")
 """The device of workers whose kernels are tested."""
 
 
@@ -34,7 +34,7 @@ class Copies:
         return copy.set_(self._storages[storage.data_ptr()][1], value.storage_offset(), value.shape, value.stride())
 
     def bring_back(self) -> None:
-        """Writes what the kernel has written into the tensors of the CPU."""
+        """Writes what the kernel has written into the tensors of the CPU, if there are any."""
         for storage, copy in self._storages.values():
             storage.copy_(copy)
 

@@ -77,7 +77,7 @@ def quantize_int4(weight: Tensor, group_size: int = 128, zero_points: bool = Fal
 def quantize_nf4(weight: Tensor, group_size: int = 64) -> QuantizedWeight:
     """Maps each weight to the nearest of 16 quantiles of a normal distribution, times its group's largest weight."""
     groups = _grouped(weight, group_size)
-    levels = torch.tensor(NF4_LEVELS).to(torch.bfloat16).to(torch.float32)
+    levels = torch.tensor(NF4_LEVELS, device=weight.device).to(torch.bfloat16).to(torch.float32)
     scales = _scale(groups.abs().amax(dim=2))
     between = (levels[1:] + levels[:-1]) / 2
     values = torch.bucketize(groups / scales[:, :, None], between).to(torch.uint8)

@@ -169,8 +169,11 @@ def _interprets() -> bool:
 
 
 def choose_device(asked: str) -> torch.device:
-    """Returns the device. `auto` means CUDA if it is available; `cuda` raises `ServiceError` if it is not."""
+    """Returns the device. `auto` means CUDA if it is available; `cuda` raises `ServiceError` if it is not.
+
+    A CUDA device has a number, because some functions of PyTorch do not take one without.
+    """
     available = torch.cuda.is_available()
     if asked == "cuda" and not available:
         raise ServiceError("invalid_value", "--device cuda: no CUDA device is available here.", param="device")
-    return torch.device("cuda" if asked != "cpu" and available else "cpu")
+    return torch.device("cuda", torch.cuda.current_device()) if asked != "cpu" and available else torch.device("cpu")
