@@ -54,15 +54,9 @@ def install() -> None:
         stages: int,
     ) -> None:
         copies = Copies()
-        start(
-            kernel,
-            grid,
-            tuple(map(copies.of, arguments)),
-            {k: copies.of(v) for k, v in constants.items()},
-            warps,
-            stages,
-        )
-        torch.cuda.synchronize()
+        given = tuple(map(copies.of, arguments))
+        start(kernel, grid, given, constants, warps, stages)
+        # A kernel whose arguments are on the GPU may be captured in a graph, where nothing may wait.
         copies.bring_back()
 
     runtime._start = start_on_copies

@@ -284,7 +284,8 @@ def _chunk(
 ) -> Tensor:
     """Returns the tile's attention output [rows, heads, head_dim].
 
-    Key heads are the batch axis, the query heads of a key head are the head axis, so expanding the keys makes no copy.
+    Key heads are the batch axis, the query heads of a key head are the head axis, so that expanding the keys makes no
+    copy on a CPU.
     """
     if tile.blocks is None:
         ends = tile.key_start, tile.key_start + tile.num_keys
@@ -295,6 +296,10 @@ def _chunk(
     rows, kv_heads = tile.end - tile.start, keys.shape[0]
     grouped = queries[tile.start : tile.end].unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)
     expanded = [x.unsqueeze(1).expand(-1, grouped.shape[1], -1, -1) for x in (keys, values)]
+    if tile.mask is not None and grouped.device.type == "cuda":
+        # With a mask, PyTorch's memory-efficient kernel for CUDA gives wrong results for keys without a stride
+        # (https://github.com/pytorch/pytorch/issues/191937).
+        expanded = [x.contiguous() for x in expanded]
     sinks = None if scores.sinks is None else scores.sinks.view(kv_heads, -1, 1, 1)
     attended = attend(grouped, expanded[0], expanded[1], tile.mask, scores, sinks)
     return attended.permute(2, 0, 1, 3).reshape(rows, -1, queries.shape[-1])

