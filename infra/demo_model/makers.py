@@ -9,47 +9,54 @@ import multiprocessing
 import os
 import queue
 import signal
+import threading
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from infra.demo_model.batches import Batch, Maker
 from infra.demo_model.tokenizer import load
 
 if TYPE_CHECKING:
-    from multiprocessing.context import ForkContext, ForkProcess
+    from multiprocessing.context import ForkProcess
 
-    Made = multiprocessing.Queue[Batch]
-
-#: Finished batches that wait for the training, for each process.
+#: Finished batches of each process that wait for the training.
 _AHEAD = 12
-#: Interval of the check whether the other side still exists, in seconds.
-_CHECK_S = 2.0
 
 
 class MakerFailedError(Exception):
     """Raised if a process that makes batches has ended."""
 
 
-def _make(made: Made, folder: Path, seed: int, positions: int, first: int, stride: int) -> None:
-    """Puts the batches ``first``, ``first + stride``, … into a queue until the parent process is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+def _send(made: queue.Queue[Batch], connection: Connection) -> None:
+    """Sends batches until the training has ended; then ends this process too."""
+    try:
+        while True:
+            connection.send(made.get())
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)
+
+
+def _make(
+    connection: Connection, readers: list[Connection], folder: Path, seed: int, positions: int, first: int, stride: int
+) -> None:
+    """Makes the batches ``first``, ``first + stride``, … and sends them in this order.
+
+    ``readers`` are the ends of pipes that the fork has copied. Open here, they would hide the end of the training.
+    """
+    for reader in readers:
+        reader.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training ends this process
     os.nice(5)  # the training itself must not wait for a core
-    made.cancel_join_thread()
-    parent = os.getppid()
+    made: queue.Queue[Batch] = queue.Queue(_AHEAD)
+    threading.Thread(target=_send, args=(made, connection), daemon=True).start()
     maker = Maker(load(folder), seed)
     number = first
     while True:
-        batch = maker.batch(number, positions)
+        made.put(maker.batch(number, positions))
         number += stride
-        while True:
-            try:
-                made.put(batch, timeout=_CHECK_S)
-                break
-            except queue.Full:
-                if os.getppid() != parent:
-                    return
 
 
 class Batches:
@@ -59,21 +66,22 @@ class Batches:
     """
 
     def __init__(self, tokenizer: Path, seed: int, positions: int, first: int = 0, makers: int = 0) -> None:
-        self._positions, self._number = positions, first
+        self._positions, self._first, self._number = positions, first, first
         self._maker = None if makers else Maker(load(tokenizer), seed)
-        self._queues: list[Made] = []
+        self._connections: list[Connection] = []
         self._processes: list[ForkProcess] = []
         #: Seconds spent waiting for batches.
         self.waited = 0.0
-        context: ForkContext = multiprocessing.get_context("fork")
+        context = multiprocessing.get_context("fork")
         for place in range(makers):
-            made: Made = context.Queue(_AHEAD)
-            work = (made, tokenizer, seed, positions, first + place, makers)
+            reader, writer = context.Pipe(duplex=False)
+            self._connections.append(reader)
+            work = (writer, self._connections, tokenizer, seed, positions, first + place, makers)
             process = context.Process(target=_make, args=work, daemon=True)
             process.start()
-            self._queues.append(made)
+            # Only the maker keeps the writing end, so that the pipe ends with it.
+            writer.close()
             self._processes.append(process)
-        self._first = first
 
     def next(self) -> Batch:
         """The next batch. Raises MakerFailedError if the process that would make it has ended."""
@@ -84,17 +92,17 @@ class Batches:
         return batch
 
     def _take(self) -> Batch:
-        place = (self._number - self._first) % len(self._queues)
-        while True:
-            try:
-                return self._queues[place].get(timeout=_CHECK_S)
-            except queue.Empty:
-                if not self._processes[place].is_alive():
-                    code = self._processes[place].exitcode
-                    raise MakerFailedError(
-                        f"The process that makes batch {self._number} has ended with exit code {code}. "
-                        "Its error message is above; --makers 0 makes the batches in the training process."
-                    ) from None
+        place = (self._number - self._first) % len(self._connections)
+        try:
+            batch: Batch = self._connections[place].recv()
+        except (EOFError, OSError):
+            self._processes[place].join()
+            raise MakerFailedError(
+                f"The process that makes batch {self._number} has ended with exit code "
+                f"{self._processes[place].exitcode}. Its error message is above; --makers 0 makes the batches in the "
+                "process that trains."
+            ) from None
+        return batch
 
     def close(self) -> None:
         """Ends the processes."""
@@ -103,7 +111,7 @@ class Batches:
         for process in self._processes:
             process.join()
 
-    def __enter__(self) -> Batches:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
