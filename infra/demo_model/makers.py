@@ -83,6 +83,11 @@ class Batches:
             writer.close()
             self._processes.append(process)
 
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the makers' processes."""
+        return [process.pid or 0 for process in self._processes]
+
     def next(self) -> Batch:
         """The next batch. Raises MakerFailedError if the process that would make it has ended."""
         began = time.monotonic()

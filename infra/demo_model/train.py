@@ -208,8 +208,8 @@ def arguments() -> Plan:
         "--positions", type=int, default=0, help="token positions of a step; by default 4096, cuda 32768"
     )
     parser.add_argument("--makers", type=int, default=0, help="processes that make batches; 0 makes them here")
-    parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--matrix-rate", type=float, default=6e-3, help="rate of Muon; 0 trains all with AdamW")
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--matrix-rate", type=float, default=4e-3, help="rate of Muon; 0 trains all with AdamW")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, default=DEMO, help="folder of tokenizer.json")
