@@ -1,7 +1,6 @@
 """A function that the model calls, and its result in the answer, with the OpenAI client.
 
-The model has to call the function (`tool_choice`). With "auto" it decides by itself, which the small demo model does
-not do well.
+The model has to call the function (`tool_choice`). With "auto" it decides by itself.
 """
 
 import json

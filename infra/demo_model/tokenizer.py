@@ -26,7 +26,7 @@ SPECIALS = (END_OF_TEXT, START, END)
 VOCABULARY = 4096
 MAX_LENGTH = 2048
 
-#: Tools, calls and results are written in Hermes' form.  The model was not trained on them; without tools
+#: Tools, calls and results are written in Hermes' form; without tools
 #: the text is that of ``render``.
 CHAT_TEMPLATE = (
     "{%- if tools -%}"

@@ -166,17 +166,17 @@ def test_the_rate_warms_up_and_falls_to_zero() -> None:
 
 def test_a_run_learns_and_its_checkpoint_becomes_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = Plan(
-        minutes=0, steps=6, rate=2e-3, matrix_rate=4e-3, seed=1, out=tmp_path, positions=512, threads=1, float32=True
+        minutes=0, steps=3, rate=2e-3, matrix_rate=4e-3, seed=1, out=tmp_path, positions=512, threads=1, float32=True
     )
     run = Run(plan)
     before = {name: weight.clone() for name, weight in run.model.state_dict().items()}
     run.run()
-    assert "step 6 progress 1.000 loss " in capsys.readouterr().out
+    assert "step 3 progress 1.000 loss " in capsys.readouterr().out
     state = torch.load(tmp_path / "model.pt", weights_only=True)
-    assert (state["step"], state["tokens"]) == (6, 6 * 512)
+    assert (state["step"], state["tokens"]) == (3, 3 * 512)
     matrices = {name: weight for name, weight in state["weights"].items() if weight.dim() == 2}
     assert all(not torch.equal(before[name].bfloat16(), weight) for name, weight in matrices.items())
     export(tmp_path / "model.pt", tmp_path, DEMO)
     assert (tmp_path / "model.safetensors").is_file()
     again = Run(Plan(**{**vars(plan), "start": tmp_path / "model.pt", "steps": 1}))
-    assert (again.step, again.tokens) == (6, 6 * 512)
+    assert (again.step, again.tokens) == (3, 3 * 512)
