@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from infra.demo_model import train
 from infra.demo_model.batches import IGNORED, LENGTH, LONG_EVERY, LONG_LENGTH, Maker
 from infra.demo_model.encoding import Encoder
 from infra.demo_model.exercises.tasks import conversation
@@ -164,7 +166,10 @@ def test_the_rate_warms_up_and_falls_to_zero() -> None:
     assert pace(1.0, 5000) == 0.0
 
 
-def test_a_run_learns_and_its_checkpoint_becomes_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_learns_and_its_checkpoint_becomes_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "Shape", partial(Shape, num_hidden_layers=1, intermediate_size=64))
     plan = Plan(
         minutes=0, steps=3, rate=2e-3, matrix_rate=4e-3, seed=1, out=tmp_path, positions=512, threads=1, float32=True
     )
