@@ -76,15 +76,22 @@ def test_a_function_is_called_and_its_result_is_answered(served: Served) -> None
     assert answer.startswith("Assistant: ")
 
 
-def test_the_demo_model_may_choose_whether_it_calls_a_tool(served: Served) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    asked = {"messages": [{"role": "user", "content": "What is 2 + 2?"}], "tools": [tool], "max_tokens": 32}
+def test_the_demo_model_chooses_whether_it_calls_a_tool(served: Served) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
     for strict in (False, True):
         tool["function"]["strict"] = strict  # type: ignore[index]
-        reply = fetch(served, "POST", "/v1/chat/completions", asked)
-        assert reply.status == 200, reply.body
-        message = reply.json["choices"][0]["message"]
-        assert message["content"] or message["tool_calls"]
+        asked = {"tools": [tool], "max_tokens": 64, "temperature": 0}
+        found = []
+        for question in ("What is the weather in Rome?", "What is 2 + 2?"):
+            body = {"messages": [{"role": "user", "content": question}], **asked}
+            reply = fetch(served, "POST", "/v1/chat/completions", body)
+            assert reply.status == 200, reply.body
+            found.append(reply.json["choices"][0]["message"])
+        call = found[0]["tool_calls"][0]["function"]
+        assert (call["name"], json.loads(call["arguments"])) == ("get_weather", {"city": "Rome"})
+        assert not found[1]["tool_calls"]
+        assert "4" in found[1]["content"]
 
 
 def test_a_dropped_stream_of_a_background_response_is_continued(served: Served) -> None:
