@@ -96,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--backend", default="auto")
-    parser.add_argument("--quantization", default=None)
+    parser.add_argument("--quantization", default="")
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 64, 256])
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--copy-tb-s", type=float, default=4.3)

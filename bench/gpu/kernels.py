@@ -181,10 +181,9 @@ def _attention_error(attention: Attention) -> float:
 
 
 def _skinny_error(rows: int) -> float:
-    x, weight, factor, residual = draw(rows, 4096), draw(2 * 1000, 4096, scale=0.02), draw(4096), draw(rows, 1000)
-    inner = F.linear(rms_norm(x.float(), factor.float(), 1e-5), weight.float())
-    ours = skinny_linear(x, weight, norm=(factor, 1e-5), activation="silu", residual=residual)
-    return error(ours, residual.float() + gated(ACTIVATIONS["silu"], inner))
+    x, weight, residual = draw(rows, 4096), draw(2 * 1000, 4096, scale=0.02), draw(rows, 1000)
+    ours = skinny_linear(x, weight, activation="silu", residual=residual)
+    return error(ours, residual.float() + gated(ACTIVATIONS["silu"], F.linear(x.float(), weight.float())))
 
 
 def _quantized_error(weight: QuantizedWeight, rows: int) -> float:

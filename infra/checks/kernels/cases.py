@@ -184,11 +184,11 @@ def layer_of_few(hidden: int, qkv: int, attended: int, inner: int, dtype: torch.
     """Returns a case with the matrix products of a decoder layer for four rows, and the output projection."""
 
     def start() -> None:
-        x, norm = empty(4, hidden, dtype=dtype), (empty(hidden, dtype=dtype), 1e-6)
-        skinny_linear(x, empty(qkv, hidden, dtype=dtype), norm=norm)
-        skinny_linear(x, empty(qkv, hidden, dtype=dtype), empty(qkv, dtype=dtype), norm=norm)
+        x = empty(4, hidden, dtype=dtype)
+        skinny_linear(x, empty(qkv, hidden, dtype=dtype))
+        skinny_linear(x, empty(qkv, hidden, dtype=dtype), empty(qkv, dtype=dtype))
         skinny_linear(empty(4, attended, dtype=dtype), empty(hidden, attended, dtype=dtype), residual=x)
-        skinny_linear(x, empty(2 * inner, hidden, dtype=dtype), norm=norm, activation="silu")
+        skinny_linear(x, empty(2 * inner, hidden, dtype=dtype), activation="silu")
         skinny_linear(empty(4, inner, dtype=dtype), empty(hidden, inner, dtype=dtype), residual=x)
         skinny_linear(x, empty(128_256, hidden, dtype=dtype))
 

@@ -1,16 +1,15 @@
 """Implements a decoder's operations (the interface is in `models/operations`) with the Triton kernels.
 
 Products with quantized weights use `quantized_linear`. Other products of many rows use the vendor's library
-(`F.linear`), which is at least as fast as a Triton kernel. Products of up to
-`FEW_ROWS` rows use `skinny_linear`, which reads the weight once and fuses norm, residual and activation. For few rows a
-decoder layer then takes seven launches: norm + query-key-value, rotation + cache, attention (two), output + residual,
-norm + gate·up, down + residual. For many rows it takes nine.
+(`F.linear`), which is at least as fast as a Triton kernel. Products of up to `FEW_ROWS` rows use `skinny_linear`, which
+reads the weight once and fuses residual and activation. A decoder layer then takes nine launches: norm,
+query-key-value, rotation + cache, attention (two), output + residual, norm, gate·up, down + residual. The norm is not
+fused with the product behind it: on an H100 that made the product take twice as long.
 """
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -90,12 +89,6 @@ class TritonLinear:
         residual.addmm_(x, self.weight.t())
         return residual if self.bias is None else residual.add_(self.bias)
 
-    def after(self, norm: TritonNorm, x: Tensor) -> Tensor:
-        """Returns norm(x) Wᵀ + b, with an RMS norm."""
-        if x.shape[0] <= FEW_ROWS:
-            return skinny_linear(x, self.weight, self.bias, norm=(norm.weight, norm.eps))
-        return F.linear(norm(x), self.weight, self.bias)
-
 
 class TritonQuantizedLinear:
     """A `Linear` with a quantized weight, stored only in the kernel's layout."""
@@ -131,11 +124,6 @@ class AdaptedLinear:
         """See `Linear`."""
         return self._added(self.linear.add_to(residual, x), x)
 
-    def after(self, norm: TritonNorm, x: Tensor) -> Tensor:
-        """Returns norm(x) Wᵀ + b and the products of the adapters with norm(x)."""
-        linear = fusable(self)
-        return self(norm(x)) if linear is None else linear.after(norm, x)
-
     def _added(self, y: Tensor, x: Tensor) -> Tensor:
         return y if self.step.tiles is None else self.adapters.add(y, x, self.step.tiles)
 
@@ -158,31 +146,18 @@ class TritonMlp:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Mlp`."""
-        return self.down(self.inner(x, None))
+        return self.down(self.inner(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
         """See `Mlp`."""
-        return self.down.add_to(residual, self.inner(x, None))
+        return self.down.add_to(residual, self.inner(x))
 
-    def inner(self, x: Tensor, norm: TritonNorm | None) -> Tensor:
-        """Returns the input of the second product, computed from x or, if an RMS norm is given, from norm(x)."""
+    def inner(self, x: Tensor) -> Tensor:
+        """Returns the input of the second product."""
         up = fusable(self.up) if self.gated and x.shape[0] <= FEW_ROWS else None
         if up is not None:
-            factors = None if norm is None else (norm.weight, norm.eps)
-            return skinny_linear(x, up.weight, up.bias, norm=factors, activation=self.activation)
-        return activated(self.up(x if norm is None else norm(x)), self.activation, self.gated)
-
-
-@dataclass(frozen=True, slots=True)
-class NormedMlp:
-    """A `ResidualMlp` with an RMS norm, fused with the first product if that is possible."""
-
-    norm: TritonNorm
-    mlp: TritonMlp
-
-    def add_to(self, residual: Tensor, hidden: Tensor) -> Tensor:
-        """See `ResidualMlp`."""
-        return self.mlp.down.add_to(residual, self.mlp.inner(hidden, self.norm))
+            return skinny_linear(x.contiguous(), up.weight, up.bias, activation=self.activation)
+        return activated(self.up(x), self.activation, self.gated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,12 +371,8 @@ class TritonOperations:
 
     def normed_linear(self, norm: Norm, linear: Linear) -> Callable[[Tensor], Tensor]:
         """See `Operations`."""
-        if isinstance(norm, TritonNorm) and norm.bias is None and isinstance(linear, TritonLinear | AdaptedLinear):
-            return partial(linear.after, norm)
         return lambda x: linear(norm(x))
 
     def normed_mlp(self, norm: Norm, mlp: Mlp) -> ResidualMlp:
         """See `Operations`."""
-        if isinstance(norm, TritonNorm) and norm.bias is None and isinstance(mlp, TritonMlp):
-            return NormedMlp(norm, mlp)
         return NormThenMlp(norm, mlp)

@@ -50,8 +50,8 @@ FEW_ROWS = 16
 """Maximum rows of the form for few rows: the minimum of a tensor core product."""
 _MANY_ROWS = 256
 """Rows from which int8_dynamic has its largest tiles."""
-_PROGRAMS_A_PROCESSOR = 4
-"""Number of programs on each multiprocessor that keep enough reads of W in flight."""
+_PROGRAMS_A_PROCESSOR, _PROGRAMS_A_PROCESSOR_INT4 = 4, 8
+"""Number of programs on each multiprocessor that were fastest on an H100; those of int4 read half as many bytes."""
 _SPLITS_MAX = 8
 _FLOAT8_FACTOR = 256.0
 """A float8_e4m3 number is this times the float16 number with its bits, because of the exponents' different biases."""
@@ -211,7 +211,7 @@ def _join_kernel(
     place = r.to(tl.int64)[:, None] * width + n[None, :]
     mask = real & (n < width)[None, :]
     acc = tl.load(partial + place, mask=mask, other=0)
-    for split in tl.static_range(1, SPLITS):
+    for split in range(1, SPLITS):
         acc += tl.load(partial + split * rows.to(tl.int64) * width + place, mask=mask, other=0)
     at = tl.minimum(n, width - 1)
     _finish(acc, r, n, at, real, row_scales, scales, bias, residual, out, rows, width, GROUPED)
@@ -444,9 +444,10 @@ def _shape(rows: int, weight: KernelWeight, processors: int) -> _Shape:
             return _Shape(64, 128 if INTERPRETED else 64, 4, 3 if deep else 2)
         return _Shape(128, 128, 8, 3 if deep else 2)
     # The interpreter runs programs one after another, so a few large ones are faster.
-    wide = 128 if INTERPRETED else 16 if weight.width <= 8192 else 32
+    wide = 128 if INTERPRETED else 32
     programs = ceil_div(weight.width, wide)
-    wanted = power_of_two(max(1, processors * _PROGRAMS_A_PROCESSOR // programs))
+    each = _PROGRAMS_A_PROCESSOR_INT4 if weight.kind == "int4" else _PROGRAMS_A_PROCESSOR
+    wanted = power_of_two(max(1, processors * each // programs))
     most = max(1, weight.columns // (4 * weight.piece))
     return _Shape(FEW_ROWS, wide, 4, 4 if deep else 1, min(wanted, _SPLITS_MAX, 1 << (most.bit_length() - 1)))
 

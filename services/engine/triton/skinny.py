@@ -1,8 +1,8 @@
-"""Products of a few rows with a weight, fused with norm, residual or activation.
+"""Products of a few rows with a weight, fused with residual or activation.
 
 Such a product takes as long as reading the weight.
 
-    z = norm(x) Wᵀ + b        norm: x / sqrt(mean(x²) + eps) · w, or none; the root is factored out of the product
+    z = x Wᵀ + b
     y = z                     plain
     y = residual + z          added
     y = act(gate) · up        gated, [gate | up] = z: W [2m, in] → y [n, m]
@@ -12,8 +12,8 @@ Such a product takes as long as reading the weight.
 Every program reads all columns of some rows of W once, in memory order. Sums are not split, so the result of a row of x
 does not depend on the other rows. Products of more rows use the vendor's library (`operations`).
 
-References: PyTorch's `linear` between `kernels/rms_norm` and `kernels/activation`. The product is a matrix-vector
-product as in BLAS, for up to 16 vectors. The norm's root is one factor for each row and is applied after the product.
+References: PyTorch's `linear` before `kernels/activation`. The product is a matrix-vector product as in BLAS, for up to
+16 vectors.
 """
 
 import torch
@@ -31,19 +31,15 @@ ROWS_MAX = 16
 
 @triton.jit(do_not_specialize=["rows"])
 def _skinny_kernel(
-    x, weight, bias, factor, residual, out, rows, width, eps,
+    x, weight, bias, residual, out, rows, width,
     COLUMNS: tl.constexpr, PIECE: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
-    ACTIVATION: tl.constexpr, NORMED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
 ):  # fmt: skip
     r, n, c = tl.arange(0, ROWS), tl.program_id(0) * WIDE + tl.arange(0, WIDE), tl.arange(0, PIECE)
     real = (r < rows)[:, None]
     # Rows past the end of W are replaced by its last row, because a mask would prevent wide loads.
     lines = weight + (tl.minimum(n, width - 1).to(tl.int64) * COLUMNS)[:, None]
-    acc, up, squares = (
-        tl.zeros((ROWS, WIDE), tl.float32),
-        tl.zeros((ROWS, WIDE), tl.float32),
-        tl.zeros((ROWS,), tl.float32),
-    )
+    acc, up = tl.zeros((ROWS, WIDE), tl.float32), tl.zeros((ROWS, WIDE), tl.float32)
     for first in range(0, COLUMNS, PIECE):
         columns = first + c
         if COLUMNS % PIECE == 0:
@@ -53,11 +49,6 @@ def _skinny_kernel(
             inside = (columns < COLUMNS)[None, :]
             part = tl.load(x + (r * COLUMNS)[:, None] + columns[None, :], mask=real & inside, other=0.0)
             w = tl.load(lines + columns[None, :], mask=inside, other=0.0, eviction_policy="evict_first")
-        if NORMED:
-            wide = part.to(tl.float32)
-            squares += tl.sum(wide * wide, 1)
-            factors = tl.load(factor + columns, mask=columns < COLUMNS, other=0.0).to(tl.float32)
-            part = (wide * factors[None, :]).to(w.dtype)
         acc = multiply(part, tl.trans(w), acc)
         if ACTIVATION != "":
             below = lines + width.to(tl.int64) * COLUMNS + columns[None, :]
@@ -66,9 +57,6 @@ def _skinny_kernel(
             else:
                 w = tl.load(below, mask=(columns < COLUMNS)[None, :], other=0.0, eviction_policy="evict_first")
             up = multiply(part, tl.trans(w), up)
-    if NORMED:
-        scale = (1.0 / tl.sqrt(squares / COLUMNS + eps))[:, None]
-        acc, up = acc * scale, up * scale
     stored = real & (n < width)[None, :]
     if bias is not None:
         acc += tl.load(bias + n, mask=n < width, other=0.0).to(tl.float32)[None, :]
@@ -87,11 +75,10 @@ def skinny_linear(
     weight: Tensor,
     bias: Tensor | None = None,
     *,
-    norm: tuple[Tensor, float] | None = None,
     residual: Tensor | None = None,
     activation: str = "",
 ) -> Tensor:
-    """Returns y, see the module. `norm`: factors [in] and eps; `activation`: its name, or empty without a gate."""
+    """Returns y, see the module. `activation`: its name, or empty without a gate."""
     rows, columns = x.shape
     assert rows <= ROWS_MAX, rows
     assert x.is_contiguous(), x.stride()
@@ -102,9 +89,8 @@ def skinny_linear(
     wide, piece, stages = _shape(width, columns, x.dtype.itemsize, bool(activation))
     launch(
         _skinny_kernel, (ceil_div(width, wide),),
-        x, weight, bias, norm[0] if norm else None, residual, out, rows, width, norm[1] if norm else 0.0,
+        x, weight, bias, residual, out, rows, width,
         warps=4, stages=stages, COLUMNS=columns, PIECE=piece, ROWS=ROWS_MAX, WIDE=wide, ACTIVATION=activation,
-        NORMED=norm is not None,
     )  # fmt: skip
     return out
 
