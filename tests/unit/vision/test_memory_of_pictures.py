@@ -49,12 +49,14 @@ def test_the_step_of_the_largest_picture_is_what_a_process_grows_by(
     (file := tmp_path / "picture.jpeg").write_bytes(picture(SIDE, SIDE, kind="JPEG"))
     # A process of its own: what earlier tests have left in the heap would count.
     asked = [sys.executable, "-m", "tests.unit.vision.picture_peak", str(file), *map(str, directories)]
-    measured = json.loads(subprocess.run(asked, cwd=ROOT, check=True, capture_output=True, timeout=200).stdout)
+    measured = json.loads(subprocess.run(asked, cwd=ROOT, check=True, capture_output=True).stdout)
     # The limit of pixels is far above this picture, and files are held by the actor.
     monkeypatch.setattr(limits, "IMAGE_PIXELS_MAX", SIDE * SIDE)
     monkeypatch.setattr(limits, "IMAGE_BYTES_MAX", 0)
     predicted = [vision_needs(directory, {}, "cpu").step for directory in directories]
-    assert predicted == [pytest.approx(each, rel=0.25) for each in measured]
+    # What is alive at the peak, and at most a quarter more for the pieces of freed arrays that a heap keeps.
+    pairs = list(zip(measured, predicted, strict=True))
+    assert all(each <= step <= 1.25 * each for each, step in pairs), pairs
     for directory, step in zip(directories, predicted, strict=True):
         assert 0 < vision_needs(directory, {}, "cuda").step < step
 
