@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,10 @@ from tests.support.memory import MemoryBus, MemoryTransport
 
 pytest_plugins = ("infra.checks.spec_plugin", "tests.support.schedule")
 START_S = 10.0
-PORTS = range(16_000, 32_000)
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+PORTS = range(16_000 + WORKER % 8 * 2_000, 18_000 + WORKER % 8 * 2_000)
+"""Each process of a run in several has its own."""
+_drawn: deque[int] = deque(maxlen=len(PORTS) // 2)
 _namespaces = itertools.count()
 
 
@@ -181,7 +185,9 @@ def free_port() -> int:
         port = secrets.choice(PORTS)
         with contextlib.suppress(OSError), socket.socket() as sock:
             sock.bind(("127.0.0.1", port))
-            return port
+            if port not in _drawn:
+                _drawn.append(port)
+                return port
 
 
 @pytest.fixture
