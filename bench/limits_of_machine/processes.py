@@ -13,6 +13,9 @@ from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+_STILL = frozenset("TtZX")
+"""States of a thread that is stopped, traced or has ended, see proc(5)."""
+_LOOK_AGAIN_S = 0.0002
 IDLE_CORES = 0.1
 """A machine on which fewer cores than this are busy counts as idle."""
 
@@ -54,9 +57,14 @@ def resume(root: int) -> None:
 
 
 def pause_all(family: list[Process]) -> None:
-    """Pauses these processes without searching for new ones, which would take milliseconds."""
+    """Pauses these processes and returns when all their threads stand still, which the signal alone does not ensure.
+
+    New descendants are not searched for, because that would take milliseconds.
+    """
     for process in family:
         _send(process.pid, signal.SIGSTOP)
+    while any(_runs(process.pid) for process in family):
+        time.sleep(_LOOK_AGAIN_S)
 
 
 def resume_all(family: list[Process]) -> None:
@@ -97,6 +105,15 @@ def wait_idle(limit_s: float, window_s: float = 1.0) -> bool:
         if machine_busy_s() - before < IDLE_CORES * (time.monotonic() - started):
             return True
     return False
+
+
+def _runs(pid: int) -> bool:
+    """Returns whether a thread of the process is neither stopped nor ended."""
+    states: set[str] = set()
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            states.add(stat.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0])
+    return not states <= _STILL
 
 
 def _send(pid: int, number: signal.Signals) -> None:
