@@ -71,8 +71,10 @@ export function Chat() {
         setMessages([...conversation, { ...reply }]);
       }
     } catch (failure) {
-      if (failure.name !== "AbortError") setError(failure.message);
-      reply.finish = failure.name === "AbortError" ? "stopped" : "failed";
+      // Browsers report an aborted stream with errors of different names.
+      const stopped = controller.signal.aborted;
+      if (!stopped) setError(failure.message);
+      reply.finish = stopped ? "stopped" : "failed";
     }
     reply.seconds = (performance.now() - began) / 1000;
     setMessages([...conversation, { ...reply }]);

@@ -165,8 +165,10 @@ function Fork({ output, sequence, at }) {
       }
       next.finish ||= "ended";
     } catch (failure) {
-      if (failure.name !== "AbortError") setError(failure.message);
-      next.finish = failure.name === "AbortError" ? "stopped" : "failed";
+      // Browsers report an aborted stream with errors of different names.
+      const stopped = controller.signal.aborted;
+      if (!stopped) setError(failure.message);
+      next.finish = stopped ? "stopped" : "failed";
     }
     if (running.current === controller) { running.current = null; setFork(next.id ? { ...next } : null); }
   };
