@@ -391,15 +391,25 @@ def test_a_record_is_on_the_disk_before_it_replaces_the_last_one(tmp_path: Path,
     assert path.read_bytes() == b"old"
 
 
-async def test_only_the_user_of_the_gateway_can_read_what_is_stored(tmp_path: Path, clock: Clock):
+async def test_only_the_user_of_the_gateway_can_read_what_is_stored(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    # The batch does not see by itself that it is cancelled: it would end while its files are looked at.
+    monkeypatch.setattr(runner, "TICK_S", 3600)
     directory = tmp_path / "files"
     gateway = Gateway(directory, Client("b"), clock)
     batch_id = await gateway.start("a", "b")
     await gateway.until(batch_id, lambda record: record.completed == 1)
     await gateway.store.ask_to_cancel(batch_id)
-    assert {path.suffix for path in directory.iterdir()} == {"", ".json", ".part", ".lock", ".cancel"}
-    assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o600}
+    # A record that is being written has another name for a moment.
+    expected = {"", ".json", ".part", ".lock", ".cancel"}
+    paths: list[Path] = []
+    while {path.suffix for path in paths} != expected:
+        await asyncio.sleep(0.01)
+        paths = list(directory.iterdir())
+    assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
     assert directory.stat().st_mode & 0o777 == 0o700
+    await gateway.batches.cancel(batch_id)
     await gateway.until(batch_id, lambda record: record.is_final)
 
 

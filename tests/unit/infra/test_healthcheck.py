@@ -26,12 +26,13 @@ from tests.integration.edge import ScriptedBackend
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.nats
-Check = Callable[[str], Awaitable[tuple[int, str]]]
+Check = Callable[..., Awaitable[tuple[int, str]]]
+RUN = "import sys; from infra.docker import healthcheck; healthcheck.TIMEOUT_S = {}; sys.exit(healthcheck.main())"
 
 
 @pytest.fixture
 def check(nats_server: Any, namespace: str) -> Check:
-    """`await check(service)` gives exit code and output, as Docker sees them."""
+    """`await check(service)` gives exit code and output, as Docker sees them. It waits as long as the test may take."""
     environ = {
         "PYTHONPATH": str(ROOT),
         "ANTIPHON_NATS": nats_server.url,
@@ -39,8 +40,8 @@ def check(nats_server: Any, namespace: str) -> Check:
         "ANTIPHON_NAMESPACE": namespace,
     }
 
-    async def run(service: str) -> tuple[int, str]:
-        argv = [sys.executable, str(ROOT / "infra/docker/healthcheck.py"), service]
+    async def run(service: str, timeout_s: float = 200.0) -> tuple[int, str]:
+        argv = [sys.executable, "-c", RUN.format(timeout_s), service]
         process = await asyncio.create_subprocess_exec(
             *argv, env={**os.environ, **environ}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -96,15 +97,16 @@ async def test_another_hosts_heartbeat_does_not_count(
     check: Check, nats_connect: Any, nats_server: Any, subjects: Subjects
 ) -> None:
     transport = await nats_connect(nats_server, "tokenizer")
-    async with beating(transport, subjects, "tokenizer-elsewhere-1", "ready"):
+    async with beating(transport, subjects, "tokenizer-elsewhere-1", "draining"):
         check_task = asyncio.ensure_future(check("tokenizer"))
         done, _ = await asyncio.wait({check_task}, timeout=1.5)
         assert not done
-    assert (await check_task)[0] == 1
+        async with beating(transport, subjects, f"tokenizer-{socket.gethostname()}-1", "ready"):
+            assert (await check_task)[0] == 0
 
 
 async def test_silence_is_not_well(check: Check) -> None:
-    result, output = await check("engine")
+    result, output = await check("engine", timeout_s=1.0)
     assert result == 1
     assert "timed out" in output
 
@@ -146,10 +148,9 @@ async def test_a_gateway_that_serves_https_is_asked_so(monkeypatch: pytest.Monke
 
 
 def test_a_gateway_that_does_not_listen_is_not_well(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    unused_port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        monkeypatch.setattr(healthcheck, "PORT", unused.getsockname()[1])
+    monkeypatch.setattr(healthcheck, "PORT", unused_port)
     monkeypatch.setattr(sys, "argv", ["healthcheck.py", "gateway"])
     assert healthcheck.main() == 1
     assert "refused" in capsys.readouterr().out

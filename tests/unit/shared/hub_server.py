@@ -10,6 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
+
 NAME = "choir/alto"
 COMMITS = {"main": "a" * 40, "v1": "b" * 40}
 
@@ -34,6 +36,8 @@ def serving(hub: Hub) -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        # The client would keep its connections, and use them for the next server that gets this port.
+        huggingface_hub.close_session()
         server.shutdown()
         thread.join()
         server.server_close()

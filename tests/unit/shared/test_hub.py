@@ -166,12 +166,12 @@ def test_a_refusal_of_the_hub_says_what_to_do(online: Hub, status: int, code: st
     assert said in message
 
 
-def test_a_hub_that_is_not_there_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(Hub({})) as gone:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", gone.url)
+def test_a_hub_that_is_not_there_is_named_with_what_to_do(unused_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = f"http://127.0.0.1:{unused_port}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", gone)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     message = refusal()
-    assert f"could not be had from {gone.url} (ConnectError" in message
+    assert f"could not be had from {gone} (ConnectError" in message
     assert "Check the network" in message
 
 

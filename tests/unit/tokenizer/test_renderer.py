@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -44,7 +43,7 @@ async def pool() -> AsyncIterator[Make]:
     pools: list[WorkerPool] = []
 
     def make(template: str, **options: Any) -> WorkerPool:
-        pools.append(WorkerPool(template, {"bos_token": "<s>"}, **{"wall_s": 1.0, **options}))
+        pools.append(WorkerPool(template, {"bos_token": "<s>"}, **{"wall_s": 60.0, **options}))
         return pools[-1]
 
     yield make
@@ -70,19 +69,17 @@ async def test_a_worker_renders_and_stays_for_the_next_request(pool: Make) -> No
 @pytest.mark.matrix("S-05")
 @pytest.mark.parametrize("attack", [*CPU, *MEMORY, *OUTPUT])
 async def test_an_attack_is_stopped_at_its_limit_and_the_next_request_is_served(pool: Make, attack: str) -> None:
-    renderer = pool(SWITCH % attack, workers_max=1)
+    renderer = pool(SWITCH % attack, workers_max=1, wall_s=limits.TEMPLATE_WALL_S)
     assert await renderer.render(MESSAGES, True) == "<s>hello"
-    begun = time.monotonic()
     with pytest.raises(ServiceError, match=r"chat template|longer than") as stopped:
         await renderer.render([{"role": "user", "content": "attack"}], True)
     assert (stopped.value.code, stopped.value.param) == ("invalid_value", "messages")
-    assert time.monotonic() - begun < 5
     assert await renderer.render(MESSAGES, True) == "<s>hello"
 
 
 @pytest.mark.matrix("S-05")
 async def test_others_do_not_wait_for_an_attack(pool: Make) -> None:
-    renderer = pool(SWITCH % CPU[0], workers_max=2, wall_s=30.0)
+    renderer = pool(SWITCH % CPU[0], workers_max=2)
     attack = asyncio.create_task(renderer.render([{"role": "user", "content": "attack"}], True))
     for _ in range(20):
         assert await renderer.render(MESSAGES, True) == "<s>hello"
@@ -143,7 +140,7 @@ async def test_a_worker_sees_no_environment(pool: Make, monkeypatch: pytest.Monk
 
 async def test_the_longest_conversation_passes(pool: Make) -> None:
     text = "é" * (limits.TEMPLATE_OUTPUT_CHARS_MAX - 1)
-    rendered = await pool("{{ messages[0].content }}", wall_s=10.0).render([{"role": "user", "content": text}], True)
+    rendered = await pool("{{ messages[0].content }}").render([{"role": "user", "content": text}], True)
     assert rendered == text
 
 

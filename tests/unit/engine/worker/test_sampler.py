@@ -1,3 +1,4 @@
+import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,8 @@ from services.engine.worker.batch.state_table import StateTable
 from shared.parameters.sampling import SamplingParams
 
 VOCAB, EOS = 31, frozenset({1, 2})
+ROUNDING = 2e-6
+"""About thirty units in the last place of a number in single precision."""
 
 
 @dataclass
@@ -61,8 +64,8 @@ def forbidden(row: Row, token: int) -> bool:
     )
 
 
-def reference(row: Row) -> int:
-    """One row, token by token, in double precision."""
+def reference(row: Row, draw_shift: float = 0.0, edge_shift: float = 0.0) -> int:
+    """One row, token by token, in double precision. The shifts move the draw and the edges of top_p and min_p."""
     params, logits = row.params, adjusted(row)
     if params.temperature == 0:
         return logits.index(max(logits))
@@ -75,10 +78,10 @@ def reference(row: Row) -> int:
     total, reached, edge = sum(weights[i] for i in ranked), 0.0, 0.0
     for i in ranked:
         reached, edge = reached + weights[i], weights[i]
-        if reached >= params.top_p * total:
+        if reached >= (params.top_p + edge_shift) * total:
             break
-    kept = [i for i in sorted(ranked) if weights[i] >= edge and weights[i] >= params.min_p]
-    u = uniforms(np.array([params.seed % 2**64], np.uint64), np.array([len(row.output)]))[0]
+    kept = [i for i in sorted(ranked) if weights[i] >= edge and weights[i] >= params.min_p * (1 + edge_shift)]
+    u = uniforms(np.array([params.seed % 2**64], np.uint64), np.array([len(row.output)]))[0] + draw_shift
     target = u * sum(weights[i] for i in kept)
     for i in kept:
         target -= weights[i]
@@ -114,7 +117,11 @@ ROWS = st.builds(Row, PARAMS, TOKENS.filter(len), TOKENS, LOGITS)
 @settings(max_examples=150, deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=5))
 def test_every_row_of_a_mixed_batch_is_sampled_as_the_reference_does(rows: list[Row]) -> None:
-    assert run(rows).token_ids.tolist() == [reference(row) for row in rows]
+    for row, token in zip(rows, run(rows).token_ids.tolist(), strict=True):
+        # Single precision may decide otherwise where a number lies on an edge, but nowhere else.
+        assert token == reference(row) or token in {
+            reference(row, *shifts) for shifts in itertools.product((-ROUNDING, 0.0, ROUNDING), repeat=2)
+        }
 
 
 @settings(max_examples=40, deadline=None)
