@@ -17,8 +17,8 @@ PROCESSES_MAX = 4
 BYTES_OF_ONE = 4 * 2**30
 """Memory for each process, which loads PyTorch and keeps some models, and for the systems that it starts."""
 LONGEST = (
-    "tests/model/test_triton_worker.py",
     "tests/model/test_parity.py",
+    "tests/model/test_triton_worker.py",
     "tests/system/devices/test_disaggregation.py",
     "tests/quantized/test_sanitizers.py",
     "tests/model/test_triton_adapters.py",
@@ -31,6 +31,9 @@ LONGEST = (
     "tests/sim/test_flow.py",
     "tests/system/console",
     "tests/unit/engine/worker/test_memory_limit.py",
+    "tests/unit/vision/test_memory_of_pictures.py",
+    "tests/unit/gateway/openai/test_tool_parsers.py",
+    "tests/unit/gateway/openai/test_call_grammars.py",
 )
 """What takes longest, the longest first; everything else follows in the order in which pytest finds it, and ends with
 short files (tests/unit). A file that is missing here may keep one process busy when the others have ended."""
