@@ -1,8 +1,10 @@
 """What loading a model takes, in a process of its own: pages of the mapped file are the system's, the rest counts."""
 
+import gc
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from services.engine.cpu.native import Library
 from services.engine.models.registry import find_family
+from tests.model.harness import make_worker
 from tests.native.libraries import library
+from tests.native.shapes import SHAPES
 
 SIZES: dict[str, Any] = {
     "vocab_size": 1000,
@@ -80,3 +85,25 @@ def test_loading_needs_little_more_memory_than_the_model(kind: str, stored: torc
     assert peak < 1.1 * size + ALLOCATOR_KEEPS
     assert after < 1.03 * size
     assert packed < size
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_model_that_nobody_has_any_more_is_freed_once(
+    closes: bool, odd_models: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[int] = []
+    call = Library.call
+
+    def watched(self: Library, name: str, *arguments: Any) -> int:
+        if name == "free":
+            freed.append(*arguments)
+        return call(self, name, *arguments)
+
+    monkeypatch.setattr(Library, "call", watched)
+    worker = make_worker("native", odd_models(next(iter(SHAPES))))
+    if closes:
+        worker.close()
+        assert len(freed) == 1
+    del worker
+    gc.collect()
+    assert len(freed) == 1

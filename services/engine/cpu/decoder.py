@@ -95,7 +95,7 @@ class NativeDecoder:
             slopes = alibi_slopes(description.num_heads) * (description.alibi_scale * math.log2(math.e))
             self._vector(-1, "slopes", slopes)
         if self._cache and not self._mapped:
-            self._cache.keep(self._packed)
+            self._cache.keep(self._packed, self.model)
 
     @property
     def mapped_bytes(self) -> int:

@@ -4,6 +4,7 @@ The caller keeps the memory alive that it passes by address. Called by the CPU w
 """
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
@@ -200,10 +201,15 @@ class Library:
 
 
 class NativeModel:
-    """A model in the library. An address is that of an array's first element; 0 means that there is no array."""
+    """A model in the library. An address is that of an array's first element; 0 means that there is no array.
+
+    The library's memory and threads end with `free`, or with this object.
+    """
 
     def __init__(self, library: Library, handle: int) -> None:
         self._library, self._handle = library, handle
+        self._free = weakref.finalize(self, library.call, "free", handle)
+        self._free.atexit = False  # the system frees what an ending process has
 
     def set_matrix(self, layer: int, name: str, expert: int, address: int, shape: tuple[int, int], bias: int) -> None:
         """Packs and copies a weight [out, in] with its float32 bias."""
@@ -305,5 +311,5 @@ class NativeModel:
 
     def free(self) -> None:
         """Ends the model's threads and frees its memory."""
-        self._library.call("free", self._handle)
+        self._free()
         self._handle = 0

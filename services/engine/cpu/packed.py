@@ -136,9 +136,12 @@ class WeightCache:
             os.utime(self._path)
         return file
 
-    def keep(self, pieces: Iterable[Piece]) -> None:
-        """Starts a thread that writes these matrices after start-up. Their memory must stay valid until `close`."""
-        self._thread = threading.Thread(target=self._write, args=(list(pieces),), name="weights", daemon=True)
+    def keep(self, pieces: Iterable[Piece], owner: object) -> None:
+        """Starts a thread that writes these matrices after start-up. Their memory must stay valid until `close`.
+
+        `owner` has this memory and must not free it before; the thread keeps it alive.
+        """
+        self._thread = threading.Thread(target=self._write, args=(list(pieces), owner), name="weights", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
@@ -151,7 +154,7 @@ class WeightCache:
         self._stop.set()
         self.wait()
 
-    def _write(self, pieces: list[Piece]) -> None:
+    def _write(self, pieces: list[Piece], _owner: object) -> None:
         size = sum(piece.size for piece in pieces)
         if size < PACKED_BYTES_MIN or self._stop.wait(START_S):
             return
