@@ -11,6 +11,7 @@ All users assemble their engine here: the bus service, the offline `LLM`, benchm
 
 import gc
 import logging
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -265,11 +266,14 @@ def load_model(settings: EngineSettings) -> ModelWorker:
     """Returns a worker with a loaded model, of the backend that the settings select. Imports torch."""
     # Importing torch takes most of the start-up time; the import is here so that a service connects to the bus
     # meanwhile. Imported objects stay alive, so garbage collection during the import would find nothing and take a
-    # tenth of the import time.
-    gc.disable()
+    # tenth of the import time. A later call freezes nothing: that would keep garbage of this process for ever.
+    is_first = "services.engine.worker.load" not in sys.modules
+    if is_first:
+        gc.disable()
     try:
         from services.engine.worker.load import load_worker
     finally:
-        gc.freeze()
-        gc.enable()
+        if is_first:
+            gc.freeze()
+            gc.enable()
     return load_worker(settings)
