@@ -5,10 +5,8 @@ uses; '-' and '_' are interchangeable in them. The error for an unknown flag sug
 """
 
 import argparse
-import difflib
 import os
 import runpy
-import secrets
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -47,16 +45,23 @@ class Parser(argparse.ArgumentParser):
     def _suggestion(self, message: str) -> str:
         if "invalid choice: " not in message:
             return ""
+        import difflib  # only needed for this message
+
         typed = message.split("invalid choice: ")[1].split("'")[1:2]
         known = [str(choice) for action in self._actions for choice in action.choices or ()]
         near = difflib.get_close_matches(typed[0], known, n=1) if typed else []
         return f". Did you mean {near[0]}?" if near else ""
 
 
+Run = Callable[[argparse.Namespace], int]
+Flags = Callable[[Parser], None]
+"""Adds the flags of a command to its parser."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code. `argv` defaults to the arguments of the process."""
     words = normalise(sys.argv[1:] if argv is None else argv)
-    parser, commands = make_parser()
+    parser, commands = make_parser(words[0] if words else "")
     taken = Taken(words, {}, {})
     if words[:1] in (["serve"], ["run"]):
         taken = take(words, os.environ)
@@ -86,55 +91,50 @@ def guarded(run: Callable[[], int], taken: Taken) -> int:
         return 130
 
 
-def make_parser() -> tuple[Parser, dict[str, Parser]]:
-    """Returns the parser of the whole command line, and the subparser of each command by the command's name."""
+def make_parser(command: str | None = None) -> tuple[Parser, dict[str, Parser]]:
+    """Returns the parser of the whole command line, and the subparser of each command by the command's name.
+
+    `command`: only this command gets its flags, which takes a tenth of the time; None: each command gets them.
+    """
     parser = Parser(prog="antiphon", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"antiphon {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
     made: dict[str, Parser] = {}
 
-    def add(name: str, help: str, run: Callable[[argparse.Namespace], int], usage: str | None = None) -> Parser:
+    def add(name: str, help: str, run: Run, flags: Flags | None = None, usage: str | None = None) -> Parser:
         made[name] = commands.add_parser(name, help=help, description=help, allow_abbrev=False, usage=usage)
         made[name].set_defaults(run=run)
+        if flags is not None and command in (None, name):
+            flags(made[name])
         return made[name]
 
-    _serve_flags(
-        add("serve", "start everything on this machine and serve a model", _serve, "antiphon serve [MODEL] [FLAGS]")
-    )
-    _flags_of(
-        add("run", "the same in a container: other defaults, mostly told by variables", _run, "antiphon run [FLAGS]"),
-        RunSettings,
-    )
-    _service_flags(
-        add("service", "start one service in this process", _service, usage="antiphon service SERVICE [FLAGS]")
-    )
-    _chat_flags(add("chat", "talk to a server in the terminal", _chat))
-    _complete_flags(add("complete", "continue a text with a model in this process", _complete))
-    _batch_flags(add("run-batch", "answer a file of requests in OpenAI's batch format", _run_batch))
-    _quantize_flags(add("quantize", "write a smaller checkpoint of a model, in 8 or 4 bits", _quantize))
-    _bench_kinds(add("bench", "measure latency, throughput, or a server", _bench))
-    _tap_flags(add("tap", "print the messages on the bus, without prompts and texts", _tap))
-    _server_flags(_top_flags(add("top", "show every process and the requests in progress", _top)))
-    _server_flags(_trace_flags(add("trace", "show where the time of a request went", _trace)))
+    add("serve", "start everything on this machine and serve a model", _serve, _serve_flags, _usage("serve [MODEL]"))
+    message = "the same in a container: other defaults, mostly told by variables"
+    add("run", message, _run, _flags_of(RunSettings), _usage("run"))
+    add("service", "start one service in this process", _service, _service_flags, _usage("service SERVICE"))
+    add("chat", "talk to a server in the terminal", _chat, _chat_flags)
+    add("complete", "continue a text with a model in this process", _complete, _complete_flags)
+    add("run-batch", "answer a file of requests in OpenAI's batch format", _run_batch, _batch_flags)
+    add("quantize", "write a smaller checkpoint of a model, in 8 or 4 bits", _quantize, _quantize_flags)
+    add("bench", "measure latency, throughput, or a server", _bench, _bench_kinds)
+    add("tap", "print the messages on the bus, without prompts and texts", _tap, _tap_flags)
+    add("top", "show every process and the requests in progress", _top, _top_flags)
+    add("trace", "show where the time of a request went", _trace, _trace_flags)
     add_commands(add)
-    _plan_flags(add("plan", "tell the memory that a model needs, and the cards on which it fits", plan.run))
-    _server_flags(_watch_flags(add("watch", "check the invariants of a running server, again and again", _watch)))
-    _chaos_flags(add("chaos", "kill and freeze a server's processes, and compare what its clients get", _chaos))
-    _doctor_flags(add("doctor", "check that this machine has what is needed", _doctor))
-    _flags_of(
-        add(
-            "start-role",
-            "start one instance of separate prefill and decode instances, told by rank tables",
-            _start_role,
-            "antiphon start-role [FLAGS]",
-        ),
-        InstanceSettings,
-    )
+    add("plan", "tell the memory that a model needs, and the cards on which it fits", plan.run, _plan_flags)
+    add("watch", "check the invariants of a running server, again and again", _watch, _watch_flags)
+    add("chaos", "kill and freeze a server's processes, and compare what its clients get", _chaos, _chaos_flags)
+    add("doctor", "check that this machine has what is needed", _doctor, _doctor_flags)
+    message = "start one instance of separate prefill and decode instances, told by rank tables"
+    add("start-role", message, _start_role, _flags_of(InstanceSettings), _usage("start-role"))
     add("tools-path", "print the directory of the scripts for rank tables, for LLM_TOOLS_PATH", _tools_path)
-    _ranktable_flags(
-        add("ranktable", "make or join the rank tables of separate prefill and decode instances", _ranktable)
-    )
+    message = "make or join the rank tables of separate prefill and decode instances"
+    add("ranktable", message, _ranktable, _ranktable_flags)
     return parser, made
+
+
+def _usage(words: str) -> str:
+    return f"antiphon {words} [FLAGS]"
 
 
 def unknown_words(words: Sequence[str], known: Sequence[str]) -> str:
@@ -142,6 +142,8 @@ def unknown_words(words: Sequence[str], known: Sequence[str]) -> str:
 
     `known` is the list of options from which the message may suggest the most similar one.
     """
+    import difflib  # only needed for this message
+
     word = words[0].partition("=")[0]
     near = difflib.get_close_matches(word, [*known, *BY_NAME], n=1) if word.startswith("-") else []
     if word in SERVICES:
@@ -153,11 +155,11 @@ def unknown_words(words: Sequence[str], known: Sequence[str]) -> str:
 
 def _serve_flags(parser: Parser) -> None:
     parser.add_argument("directory", nargs="?", metavar="MODEL", help="the same as --model")
-    _flags_of(parser, ServeSettings)
+    _flags_of(ServeSettings)(parser)
 
 
-def _flags_of(parser: Parser, kind: type[ServeSettings]) -> None:
-    add_flags(parser, kind, skip=NOT_FOR_USERS)
+def _flags_of(kind: type[ServeSettings]) -> Flags:
+    return lambda parser: add_flags(parser, kind, skip=NOT_FOR_USERS)
 
 
 def _service_flags(parser: Parser) -> None:
@@ -237,23 +239,23 @@ def _tap_flags(parser: Parser) -> None:
     parser.add_argument("--namespace", default="antiphon", help="deployment on that bus (default: %(default)s)")
 
 
-def _top_flags(parser: Parser) -> Parser:
+def _top_flags(parser: Parser) -> None:
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="print one look and end")
-    return parser
+    _server_flags(parser)
 
 
-def _trace_flags(parser: Parser) -> Parser:
+def _trace_flags(parser: Parser) -> None:
     parser.add_argument("request", metavar="ID", help="id of the request, of its answer, or the client's X-Request-Id")
     parser.add_argument("--steps", action="store_true", help="with every step of the engines")
     parser.add_argument("--trace-events", metavar="FILE", help="write a file that Perfetto and speedscope open instead")
-    return parser
+    _server_flags(parser)
 
 
-def _watch_flags(parser: Parser) -> Parser:
+def _watch_flags(parser: Parser) -> None:
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="look for a few seconds; exit code 1 if anything is wrong")
-    return parser
+    _server_flags(parser)
 
 
 def _chaos_flags(parser: Parser) -> None:
@@ -335,6 +337,8 @@ def _chat(options: argparse.Namespace) -> int:
 
 
 def _complete(options: argparse.Namespace) -> int:
+    import secrets
+
     from antiphon import complete
     from antiphon.offline.sampling_params import SamplingParams
 

@@ -6,7 +6,7 @@ have other defaults. Called by the command line and the launcher.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,7 +45,6 @@ MODEL_SERVICES: tuple[Role, ...] = ("tokenizer", "engine", "detokenizer", "visio
 """Services of which each model has processes of its own."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, VisionSettings, GatewaySettings):
     """The settings of a server whose processes all run on this machine."""
 
@@ -95,7 +94,6 @@ class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, Visi
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class DirectSettings(ServeSettings):
     """The settings of the entry point `api_server`: it listens on every interface and seeds requests without a seed.
 
@@ -115,7 +113,6 @@ RUN_ALIAS = "model"
 """A model name that requests to `antiphon run` may always use. Clients of such containers use only this name."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class RunSettings(ServeSettings):
     """The settings of `antiphon run`, which a container starts; they usually come from environment variables.
 
@@ -160,7 +157,6 @@ class RunSettings(ServeSettings):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class InstanceSettings(ServeSettings):
     """The settings of `antiphon start-role`, which starts one instance of a deployment with prefill and decode apart.
 

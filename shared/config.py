@@ -7,8 +7,6 @@ start-up. `shared.flags` turns fields into flags; its names are re-exported here
 that uses settings. Groups of settings about one subject are in `shared.settings`.
 """
 
-from dataclasses import dataclass
-
 from shared import limits
 from shared.distributed import world
 from shared.flags import (
@@ -70,7 +68,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelSettings(BusSettings):
     """Settings of every service that reads the model's files."""
 
@@ -153,7 +150,6 @@ class ModelSettings(BusSettings):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class EngineSettings(ParallelSettings, SelfTestSettings, ModelSettings, EnginePictureSettings):
     """Settings of an engine."""
 
@@ -412,17 +408,14 @@ def check_engine(settings: EngineSettings) -> None:
         raise SettingsError("--kv-host and --kv-bind are for engines with --role=prefill: only they listen")
 
 
-@dataclass(frozen=True, kw_only=True)
 class TokenizerSettings(ModelSettings):
     """Settings of a tokenizer."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class DetokenizerSettings(ModelSettings):
     """Settings of a detokenizer."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class VisionSettings(ModelSettings):
     """Settings of an image service."""
 
@@ -432,7 +425,6 @@ class VisionSettings(ModelSettings):
     vision_device: str = flag("cpu", "device on which images are encoded", choices=("cpu", "cuda"), group="pictures")
 
 
-@dataclass(frozen=True, kw_only=True)
 class GatewaySettings(BusSettings, GatewayPictureSettings, RecordSettings):
     """Settings of a gateway. They name no models: the gateway discovers models by heartbeats."""
 

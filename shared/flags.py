@@ -7,7 +7,6 @@ launcher, which passes settings to its child processes.
 
 import argparse
 import dataclasses
-import difflib
 import json
 import os
 import types
@@ -165,6 +164,8 @@ def parse_words(settings: type[Any], words: Mapping[str, str], source: str) -> d
         name = word.replace("_", "-")
         item = items.get(name)
         if item is None:
+            import difflib  # only needed for this message
+
             near = difflib.get_close_matches(name, items, n=1)
             raise SettingsError(f"{source}: unknown setting {word!r}" + (f". Did you mean {near[0]}?" if near else ""))
         if item.name in values:

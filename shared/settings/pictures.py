@@ -1,12 +1,10 @@
 """Settings about pictures, of engines, gateways and image services."""
 
-from dataclasses import dataclass
-
 from shared.flags import flag
+from shared.settings.base import Settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnginePictureSettings:
+class EnginePictureSettings(Settings):
     """Settings of an engine."""
 
     enable_mm: bool = flag(
@@ -17,8 +15,7 @@ class EnginePictureSettings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class GatewayPictureSettings:
+class GatewayPictureSettings(Settings):
     """Settings of a gateway."""
 
     allowed_media_domains: str = flag(

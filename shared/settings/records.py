@@ -1,12 +1,10 @@
 """Settings of the records that gateways keep of requests and streams."""
 
-from dataclasses import dataclass
-
 from shared.flags import NOT_NEGATIVE, SettingsError, flag
+from shared.settings.base import Settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordSettings:
+class RecordSettings(Settings):
     """Records of requests for the console, and records of streams that other gateways can continue."""
 
     record_requests: int = flag(

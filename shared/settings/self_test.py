@@ -1,12 +1,10 @@
 """The settings by which engines test themselves."""
 
-from dataclasses import dataclass
-
 from shared.flags import NOT_NEGATIVE, flag
+from shared.settings.base import Settings
 
 
-@dataclass(frozen=True, kw_only=True)
-class SelfTestSettings:
+class SelfTestSettings(Settings):
     """See `docs/second-opinion.md`."""
 
     canary_interval: float = flag(

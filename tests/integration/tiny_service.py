@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import sys
-from dataclasses import dataclass
 
 from shared.actors import service
 from shared.actors.actor import Actor, Envelope, handles
@@ -13,7 +12,6 @@ from shared.errors import ServiceError
 from shared.messages import Ack, CloseStream, Done, Message, ServiceName, StreamStatus
 
 
-@dataclass(frozen=True, kw_only=True)
 class TinySettings(BusSettings):
     """Settings of the tiny service."""
 

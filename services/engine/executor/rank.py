@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from services.engine.executor.adapter_parts import AdapterMessage, AdapterReceiver
@@ -51,7 +51,6 @@ operation.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
 class RankSettings(EngineSettings):
     """The engine's settings and the number of this rank."""
 

@@ -183,7 +183,6 @@ def test_settings_as_flags_give_the_same_settings_again(settings):
 
 
 def test_the_word_none_stands_for_none_where_a_setting_may_be():
-    @dataclasses.dataclass(frozen=True, kw_only=True)
     class Seeded(BusSettings):
         seed: int | None = flag(3, "a seed", env="SEED", group="http")
 
