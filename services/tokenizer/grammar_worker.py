@@ -9,30 +9,13 @@ import sys
 
 import msgspec
 
+from services.tokenizer.grammar_frames import GrammarJob, GrammarVerdict
 from services.tokenizer.sandbox import allow_processor_time, limit_worker, read_frame, write_frame
 from shared.errors import ServiceError
-from shared.parameters.grammar import Grammar
 from shared.text.grammars.constraint import byte_tokenizer, check_grammar
 
 ADDRESS_SPACE_BYTES = 2 * 2**30
 """Interpreter and library map about 300 MB, most of it unused; the rest of the limit is for the compiled grammar."""
-
-
-class GrammarJob(msgspec.Struct, frozen=True, array_like=True):
-    """One grammar to check. Answered by `GrammarVerdict`. `wall_s`: time limit in seconds."""
-
-    grammar: Grammar
-    wall_s: float
-
-
-class GrammarVerdict(msgspec.Struct, frozen=True, array_like=True):
-    """Why the grammar cannot be used, as a message for the user; empty if it can.
-
-    `place`: the place of the request's schema that is wrong; empty if none is.
-    """
-
-    error: str = ""
-    place: str = ""
 
 
 def main() -> int:

@@ -9,6 +9,8 @@ from typing import Literal
 import msgspec
 
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag", "tagged_text"]
+SUBJECT = "The grammar or schema"
+"""First words of the message about an unusable grammar."""
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):

@@ -16,7 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper,
 from shared.config import ModelSettings
 from shared.errors import ServiceError
 from shared.parameters import tagged_text
-from shared.parameters.grammar import Grammar, GrammarKind
+from shared.parameters.grammar import SUBJECT, Grammar, GrammarKind
 from shared.parameters.tagged_text import Chain, Json, Literal, Tag, TaggedText
 from shared.text.grammars.tagged_lark import SPACE, lark_grammar
 from shared.text.vocabulary import choose_vocabulary
@@ -29,8 +29,6 @@ STEP_ITEMS_MAX, LEXER_STATES_MAX = 25_000, 50_000
 """Maximum number of parser items for one token, and of states of the lexer's automaton."""
 GRAMMAR_SIZE_MAX = 250_000
 """Nodes of a grammar after schemas are expanded."""
-SUBJECT = "The grammar or schema"
-"""First words of the message about an unusable grammar."""
 NO_TOKENIZER = "Structured output needs a tokenizer, and this server has none (--skip-tokenizer-init)."
 
 

@@ -12,12 +12,19 @@ from services.engine.quantization.formats.awq import Awq
 from services.engine.quantization.formats.bitsandbytes import BitsAndBytes
 from services.engine.quantization.formats.compressed_tensors import CompressedTensors, smoothquant
 from services.engine.quantization.formats.fp8 import Fp8
-from services.engine.quantization.formats.gguf import Gguf
 from services.engine.quantization.formats.gptq import Gptq
 from services.engine.quantization.formats.mxfp4 import Mxfp4
 from services.engine.quantization.method import PreparedMethod
 from shared.config import SettingsError
 from shared.settings.quantization import Method, quantization_settings
+
+
+def _gguf(settings: Mapping[str, Any]) -> PreparedMethod:
+    # Imported here because the package `gguf` is slow to import and few models need it.
+    from services.engine.quantization.formats.gguf import Gguf
+
+    return Gguf.of_config(settings)
+
 
 _METHODS: dict[Method, Callable[[Mapping[str, Any]], PreparedMethod]] = {
     "awq": Awq.of_config,
@@ -25,7 +32,7 @@ _METHODS: dict[Method, Callable[[Mapping[str, Any]], PreparedMethod]] = {
     "bitsandbytes": BitsAndBytes.of_config,
     "compressed-tensors": CompressedTensors.of_config,
     "fp8": Fp8.of_config,
-    "gguf": Gguf.of_config,
+    "gguf": _gguf,
     "mxfp4": Mxfp4.of_config,
     "smoothquant": lambda _: smoothquant(),
 }

@@ -20,9 +20,7 @@ from torch import Tensor
 from services.engine.models.layout import IGNORED_SUFFIXES, Grouping, Parameter, Source
 from services.engine.quantization.method import PreparedMethod
 from services.engine.quantization.weight import QuantizedWeight, stack
-from services.engine.worker.loading.gguf_file import GgufFile
 from shared.errors import ServiceError
-from shared.models.gguf_model.reader import GgufError
 from shared.settings.quantization import SMOOTHQUANT_FILE
 
 _SINGLES = ("model.safetensors", "pytorch_model.bin")
@@ -176,6 +174,10 @@ class Checkpoint:
 
     def _opened(self, paths: list[Path]) -> Iterable[_File]:
         if paths[0].suffix == _GGUF:
+            # Imported here because the package `gguf` is slow to import.
+            from services.engine.worker.loading.gguf_file import GgufFile
+            from shared.models.gguf_model.reader import GgufError
+
             try:
                 yield GgufFile(paths)
             except GgufError as error:
