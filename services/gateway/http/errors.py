@@ -9,9 +9,9 @@ import random
 from collections.abc import Callable, Mapping
 
 import msgspec
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
@@ -75,13 +75,11 @@ def as_service_error(error: Exception) -> ServiceError:
         return error
     if isinstance(error, HTTPException):
         return ServiceError(_CODE_OF_STATUS.get(error.status_code, "invalid_value"), f"{error.detail}.")
-    if isinstance(error, RequestValidationError):
-        return _invalid(error)
     log.error("a request failed unexpectedly", exc_info=error)
     return ServiceError("internal_error", "The server had an error while processing the request.")
 
 
-def install(app: FastAPI, count: Callable[[str], None], formats: ErrorFormats) -> None:
+def install(app: Starlette, count: Callable[[str], None], formats: ErrorFormats) -> None:
     """Makes the application answer with error objects. Calls `count` with the code of each error."""
 
     async def answer(request: Request, error: Exception) -> Response:
@@ -89,7 +87,7 @@ def install(app: FastAPI, count: Callable[[str], None], formats: ErrorFormats) -
         count(failure.code)
         return error_response(failure, getattr(error, "headers", None), formats.body(failure, request.scope))
 
-    for kind in (ServiceError, HTTPException, RequestValidationError):
+    for kind in (ServiceError, HTTPException):
         app.add_exception_handler(kind, answer)
 
 
@@ -100,12 +98,6 @@ def _unknown_route(request: Request, error: HTTPException) -> ServiceError:
     if error.status_code == 405:
         return ServiceError("method_not_allowed", f"Method not allowed: {method} {path}.")
     return as_service_error(error)
-
-
-def _invalid(error: RequestValidationError) -> ServiceError:
-    first = error.errors()[0]
-    param = ".".join(str(item) for item in first.get("loc", ())[1:])
-    return ServiceError("invalid_value", f"'{param}' is not valid: {first.get('msg', '')}.", param=param)
 
 
 def _own_headers(error: ServiceError) -> dict[str, str]:
