@@ -9,11 +9,11 @@
 All users assemble their engine here: the bus service, the offline `LLM`, benchmarks and tests.
 """
 
-import gc
 import logging
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 from services.engine.adapters.library import AdapterLibrary
@@ -32,6 +32,7 @@ from services.engine.kv.connector import KvConnector
 from services.engine.steps.loop import StepLoop, StepReport
 from services.engine.warmup import warm_up
 from services.engine.worker.interface import ModelWorker
+from shared.actors.imports import without_collections
 from shared.clock import Clock, SystemClock
 from shared.config import EngineSettings, SettingsError, check_engine
 from shared.distributed.world import NO_KV, exchanges_kv, world_size
@@ -265,15 +266,8 @@ def with_present_names(settings: EngineSettings) -> EngineSettings:
 def load_model(settings: EngineSettings) -> ModelWorker:
     """Returns a worker with a loaded model, of the backend that the settings select. Imports torch."""
     # Importing torch takes most of the start-up time; the import is here so that a service connects to the bus
-    # meanwhile. Imported objects stay alive, so garbage collection during the import would find nothing and take a
-    # tenth of the import time. A later call freezes nothing: that would keep garbage of this process for ever.
+    # meanwhile. A later call imports nothing, and would exclude the garbage of this process from collections for ever.
     is_first = "services.engine.worker.load" not in sys.modules
-    if is_first:
-        gc.disable()
-    try:
+    with without_collections() if is_first else nullcontext():
         from services.engine.worker.load import load_worker
-    finally:
-        if is_first:
-            gc.freeze()
-            gc.enable()
     return load_worker(settings)
