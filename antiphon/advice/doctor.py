@@ -4,6 +4,7 @@ Each check is a function that returns one finding. torch is imported in a separa
 installation may crash the process that imports it.
 """
 
+import functools
 import os
 import platform
 import shutil
@@ -60,7 +61,7 @@ def sizing_lines(model: EngineSettings) -> list[str]:
 
 def memory_for_model(model: EngineSettings) -> list[Check]:
     """Returns a finding about the memory that a named model needs; none if the default model is meant."""
-    code, _ = _command([sys.executable, "-c", _TORCH]) if model.model else (1, "")
+    code, _ = _ask_torch(sys.executable) if model.model else (1, "")
     if code:
         return []
     from antiphon.advice import sizing
@@ -99,7 +100,7 @@ def python_version() -> Check:
 
 def torch_import() -> Check:
     """Checks that torch can be imported, and counts the GPUs that torch can use."""
-    code, output = _command([sys.executable, "-c", _TORCH])
+    code, output = _ask_torch(sys.executable)
     if code == 0:
         version, gpus, _ = output.split()
         return Check("ok", "torch", f"{version}, {gpus} GPU" if gpus != "0" else f"{version}, runs on the CPU")
@@ -109,7 +110,7 @@ def torch_import() -> Check:
 
 def torch_devices() -> tuple[str, int]:
     """Returns the version of CUDA that torch was built for, '' for none, and the number of GPUs that torch can use."""
-    code, output = _command([sys.executable, "-c", _TORCH])
+    code, output = _ask_torch(sys.executable)
     if code != 0:
         return "", 0
     _, gpus, cuda = output.split()
@@ -245,6 +246,12 @@ def available_memory(path: Path = Path("/proc/meminfo")) -> int:
 
 def _model_advice(model: str) -> str:
     return "name a directory in Hugging Face layout with --model" if model else "make the demo model: make demo-model"
+
+
+@functools.cache
+def _ask_torch(python: str) -> tuple[int, str]:
+    """Runs `_TORCH`, once for all checks: the import takes seconds."""
+    return _command([python, "-c", _TORCH])
 
 
 def _command(argv: list[str]) -> tuple[int, str]:
