@@ -6,6 +6,7 @@ uses; '-' and '_' are interchangeable in them. The error for an unknown flag sug
 
 import argparse
 import os
+import re
 import runpy
 import sys
 from collections.abc import Callable, Sequence
@@ -24,6 +25,11 @@ CONFIGURATION_ERROR = 78
 _DESCRIPTION = "Serves language models: `antiphon serve` starts everything on this machine."
 
 
+_NUMBER = re.compile(r"invalid (int|float) value: ('.*')")
+_NUMBERS = {"int": "whole number", "float": "number"}
+"""How error messages call the types of options."""
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose error for an invalid choice suggests the most similar valid choice."""
 
@@ -36,6 +42,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints the error with the suggestion and exits with code 2."""
+        message = _NUMBER.sub(lambda found: f"{found[2]} is not a {_NUMBERS[found[1]]}", message)
         self.exit(2, f"{self.prog}: {message}{self._suggestion(message)}\nTry `{self.prog} --help`.\n")
 
     def options(self) -> list[str]:

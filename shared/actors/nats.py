@@ -57,6 +57,8 @@ CONNECT_TIMEOUT_S = 1
 PING_INTERVAL_S = 1
 PINGS_OUTSTANDING_MAX = 2
 """Number of unanswered pings after which the connection to an unresponsive server is given up."""
+TELL_S = 3.0
+"""Seconds without a server after which the log says that there is none."""
 RECONNECT_WAIT_S = (0.05, 0.2)
 """Bounds of the random wait before each reconnection, seconds. Random, so that clients do not all reconnect at once."""
 FLUSH_TIMEOUT_S = 2
@@ -344,7 +346,7 @@ class NatsTransport:
 
     async def _open(self, options: dict[str, Any], shown: str, wait_s: float) -> None:
         loop = asyncio.get_running_loop()
-        deadline, pause_s = loop.time() + wait_s, RECONNECT_WAIT_S[0]
+        deadline, pause_s, told = loop.time() + wait_s, RECONNECT_WAIT_S[0], False
         while (error := await self._attempt(options)) is not None:
             if "authorization" in str(error).lower():
                 raise SettingsError(f"nats-credentials: the NATS server at {shown} refuses them")
@@ -353,6 +355,9 @@ class NatsTransport:
             if loop.time() + pause_s > deadline:
                 message = f"No NATS server answers at {shown} ({error or type(error).__name__})."
                 raise ServiceError("bus_unavailable", message, retry_after_s=1.0)
+            if not told and (left_s := deadline - loop.time()) < wait_s - TELL_S:
+                told = True
+                log.warning("no NATS server answers at %s yet (%s); trying for %.0f s more", shown, error, left_s)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(1.0, pause_s * 2)
         self._failure = None

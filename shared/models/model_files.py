@@ -136,6 +136,8 @@ def _find(
         return _with_files(path.resolve(), flag, tokenizer)
     if path.is_file():
         return _of_file(path, flag, tokenizer)
+    if given == DEMO_NAME:
+        raise SettingsError(f"{flag}: there is no directory {given}. To serve the demo model, leave {flag} out.")
     if hub.is_name(given):
         return hub.find_snapshot(given, revision, flag, weights=weights, cache=settings.download_dir)
     raise SettingsError(

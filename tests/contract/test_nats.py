@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 
 import pytest
 
@@ -367,3 +368,13 @@ async def test_a_request_that_is_cancelled_as_its_reply_comes_ends(nats_server, 
     with pytest.raises(asyncio.CancelledError):
         await request
     assert len(answering) == 1
+
+
+async def test_a_server_that_does_not_answer_is_named_while_the_client_still_tries(monkeypatch, caplog):
+    monkeypatch.setattr(nats_module, "TELL_S", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"nats://127.0.0.1:{closed.getsockname()[1]}"
+    with pytest.raises(ServiceError) as failure:
+        await NatsTransport.connect([url], name="one", inbox_prefix="_INBOX.one", wait_s=0.2)
+    assert failure.value.message.startswith(f"No NATS server answers at {url}")
+    assert [record.message for record in caplog.records if f"no NATS server answers at {url} yet" in record.message]

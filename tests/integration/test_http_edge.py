@@ -335,3 +335,46 @@ async def test_a_bare_chat_request_without_a_model_is_answered():
         reply = await call(port, "POST", "/v1/chat/completions", {**CHAT, "temperature": 0.0})
         assert reply.json["choices"][0]["message"] == {"role": "assistant", "content": "Good day"}
         assert reply.json["model"] == CARD.name
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "message"),
+    [
+        (
+            "POST",
+            "/chat/completions",
+            "Unknown request URL: POST /chat/completions. Did you mean /v1/chat/completions?",
+        ),
+        ("POST", "/v1/completions/", "Unknown request URL: POST /v1/completions/. Did you mean /v1/completions?"),
+        ("POST", "/v1/chat/completion", "Unknown request URL: POST /v1/chat/completion. Did you mean"),
+        ("GET", "/v1/readyz", "Unknown request URL: GET /v1/readyz. Did you mean /readyz?"),
+        ("GET", "/nowhere", "Unknown request URL: GET /nowhere."),
+        ("GET", f"/{'v1/models' * 20}", f"Unknown request URL: GET /{'v1/models' * 20}."),
+        ("GET", "/v1/chat/completions", "Method not allowed: GET /v1/chat/completions. Use POST."),
+        ("POST", "/v1/models", "Method not allowed: POST /v1/models. Use GET or HEAD."),
+        ("POST", "/v1/chat/completions", "The request body is empty: send a JSON object."),
+    ],
+)
+async def test_a_wrong_path_or_method_is_answered_with_the_right_one(method: str, path: str, message: str):
+    async with serving(ScriptedBackend()) as port:
+        reply = await call(port, method, path)
+    if method == "POST" and "empty" in message:
+        assert reply.status == 400
+    assert reply.error["message"].startswith(message)
+    if message.endswith((".", "?")):
+        assert reply.error["message"] == message
+
+
+@pytest.mark.parametrize(
+    ("query", "param", "message"),
+    [
+        ("limit=many", "limit", "'limit' is not valid: 'many' is not an integer."),
+        ("limit=", "limit", "'limit' is not valid: '' is not an integer."),
+        (f"limit={'9' * 5000}", "limit", f"'limit' is not valid: '{'9' * 64}…' is not an integer."),
+        ("all=perhaps", "all", "'all' is not valid: 'perhaps' is not true or false."),
+    ],
+)
+async def test_a_wrong_parameter_of_a_query_is_named(query: str, param: str, message: str):
+    async with serving(ScriptedBackend()) as port:
+        reply = await call(port, "GET", f"/v1/requests?{query}")
+    assert (reply.status, reply.error["param"], reply.error["message"]) == (400, param, message)

@@ -175,5 +175,6 @@ def choose_device(asked: str) -> torch.device:
     """
     available = torch.cuda.is_available()
     if asked == "cuda" and not available:
-        raise ServiceError("invalid_value", "--device cuda: no CUDA device is available here.", param="device")
+        message = "--device cuda: no CUDA device is available here. Leave the option out, or ask `antiphon doctor` why."
+        raise ServiceError("invalid_value", message, param="device")
     return torch.device("cuda", torch.cuda.current_device()) if asked != "cpu" and available else torch.device("cpu")

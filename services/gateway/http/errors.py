@@ -3,6 +3,7 @@
 The format is OpenAI's, `{"error": {"message", "type", "param", "code"}}`, except under the paths of other APIs.
 """
 
+import difflib
 import logging
 import math
 import random
@@ -13,6 +14,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Scope
 
 from services.gateway.http.json_response import encoded_response
@@ -23,6 +25,8 @@ _RETRY_AFTER_S = 1.0
 """Time to retry after, in seconds, if the error gives none."""
 _JITTER = 0.25
 """`Retry-After` is increased by a random share up to this, so that refused clients do not all retry at once."""
+_PATH_CHARS_MAX, _NEAR = 100, 0.8
+"""Longest path that is compared with the routes, and the similarity from which a route is suggested."""
 _CODE_OF_STATUS = {404: "not_found", 405: "method_not_allowed", 413: "request_too_large", 503: "server_is_overloaded"}
 
 
@@ -94,10 +98,26 @@ def install(app: Starlette, count: Callable[[str], None], formats: ErrorFormats)
 def _unknown_route(request: Request, error: HTTPException) -> ServiceError:
     method, path = request.method, request.url.path
     if error.status_code == 404:
-        return ServiceError("not_found", f"Unknown request URL: {method} {path}.")
+        near = _near_route(request)
+        suggestion = f" Did you mean {near}?" if near else ""
+        return ServiceError("not_found", f"Unknown request URL: {method} {path}.{suggestion}")
     if error.status_code == 405:
-        return ServiceError("method_not_allowed", f"Method not allowed: {method} {path}.")
+        allowed = (error.headers or {}).get("Allow", "")
+        suggestion = f" Use {allowed.replace(', ', ' or ')}." if allowed else ""
+        return ServiceError("method_not_allowed", f"Method not allowed: {method} {path}.{suggestion}")
     return as_service_error(error)
+
+
+def _near_route(request: Request) -> str:
+    """Returns the path of a route that the request may have meant; empty if none is near."""
+    path = route_path(request.scope)
+    if len(path) > _PATH_CHARS_MAX:
+        return ""
+    paths = [route.path for route in request.app.routes if isinstance(route, Route) and "{" not in route.path]
+    for meant in (path.rstrip("/"), f"/v1{path.rstrip('/')}", path.removeprefix("/v1")):
+        if meant in paths and meant != "/":
+            return meant
+    return next(iter(difflib.get_close_matches(path, paths, n=1, cutoff=_NEAR)), "")
 
 
 def _own_headers(error: ServiceError) -> dict[str, str]:

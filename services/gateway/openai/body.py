@@ -142,6 +142,8 @@ def _read(body: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
     except UnicodeDecodeError:
         raise ServiceError("invalid_json", "The request body is not valid UTF-8.") from None
     except msgspec.DecodeError as error:
+        if not bytes(body).strip():
+            raise ServiceError("invalid_json", "The request body is empty: send a JSON object.") from None
         raise ServiceError("invalid_json", f"The request body is not valid JSON: {error}.") from None
 
 

@@ -166,3 +166,24 @@ def test_service_hands_all_flags_to_the_service() -> None:
 def test_settings_errors_name_the_setting() -> None:
     with pytest.raises(SettingsError, match="MAX_MODEL_LEN"):
         parse(ServeSettings, options_of("serve"), {"MAX_MODEL_LEN": "x"})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serve", "--threads", "x"], "argument --threads: 'x' is not a whole number"),
+        (["serve", "--gpu-memory-utilization=much"], "argument --gpu-memory-utilization: 'much' is not a number"),
+    ],
+)
+def test_a_word_in_the_place_of_a_number_is_named(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert message in capsys.readouterr().err
+
+
+def test_a_command_has_all_its_flags_when_only_it_gets_them() -> None:
+    every = make_parser()[1]
+    for name, parser in every.items():
+        assert make_parser(name)[1][name].format_help() == parser.format_help()

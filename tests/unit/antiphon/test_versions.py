@@ -9,11 +9,22 @@ import pytest
 from antiphon.launch.launcher import Place, VersionPlan
 from antiphon.settings import ServeSettings
 from antiphon.versions.watch import MemberWatch
+from services.gateway.model_versions import VersionDirectory
 from shared.actors.host import Host
 from shared.clock import SystemClock
 from shared.codec import encode
 from shared.config import SettingsError
-from shared.messages import EngineStatus, Heartbeat, PoolStatus, ServiceName, StreamStatus, VisionStatus
+from shared.deployment.model_versions import ENCODER, ModelState, ModelStates, ModelVersion
+from shared.messages import (
+    ChangeModel,
+    EngineStatus,
+    Heartbeat,
+    ModelsChanged,
+    PoolStatus,
+    ServiceName,
+    StreamStatus,
+    VisionStatus,
+)
 from shared.models.picture_models import check_picture_files
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus, MemoryTransport
@@ -71,3 +82,20 @@ def test_a_version_that_cannot_take_pictures_is_refused_before_anything_starts(t
     assert "has no *.safetensors" in refused()
     (tmp_path / "model.safetensors").touch()
     check_picture_files(tmp_path)
+
+
+async def test_an_order_reaches_a_launcher_that_joins_the_bus_a_moment_after_its_server_is_ready() -> None:
+    bus, subjects = MemoryBus(), Subjects("antiphon")
+    launcher, gateway = bus.connect("launcher"), bus.connect("gateway")
+    versions = VersionDirectory(Host(gateway, subjects, SystemClock(), "gateway", "i"))
+    sent = asyncio.create_task(versions.order(ChangeModel("set", "tiny", "/models/tiny-2")))
+    await asyncio.sleep(0)
+    state = ModelState("tiny", 1, (ModelVersion(1, "/models/tiny", "ready", 0),))
+    reply = encode(ModelsChanged(ENCODER.encode(ModelStates(1, (state,)))))
+    answers: list[asyncio.Task[None]] = []
+    await launcher.subscribe(
+        subjects.models_control(),
+        lambda order: answers.append(asyncio.create_task(launcher.publish(order.reply, reply))),
+    )
+    await sent
+    assert versions.states.find("tiny") == state

@@ -191,3 +191,21 @@ def test_the_word_none_stands_for_none_where_a_setting_may_be():
     assert read(Seeded, to_argv(Seeded(seed=None))) == Seeded(seed=None)
     with pytest.raises(SettingsError, match="SEED"):
         read(Seeded, [], {"SEED": "nothing"})
+
+
+def test_settings_are_compared_by_their_values_and_have_only_their_fields():
+    settings = EngineSettings(threads=2)
+    assert settings == EngineSettings(threads=2)
+    assert hash(settings) == hash(EngineSettings(threads=2))
+    assert settings != EngineSettings()
+    assert BusSettings() != Seed()
+    assert dataclasses.replace(settings, threads=3).threads == 3
+    assert "threads=2" in repr(settings)
+    with pytest.raises(TypeError, match="EngineSettings has no field thread"):
+        EngineSettings(thread=2)  # pyright: ignore[reportCallIssue]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        del settings.threads
+
+
+class Seed(BusSettings):
+    """Settings with the fields of their base class."""

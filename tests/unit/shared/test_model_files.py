@@ -111,3 +111,8 @@ def test_a_located_model_is_described_and_stays_the_same(tmp_path: Path) -> None
     found = located(EngineSettings(model=str(tmp_path)))
     assert (found.model_id, found.conv_template) == ("Baichuan2-13B-Chat", "baichuan2-chat")
     assert located(found) == described(found) == found
+
+
+def test_the_demo_model_is_not_looked_for_under_its_served_name():
+    with pytest.raises(SettingsError, match="To serve the demo model, leave --model out"):
+        model_directory(EngineSettings(model="antiphon-demo"))
