@@ -49,6 +49,8 @@ GRACE_S = limits.DRAIN_S + 5.0
 FAILURE_GRACE_S = 5.0
 """The same limit in seconds after a failure of the fleet, when running requests cannot be completed any more."""
 BUS_GRACE_S = 3.0
+STARTED_FIRST = ("nats", "engine")
+"""Services whose processes are started before the others: the bus, and those that take longest to become ready."""
 VERSIONS_WAIT_S = 10.0
 """Longest time after the start, in seconds, until which versions of models cannot be changed while the server is not
 ready."""
@@ -362,7 +364,7 @@ async def run_plan(
     """
     fleet = Fleet(print_line)
     stop = asyncio.create_task(signalled(fleet))
-    fleet.start(plan.specs)
+    fleet.start(sorted(plan.specs, key=lambda spec: spec.service not in STARTED_FIRST))
     place = ServerAddress(plan.host, plan.port, plan.token, plan.https, plan.openai)
     announcing = asyncio.create_task(announce(place, plan.models, fleet.pids, print_line, plan.engines))
     wanted = plan.versions
