@@ -1,6 +1,7 @@
 """What `antiphon serve` starts: every child's command line, environment and place on the bus."""
 
 import argparse
+import asyncio
 import os
 import socket
 import stat
@@ -12,10 +13,12 @@ from typing import Any
 import pytest
 
 from antiphon.launch import launcher
-from antiphon.launch.launcher import Plan, assign_gpus, engine_threads, make_plan, serve
+from antiphon.launch.launcher import Place, Plan, VersionPlan, assign_gpus, engine_threads, make_plan, serve
 from antiphon.launch.served_models import models_of
 from antiphon.settings import MODEL_SERVICES, SERVICES, ServeSettings, check, child_environment, of_service
+from antiphon.supervision.fleet import Fleet
 from antiphon.supervision.processes import ChildSpec
+from antiphon.versions import supervisor
 from shared.config import DetokenizerSettings, EngineSettings, SettingsError, add_flags, parse
 from shared.subjects import model_token
 
@@ -279,3 +282,31 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, listene
 
 def test_the_environment_keeps_what_no_setting_reads() -> None:
     assert child_environment({"HOME": "/h", "MODEL_PATH": "/m"}, EXTRA="1") == {"HOME": "/h", "EXTRA": "1"}
+
+
+@pytest.mark.parametrize(("wait_s", "is_ready"), [(600.0, True), (0.0, False)])
+async def test_the_launcher_joins_the_bus_when_the_server_is_ready_or_takes_too_long(
+    wait_s: float, is_ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joined = asyncio.Event()
+
+    async def join(*_: object) -> None:
+        joined.set()
+
+    monkeypatch.setattr(supervisor, "run", join)
+    monkeypatch.setattr(launcher, "VERSIONS_WAIT_S", wait_s)
+    ready = asyncio.Event()
+    announcing = asyncio.create_task(announced(ready))
+    plan = VersionPlan([ServeSettings()], {}, Place("nats://127.0.0.1:1", "", ""))
+    versions = asyncio.create_task(launcher._run_versions(Fleet(launcher.print_line), plan, announcing))
+    await asyncio.sleep(0)
+    assert not joined.is_set()
+    if is_ready:
+        ready.set()
+    await versions
+    assert joined.is_set()
+    announcing.cancel()
+
+
+async def announced(ready: asyncio.Event) -> None:
+    await ready.wait()
