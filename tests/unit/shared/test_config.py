@@ -204,7 +204,7 @@ def test_settings_are_compared_by_their_values_and_have_only_their_fields():
     with pytest.raises(TypeError, match="EngineSettings has no field thread"):
         EngineSettings(thread=2)  # pyright: ignore[reportCallIssue]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        del settings.threads
+        del settings.threads  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Seed(BusSettings):
