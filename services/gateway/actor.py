@@ -64,7 +64,6 @@ from shared.messages import (
     TokenEvents,
 )
 from shared.parameters.pooling import generates_nothing
-from shared.request.pictures import PictureInput
 
 log = logging.getLogger(__name__)
 TICK_S = limits.HEARTBEAT_INTERVAL_S
@@ -231,9 +230,9 @@ class GatewayActor(Actor):
         prompts = await tokenize_only(self._parts, request, card, return_tokens=return_tokens)
         return [(unpack_ids(prompt.token_ids), list(prompt.tokens)) for prompt in prompts]
 
-    async def fetch_pictures(self, pictures: Sequence[PictureInput]) -> list[PictureInput]:
+    async def fetch_pictures(self, request: GenerationRequest) -> GenerationRequest:
         """See Backend."""
-        return await self.pictures.fetched(pictures)
+        return replace(request, pictures=tuple(await self.pictures.fetched(request.pictures)))
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
         """See Backend."""

@@ -4,7 +4,7 @@ The HTTP edge (`app`, `http`, `openai`) does not use the bus; the actors (`actor
 depend on this file.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +29,18 @@ class Client:
     name: str = ""
     weight: float = 1.0
     priority: int = 0
+
+
+class Reservation(Protocol):
+    """A request's part of the limits of its API key. Ends once: later calls have no effect."""
+
+    def withdraw(self) -> None:
+        """Ends the reservation of a request that was not run, as if it had not been made."""
+        ...
+
+    def finish(self, tokens: int) -> None:
+        """Ends the reservation of a request that has used this number of tokens."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +140,8 @@ class GenerationRequest:
     """The pictures of `messages`, in order."""
     second_texts: tuple[str, ...] = ()
     """For each of `texts`, the second text of a pair, which becomes one prompt with it; empty: there are no pairs."""
+    reservation: Reservation | None = None
+    """The part of its key's limits that the request already has, if they have admitted it before `Backend.generate`."""
 
     @property
     def num_prompts(self) -> int:
@@ -310,8 +324,12 @@ class Backend(Protocol):
         """Returns for each text, or for the conversation, its token ids and (if `return_tokens`) each token's text."""
         ...
 
-    async def fetch_pictures(self, pictures: Sequence[PictureInput]) -> list[PictureInput]:
-        """Returns the pictures, those that are named by URL with their files. Raises ServiceError that names one."""
+    async def fetch_pictures(self, request: GenerationRequest) -> GenerationRequest:
+        """Returns the request, its pictures that are named by URL with their files. Raises ServiceError that names one.
+
+        Nothing is fetched for a request that the limits of its key do not admit. The returned request may have a
+        `reservation`: the caller passes the request to `generate`, or withdraws it.
+        """
         ...
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:

@@ -28,7 +28,6 @@ from services.gateway.streams.streams import Streams
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.messages import Heartbeat
-from shared.request.pictures import PictureInput
 
 CARD = ModelCard(name="org/toy", path="/models/toy", max_model_len=512, vocab_size=300, created=1_700_000_000)
 Batch = list[SequenceUpdate]
@@ -121,6 +120,8 @@ class ScriptedBackend:
     """Paths of the adapters that were loaded, by name."""
     remote: dict[str, bytes] = field(default_factory=dict)
     """Files of pictures, by URL."""
+    fetched: list[str] = field(default_factory=list)
+    """URLs of the pictures that `fetch_pictures` was called for."""
     generations: "asyncio.Queue[ScriptedGeneration]" = field(default_factory=asyncio.Queue)
 
     def models(self) -> list[ModelCard]:
@@ -148,8 +149,10 @@ class ScriptedBackend:
         text = request.texts[0] if request.texts else "".join(message.content for message in request.messages)
         return [(list(text.encode()), list(text) if return_tokens else [])]
 
-    async def fetch_pictures(self, pictures: Sequence[PictureInput]) -> list[PictureInput]:
-        return [replace(one, file=one.file or self.remote[one.url]) for one in pictures]
+    async def fetch_pictures(self, request: GenerationRequest) -> GenerationRequest:
+        self.fetched += [one.url for one in request.pictures if not one.file]
+        pictures = tuple([replace(one, file=one.file or self.remote[one.url]) for one in request.pictures])
+        return replace(request, pictures=pictures)
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
         return bytes(one % 128 for one in token_ids).decode()

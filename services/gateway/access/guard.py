@@ -6,11 +6,12 @@ and its usage is recorded.
 """
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from services.gateway.access.call import Call, current_call
-from services.gateway.access.quotas import Admission, KeyQuota, Quotas
+from services.gateway.access.quotas import KeyQuota, Quotas
+from services.gateway.access.reservation import reserve
 from services.gateway.access.usage import UsageLedger
 from services.gateway.generation import (
     FLEX,
@@ -20,6 +21,7 @@ from services.gateway.generation import (
     GenerationRequest,
     ModelCard,
     RequestTimes,
+    Reservation,
     SequenceUpdate,
     TokenCounts,
 )
@@ -27,7 +29,6 @@ from services.gateway.record import Recorder, RequestFacts
 from shared import limits
 from shared.errors import ServiceError
 from shared.messages import UsageOutcome, UsageRecord
-from shared.request.pictures import PictureInput
 from shared.security.api_keys import ANONYMOUS, ApiKey
 
 CHARS_PER_TOKEN = 4
@@ -78,7 +79,14 @@ class GuardedBackend:
 
     def generate(self, request: GenerationRequest) -> Generation:
         """See Backend. The generation starts, or is refused, when its first update is awaited."""
-        call = current_call()
+        try:
+            return self._generation(request, current_call())
+        except BaseException:
+            if request.reservation is not None:
+                request.reservation.withdraw()
+            raise
+
+    def _generation(self, request: GenerationRequest, call: Call) -> "GuardedGeneration":
         if call.key.models is not None:
             self.resolve_model(request.model)
         request = replace(
@@ -89,16 +97,39 @@ class GuardedBackend:
             request.request_id, request.model, call.key.name, call.client_request_id, request.params.max_tokens
         )
         request = replace(request, record=self._recorder.begin(facts, call.received_s))
-        quota = self._quotas.of(call.key) if call.key.is_limited and not call.was_admitted else None
-        return GuardedGeneration(self._backend, request, call, quota, self._usage)
+        return GuardedGeneration(self._backend, request, call, self._quota_of(call), self._usage)
+
+    def _quota_of(self, call: Call) -> KeyQuota | None:
+        return self._quotas.of(call.key) if call.key.is_limited and not call.was_admitted else None
 
     async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:
-        """See Backend."""
-        return await self._backend.tokenize(request, return_tokens=return_tokens)
+        """See Backend. Requests with pictures, which are fetched and encoded, count towards the limits of the key."""
+        call = current_call()
+        quota = self._quota_of(call) if request.pictures else None
+        if quota is None:
+            return await self._backend.tokenize(request, return_tokens=return_tokens)
+        reservation = await reserve(quota, call, estimated_prompt_tokens(request))
+        num_tokens = 0
+        try:
+            found = await self._backend.tokenize(request, return_tokens=return_tokens)
+            num_tokens = sum(len(token_ids) for token_ids, _ in found)
+            return found
+        finally:
+            reservation.finish(num_tokens)
 
-    async def fetch_pictures(self, pictures: Sequence[PictureInput]) -> list[PictureInput]:
-        """See Backend."""
-        return await self._backend.fetch_pictures(pictures)
+    async def fetch_pictures(self, request: GenerationRequest) -> GenerationRequest:
+        """See Backend. Also raises ServiceError('rate_limit_exceeded'), before anything is fetched."""
+        call = current_call()
+        quota = self._quota_of(call)
+        if quota is None:
+            return await self._backend.fetch_pictures(request)
+        reservation = await reserve(quota, call, estimated_tokens(request))
+        try:
+            request = await self._backend.fetch_pictures(request)
+        except BaseException:
+            reservation.finish(0)
+            raise
+        return replace(request, reservation=reservation)
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
         """See Backend."""
@@ -151,7 +182,7 @@ class GuardedGeneration:
     ) -> None:
         self._backend, self._request = backend, request
         self._call, self._quota, self._usage = call, quota, usage
-        self._admission: Admission | None = None
+        self._reservation: Reservation | None = request.reservation
         self._inner: Generation | None = None
         self._ended = False
         self._received_at, self._started_s, self._first_token_s = time.time(), time.perf_counter(), 0.0
@@ -212,16 +243,13 @@ class GuardedGeneration:
         self._request.record.closed()
 
     async def _admit(self) -> None:
-        if self._quota is None:
+        if self._quota is None or self._reservation is not None:
             return
-        try:
-            admission = await self._quota.admit(estimated_tokens(self._request))
-        finally:
-            self._call.response_headers = self._quota.headers()
+        reservation = await reserve(self._quota, self._call, estimated_tokens(self._request))
         if self._ended:  # cancelled meanwhile
-            self._quota.withdraw(admission)
+            reservation.withdraw()
         else:
-            self._admission = admission
+            self._reservation = reservation
 
     def _saw(self, batch: list[SequenceUpdate]) -> None:
         for update in batch:
@@ -239,11 +267,11 @@ class GuardedGeneration:
         self._request.record.ended(
             outcome, error_code, counts.prompt, counts.cached, counts.generated, tuple(self._finish_reasons)
         )
-        if self._quota is not None and self._admission is not None:
+        if self._reservation is not None:
             if self._inner is None:
-                self._quota.withdraw(self._admission)
+                self._reservation.withdraw()
             else:
-                self._quota.finish(self._admission, counts.prompt + counts.generated)
+                self._reservation.finish(counts.prompt + counts.generated)
         if self._inner is not None:
             self._usage.record(self._record(counts, outcome, error_code))
 
@@ -315,10 +343,15 @@ def _number(text: str) -> float:
 
 def estimated_tokens(request: GenerationRequest) -> int:
     """Returns the tokens that are reserved for a request until its true number is known: prompts and output."""
-    num_texts = request.num_prompts - len(request.token_ids)
-    converted = max(num_texts, -(-request.num_characters // CHARS_PER_TOKEN))
-    prompt = converted + request.num_given_tokens
+    prompt = estimated_prompt_tokens(request)
     if request.pooling is not None:
         return prompt
     num_sequences = request.num_prompts * request.num_sequences
     return prompt + num_sequences * (request.params.max_tokens or limits.OUTPUT_ESTIMATE_TOKENS)
+
+
+def estimated_prompt_tokens(request: GenerationRequest) -> int:
+    """Returns the part of `estimated_tokens` for the prompts."""
+    num_texts = request.num_prompts - len(request.token_ids)
+    converted = max(num_texts, -(-request.num_characters // CHARS_PER_TOKEN))
+    return converted + request.num_given_tokens

@@ -1,6 +1,8 @@
 """The endpoints of the Responses API."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 from starlette.requests import Request
@@ -67,7 +69,7 @@ class ResponseEndpoints:
 
     async def create(self, request: Request) -> Response:
         """Creates a response: whole, as a stream, or in the background."""
-        arrival, key_name = Arrival.of(request), current_call().key.name
+        arrival = Arrival.of(request)
         data = request.state.body = await request_body.read(request.scope["headers"], request.receive)
         unsupported_params.check(read_fields(data), ResponsesBody, rules=schemas.RULES)
         body = read_body(data, schemas.RESPONSES_DECODER)
@@ -80,13 +82,20 @@ class ResponseEndpoints:
             await self._files.read_into(given.turns)
         turns = [*await self._earlier_turns(body.previous_response_id), *given.turns]
         context = await self._fetched(request, self._context(request, arrival, body, turns), turns)
+        with _withdrawn_on_error(context):
+            return await self._created(request, context, body, given, turns)
+
+    async def _created(
+        self, request: Request, context: RequestContext, body: ResponsesBody, given: Input, turns: list[Turn]
+    ) -> Response:
+        key_name, num_bytes = current_call().key.name, len(request.state.body)
         encoder = ResponseEncoder(ResponseObject(body, context), context)
 
         async def store() -> None:
-            await self._put(encoder, given, turns, len(data), key_name)
+            await self._put(encoder, given, turns, num_bytes, key_name)
 
         if body.background:
-            return await self._start(request, context, encoder, given, turns, len(data))
+            return await self._start(request, context, encoder, given, turns, num_bytes)
         return await self._serving.answer(request, context, encoder, store if body.store else nothing)
 
     async def retrieve(
@@ -175,11 +184,10 @@ class ResponseEndpoints:
             return context
         resumption: Resumption | None = getattr(request.state, "resumption", None)
         known = {} if resumption is None else resumption.fetched
-        fetched = await self._serving.backend.fetch_pictures(
-            [replace(one, file=known.get(one.url, one.file)) for one in wanted.pictures]
-        )
-        pictures.keep_files(turns, fetched)
-        return replace(context, request=replace(wanted, pictures=tuple(fetched)))
+        given = tuple([replace(one, file=known.get(one.url, one.file)) for one in wanted.pictures])
+        fetched = await self._serving.backend.fetch_pictures(replace(wanted, pictures=given))
+        pictures.keep_files(turns, fetched.pictures)
+        return replace(context, request=fetched)
 
     def _context(self, request: Request, arrival: Arrival, body: ResponsesBody, turns: list[Turn]) -> RequestContext:
         serving, request_id = self._serving, request.state.request_id
@@ -316,6 +324,17 @@ class LoggedAnswer(Response):
         async for data in self._events.read(self._first):
             await channel.write(data)
         await channel.end(b"")
+
+
+@contextlib.contextmanager
+def _withdrawn_on_error(context: RequestContext) -> Iterator[None]:
+    """Withdraws the reservation of a request that fails in the block. It has no effect if the request was run."""
+    try:
+        yield
+    except BaseException:
+        if context.request.reservation is not None:
+            context.request.reservation.withdraw()
+        raise
 
 
 def _not_in_background(response_id: str, what: str) -> ServiceError:
