@@ -24,13 +24,13 @@ The engine's own hidden sequence (`canary`) has a reserved row and does not queu
 its whole prompt, or before all others once it is `urgent`. It is not counted. Other sequences may be preempted to get
 blocks for it, as for any older sequence.
 
-Idle sequences (`idle_lane`) are scheduled after all others in each step, which may preempt them.
+Idle sequences (`idle_lane`) are scheduled after all others in each step, which may preempt them. Newcomers may get a
+step without the others (`newcomers`).
 
 Not here: stop conditions and results (`core`), and the reuse of KV by joining sequences (`reuse`). Called by `core`.
 """
 
 from bisect import bisect_left, insort
-from collections import Counter
 from operator import attrgetter
 
 from services.engine.core.beams.beam_group import rearrange
@@ -44,7 +44,8 @@ from services.engine.core.kv.swap import SwapSpace
 from services.engine.core.plan import CoreLimits, ScheduledSequence, StepPlan
 from services.engine.core.policy.batching import BatchGate
 from services.engine.core.policy.delay import AdmissionDelay
-from services.engine.core.policy.prefill_shares import divide
+from services.engine.core.policy.newcomers import NewcomerSteps
+from services.engine.core.policy.prefill_shares import shares_of
 from services.engine.core.policy.speculation import SpeculationController
 from services.engine.core.policy.waiting import WaitingQueue
 from services.engine.core.rows import RowTable
@@ -99,6 +100,7 @@ class Scheduler:
         rows = limits.max_num_seqs
         self._reserved_rows = 1 + rows // RESERVED_SHARE if rows >= RESERVING_ROWS_MIN else 0
         self._delay = AdmissionDelay(limits.scheduler_delay_factor)
+        self._newcomers = NewcomerSteps()
         self._speculation = SpeculationController()
         self.batches = BatchGate(limits.max_batch_size, limits.batch_wait_timeout)
         self._tally = tally
@@ -158,8 +160,8 @@ class Scheduler:
             self._schedule_hidden(draft)
         if may_join:
             self._schedule_large_head(draft)
-        shares = self._prefill_shares(draft.budget, may_join)
-        fits = self._schedule_running(draft, shares)
+        alone = may_join and self._schedule_newcomers(draft)
+        fits = not alone and self._schedule_running(draft, self._prefill_shares(draft.budget, may_join))
         if fits and may_join:
             self._schedule_waiting(draft)
         if fits and not self.idle.withheld:
@@ -268,7 +270,8 @@ class Scheduler:
                 if new_blocks is None:
                     return False
                 if self.rows.is_vacant(sequence.row):
-                    self._refill(sequence, draft)
+                    self.rows.fill(sequence)
+                    draft.refill(sequence)
                     new_blocks = ()
                 draft.add(sequence, num_tokens, new_blocks, draft_tokens)
             index += 1
@@ -284,16 +287,7 @@ class Scheduler:
             newcomer = None
         if not self._limits.enable_chunked_prefill or self.waiting.num_running_clients + (newcomer is not None) < 2:
             return None
-        demands = Counter[str]()
-        num_decoding = 0
-        for sequence in self.running[: self.idle.num_ordinary]:
-            if (count := sequence.num_unscheduled_tokens) > 1:
-                demands[sequence.client] += count
-            else:
-                num_decoding += count
-        if newcomer is not None:
-            demands[newcomer.client] += newcomer.num_tokens
-        return divide(budget - num_decoding, demands)
+        return shares_of(self.running[: self.idle.num_ordinary], newcomer, budget)
 
     def _cannot_join(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence is known to lack rows, blocks or an adapter slot."""
@@ -321,14 +315,6 @@ class Scheduler:
                 return None
         sequence.block_table += new_blocks
         return new_blocks
-
-    def _refill(self, beam: Sequence, draft: StepDraft) -> None:
-        """Makes the plan send a beam completely, and copy the partly filled block that it shares."""
-        self.rows.fill(beam)
-        draft.refilled.append(beam)
-        if beam.copied_block is not None:
-            draft.copies.append((beam.copied_block, beam.block_table[-1]))
-            beam.copied_block = None
 
     def _preempt(self, sequence: Sequence) -> None:
         """Preempts a sequence, or all beams of a search, which then begins anew."""
@@ -397,6 +383,21 @@ class Scheduler:
                 return
             self._join(sequence, found, draft)
 
+    def _schedule_newcomers(self, draft: StepDraft) -> bool:
+        """Schedules newcomers in a step without the running sequences (`NewcomerSteps`). Returns whether it did."""
+        others, newcomers = self.running[: self.idle.num_ordinary], self._newcomers
+        chunked = self._limits.enable_chunked_prefill
+        if not chunked or not newcomers.may_go_first(draft.step, self.waiting, others):
+            return False
+        while (head := newcomers.next(self.waiting, others, draft.num_tokens)) and not self._cannot_join(head):
+            if not self.batches.admits(head, len(draft.joined)) or not draft.limited(head, 1):
+                break
+            if (found := self._fit(head, draft.budget, self._reserve)) is None:
+                break
+            newcomers.went_first(draft.step)
+            self._join(head, found, draft)
+        return bool(draft.joined)
+
     def _next_to_join(self) -> Sequence | None:
         """Returns the waiting sequence that joins next if it fits; None if there is no row for any.
 
@@ -441,7 +442,8 @@ class Scheduler:
         the sequence would have much less to compute in the next step (`Reusable.worth_waiting`).
         """
         num_free = self._pool.num_free - spare_blocks
-        if not self._worth_a_lookup(sequence, budget, num_free):
+        known = self._shortage
+        if known is not None and known.sequence is sequence and known.goes_on(num_free, budget, self._pool):
             return None
         found = find_reusable(sequence, self._prefix_cache, self._block_size)
         if found.worth_waiting:
@@ -454,14 +456,6 @@ class Scheduler:
         first_miss = self._prefix_cache.first_miss(sequence, len(found.shared))
         self._shortage = Shortage(sequence, num_blocks, num_tokens, first_miss)
         return None
-
-    def _worth_a_lookup(self, sequence: Sequence, budget: int, num_free: int) -> bool:
-        """Returns False if the head did not fit before and still cannot. A lookup's time grows with its length."""
-        shortage = self._shortage
-        if shortage is None or shortage.sequence is not sequence:
-            return True
-        fits = shortage.num_blocks <= num_free and shortage.num_tokens <= budget
-        return fits or (shortage.first_miss is not None and self._pool.find(shortage.first_miss) is not None)
 
     def _join(self, head: Sequence, found: Reusable, draft: StepDraft) -> None:
         """Gives the head of the queue a row and blocks and schedules its tokens (chunked prefill: up to the budget)."""

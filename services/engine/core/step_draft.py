@@ -73,6 +73,13 @@ class StepDraft:
         self.room -= decodes
         self.budget = max(0, self.budget - num_tokens)
 
+    def refill(self, beam: Sequence) -> None:
+        """Makes the plan send a beam completely, and copy the partly filled block that it shares."""
+        self.refilled.append(beam)
+        if beam.copied_block is not None:
+            self.copies.append((beam.copied_block, beam.block_table[-1]))
+            beam.copied_block = None
+
     def limited(self, sequence: Sequence, num_tokens: int) -> int:
         """Returns how many of the next `num_tokens` the step can compute, given the log probabilities to report."""
         reports = sequence.num_prompt_logprobs_to_schedule

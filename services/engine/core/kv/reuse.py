@@ -16,6 +16,7 @@ from array import array
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
+from services.engine.core.kv.block_pool import BlockPool
 from services.engine.core.kv.prefix_cache import PrefixCache
 from services.engine.core.sequence import Sequence, Status
 
@@ -55,6 +56,12 @@ class Shortage:
     num_blocks: int
     num_tokens: int
     first_miss: bytes | None
+
+    def goes_on(self, num_free_blocks: int, budget: int, pool: BlockPool) -> bool:
+        """Returns whether the head still cannot fit, without a lookup, whose time grows with the head's length."""
+        if self.num_blocks <= num_free_blocks and self.num_tokens <= budget:
+            return False
+        return self.first_miss is None or pool.find(self.first_miss) is None
 
 
 def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int) -> Reusable:

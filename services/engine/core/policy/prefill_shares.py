@@ -4,7 +4,27 @@ Prompts also leave room for the next tokens of other clients' sequences. Without
 client, nothing is divided. Used only by `scheduler`.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from services.engine.core.sequence import Sequence
+
+
+def shares_of(running: Iterable[Sequence], newcomer: Sequence | None, budget: int) -> dict[str, int]:
+    """Returns how many prompt tokens each client gets in a step of `budget` tokens, after the decoding sequences.
+
+    `newcomer`: a waiting sequence that has a share too.
+    """
+    demands = Counter[str]()
+    num_decoding = 0
+    for sequence in running:
+        if (count := sequence.num_unscheduled_tokens) > 1:
+            demands[sequence.client] += count
+        else:
+            num_decoding += count
+    if newcomer is not None:
+        demands[newcomer.client] += newcomer.num_tokens
+    return divide(budget - num_decoding, demands)
 
 
 def divide(budget: int, demands: Mapping[str, int]) -> dict[str, int]:
