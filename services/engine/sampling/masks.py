@@ -42,11 +42,14 @@ def without(mask: Mask, token_ids: "Sequence[int] | NDArray[np.int64]", vocab_si
 
 
 def of_bytes(packed: bytes, vocab_size: int) -> Mask:
-    """Returns the mask in `packed`, which may cover fewer or more tokens than the vocabulary; missing ones are 0."""
+    """Returns the mask in `packed`, which may cover fewer or more tokens than the vocabulary; missing ones are 0.
+
+    The mask may be read-only.
+    """
     every = _every(vocab_size)
     words = np.frombuffer(packed, dtype="<u4", count=min(len(packed) // 4, len(every)))
     if len(words) == len(every):
-        return words & every
+        return words & every if vocab_size % BITS else words
     mask = np.zeros(len(every), dtype=np.uint32)
     mask[: len(words)] = words
     return mask & every
@@ -61,9 +64,9 @@ def _every(vocab_size: int) -> Mask:
 
 
 def forbidden(mask: Mask, vocab_size: int) -> NDArray[np.bool_]:
-    """Returns for each token whether the mask forbids it, [vocab_size]."""
-    bits = np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little")
-    return bits == 0
+    """Returns for each token whether the mask forbids it, [vocab_size]; for masks [n, words], [n, vocab_size]."""
+    bits = np.unpackbits((~mask).view(np.uint8), axis=-1, count=vocab_size, bitorder="little")
+    return bits.view(np.bool_)
 
 
 def allowed_ids(mask: Mask, vocab_size: int) -> NDArray[np.int64]:

@@ -149,12 +149,26 @@ def _adjust(logits: Tensor, batch: SamplingBatch) -> Tensor:
     add_biases(adjusted, batch)
     if len(batch.penalised):
         _penalise(adjusted, batch)
-    for row, adjustment in batch.adjustments.items():
-        # A row with an error gets no token; its mask, which may forbid all tokens, is not applied.
-        if adjustment.mask is not None and not adjustment.error:
-            forbidden = torch.from_numpy(masks.forbidden(adjustment.mask, logits.shape[1]))
-            adjusted[row].masked_fill_(forbidden.to(logits.device), float("-inf"))
+    _forbid(adjusted, batch)
     return adjusted
+
+
+def _forbid(logits: Tensor, batch: SamplingBatch) -> None:
+    """Sets the logits that the masks forbid to -inf, in place. On a CPU NumPy is faster than torch."""
+    # A row with an error gets no token; its mask, which may forbid all tokens, is not applied.
+    found = {row: one.mask for row, one in batch.adjustments.items() if one.mask is not None and not one.error}
+    for rows in _slices(np.fromiter(found, dtype=np.int64, count=len(found)), logits):
+        forbidden = masks.forbidden(np.stack([found[row] for row in rows.tolist()]), logits.shape[1])
+        if logits.device.type != "cpu":
+            places, everywhere = torch.from_numpy(rows).to(logits.device), torch.from_numpy(forbidden).to(logits.device)
+            logits[places] = logits[places].masked_fill_(everywhere, float("-inf"))
+            continue
+        values = logits.numpy()
+        if len(rows) == len(values):
+            np.copyto(values, -np.inf, where=forbidden)
+            continue
+        for row, places in zip(rows.tolist(), forbidden, strict=True):
+            np.copyto(values[row], -np.inf, where=places)
 
 
 def add_biases(logits: Tensor, batch: SamplingBatch) -> None:
