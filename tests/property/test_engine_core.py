@@ -112,7 +112,8 @@ class EngineCoreMachine(RuleBasedStateMachine):
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.ended: Counter[str] = Counter()
         self.num_generated = 0
-        self.num_copies = self.num_beams_preempted = self.num_promoted = 0
+        self.num_copies = self.num_beams_preempted = self.num_promoted = self.num_newcomer_steps = 0
+        self.newcomers_went_first = False
         for number, (kind, length) in enumerate(crowd):
             self.salts[f"c{number}"] = b""
             prompt = tuple(range(100 * (kind + 1), 100 * (kind + 1) + min(length, self.room() - 1)))
@@ -306,8 +307,15 @@ class EngineCoreMachine(RuleBasedStateMachine):
         reports = sum(share.num_prompt_logprobs for share in plan.scheduled)
         assert reports == plan.num_prompt_logprobs <= self.num_reports
         waits = oldest is not None and oldest.beams and not oldest.num_in_flight and not oldest.num_unscheduled_tokens
-        if oldest and not waits and not self.in_flight and self.limits.enable_chunked_prefill:
-            assert oldest.num_in_flight == 1, "the oldest running sequence was passed over"
+        if self.core.scheduler.newcomers.last_step == plan.step:
+            assert {share.row for share in plan.scheduled} <= {new.row for new in plan.new}
+            assert not self.newcomers_went_first, "newcomers went first twice"
+            self.newcomers_went_first = True
+            self.num_newcomer_steps += 1
+        else:
+            self.newcomers_went_first = False
+            if oldest and not waits and not self.in_flight and self.limits.enable_chunked_prefill:
+                assert oldest.num_in_flight == 1, "the oldest running sequence was passed over"
         result = self.worker.run(plan, self.salts, random.Random(seed))
         self.in_flight.append((plan, result))
 
@@ -419,6 +427,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
                 "loaded": self.transfers.num_loaded,
                 "saved": counters.kv_saved_tokens,
                 "beams preempted": self.num_beams_preempted,
+                "newcomers first": self.num_newcomer_steps,
                 "right guesses": counters.accepted_tokens,
                 "wrong guesses": counters.drafted_tokens - counters.accepted_tokens,
             }

@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from services.engine.core.policy import newcomers
 from tests.property.test_engine_core import EngineCoreMachine
 
 RUNS = 60
@@ -66,8 +67,16 @@ def submit_something(machine: EngineCoreMachine, draw: random.Random) -> None:
 
 @pytest.mark.matrix("P-01", "P-08")
 @pytest.mark.parametrize("seed", range(8))
-def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(seed: int) -> None:
+def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: Counter[str] = Counter()
+    if seed % 2:
+        # So that newcomers get steps of their own although few sequences fit.
+        monkeypatch.setattr(newcomers, "RUNNING_MIN", 1)
+        monkeypatch.setattr(newcomers, "FEW_SHARE", 2)
+        monkeypatch.setattr(newcomers, "TOKENS_FOR_EACH", 30)
+        monkeypatch.setattr(newcomers, "OTHER_STEPS", 1)
     for run in range(RUNS):
         draw = random.Random(f"{seed}/{run}")
         machine = crowded(draw)
@@ -99,3 +108,4 @@ def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(seed: int) 
         "saved",
     )
     assert min(seen[what] for what in wanted) > 0, seen
+    assert (seen["newcomers first"] > 0) == bool(seed % 2), seen

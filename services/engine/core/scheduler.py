@@ -100,7 +100,7 @@ class Scheduler:
         rows = limits.max_num_seqs
         self._reserved_rows = 1 + rows // RESERVED_SHARE if rows >= RESERVING_ROWS_MIN else 0
         self._delay = AdmissionDelay(limits.scheduler_delay_factor)
-        self._newcomers = NewcomerSteps()
+        self.newcomers = NewcomerSteps()
         self._speculation = SpeculationController()
         self.batches = BatchGate(limits.max_batch_size, limits.batch_wait_timeout)
         self._tally = tally
@@ -385,7 +385,7 @@ class Scheduler:
 
     def _schedule_newcomers(self, draft: StepDraft) -> bool:
         """Schedules newcomers in a step without the running sequences (`NewcomerSteps`). Returns whether it did."""
-        others, newcomers = self.running[: self.idle.num_ordinary], self._newcomers
+        others, newcomers = self.running[: self.idle.num_ordinary], self.newcomers
         chunked = self._limits.enable_chunked_prefill
         if not chunked or not newcomers.may_go_first(draft.step, self.waiting, others):
             return False
