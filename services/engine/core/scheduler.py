@@ -389,7 +389,11 @@ class Scheduler:
         chunked = self._limits.enable_chunked_prefill
         if not chunked or not newcomers.may_go_first(draft.step, self.waiting, others):
             return False
-        while (head := newcomers.next(self.waiting, others, draft.num_tokens)) and not self._cannot_join(head):
+        while True:
+            few_may = self._num_free_rows() > self._reserved_rows
+            head = newcomers.next(self.waiting, others, draft.num_tokens, few_may=few_may)
+            if head is None or self._cannot_join(head):
+                break
             if not self.batches.admits(head, len(draft.joined)) or not draft.limited(head, 1):
                 break
             if (found := self._fit(head, draft.budget, self._reserve)) is None:

@@ -35,12 +35,15 @@ class NewcomerSteps:
         most = waiting.num_of_largest_client
         return most >= RUNNING_MIN and 2 * most > len(running)
 
-    def next(self, waiting: WaitingQueue, running: List[Sequence], num_tokens: int) -> Sequence | None:
+    def next(
+        self, waiting: WaitingQueue, running: List[Sequence], num_tokens: int, *, few_may: bool
+    ) -> Sequence | None:
         """Returns the next newcomer for a step without the running sequences, which has `num_tokens` tokens so far.
 
-        A client of lower rank than a running sequence's does not go before it.
+        `few_may`: whether its client may have running sequences, at most a few. A client of lower rank than a running
+        sequence's does not go before it.
         """
-        head = waiting.head_of_few(waiting.num_of_largest_client // FEW_SHARE)
+        head = waiting.head_of_few(waiting.num_of_largest_client // FEW_SHARE if few_may else 0)
         if head is None or num_tokens + head.num_tokens > TOKENS_FOR_EACH * len(running):
             return None
         return head if all(head.client_priority <= one.client_priority for one in running) else None

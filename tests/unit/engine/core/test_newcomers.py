@@ -17,7 +17,7 @@ def add(core: Core, name: str, client: str, length: int = 4, priority: int = 0) 
 
 def flooded(count: int = RUNNING_MIN, client: str = "flood", **options: Any) -> Core:
     """A core in which sequences of one client decode."""
-    core = make_core(num_blocks=1024, max_num_seqs=128, budget=512, caching=False, **options)
+    core = make_core(num_blocks=1024, budget=512, caching=False, **{"max_num_seqs": 128, **options})
     for number in range(count):
         add(core, f"f{number}", client)
     step(core)
@@ -60,6 +60,16 @@ def test_a_client_with_few_running_sequences_has_newcomers() -> None:
     add(core, "last", "other")
     plan, _ = step(core)
     assert len(plan.scheduled) == RUNNING_MIN + few + 3
+
+
+def test_the_last_rows_are_kept_for_clients_that_have_nothing_running() -> None:
+    core = flooded(max_num_seqs=RUNNING_MIN + 2)
+    for name, client in (("first", "other"), ("second", "other"), ("third", "new")):
+        add(core, name, client)
+        for _ in range(OTHER_STEPS + 1):
+            step(core)
+    assert {each.sequence_id for each in core.scheduler.running} >= {"first", "third"}
+    assert core.scheduler.num_waiting == 1
 
 
 def test_the_flood_is_left_out_of_few_steps_only() -> None:
