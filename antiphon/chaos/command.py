@@ -19,7 +19,8 @@ from antiphon.chaos import report
 from antiphon.chaos.options import ChaosOptions, read_options
 from antiphon.chaos.schedule import Fault, make_schedule
 from antiphon.chaos.server import given, own_server
-from antiphon.chaos.streams import Known, Load, StreamError, learn, make_bodies
+from antiphon.chaos.stalls import STALL_AFTER_S, STALL_BEFORE_S, slowest, stalls
+from antiphon.chaos.streams import Known, Load, Outcome, StreamError, learn, make_bodies
 from antiphon.chaos.targets import NATS, Injection, Injector, find_targets
 from antiphon.inspect.invariants import Invariants, is_idle
 from antiphon.launch.readiness import ServerAddress
@@ -30,6 +31,8 @@ IDLE_S = 30.0
 KNOWN_ANSWERS = 24
 IDLE_LOOKS = 3
 """Number of consecutive observations that must find the server idle without a breach."""
+CALM_START_S, CALM_LOOK_S = 2.0, STALL_AFTER_S + STALL_BEFORE_S
+"""Time from the start of the streams until their usual gaps are measured, and between two measurements, seconds."""
 LOOK_S = 0.3
 """Time between two observations of the server's members, seconds."""
 
@@ -76,14 +79,43 @@ class _Run:
             say(f"{len(known)} answers known; {len(schedule)} faults in {options.minutes:g} min, seed {options.seed}")
             load = Load(self._server, known, self._gateway_failed, hang_s=options.hang_s, seed=options.seed)
             streaming = asyncio.create_task(load.run(options.streams))
+            calm = await self._calm()
             injections = await self._inject(schedule)
             load.stop()
             await streaming
             breaches = await settle(self._server)
+            timelines = await self._timelines([*calm, *injections], load.outcomes)
         finally:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
-        return report.make_report(options.seed, 60 * options.minutes, injections, load.outcomes, breaches)
+        duration_s = 60 * options.minutes
+        return report.make_report(
+            options.seed, duration_s, injections, load.outcomes, breaches, calm=calm, timelines=timelines
+        )
+
+    async def _calm(self) -> list[Injection]:
+        """Lets the streams run without faults. Returns moments of this time, as faults that do nothing."""
+        until = time.monotonic() + self._options.calm_s
+        found: list[Injection] = []
+        await asyncio.sleep(min(CALM_START_S, self._options.calm_s))
+        while time.monotonic() + CALM_LOOK_S < until:
+            now = time.monotonic()
+            found.append(Injection(Fault(0.0, "none", report.CALM[1], ()), now, now))
+            await asyncio.sleep(CALM_LOOK_S)
+        return found
+
+    async def _timelines(self, injections: list[Injection], outcomes: list[Outcome]) -> report.Timelines:
+        """Returns the timelines of the requests with the longest stalls after each kind of fault."""
+        kinds = {(one.fault.kind, one.fault.group) for one in injections}
+        own = ([one for one in injections if (one.fault.kind, one.fault.group) == kind] for kind in kinds)
+        stalled = [stall.outcome for faults in own for stall in slowest(stalls(faults, outcomes))]
+        ids = {outcome.answer.completion_id for outcome in stalled} - {""}
+        found: dict[str, dict[str, Any]] = {}
+        for completion_id in sorted(ids):
+            answer = await self._server.get(f"/v1/requests/{completion_id}/timeline")
+            if answer.status == 200:
+                found[completion_id] = json.loads(answer.body)
+        return report.Timelines(found, time.time() - time.monotonic())
 
     async def _learn(self) -> list[Known]:
         model = await served_model(self._server)

@@ -9,6 +9,7 @@ from antiphon.chaos.schedule import ALL_GATEWAYS, EVERY_S
 from shared.config import SettingsError
 
 MAX_TOKENS = 400
+CALM_S = 8.0
 KINDS = ("kill", "freeze", "stop")
 GROUPS = ("gateway", "tokenizer", "engine", "detokenizer", "nats", ALL_GATEWAYS)
 """Groups that `--faults` may name."""
@@ -29,6 +30,7 @@ class ChaosOptions:
     hang_s: float
     max_tokens: int
     json_path: str
+    calm_s: float
     only: tuple[tuple[str, str], ...] = ()
     """Pairs of kind and group; empty: all."""
 
@@ -40,6 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--every", type=float, default=EVERY_S, help="mean seconds between faults (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--calm", type=float, default=CALM_S, help="seconds without faults before the first one (default: %(default)s)"
     )
     parser.add_argument("--streams", type=int, default=16, help="streams at all times (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=None, help="repeats the schedule of another run (default: chance)")
@@ -72,6 +77,7 @@ def read_options(options: argparse.Namespace) -> ChaosOptions:
         hang_s=options.hang,
         max_tokens=options.max_tokens,
         json_path=options.json,
+        calm_s=options.calm,
         only=_faults(options.faults),
     )
     _check(wanted)

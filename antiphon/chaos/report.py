@@ -1,17 +1,16 @@
 """The result of a run in numbers, as a table and as JSON. Pure."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from antiphon.chaos.stalls import STALL_AFTER_S, STALL_BEFORE_S, Stall, divide, means, slowest, stalls
 from antiphon.chaos.streams import Outcome
 from antiphon.chaos.targets import Injection
 
-STALL_BEFORE_S, STALL_AFTER_S = 0.5, 1.0
-"""In seconds. A silence belongs to a fault if it ends after the fault's beginning, and begins at most the first time
-before this beginning and at most the second time after the fault's end. Overlapping faults share a silence.
-"""
+CALM = ("none", "calm")
+"""Kind and group of the row of times without a fault, whose stalls are the usual gaps between tokens."""
 PROBLEMS_SHOWN = 20
 
 
@@ -32,6 +31,16 @@ class FaultRow:
     alone: int = 0
     alone_p50_s: float = 0.0
     alone_p99_s: float = 0.0
+    parts: dict[str, float] = field(default_factory=dict[str, float])
+    """Mean seconds of each part (`stalls.PARTS`) of the longest tenth of the stalls; empty without timelines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timelines:
+    """The timelines of requests by the id of their completion. `offset_s`: see `stalls.divide`."""
+
+    by_id: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    offset_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +73,19 @@ class Report:
 
 
 def make_report(
-    seed: int, duration_s: float, injections: Sequence[Injection], outcomes: Sequence[Outcome], breaches: Sequence[str]
+    seed: int,
+    duration_s: float,
+    injections: Sequence[Injection],
+    outcomes: Sequence[Outcome],
+    breaches: Sequence[str],
+    *,
+    calm: Sequence[Injection] = (),
+    timelines: Timelines | None = None,
 ) -> Report:
-    """Counts faults and outcomes."""
-    rows = [_row(kind, group, injections, outcomes) for kind, group in _kinds(injections)]
+    """Counts faults and outcomes. `calm`: moments without a fault, as faults of the kind and group `CALM`."""
+    found = timelines or Timelines()
+    rows = [_row(*CALM, calm, outcomes, found)] if calm else []
+    rows += [_row(kind, group, injections, outcomes, found) for kind, group in _kinds(injections)]
     return Report(
         seed=seed,
         duration_s=duration_s,
@@ -92,9 +110,14 @@ def lines(report: Report) -> Iterator[str]:
         f"{'ALONE':>6} {'P50':>8} {'P99':>8}"
     )
     for row in report.faults:
-        stalls = f"{row.stall_p50_s:>8.2f} s {row.stall_p99_s:>6.2f} s {row.stall_max_s:>6.2f} s"
-        stalls += f" {row.alone:>6} {row.alone_p50_s:>6.2f} s {row.alone_p99_s:>6.2f} s" if row.alone else f" {0:>6}"
-        yield f"{row.kind:<7} {row.group:<13} {row.count:>5} {row.verified:>8} {stalls}"
+        text = f"{row.stall_p50_s:>8.2f} s {row.stall_p99_s:>6.2f} s {row.stall_max_s:>6.2f} s"
+        text += f" {row.alone:>6} {row.alone_p50_s:>6.2f} s {row.alone_p99_s:>6.2f} s" if row.alone else f" {0:>6}"
+        yield f"{row.kind:<7} {row.group:<13} {row.count:>5} {row.verified:>8} {text}"
+    yield ""
+    for row in report.faults:
+        if row.parts:
+            parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in row.parts.items())
+            yield f"LONGEST TENTH after {row.kind} {row.group}: {parts}"
     yield ""
     yield f"{'STREAMS':>8} {'TOKENS':>9} {'LOST':>6} {'REPEATED':>8} {'DIFFERING':>9} {'HUNG':>5} " + (
         f"{'RESUMED':>8} {'RETRIED':>8} {'REFUSED':>8}"
@@ -107,7 +130,7 @@ def lines(report: Report) -> Iterator[str]:
         yield f"PROBLEM  {text}"
     if (more := len(report.breaches) + len(report.problems) - PROBLEMS_SHOWN) > 0:
         yield f"         and {more} more"
-    found = sum(row.count for row in report.faults)
+    found = sum(row.count for row in report.faults if (row.kind, row.group) != CALM)
     what = "passed" if report.passed else "FAILED"
     yield f"{what}: {found} faults in {report.duration_s:.0f} s, seed {report.seed}"
 
@@ -116,26 +139,38 @@ def _kinds(injections: Sequence[Injection]) -> list[tuple[str, str]]:
     return sorted({(one.fault.kind, one.fault.group) for one in injections}, key=lambda pair: (pair[1], pair[0]))
 
 
-def _row(kind: str, group: str, injections: Sequence[Injection], outcomes: Sequence[Outcome]) -> FaultRow:
+def _row(
+    kind: str, group: str, injections: Sequence[Injection], outcomes: Sequence[Outcome], timelines: Timelines
+) -> FaultRow:
     own = [one for one in injections if (one.fault.kind, one.fault.group) == (kind, group)]
-    stalls, alone = _stalls(own, outcomes), [one for one in own if _is_alone(one, injections)]
-    own_stalls = _stalls(alone, outcomes)
+    found, alone = stalls(own, outcomes), [one for one in own if _is_alone(one, injections)]
+    seconds = [one.duration_s for one in found]
+    own_seconds = [one.duration_s for one in stalls(alone, outcomes)]
     return FaultRow(
         kind,
         group,
         len(own),
         sum(one.verified for one in own),
-        percentile(stalls, 0.5),
-        percentile(stalls, 0.99),
-        max(stalls, default=0.0),
+        percentile(seconds, 0.5),
+        percentile(seconds, 0.99),
+        max(seconds, default=0.0),
         len(alone),
-        percentile(own_stalls, 0.5),
-        percentile(own_stalls, 0.99),
+        percentile(own_seconds, 0.5),
+        percentile(own_seconds, 0.99),
+        _parts(found, timelines),
     )
 
 
-def _stalls(injections: Sequence[Injection], outcomes: Sequence[Outcome]) -> list[float]:
-    return sorted(stall for one in injections for outcome in outcomes for stall in _stall(one, outcome))
+def _parts(found: Sequence[Stall], timelines: Timelines) -> dict[str, float]:
+    if not timelines.by_id or not found:
+        return {}
+    timeline_of = timelines.by_id.get
+    return means(
+        [
+            divide(one.began_s, one.ended_s, timeline_of(one.outcome.answer.completion_id), timelines.offset_s)
+            for one in slowest(found)
+        ]
+    )
 
 
 def _is_alone(injection: Injection, injections: Sequence[Injection]) -> bool:
@@ -148,16 +183,6 @@ def _is_alone(injection: Injection, injections: Sequence[Injection]) -> bool:
 
 def _end_s(injection: Injection) -> float:
     return max(injection.ended_s, injection.began_s + injection.fault.duration_s)
-
-
-def _stall(injection: Injection, outcome: Outcome) -> Iterator[float]:
-    """Yields the longest silence of a stream around a fault, if the stream was open at its beginning."""
-    if not outcome.began_s <= injection.began_s <= outcome.ended_s:
-        return
-    first_s = injection.began_s - STALL_BEFORE_S
-    last_s = injection.began_s + injection.fault.duration_s + STALL_AFTER_S
-    own = (end - begin for begin, end in outcome.gaps if end >= injection.began_s and first_s <= begin <= last_s)
-    yield max(own, default=0.0)
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-FaultKind = Literal["kill", "freeze", "stop"]
-"""`stop`: ended with SIGTERM, as in a rolling update, and started again."""
+FaultKind = Literal["kill", "freeze", "stop", "none"]
+"""`stop`: ended with SIGTERM, as in a rolling update, and started again. `none`: a moment without a fault; it is not
+part of a schedule."""
 ALL_GATEWAYS = "all gateways"
 """Group of the faults that hit every gateway at once."""
 EVERY_S = 2.5

@@ -21,6 +21,8 @@ READY_S = 180.0
 END_S = 40.0
 """Longest wait for the server's end after SIGTERM, seconds."""
 REPLICAS = 2
+RECORDS = 4096
+"""Finished requests of which each gateway keeps the timeline, for the parts of stalls."""
 LAST_LINES = 20
 _RUN_DIRECTORY = re.compile(r"antiphon-(\d+)-\w+")
 _URL = re.compile(r"^ +console +(http\S+)")
@@ -69,7 +71,7 @@ async def own_server(model: str) -> AsyncIterator[tuple[ServerAddress, int]]:
 
 def _argv(model: str) -> list[str]:
     flags = [f"--{service}={REPLICAS}" for service in ("gateways", "tokenizers", "engines", "detokenizers")]
-    flags += ["--port=0", "--log-level=error", "--kv-cache-memory-gb=0.25"]
+    flags += ["--port=0", "--log-level=error", "--kv-cache-memory-gb=0.25", f"--record-requests={RECORDS}"]
     return [sys.executable, "-m", "antiphon", "serve", *([f"--model={model}"] if model else []), *flags]
 
 

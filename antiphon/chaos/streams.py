@@ -44,6 +44,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
+    id: str = ""
     choices: list[_Choice] = []
     error: Any = None
 
@@ -74,6 +75,8 @@ class Answer:
     """The `id` of the last event, after which the stream can be resumed; empty if events have no ids."""
     is_forgotten: bool = False
     """Whether the server no longer knows the stream to be resumed."""
+    completion_id: str = ""
+    """The `id` of the completion, by which the server finds the timeline of the request."""
     gaps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     last_s: float | None = None
     """Time of the last event, possibly on an earlier connection; None before the first one."""
@@ -232,6 +235,7 @@ async def ask(server: ServerAddress, body: dict[str, Any], answer: Answer) -> An
             if now - last_s >= GAP_S:
                 answer.gaps.append((last_s, now))
             last_s = answer.last_s = now
+            answer.completion_id = chunk.id or answer.completion_id
             for choice in chunk.choices:
                 answer.token_ids += choice.token_ids
                 answer.text += choice.text

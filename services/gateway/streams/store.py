@@ -6,10 +6,10 @@ import msgspec
 
 from services.gateway.pictures.kept import KeptPictures
 from services.gateway.streams.body_pictures import WholeBody, whole_body
+from services.gateway.streams.journal_reader import JournalReader
 from services.gateway.streams.record import (
     JournalEntry,
     StreamRecord,
-    decoded_entries,
     decoded_record,
     encoded,
 )
@@ -52,6 +52,7 @@ class StreamStore:
             ),
             timeout_s=limits.STREAM_STORE_TIMEOUT_S,
         )
+        self._reader = JournalReader(self._journals)
 
     async def open(self) -> None:
         """Creates the logs if they do not exist."""
@@ -88,10 +89,7 @@ class StreamStore:
     async def journal(self, record: StreamRecord) -> list[JournalEntry]:
         """Returns the entries of a record's owner for its stream, in order."""
         subject = self._subjects.stream_journal(record.owner_id, record.owner_instance_id)
-        found: list[JournalEntry] = []
-        for logged in await self._journals.all_following(subject, max(1, record.journal_from)):
-            found += [entry for entry in decoded_entries(logged.payload) if entry.request_id == record.request_id]
-        return found
+        return await self._reader.entries(subject, max(1, record.journal_from), record.request_id)
 
 
 async def body_of(record: StreamRecord, pictures: KeptPictures) -> WholeBody:
