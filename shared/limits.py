@@ -334,6 +334,9 @@ four intervals of an engine, so that a single lost or late heartbeat does not co
 LEASE_INTERVALS = 3
 """Number of its own heartbeat intervals for which a member may be silent before it counts as dead. It gives members
 with longer intervals a longer lease."""
+PROBE_INTERVALS = 1.5
+"""Heartbeat intervals of silence after which a gateway asks the bus whether the process of an engine or a detokenizer
+still exists. One heartbeat is then missing. A process that has ended is known before its lease expires."""
 SUBMIT_TIMEOUT_S = 0.5
 """Time to wait for the answer to a `SubmitBatch`, besides the time for its size (`SUBMIT_BYTES_PER_S`). The batch is
 then sent once more; after a second timeout the engine counts as not answering."""

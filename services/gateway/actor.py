@@ -19,6 +19,7 @@ from services.gateway.pictures.remote import RemotePictures
 from services.gateway.pictures.store import PictureStore
 from services.gateway.record import BusRecordDirectory, Recorder
 from services.gateway.requests.bus_wait import BusWait
+from services.gateway.requests.death_probe import DeathProbe
 from services.gateway.requests.gateway_parts import GatewayParts
 from services.gateway.requests.lockstep.coordinator import Lockstep
 from services.gateway.requests.lockstep.trust import Trust
@@ -112,18 +113,11 @@ class GatewayActor(Actor):
         source = host.subjects.gateway_pictures(host.id, host.instance_id)
         self.pictures = PictureStore(remote_pictures or RemotePictures(""), source)
         self._clients = clients
+        self._probe = DeathProbe(host, self.members, clients, self._lost)
         self._parts = GatewayParts(
-            host,
-            self.members,
-            router,
-            clients,
-            Dispatcher(host, self.members, router, clients, trust),
-            watch,
-            Moves(),
-            self.pictures,
-            self.lockstep,
-            BusWait(host),
-        )
+            host, self.members, router, clients, Dispatcher(host, self.members, router, clients, trust),
+            watch, Moves(), self.pictures, self.lockstep, BusWait(host),
+        )  # fmt: skip
         self.engine_controls = EngineControls(host, self.members, self._parts.moves)
         self._num_requests = self._num_ended = self._num_sequences = self._num_idle = 0
         """`_num_idle`: of the sequences, those whose requests came for the idle lane."""
@@ -452,6 +446,7 @@ class GatewayActor(Actor):
         if not self._stood_still(now):
             for lost in self.members.expire(now):
                 self._lost(Address(lost.id, lost.instance_id))
+            self._probe.tick(now)
             self._tick_requests(now)
             self._parts.dispatcher.expire(now)
         if not self.requests:

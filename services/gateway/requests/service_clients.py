@@ -22,6 +22,7 @@ from shared.messages import (
     EncodePicture,
     ErrorReply,
     Message,
+    OpenBatch,
     OpenBatchReply,
     OpenStream,
     PictureEncoded,
@@ -30,6 +31,7 @@ from shared.messages import (
     Retarget,
     SelfTest,
     SequenceRef,
+    SubmitBatch,
     SubmitBatchReply,
     TokenizeReply,
     TokenizeRequest,
@@ -127,6 +129,22 @@ class ServiceClients:
             reply = await self._ask(self._engine(engine), batch, _SUBMITTED, timeout_s)
         assert isinstance(reply, SubmitBatchReply)
         return reply
+
+    async def is_gone(self, service: str, member: Address) -> bool:
+        """Whether the process of an engine or a detokenizer has ended: nobody subscribes to its subject any more.
+
+        False also if it does not answer within a lease.
+        """
+        is_engine = service == "engine"
+        subject = self._engine(member) if is_engine else self._detokenizer(member)
+        nothing = SubmitBatch(()) if is_engine else OpenBatch(())
+        try:
+            await self._host.transport.request(subject, encode(nothing), timeout_s=limits.LEASE_S)
+        except NoRespondersError:
+            return True
+        except (RequestTimeoutError, ServiceError):
+            return False
+        return False
 
     async def ask_progress(self, engine: Address, sequences: tuple[SequenceRef, ...]) -> None:
         """Asks the engine for the progress of sequences. `ProgressReply` comes to this gateway's control subject."""
