@@ -22,6 +22,12 @@ CRASHES_MAX, WINDOW_S = 20, 600.0
 """A child with more crashes than this in the window (seconds) is given up, even if every start was successful."""
 AGAIN_S = 0.5
 """Seconds before the restart of a child that requested it by its exit code, which does not count as a crash."""
+REPLICAS_S = 1.0
+"""Least time until the restart of a child with running replicas, seconds. The replicas take over its work in this time,
+and on a machine with few cores the start of a process would delay them.
+"""
+REPLICAS_LOOK_S = 0.1
+"""Interval of the checks whether these replicas still run, seconds."""
 KILL_WAIT_S = 5.0
 """Longest wait in seconds for the end of a process after SIGKILL."""
 
@@ -148,12 +154,30 @@ class Fleet:
             if isinstance(verdict, Failure):
                 self._give_up(member, verdict)
                 return
+            wait_s = max(verdict, REPLICAS_S) if self._has_replicas(member) else verdict
             self._sink(
-                "antiphon", f"{member.spec.name} ended ({describe(exit_code)}); it starts again in {verdict:.1f} s"
+                "antiphon", f"{member.spec.name} ended ({describe(exit_code)}); it starts again in {wait_s:.1f} s"
             )
+            await self._pause(member, verdict, now + wait_s)
+
+    async def _pause(self, member: _Member, least_s: float, until: float) -> None:
+        """Waits `least_s` seconds, and until `until` (monotonic seconds) as long as replicas of the child run.
+
+        Returns early if the child is stopped.
+        """
+        pause_s = least_s
+        while not member.stopping.is_set():
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(verdict):
+                async with asyncio.timeout(pause_s):
                     await member.stopping.wait()
+            pause_s = min(REPLICAS_LOOK_S, until - time.monotonic())
+            if pause_s <= 0 or not self._has_replicas(member):
+                return
+
+    def _has_replicas(self, member: _Member) -> bool:
+        spec = member.spec
+        others = (m for m in self._members if m is not member and m.child is not None and m.child.running)
+        return any((m.spec.service, m.spec.model) == (spec.service, spec.model) for m in others)
 
     async def _run_once(self, member: _Member) -> int:
         member.child = Child(member.spec, self._sink)

@@ -100,6 +100,34 @@ async def test_a_killed_child_is_started_again(fleet: Fleet, output: Output) -> 
     assert any("SIGKILL" in line for name, line in output.lines if name == "antiphon")
 
 
+async def test_a_child_with_a_running_replica_leaves_it_the_processor_first(
+    fleet: Fleet, output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.supervision.fleet.REPLICAS_S", 3600.0)
+    fleet.start([spec("a-1", SLEEPER), spec("a-2", SLEEPER), spec("b", SLEEPER)])
+    for name in ("a-1", "a-2", "b"):
+        await output.until_up(name)
+    pids = fleet.pids()
+    os.kill(pids["a-1"], signal.SIGKILL)
+    os.kill(pids["b"], signal.SIGKILL)
+    await output.until_up("b", 2)  # one without replicas is started at once
+    assert ("antiphon", "a-1 ended (SIGKILL); it starts again in 3600.0 s") in output.lines
+    assert "a-1" not in fleet.pids()
+    os.kill(pids["a-2"], signal.SIGKILL)
+    await output.until_up("a-1", 2)  # without a running replica it does not wait any longer
+    await output.until_up("a-2", 2)
+
+
+async def test_a_child_of_another_model_is_no_replica(
+    fleet: Fleet, output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.supervision.fleet.REPLICAS_S", 3600.0)
+    fleet.start([spec("a-1", SLEEPER, model="one"), spec("a-2", SLEEPER, model="two")])
+    await output.until_up("a-1")
+    os.kill(fleet.pids()["a-1"], signal.SIGKILL)
+    await output.until_up("a-1", 2)
+
+
 async def test_a_configuration_error_is_not_tried_again(fleet: Fleet, output: Output) -> None:
     fleet.start([spec("a", "print('--port: impossible'); raise SystemExit(78)"), spec("b", SLEEPER)])
     failure = await asyncio.wait_for(fleet.failed, 10)

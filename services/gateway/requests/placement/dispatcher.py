@@ -290,7 +290,7 @@ class Dispatcher:
         to_engines: dict[Address, list[tuple[Placement, Submit]]] = defaultdict(list)
         to_prefills: dict[Address, list[tuple[Placement, Submit]]] = defaultdict(list)
         to_detokenizers: dict[Address, list[tuple[Placement, OpenStream]]] = defaultdict(list)
-        for placement in placed:
+        for placement in sorted(placed, key=_turn):
             candidate = placement.candidate
             messages, index, prefill = candidate.messages, candidate.index, candidate.sequence.prefill
             to_engines[placement.engine].append((placement, messages.submit(index)))
@@ -419,6 +419,17 @@ class Placement:
         self._outcomes_left -= 1
         if not self._outcomes_left:
             self._settled(self)
+
+
+def _turn(placement: Placement) -> tuple[bool, int]:
+    """Returns the order in which sequences that are placed at the same time are sent to engines.
+
+    After the loss of an engine, sequences with output come first, those with the fewest tokens before the others: their
+    clients wait in mid-stream, and all tokens must be computed again. In the order of arrival, the longest would delay
+    all others. New sequences keep their order.
+    """
+    candidate, num_output = placement.candidate, len(placement.candidate.sequence.token_ids)
+    return (False, candidate.num_tokens + num_output) if num_output else (True, 0)
 
 
 def _batches(
