@@ -19,8 +19,8 @@ from antiphon.chaos import report
 from antiphon.chaos.options import ChaosOptions, read_options
 from antiphon.chaos.schedule import Fault, make_schedule
 from antiphon.chaos.server import given, own_server
-from antiphon.chaos.stalls import STALL_AFTER_S, STALL_BEFORE_S, slowest, stalls
-from antiphon.chaos.streams import Known, Load, Outcome, StreamError, learn, make_bodies
+from antiphon.chaos.stalls import STALL_AFTER_S, STALL_BEFORE_S
+from antiphon.chaos.streams import Known, Load, StreamError, learn, make_bodies
 from antiphon.chaos.targets import NATS, Injection, Injector, find_targets
 from antiphon.inspect.invariants import Invariants, is_idle
 from antiphon.launch.readiness import ServerAddress
@@ -84,13 +84,13 @@ class _Run:
             load.stop()
             await streaming
             breaches = await settle(self._server)
-            timelines = await self._timelines([*calm, *injections], load.outcomes)
         finally:
             looking.cancel()
             await asyncio.gather(looking, return_exceptions=True)
         duration_s = 60 * options.minutes
+        offset_s = time.time() - time.monotonic()
         return report.make_report(
-            options.seed, duration_s, injections, load.outcomes, breaches, calm=calm, timelines=timelines
+            options.seed, duration_s, injections, load.outcomes, breaches, calm=calm, offset_s=offset_s
         )
 
     async def _calm(self) -> list[Injection]:
@@ -103,19 +103,6 @@ class _Run:
             found.append(Injection(Fault(0.0, "none", report.CALM[1], ()), now, now))
             await asyncio.sleep(CALM_LOOK_S)
         return found
-
-    async def _timelines(self, injections: list[Injection], outcomes: list[Outcome]) -> report.Timelines:
-        """Returns the timelines of the requests with the longest stalls after each kind of fault."""
-        kinds = {(one.fault.kind, one.fault.group) for one in injections}
-        own = ([one for one in injections if (one.fault.kind, one.fault.group) == kind] for kind in kinds)
-        stalled = [stall.outcome for faults in own for stall in slowest(stalls(faults, outcomes))]
-        ids = {outcome.answer.completion_id for outcome in stalled} - {""}
-        found: dict[str, dict[str, Any]] = {}
-        for completion_id in sorted(ids):
-            answer = await self._server.get(f"/v1/requests/{completion_id}/timeline")
-            if answer.status == 200:
-                found[completion_id] = json.loads(answer.body)
-        return report.Timelines(found, time.time() - time.monotonic())
 
     async def _learn(self) -> list[Known]:
         model = await served_model(self._server)

@@ -105,6 +105,8 @@ def _check(options: ChaosOptions) -> None:
             raise SettingsError(
                 f"--{name.removesuffix('_s').replace('_', '-')}: {getattr(options, name)} is not above 0"
             )
+    if options.calm_s < 0:
+        raise SettingsError(f"--calm: {options.calm_s} is below 0")
     if bool(options.url) != bool(options.run_directory):
         raise SettingsError("--url and --run-directory belong together: the address of a server, and its processes")
     if options.token and not options.url:

@@ -1,7 +1,7 @@
 """The result of a run in numbers, as a table and as JSON. Pure."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -33,14 +33,6 @@ class FaultRow:
     alone_p99_s: float = 0.0
     parts: dict[str, float] = field(default_factory=dict[str, float])
     """Mean seconds of each part (`stalls.PARTS`) of the longest tenth of the stalls; empty without timelines."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timelines:
-    """The timelines of requests by the id of their completion. `offset_s`: see `stalls.divide`."""
-
-    by_id: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
-    offset_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +72,14 @@ def make_report(
     breaches: Sequence[str],
     *,
     calm: Sequence[Injection] = (),
-    timelines: Timelines | None = None,
+    offset_s: float = 0.0,
 ) -> Report:
-    """Counts faults and outcomes. `calm`: moments without a fault, as faults of the kind and group `CALM`."""
-    found = timelines or Timelines()
-    rows = [_row(*CALM, calm, outcomes, found)] if calm else []
-    rows += [_row(kind, group, injections, outcomes, found) for kind, group in _kinds(injections)]
+    """Counts faults and outcomes.
+
+    `calm`: moments without a fault, as faults of the kind and group `CALM`. `offset_s`: see `stalls.divide`.
+    """
+    rows = [_row(*CALM, calm, outcomes, offset_s)] if calm else []
+    rows += [_row(kind, group, injections, outcomes, offset_s) for kind, group in _kinds(injections)]
     return Report(
         seed=seed,
         duration_s=duration_s,
@@ -140,7 +134,7 @@ def _kinds(injections: Sequence[Injection]) -> list[tuple[str, str]]:
 
 
 def _row(
-    kind: str, group: str, injections: Sequence[Injection], outcomes: Sequence[Outcome], timelines: Timelines
+    kind: str, group: str, injections: Sequence[Injection], outcomes: Sequence[Outcome], offset_s: float
 ) -> FaultRow:
     own = [one for one in injections if (one.fault.kind, one.fault.group) == (kind, group)]
     found, alone = stalls(own, outcomes), [one for one in own if _is_alone(one, injections)]
@@ -157,20 +151,15 @@ def _row(
         len(alone),
         percentile(own_seconds, 0.5),
         percentile(own_seconds, 0.99),
-        _parts(found, timelines),
+        _parts(found, offset_s),
     )
 
 
-def _parts(found: Sequence[Stall], timelines: Timelines) -> dict[str, float]:
-    if not timelines.by_id or not found:
+def _parts(found: Sequence[Stall], offset_s: float) -> dict[str, float]:
+    longest = slowest(found)
+    if not any(one.outcome.timeline for one in longest):
         return {}
-    timeline_of = timelines.by_id.get
-    return means(
-        [
-            divide(one.began_s, one.ended_s, timeline_of(one.outcome.answer.completion_id), timelines.offset_s)
-            for one in slowest(found)
-        ]
-    )
+    return means([divide(one.began_s, one.ended_s, one.outcome.timeline, offset_s) for one in longest])
 
 
 def _is_alone(injection: Injection, injections: Sequence[Injection]) -> bool:

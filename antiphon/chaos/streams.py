@@ -25,6 +25,8 @@ RETRY_S = (0.1, 2.0)
 """Bounds of the wait before a refused or interrupted request is sent again, seconds."""
 GAP_S = 0.02
 """Shortest time between two events that is remembered as a gap, seconds."""
+LONG_GAP_S = 0.25
+"""Shortest gap for whose explanation the timeline of the request is read, seconds."""
 _WORDS = ("the sea", "a letter", "seven birds", "an old clock", "the city", "two friends", "rain", "a long road")
 _WAYS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -97,6 +99,8 @@ class Outcome:
     hung: bool = False
     gaps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     problem: str = ""
+    timeline: dict[str, Any] | None = None
+    """The timeline of the request if it had a gap of `LONG_GAP_S`. None as well if its gateway has died since then."""
 
 
 def make_bodies(model: str, count: int, max_tokens: int, seed: int) -> list[dict[str, Any]]:
@@ -162,7 +166,10 @@ class Load:
         while not self._stopping.is_set():
             self.live += 1
             try:
-                self.outcomes.append(await self._stream(self._chance.choice(self._known)))
+                outcome = await self._stream(self._chance.choice(self._known))
+                self.outcomes.append(outcome)
+                if any(end - begin >= LONG_GAP_S for begin, end in outcome.gaps):
+                    outcome.timeline = await timeline_of(self._server, outcome.answer.completion_id)
             finally:
                 self.live -= 1
 
@@ -211,6 +218,12 @@ class Load:
         await asyncio.wait({task})
         outcome.gaps += answer.gaps[gaps:]
         return answer
+
+
+async def timeline_of(server: ServerAddress, completion_id: str) -> dict[str, Any] | None:
+    """Returns the timeline of a request; None if the server does not have it."""
+    answer = await server.get(f"/v1/requests/{completion_id}/timeline")
+    return json.loads(answer.body) if completion_id and answer.status == 200 else None
 
 
 def _judge(known: Known, answer: Answer) -> Difference:

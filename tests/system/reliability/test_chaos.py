@@ -44,13 +44,15 @@ def _run_directory(served: Served) -> str:
 def test_a_short_run_loses_nothing(served: Served, tmp_path: Path):
     report = tmp_path / "report.json"
     done = _antiphon(
-        "chaos", "--minutes=0.12", "--streams=4", "--seed=3", "--max-tokens=60", f"--json={report}", f"--token={KEY}",
+        "chaos", "--minutes=0.12", "--streams=4", "--seed=3", "--max-tokens=60", "--calm=4",
+        f"--json={report}", f"--token={KEY}",
         f"--url={served.url}", f"--run-directory={_run_directory(served)}",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(report.read_text())
     assert found["passed"] is True
     assert (found["lost"], found["repeated"], found["differing"], found["hung"]) == (0, 0, 0, 0)
+    assert found["faults"][0]["kind"] == "none"
     assert found["streams"] > 0
     assert found["tokens"] > 0
     assert sum(row["count"] for row in found["faults"]) == sum(row["verified"] for row in found["faults"]) > 0

@@ -18,6 +18,7 @@ def read(*words: str) -> None:
     ("words", "named"),
     [
         (["--minutes=0"], "--minutes"),
+        (["--calm=-1"], "--calm"),
         (["--url=http://127.0.0.1:1"], "--run-directory"),
         (["--url=http://127.0.0.1:1", "--run-directory=/tmp/antiphon-1-x", "--model=m"], "--model"),
         (["--token=k"], "--token"),

@@ -68,3 +68,19 @@ def test_faults_without_another_one_beside_them_have_stalls_of_their_own():
     frozen = next(row for row in report.faults if row.group == "nats")
     assert (frozen.alone, frozen.alone_p99_s) == (0, 0.0)
     assert any(line.endswith("1   1.00 s   1.00 s") for line in lines(report))
+
+
+def test_calm_moments_have_a_row_but_are_no_faults():
+    calm = [Injection(Fault(0.0, "none", "calm", ()), 109.5, 109.5)]
+    report = make_report(1, 60, [KILL], [GOOD], [], calm=calm)
+    assert [(row.kind, row.group) for row in report.faults] == [("none", "calm"), ("kill", "engine")]
+    assert round(report.faults[0].stall_max_s, 6) == 9.0
+    assert list(lines(report))[-1].startswith("passed: 1 faults")
+
+
+def test_the_parts_of_the_longest_stalls_are_told():
+    timeline = {"created": 0.0, "admitted_s": None, "tokenized_s": None, "sequences": []}
+    report = make_report(1, 60, [KILL], [replace(GOOD, timeline=timeline)], [])
+    assert {name: round(seconds, 6) for name, seconds in report.faults[0].parts.items()} == {"client": 1.0}
+    assert any(line == "LONGEST TENTH after kill engine: client 1.00 s" for line in lines(report))
+    assert not any(line.startswith("LONGEST") for line in lines(make_report(1, 60, [KILL], [GOOD], [])))
