@@ -1,16 +1,20 @@
 """Reads the journals of other gateways for streams that are taken over: one read for all streams of a gateway.
 
-When a gateway dies, the clients of all its streams reconnect at the same time, and each message of its journal has
-tokens of many of them. A read for each stream would read the whole journal once for each of them.
+When a gateway dies, the clients of all its streams reconnect within tenths of a second, and each message of its journal
+has tokens of many of them. A read for each stream would read the whole journal once for each of them. Here a read is
+kept for some seconds, and later reads begin behind it.
 """
 
 import asyncio
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.gateway.streams.record import JournalEntry, decoded_entries
 from shared.actors.background import Background
 from shared.actors.durable_log import DurableLog
+
+KEPT_S = 5.0
+"""Time for which a read of a journal is kept for further streams, seconds."""
 
 
 @dataclass(slots=True)
@@ -22,6 +26,19 @@ class _Claim:
     entries: "asyncio.Future[list[JournalEntry]]"
 
 
+@dataclass(slots=True)
+class _Journal:
+    """What was read of a journal: entries from sequence number `first` on, by stream, with their sequence numbers."""
+
+    first: int
+    next: int
+    """Sequence number from which on nothing was read yet."""
+    entries: dict[str, list[tuple[int, JournalEntry]]] = field(
+        default_factory=lambda: defaultdict[str, list[tuple[int, JournalEntry]]](list)
+    )
+    forgetting: asyncio.TimerHandle | None = None
+
+
 class JournalReader:
     """Reads journals from `log`. Streams that ask while a read runs share the next one, so none gets an older state."""
 
@@ -29,6 +46,7 @@ class JournalReader:
         self._log = log
         self._waiting: dict[str, list[_Claim]] = {}
         """By subject: the streams for the next read. A subject is in it while it is read."""
+        self._journals: dict[str, _Journal] = {}
         self._background = Background("a journal could not be read")
 
     async def entries(self, subject: str, first: int, request_id: str) -> list[JournalEntry]:
@@ -45,7 +63,7 @@ class JournalReader:
         while claims := self._waiting[subject]:
             self._waiting[subject] = []
             try:
-                found = await self._entries(subject, claims)
+                journal = await self._known_to(subject, min(claim.first for claim in claims))
             except Exception as error:  # the callers raise it
                 for claim in claims:
                     if not claim.entries.done():
@@ -53,16 +71,20 @@ class JournalReader:
                 continue
             for claim in claims:
                 if not claim.entries.done():  # its client may have gone
-                    logged = found[claim.request_id]
+                    logged = journal.entries.get(claim.request_id, [])
                     claim.entries.set_result([entry for sequence, entry in logged if sequence >= claim.first])
         del self._waiting[subject]
 
-    async def _entries(self, subject: str, claims: list[_Claim]) -> dict[str, list[tuple[int, JournalEntry]]]:
-        """Returns the entries of each stream with the sequence numbers of their messages."""
-        wanted = {claim.request_id for claim in claims}
-        found: dict[str, list[tuple[int, JournalEntry]]] = defaultdict(list)
-        for logged in await self._log.all_following(subject, min(claim.first for claim in claims)):
+    async def _known_to(self, subject: str, first: int) -> _Journal:
+        """Returns a journal from `first` on, read up to its present end."""
+        journal = self._journals.get(subject)
+        if journal is None or first < journal.first:
+            journal = self._journals[subject] = _Journal(first, first)
+        for logged in await self._log.all_following(subject, journal.next):
             for entry in decoded_entries(logged.payload):
-                if entry.request_id in wanted:
-                    found[entry.request_id].append((logged.sequence, entry))
-        return found
+                journal.entries[entry.request_id].append((logged.sequence, entry))
+            journal.next = logged.sequence + 1
+        if journal.forgetting is not None:
+            journal.forgetting.cancel()
+        journal.forgetting = asyncio.get_running_loop().call_later(KEPT_S, self._journals.pop, subject, None)
+        return journal

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from services.gateway.streams import journal_reader
 from services.gateway.streams.journal_reader import JournalReader
 from services.gateway.streams.record import JournalEntry, Progress, encoded
 from shared.actors.durable_log import Logged, LogUnavailableError
@@ -58,6 +59,28 @@ async def test_a_stream_that_asks_during_a_read_gets_what_was_written_before_it_
     log.messages.append([entry("r1", 0)])
     assert await reader.entries(JOURNAL, 1, "r1") == [entry("r1", 0)]
     assert await first == [entry("r0", 0)]
+
+
+async def test_a_later_stream_reads_only_what_has_been_added_since() -> None:
+    log = CountedLog([[entry(name, position) for name in NAMES] for position in range(5)])
+    reader = reader_of(log)
+    assert len(await reader.entries(JOURNAL, 2, "r0")) == 4
+    assert len(await reader.entries(JOURNAL, 3, "r1")) == 3
+    log.messages.append([entry("r1", 5)])
+    assert await reader.entries(JOURNAL, 5, "r1") == [entry("r1", 4), entry("r1", 5)]
+    assert log.reads == [2, 6, 6]
+    assert len(await reader.entries(JOURNAL, 1, "r2")) == 5  # it needs what was not read
+    assert log.reads == [2, 6, 6, 1]
+
+
+async def test_a_journal_is_forgotten_after_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_reader, "KEPT_S", 0.0)
+    log = CountedLog([[entry("r0", 0)]])
+    reader = reader_of(log)
+    for _ in range(2):
+        assert await reader.entries(JOURNAL, 1, "r0") == [entry("r0", 0)]
+        await asyncio.sleep(0.01)
+    assert log.reads == [1, 1]
 
 
 async def test_a_failed_read_fails_the_streams_that_waited_for_it_and_no_later_ones() -> None:
