@@ -57,7 +57,7 @@ class Injection:
 def find_targets(launcher: int) -> dict[str, Target]:
     """Returns the running children of the process `launcher` that are services or the bus, by name."""
     found: dict[str, Target] = {}
-    for path in Path("/proc").glob("[0-9]*"):
+    for path in _children(launcher):
         with contextlib.suppress(OSError, IndexError, ValueError):
             state, parent = (path / "stat").read_text().rpartition(")")[2].split()[:2]
             if int(parent) != launcher or state in "ZX":
@@ -66,6 +66,18 @@ def find_targets(launcher: int) -> dict[str, Target]:
             if target is not None:
                 found[target.name] = target
     return found
+
+
+def _children(launcher: int) -> list[Path]:
+    """Returns the directories in /proc of a process's children, and of other processes if the kernel does not tell.
+
+    The list of the kernel is read many times while a process is started again. Reading all of /proc would take the
+    processor from the server and delay the streams, which are read by the same event loop.
+    """
+    with contextlib.suppress(OSError):
+        tasks = Path(f"/proc/{launcher}/task").iterdir()
+        return [Path("/proc", pid) for task in tasks for pid in (task / "children").read_text().split()]
+    return list(Path("/proc").glob("[0-9]*"))
 
 
 def _target(words: Sequence[str], pid: int) -> Target | None:

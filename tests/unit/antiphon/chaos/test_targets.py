@@ -53,6 +53,15 @@ def _fault(kind, duration_s: float = 0.0) -> Fault:
     return Fault(0.0, kind, "engine", ("engine-1",), duration_s)
 
 
+async def test_only_the_children_of_the_launcher_are_looked_at_if_the_kernel_lists_them():
+    async with _launcher(restarts=True) as launcher:
+        assert [path.name for path in targets._children(launcher)] == [str(find_targets(launcher)["engine-1"].pid)]
+
+
+def test_without_that_list_all_processes_are_looked_at():
+    assert str(os.getpid()) in [path.name for path in targets._children(-1)]
+
+
 async def test_a_kill_ends_when_the_process_has_been_started_again():
     async with _launcher(restarts=True) as launcher:
         before = find_targets(launcher)["engine-1"].pid
