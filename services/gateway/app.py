@@ -4,12 +4,12 @@ The endpoints are in one package for each API: `openai`, `native`, `anthropic`, 
 `batches`.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 from prometheus_client.registry import Collector
-from starlette.applications import Starlette
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from services.gateway import anthropic, batches, native, ollama, responses
@@ -33,10 +33,8 @@ from services.gateway.files.store import FileStore
 from services.gateway.generation import Backend
 from services.gateway.http import errors as http_errors
 from services.gateway.http.auth import ApiKeys
-from services.gateway.http.documentation import Documentation
 from services.gateway.http.edge import Edge
 from services.gateway.http.in_process import InProcessClient
-from services.gateway.http.routes import ApiRoute
 from services.gateway.member_metrics import MemberCollector
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.native.endpoint import GenerateEndpoint
@@ -60,6 +58,7 @@ from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.flags import json_words
 from shared.messages import Heartbeat
+from shared.version import __version__
 
 EXPOSED_HEADERS = (
     "x-request-id",
@@ -125,7 +124,7 @@ def create_app(
     collectors: Sequence[Collector] = (),
     versions: admin_models.Versions | None = None,
     comparisons: admin_models.Comparisons | None = None,
-) -> Starlette:
+) -> FastAPI:
     """Returns the ASGI application.
 
     `keys`: the accepted API keys, by default those of `--api-keys`. `quotas`: their limits, by default counted by this
@@ -143,10 +142,14 @@ def create_app(
     compared = {} if comparisons is None else comparisons
     collectors = [ShadowCollector(compared), *collectors]
     metrics = GatewayMetrics(EngineCollector(heartbeats), MemberCollector(members), UsageCollector(usage), *collectors)
-    app = Starlette()
-    app.router.redirect_slashes = False
-    documentation = Documentation(app, lambda document: openapi.with_schemas(document, BODIES, ERROR_SCHEMAS))
-    app.router.routes += documentation.routes()
+    app = FastAPI(
+        title="Antiphon",
+        description="Language models behind the OpenAI API.",
+        version=__version__,
+        redirect_slashes=False,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+    )
     formats = http_errors.ErrorFormats(ERROR_FORMATS)
     http_errors.install(app, metrics.count_error, formats)
     keys, prefix = keys or ApiKeys(settings.api_keys), settings.root_path.rstrip("/")
@@ -162,11 +165,12 @@ def create_app(
     own = ResponseEndpoints(serving, finished_responses, background, keys, PictureFiles(files))
     app.state.responses = own.recorded
     app.state.batches = _add_apis(app, serving, keys, streams, own, files) if settings.use_openai else _refuse_apis(app)
+    openapi.add_schemas(app, [*BODIES.values()], [*ERROR_SCHEMAS.values()])
     return app
 
 
 def _add_apis(
-    app: Starlette,
+    app: FastAPI,
     serving: Serving,
     keys: ApiKeys,
     streams: Streams | None,
@@ -187,14 +191,14 @@ def _add_apis(
     return running
 
 
-async def continue_batches(app: Starlette) -> None:
+async def continue_batches(app: FastAPI) -> None:
     """Continues the batches of gateways that have ended. Called when the application can answer requests."""
     running: Batches | None = app.state.batches
     if running is not None:
         await running.continue_all()
 
 
-def _allow_pages(app: Starlette, settings: GatewaySettings) -> None:
+def _allow_pages(app: FastAPI, settings: GatewaySettings) -> None:
     """Adds CORS for web pages of other origins. It is outermost, because preflight requests have no key."""
     if origins := json_words(settings.allowed_origins):
         app.add_middleware(
@@ -207,14 +211,14 @@ def _allow_pages(app: Starlette, settings: GatewaySettings) -> None:
         )
 
 
-def _add_generation(app: Starlette, serving: Serving, streams: Streams | None) -> None:
+def _add_generation(app: FastAPI, serving: Serving, streams: Streams | None) -> None:
     _post_resumable(app, "/v1/completions", CompletionEndpoint(serving).completions, streams)
     _post_resumable(app, "/v1/chat/completions", ChatEndpoint(serving).chat_completions, streams)
     if streams is not None:
         _get(app, "/v1/streams/{stream_id}", streams.retrieve, EventStream)
 
 
-def _add_pooling(app: Starlette, endpoints: PoolingEndpoints) -> None:
+def _add_pooling(app: FastAPI, endpoints: PoolingEndpoints) -> None:
     # Servers have different paths for score and rerank, and each client has one of them built in.
     _post(app, "/v1/embeddings", endpoints.embeddings)
     for path in ("/v1/classify", "/classify"):
@@ -225,12 +229,12 @@ def _add_pooling(app: Starlette, endpoints: PoolingEndpoints) -> None:
         _post(app, path, endpoints.rerank)
 
 
-def _add_anthropic(app: Starlette, endpoints: MessageEndpoints, streams: Streams | None) -> None:
+def _add_anthropic(app: FastAPI, endpoints: MessageEndpoints, streams: Streams | None) -> None:
     _post_resumable(app, "/v1/messages", endpoints.messages, streams)
     _post(app, "/v1/messages/count_tokens", endpoints.count_tokens)
 
 
-def _add_responses(app: Starlette, endpoints: ResponseEndpoints, streams: Streams | None) -> None:
+def _add_responses(app: FastAPI, endpoints: ResponseEndpoints, streams: Streams | None) -> None:
     _post_resumable(app, "/v1/responses", endpoints.create, streams)
     _get(app, "/v1/responses/{response_id}", endpoints.retrieve)
     _delete(app, "/v1/responses/{response_id}", endpoints.delete)
@@ -238,7 +242,7 @@ def _add_responses(app: Starlette, endpoints: ResponseEndpoints, streams: Stream
     _get(app, "/v1/responses/{response_id}/input_items", endpoints.input_items)
 
 
-def _add_ollama(app: Starlette, endpoints: OllamaEndpoints) -> None:
+def _add_ollama(app: FastAPI, endpoints: OllamaEndpoints) -> None:
     _post(app, "/api/chat", endpoints.chat)
     _post(app, "/api/generate", endpoints.generate)
     _post(app, "/api/show", endpoints.show)
@@ -246,7 +250,7 @@ def _add_ollama(app: Starlette, endpoints: OllamaEndpoints) -> None:
     _get(app, "/api/version", endpoints.version)
 
 
-def _add_files(app: Starlette, endpoints: FileEndpoints) -> None:
+def _add_files(app: FastAPI, endpoints: FileEndpoints) -> None:
     _post(app, "/v1/files", endpoints.upload)
     _get(app, "/v1/files", endpoints.list)
     _get(app, "/v1/files/{file_id}", endpoints.retrieve)
@@ -254,14 +258,14 @@ def _add_files(app: Starlette, endpoints: FileEndpoints) -> None:
     _delete(app, "/v1/files/{file_id}", endpoints.delete)
 
 
-def _add_batches(app: Starlette, endpoints: BatchEndpoints) -> None:
+def _add_batches(app: FastAPI, endpoints: BatchEndpoints) -> None:
     _post(app, "/v1/batches", endpoints.create)
     _get(app, "/v1/batches", endpoints.list)
     _get(app, "/v1/batches/{batch_id}", endpoints.retrieve)
     _post(app, "/v1/batches/{batch_id}/cancel", endpoints.cancel)
 
 
-def _add_service(app: Starlette, endpoints: ServiceEndpoints) -> None:
+def _add_service(app: FastAPI, endpoints: ServiceEndpoints) -> None:
     _post(app, "/tokenize", endpoints.tokenize)
     _post(app, "/detokenize", endpoints.detokenize)
     _get(app, "/v1/models", endpoints.models)
@@ -269,12 +273,12 @@ def _add_service(app: Starlette, endpoints: ServiceEndpoints) -> None:
     _get(app, "/version", endpoints.version)
 
 
-def _add_adapters(app: Starlette, endpoints: adapters.AdapterEndpoints) -> None:
+def _add_adapters(app: FastAPI, endpoints: adapters.AdapterEndpoints) -> None:
     _post(app, "/v1/load_lora_adapter", endpoints.load)
     _post(app, "/v1/unload_lora_adapter", endpoints.unload)
 
 
-def _add_probes(app: Starlette, endpoints: ServiceEndpoints) -> None:
+def _add_probes(app: FastAPI, endpoints: ServiceEndpoints) -> None:
     # Scripts poll /health until a server can be used, so it reports readiness; /livez is for restart decisions.
     _get(app, "/health", endpoints.readyz)
     _get(app, "/readyz", endpoints.readyz)
@@ -282,16 +286,16 @@ def _add_probes(app: Starlette, endpoints: ServiceEndpoints) -> None:
     _get(app, "/metrics", endpoints.metrics, PlainTextResponse)
 
 
-def _add_console(app: Starlette, requests: RequestEndpoints, topology: TopologyEndpoint, page: ConsolePage) -> None:
+def _add_console(app: FastAPI, requests: RequestEndpoints, topology: TopologyEndpoint, page: ConsolePage) -> None:
     _get(app, "/v1/requests", requests.list)
     _get(app, "/v1/requests/{request_id}", requests.retrieve)
     _get(app, "/v1/requests/{request_id}/timeline", requests.timeline)
     _get(app, "/admin/topology", topology.topology)
     for path in ("/", "/console/{name:path}"):
-        app.router.routes.append(ApiRoute(path, page.file, ["GET"]))
+        app.add_api_route(path, page.file, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
 
 
-def _add_admin(app: Starlette, engines: admin_engines.EngineEndpoints, models: admin_models.ModelEndpoints) -> None:
+def _add_admin(app: FastAPI, engines: admin_engines.EngineEndpoints, models: admin_models.ModelEndpoints) -> None:
     _get(app, "/admin/engines/{engine_id}", engines.retrieve)
     _post(app, "/admin/engines/{engine_id}/drain", engines.drain)
     _post(app, "/admin/engines/{engine_id}/resume", engines.resume)
@@ -301,7 +305,7 @@ def _add_admin(app: Starlette, engines: admin_engines.EngineEndpoints, models: a
     _post(app, "/admin/models/shadow", models.shadow)
 
 
-def _add_replay(app: Starlette, endpoints: replay.ReplayEndpoints) -> None:
+def _add_replay(app: FastAPI, endpoints: replay.ReplayEndpoints) -> None:
     _get(app, "/v1/requests/{request_id}/record", endpoints.record)
     _get(app, "/v1/requests/{request_id}/output", endpoints.output)
     _post(app, "/v1/requests/{request_id}/replay", endpoints.replay)
@@ -309,12 +313,12 @@ def _add_replay(app: Starlette, endpoints: replay.ReplayEndpoints) -> None:
     _post(app, "/v1/replay", endpoints.replay_record)
 
 
-def _refuse_apis(app: Starlette) -> None:
+def _refuse_apis(app: FastAPI) -> None:
     for path in ("/v1/{path:path}", "/api/{path:path}"):
-        app.router.routes.append(ApiRoute(path, _without_apis, _ANY_METHOD))
+        app.add_api_route(path, _without_apis, methods=_ANY_METHOD, include_in_schema=False)
 
 
-async def _without_apis() -> Response:
+def _without_apis() -> None:
     raise ServiceError(
         "not_found",
         "This server has no API but POST /generate, because it was started with USE_OPENAI=0 (--use-openai=false).",
@@ -326,29 +330,34 @@ def _error_responses(path: str) -> dict[int | str, dict[str, Any]]:
     return openapi.error_responses(found)
 
 
-def _post(app: Starlette, path: str, endpoint: Callable[..., Awaitable[Response]]) -> None:
-    body = openapi.request_body(BODIES[path]) if path in BODIES else None
-    _add(app, path, endpoint, "POST", {"openapi_extra": body})
+def _post(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=["POST"],
+        openapi_extra=openapi.request_body(BODIES[path]) if path in BODIES else None,
+        responses=_error_responses(path),
+        response_model=None,
+    )
 
 
-def _post_resumable(app: Starlette, path: str, endpoint: Endpoint, streams: Streams | None) -> None:
+def _post_resumable(app: FastAPI, path: str, endpoint: Endpoint, streams: Streams | None) -> None:
     """Adds a route whose streams can be resumed, if streams are recorded."""
     _post(app, path, endpoint if streams is None else streams.resumable(path, endpoint))
 
 
-def _get(
-    app: Starlette, path: str, endpoint: Callable[..., Awaitable[Response]], answer: type[Response] = JSONResponse
-) -> None:
+def _get(app: FastAPI, path: str, endpoint: Callable[..., object], answer: type[Response] = JSONResponse) -> None:
     """Adds a route. `answer`: a response class whose media type appears in the OpenAPI schema."""
-    _add(app, path, endpoint, "GET", {"response_class": answer})
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=["GET"],
+        responses=_error_responses(path),
+        response_class=answer,
+        response_model=None,
+    )
+    app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)
 
 
-def _delete(app: Starlette, path: str, endpoint: Callable[..., Awaitable[Response]]) -> None:
-    _add(app, path, endpoint, "DELETE", {})
-
-
-def _add(
-    app: Starlette, path: str, endpoint: Callable[..., Awaitable[Response]], method: str, description: dict[str, Any]
-) -> None:
-    description = {**description, "responses": _error_responses(path)}
-    app.router.routes.append(ApiRoute(path, endpoint, [method], description))
+def _delete(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
+    app.add_api_route(path, endpoint, methods=["DELETE"], responses=_error_responses(path), response_model=None)

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.applications import Starlette
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.routing import Route
 
 from services.gateway.app import BODIES, ERROR_FORMATS, create_app
@@ -20,11 +21,11 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 OPEN = {"/livez", "/readyz", "/health", "/", "/console/{name:path}"}
 
 
-def routes(app: Starlette) -> list[tuple[str, str, set[str]]]:
+def routes(app: FastAPI) -> list[tuple[str, str, set[str]]]:
     """Each route's pattern, a path that it matches, and all methods of that path."""
     methods: dict[str, set[str]] = {}
     for route in app.routes:
-        assert isinstance(route, Route), route
+        assert isinstance(route, APIRoute | Route), route
         methods.setdefault(route.path, set()).update(route.methods or ())
     return [
         (path, path.replace("{model_id:path}", "org/toy").replace("{name:path}", "index.html"), allowed)

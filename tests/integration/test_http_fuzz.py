@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.applications import Starlette
 
 from services.gateway.app import create_app
 from shared.config import GatewaySettings
@@ -71,7 +71,7 @@ TOOL_BODY = st.fixed_dictionaries(
 PATHS = st.sampled_from(["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
 
 
-async def post(app: Starlette, path: str, body: bytes) -> Reply:
+async def post(app: FastAPI, path: str, body: bytes) -> Reply:
     """One request, straight into the application."""
     sent: list[Any] = []
     asked = iter([{"type": "http.request", "body": body, "more_body": False}])
@@ -90,7 +90,7 @@ async def post(app: Starlette, path: str, body: bytes) -> Reply:
     return Reply(sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent[1:]))
 
 
-def check(path: str, body: bytes, app: Starlette = APP) -> None:
+def check(path: str, body: bytes, app: FastAPI = APP) -> None:
     reply = asyncio.run(post(app, path, body))
     if reply.status == 200:
         return

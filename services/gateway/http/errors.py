@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable, Mapping
 
 import msgspec
-from starlette.applications import Starlette
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
@@ -79,11 +79,13 @@ def as_service_error(error: Exception) -> ServiceError:
         return error
     if isinstance(error, HTTPException):
         return ServiceError(_CODE_OF_STATUS.get(error.status_code, "invalid_value"), f"{error.detail}.")
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
     log.error("a request failed unexpectedly", exc_info=error)
     return ServiceError("internal_error", "The server had an error while processing the request.")
 
 
-def install(app: Starlette, count: Callable[[str], None], formats: ErrorFormats) -> None:
+def install(app: FastAPI, count: Callable[[str], None], formats: ErrorFormats) -> None:
     """Makes the application answer with error objects. Calls `count` with the code of each error."""
 
     async def answer(request: Request, error: Exception) -> Response:
@@ -91,7 +93,7 @@ def install(app: Starlette, count: Callable[[str], None], formats: ErrorFormats)
         count(failure.code)
         return error_response(failure, getattr(error, "headers", None), formats.body(failure, request.scope))
 
-    for kind in (ServiceError, HTTPException):
+    for kind in (ServiceError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, answer)
 
 
@@ -118,6 +120,12 @@ def _near_route(request: Request) -> str:
         if meant in paths and meant != "/":
             return meant
     return next(iter(difflib.get_close_matches(path, paths, n=1, cutoff=_NEAR)), "")
+
+
+def _invalid(error: RequestValidationError) -> ServiceError:
+    first = error.errors()[0]
+    param = ".".join(str(item) for item in first.get("loc", ())[1:])
+    return ServiceError("invalid_value", f"'{param}' is not valid: {first.get('msg', '')}.", param=param)
 
 
 def _own_headers(error: ServiceError) -> dict[str, str]:

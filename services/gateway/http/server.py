@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import uvicorn
-from starlette.types import ASGIApp
+from fastapi import FastAPI
 
 from services.gateway.http.connection import BoundedConnection
 from services.gateway.http.waiting import accept_waiting
@@ -87,7 +87,7 @@ def _tell_failure(beside: asyncio.Task[None]) -> None:
         _log.error("connections that wait for other gateways are not accepted any more", exc_info=error)
 
 
-def server_config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
+def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
     """Returns the configuration of the HTTP server. The process itself provides signals, logging and the socket."""
     return uvicorn.Config(
         app,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
+from fastapi import FastAPI
 
 from services.gateway.openai.pooling.schemas import ClassifyBody, EmbeddingBody, RerankBody, ScoreBody
 from services.gateway.openai.schemas import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -74,17 +75,21 @@ def error_responses(error: ErrorSchema = ERROR) -> dict[int | str, dict[str, Any
     return {"default": {"description": "Error", "content": _json_of(error.name)}}
 
 
-def with_schemas(
-    document: dict[str, Any], bodies: Mapping[str, Body], errors: Mapping[str, ErrorSchema]
-) -> dict[str, Any]:
-    """Returns an OpenAPI document with the schemas of the bodies and of the error objects added.
+def add_schemas(app: FastAPI, bodies: Sequence[Body], errors: Sequence[ErrorSchema] = ()) -> None:
+    """Adds the schemas of the bodies to the OpenAPI document that the application generates.
 
     `errors`: schemas of error objects in addition to OpenAI's.
     """
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas |= _schemas([*bodies.values()])
-    schemas |= {error.name: error.schema for error in (ERROR, *errors.values())}
-    return document
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = generate()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        schemas |= _schemas(bodies)
+        schemas |= {error.name: error.schema for error in (ERROR, *errors)}
+        return document
+
+    app.openapi = openapi
 
 
 def _schemas(bodies: Sequence[Body]) -> dict[str, Any]:

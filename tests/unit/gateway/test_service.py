@@ -1,6 +1,6 @@
 """The settings of the HTTP server around the gateway's application."""
 
-from starlette.applications import Starlette
+from fastapi import FastAPI
 
 from services.gateway.service import server_config
 from shared.config import GatewaySettings
@@ -10,4 +10,4 @@ CLIENT_POOL_IDLE_S = 60
 
 
 def test_an_idle_connection_is_left_for_the_client_to_close() -> None:
-    assert server_config(Starlette(), GatewaySettings()).timeout_keep_alive > CLIENT_POOL_IDLE_S
+    assert server_config(FastAPI(), GatewaySettings()).timeout_keep_alive > CLIENT_POOL_IDLE_S
