@@ -13,7 +13,7 @@ REQUESTS_SHOWN = 15
 
 
 def run(client: Client, *, interval_s: float, once: bool) -> int:
-    """Shows the system every `interval_s` until Ctrl-C, or once, measured over one interval."""
+    """Prints the services and their load every `interval_s` seconds until Ctrl-C, or a single time."""
     before = ask(client, "/admin/topology")
     while True:
         time.sleep(interval_s)

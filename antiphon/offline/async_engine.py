@@ -72,7 +72,7 @@ class AsyncLLMEngine:
         """Yields the result of the request repeatedly, each time with the whole output so far; the last is `finished`.
 
         Closing the iterator earlier ends the request. Raises ValueError or TypeError for invalid arguments, and
-        RuntimeError if the engine does not run.
+        RuntimeError if the engine is not running.
         """
         (found,) = prompts_of([prompt], None)
         adapters = lora_request, prompt_adapter_request
@@ -112,7 +112,7 @@ class AsyncLLMEngine:
         self._command(lambda: self._abort(request_id))
 
     async def check_health(self) -> None:
-        """Raises RuntimeError if the engine does not run."""
+        """Raises RuntimeError if the engine is not running."""
         self._check_running()
 
     async def shutdown(self) -> None:

@@ -83,7 +83,7 @@ def kv_bytes(d: DecoderDescription, context: int) -> int:
 
 
 def token_operations(d: DecoderDescription, context: int) -> int:
-    """Returns the operations of one token in all layers, without the output projection."""
+    """Returns the number of floating-point operations for one token in all layers, without the output head."""
     return 2 * layer_weights(d) + 4 * d.q_size * _seen(d, context)
 
 

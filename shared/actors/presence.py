@@ -131,8 +131,8 @@ def interval_of(service: ServiceName) -> float:
 async def sleep_to_beat(interval_s: float) -> None:
     """Sleeps until the event loop's clock is at a multiple of `interval_s`: for 0.5 to 1.5 intervals.
 
-    All processes of a machine share this clock, so their periodic work happens at the same times and wakes each process
-    once. With unaligned periods, each process would be woken separately for each message of the others.
+    All processes of a machine share this clock, so their periodic messages are sent at the same times, and one wake-up
+    of a process handles all that arrive then. With unaligned periods each message would wake it separately.
     """
     now = asyncio.get_running_loop().time()
     beats = math.floor(now / interval_s + 1.5)

@@ -205,7 +205,7 @@ def _join_kernel(
     partial, row_scales, scales, bias, residual, out, rows, width,
     ROWS: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr, GROUPED: tl.constexpr,
 ):  # fmt: skip
-    """Adds the partial sums of the columns, in order."""
+    """Adds the partial sums of each output (split-K) in a fixed order."""
     r, n = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
     real = (r < rows)[:, None]
     place = r.to(tl.int64)[:, None] * width + n[None, :]

@@ -28,7 +28,7 @@ Conversation = list[Turn]
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """Values of an engine's request that its answer repeats, or from which its metrics are computed.
+    """Fields of a request to an engine that the response repeats, or from which the request's metrics are computed.
 
     `received_at` is the Unix time at which this server got the request. `preprocess_s` is the time that the client
     spent on preprocessing, None if it does not say.

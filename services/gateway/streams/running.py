@@ -42,7 +42,8 @@ class RunningStream:
 
     `grace_s`: time for which it continues without a client, seconds; 0: not at all.
 
-    `resumed`: the output that the run continues. `on_end` is called once, when the run has ended.
+    `resumed`: the tokens that were generated before the interruption, from which this generation continues. `on_end` is
+    called once, when the generation has ended.
     """
 
     def __init__(self, events: PositionedEvents, grace_s: float, on_end: "Callable[[RunningStream], None]") -> None:
