@@ -228,6 +228,11 @@ class NatsTransport:
         return self._client.is_connected
 
     @property
+    def losses(self) -> int:
+        """See Transport."""
+        return self._losses
+
+    @property
     def traffic(self) -> Traffic:
         """See Transport."""
         return Traffic(self._client.stats["in_msgs"], self._client.stats["out_msgs"])

@@ -61,6 +61,11 @@ class Transport(Protocol):
         ...
 
     @property
+    def losses(self) -> int:
+        """How often the connection to the bus has been lost."""
+        ...
+
+    @property
     def traffic(self) -> Traffic:
         """The messages of this connection so far. May be read from any thread."""
         ...

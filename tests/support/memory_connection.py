@@ -83,6 +83,7 @@ class MemoryTransport:
         self.frozen = False
         self.held: deque[Flight] = deque()
         self._closed = False
+        self.losses = 0
         self._linked = True
         self._link_up = asyncio.Event()
         self._link_up.set()
@@ -191,6 +192,7 @@ class MemoryTransport:
     def disconnect(self) -> None:
         """See `MemoryBus.partition`."""
         self._linked = False
+        self.losses += 1
         self._link_up.clear()
         while self.held:
             self.bus.drop_held(self.held.popleft(), "lost_partition")

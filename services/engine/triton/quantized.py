@@ -18,9 +18,9 @@ Two forms:
                 (`models/linear.QuantizedLinear`, the reference). The columns are divided among several programs if
                 there are few outputs, so that all multiprocessors take part in reading W. Sums are in a fixed order:
                 a row's result does not depend on the other rows of the step.
-    many rows   W is dequantized in the type of x, and the vendor's library multiplies: on an H100 that is faster from
-                17 rows on than dequantizing in registers. int8_dynamic has a kernel of its own for many rows, whose
-                results are those of the other form.
+    many rows   W is dequantized in the type of x, and the vendor's library multiplies. That reads and writes the matrix
+                once more, but the few-rows form takes longer with each tile of rows, because it dequantizes in
+                registers for every tile. int8_dynamic has larger tiles for many rows, with the same results.
 
 References: Marlin (arXiv 2408.11743) for memory-bound products of few rows, and for groups' scales; LLM.int8 (arXiv
 2208.07339) and SmoothQuant (arXiv 2211.10438) for rows in 8 bits. The conversion of float8 through the bits of float16
@@ -47,7 +47,10 @@ from services.engine.triton.runtime import (
 from services.engine.triton.scores import multiply
 
 FEW_ROWS = 16
-"""Maximum rows of the form for few rows: the minimum of a tensor core product."""
+"""Rows of a tile in the form for few rows: the minimum of a tensor core product."""
+_TILES_MAX = 2
+"""Tiles up to which the form for few rows is used. On an H100 a tile took 0.03 ms (int8, fp8) or 0.04 ms (int4) for a
+matrix of 4096 x 14336, and reading and writing this matrix takes 0.1 ms."""
 _MANY_ROWS = 256
 """Rows from which int8_dynamic has its largest tiles."""
 _PROGRAMS_A_PROCESSOR, _PROGRAMS_A_PROCESSOR_INT4 = 4, 8
@@ -354,7 +357,7 @@ def quantized_linear(
     assert x.is_contiguous(), x.stride()
     assert residual is None or residual.is_contiguous(), "the residual must be contiguous"
     x = x if weight.order is None else order_rows(x, weight.order)
-    if rows > FEW_ROWS and weight.kind != "int8_dynamic":
+    if rows > few_rows(weight) and weight.kind != "int8_dynamic":
         y = F.linear(x, dequantized(weight, x.dtype), bias)
         return y if residual is None else y.add_(residual)
     out = torch.empty((rows, weight.width), dtype=x.dtype, device=x.device)
@@ -381,6 +384,11 @@ def quantized_linear(
             warps=4, ROWS=shape.rows, WIDE=64, SPLITS=shape.splits, GROUPED=weight.group_size > 0,
         )  # fmt: skip
     return out
+
+
+def few_rows(weight: KernelWeight) -> int:
+    """Returns the maximum rows of the form for few rows. Choosing levels takes more time than reading the matrix."""
+    return FEW_ROWS if weight.levels is not None or weight.kind == "int8_dynamic" else _TILES_MAX * FEW_ROWS
 
 
 def dequantized(weight: KernelWeight, dtype: torch.dtype) -> Tensor:
@@ -439,7 +447,7 @@ def _shape(rows: int, weight: KernelWeight, processors: int) -> _Shape:
     Triton 3.6 cannot compile a pipeline of the loads for few rows for gfx942.
     """
     deep = architecture() != "gfx942"
-    if rows > FEW_ROWS:
+    if weight.kind == "int8_dynamic" and rows > few_rows(weight):
         if INTERPRETED or rows < _MANY_ROWS:
             return _Shape(64, 128 if INTERPRETED else 64, 4, 3 if deep else 2)
         return _Shape(128, 128, 8, 3 if deep else 2)

@@ -28,21 +28,25 @@ class DeathProbe:
         self, host: Host, members: Members, clients: ServiceClients, on_dead: Callable[[Address], None]
     ) -> None:
         self._host, self._members, self._clients, self._on_dead = host, members, clients, on_dead
-        self._quiet_until = 0.0
+        self._quiet_until, self._losses = 0.0, host.transport.losses
         self._asked: set[Address] = set()
         """Members that are being asked."""
         self._background = Background("a probe failed")
 
     def tick(self, now: float) -> None:
         """Asks the members whose last heartbeat is older than PROBE_INTERVALS of their intervals."""
-        if not self._host.transport.connected:
-            self._quiet_until = now + limits.LEASE_S
+        transport = self._host.transport
+        # A connection may have been lost and be back since the last tick.
+        if not transport.connected or transport.losses != self._losses:
+            self._quiet_until, self._losses = now + limits.LEASE_S, transport.losses
         if now < self._quiet_until:
             return
         for beat, age_s in self._members.ages(now):
             address = Address(beat.id, beat.instance_id)
             is_late = age_s > limits.PROBE_INTERVALS * beat.interval_s
-            if is_late and beat.service in PROBED and address not in self._asked:
+            # A member that ends hands its work over first, and nobody may answer for it meanwhile.
+            probed = beat.service in PROBED and beat.state != "draining"
+            if is_late and probed and address not in self._asked:
                 self._asked.add(address)
                 self._background.spawn(self._ask(beat.service, address))
 

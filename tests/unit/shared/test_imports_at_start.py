@@ -11,7 +11,8 @@ import pytest
 ANYWHERE = frozenset({"torch", "transformers", "gguf", "llguidance", "jinja2", "opentelemetry", "pydantic", "fastapi"})
 """Packages that no process needs before it has connected to the bus."""
 SERVICES = {
-    "gateway": (ANYWHERE - {"fastapi", "pydantic"}) | {"numpy", "tokenizers", "PIL"},
+    # FastAPI imports pydantic and opentelemetry.
+    "gateway": (ANYWHERE - {"fastapi", "pydantic", "opentelemetry"}) | {"numpy", "tokenizers", "PIL"},
     "tokenizer": ANYWHERE | {"numpy", "ctypes", "uvicorn"},
     "detokenizer": ANYWHERE | {"numpy", "ctypes", "uvicorn"},
     "engine": ANYWHERE | {"uvicorn", "tokenizers", "safetensors"},

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from services.engine.triton.lora import TILE_ROWS, UNUSED, LoraMatrix, LoraTiles, most_tiles, plan_tiles, put_tiles
-from tests.unit.engine.triton.close import assert_close
+from tests.unit.engine.triton.close import assert_close, assert_same_bits
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -70,7 +70,7 @@ def test_a_row_gets_the_same_bits_whatever_is_beside_it_and_however_many_tiles_a
     together = matrix.add(y.clone(), x, tiles_of(slots, capacity=9))
     for row in (0, 2, 17, 34):
         alone = matrix.add(y[row : row + 1].clone(), x[row : row + 1].contiguous(), tiles_of([slots[row]]))
-        assert torch.equal(alone, together[row : row + 1])
+        assert_same_bits(alone, together[row : row + 1])
 
 
 def test_tiles_hold_each_row_once_and_fit_the_room_that_graphs_give_them() -> None:

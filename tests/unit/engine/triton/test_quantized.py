@@ -13,8 +13,15 @@ from services.engine.quantization.formats.fp8 import fp8_weight
 from services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
 from services.engine.quantization.weight import QuantizedWeight
 from services.engine.triton import quantized
-from services.engine.triton.quantized import FEW_ROWS, dequantized, kernel_weight, quantized_linear, round_rows
-from tests.unit.engine.triton.close import assert_close
+from services.engine.triton.quantized import (
+    FEW_ROWS,
+    dequantized,
+    few_rows,
+    kernel_weight,
+    quantized_linear,
+    round_rows,
+)
+from tests.unit.engine.triton.close import assert_close, assert_same_bits
 
 MANY_ROWS = 70
 
@@ -71,7 +78,7 @@ def test_a_product_is_that_of_the_weights_that_the_stored_ones_stand_for(
     weight = KINDS[kind](draw(width, columns, seed=1) / columns**0.5)
     stored, bias = kernel_weight(weight, dtype), draw(width, seed=2, dtype=dtype)
     assert sum(part.nbytes for part in (stored.values, stored.scales)) < 2 * weight.nbytes
-    for rows in (5, MANY_ROWS):
+    for rows in (5, FEW_ROWS + 3, MANY_ROWS):
         x, residual = draw(rows, columns, seed=3, dtype=dtype), draw(rows, width, seed=4, dtype=dtype)
         inner = rounded_rows(x, weight)
         expected = F.linear(inner, weight.dequantized(), bias.float())
@@ -109,7 +116,9 @@ def test_a_row_gets_the_same_bits_whatever_is_beside_it(kind: str) -> None:
     x = draw(MANY_ROWS, 200)
     few = quantized_linear(x[:7].contiguous(), stored)
     assert torch.equal(few[3:4], quantized_linear(x[3:4].contiguous(), stored))
-    assert torch.equal(few, quantized_linear(x[:FEW_ROWS].contiguous(), stored)[:7])
+    most = quantized_linear(x[: few_rows(stored)].contiguous(), stored)
+    assert torch.equal(few, most[:7])
+    assert_same_bits(most[-1:], quantized_linear(x[few_rows(stored) - 1 : few_rows(stored)].contiguous(), stored))
     if kind == "int8_dynamic":
         many = quantized_linear(x, stored)
         assert torch.equal(many[20:60], quantized_linear(x[20:60].contiguous(), stored))

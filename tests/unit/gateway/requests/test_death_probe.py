@@ -83,3 +83,18 @@ async def test_after_the_bus_was_gone_nobody_is_asked_for_a_lease() -> None:
     assert gateway.asked == []
     await gateway.tick(LATE_S + limits.LEASE_S)
     assert gateway.dead == [D1]
+
+
+async def test_a_connection_that_was_lost_and_came_back_between_two_ticks_counts_as_well() -> None:
+    gateway = Gateway(is_gone=True)
+    gateway.bus.partition("g1")
+    gateway.bus.heal("g1")
+    await gateway.tick(LATE_S)
+    assert gateway.asked == []
+
+
+async def test_one_that_ends_hands_its_work_over_and_is_not_asked() -> None:
+    gateway = Gateway(is_gone=True)
+    gateway.members.observe(Heartbeat("detokenizer", *D1, 1, "draining", 2, INTERVAL_S, StreamStatus()), 0.0)
+    await gateway.tick(LATE_S)
+    assert gateway.asked == []
