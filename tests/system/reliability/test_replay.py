@@ -117,7 +117,8 @@ def test_a_fork_goes_on_as_the_request_did_until_something_is_changed(
     assert other["choices"][0]["text"] != original["choices"][0]["text"]
     assert len(other["choices"][0]["token_ids"]) == 40 - 18
     longer = ask(served, f"/v1/requests/{name}/fork", {"position": 40, "max_tokens": 44}).json
-    assert longer["choices"][0]["text"].startswith(original["choices"][0]["text"])
+    # Further tokens may complete a character that the original's last tokens began.
+    assert longer["choices"][0]["text"].startswith(original["choices"][0]["text"].rstrip("\ufffd"))
     for wrong, param in (({"position": 41}, "position"), ({"position": 40}, "max_tokens")):
         refused = ask(served, f"/v1/requests/{name}/fork", wrong)
         assert (refused.status, refused.json["error"]["param"]) == (400, param)
