@@ -20,7 +20,7 @@ TESTS = (
     *(f"tests/model/test_{name}.py" for name in _OF_WORKERS),
     *(f"tests/quantized/test_{name}.py" for name in ("fp8", "checkpoints", "mxfp4", "bitsandbytes")),
 )
-NOT_HERE = "not native and not refused and not cpu"
+NOT_HERE = "not native and not compiled_backend and not refuse and not cpu"
 """The C++ code, and what is refused on a CPU, are tested there."""
 
 

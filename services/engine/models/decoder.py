@@ -146,9 +146,7 @@ class Decoder:
             self._embedding_scale = embedding.new_tensor(scale) if description.rounded_embedding_scale else scale
         blocks = {"sequential": _Sequential, "parallel": _Parallel, "normed": _Normed, "post_normed": _PostNormed}
         block = blocks[description.residual]
-        self._blocks = tuple(
-            block(index, layer, self._attention, operations) for index, layer in enumerate(weights.layers)
-        )
+        self._blocks = tuple(block(index, layer, self._attention) for index, layer in enumerate(weights.layers))
 
     @property
     def weights(self) -> object:
@@ -242,23 +240,23 @@ def _attention(description: DecoderDescription, weights: DecoderWeights, operati
 class _Sequential:
     """A layer whose MLP reads the residual stream after attention was added to it."""
 
-    def __init__(self, index: int, layer: LayerWeights, attention: Attention, operations: Operations) -> None:
+    def __init__(self, index: int, layer: LayerWeights, attention: Attention) -> None:
         assert layer.input_norm is not None
         assert layer.mlp_norm is not None
         self._index, self._layer, self._attention = index, layer, attention
-        self._qkv = operations.normed_linear(layer.input_norm, layer.qkv)
-        self._mlp = operations.normed_mlp(layer.mlp_norm, layer.mlp)
+        self._input_norm, self._mlp_norm = layer.input_norm, layer.mlp_norm
 
     def __call__(self, hidden: Tensor, prepared: Any, step: StepInputs) -> Tensor:
-        attended = self._attention.attend(self._index, self._qkv(hidden), prepared, step)
-        hidden = self._layer.o.add_to(hidden, attended)
-        return self._mlp.add_to(hidden, hidden)
+        layer = self._layer
+        attended = self._attention.attend(self._index, layer.qkv(self._input_norm(hidden)), prepared, step)
+        hidden = layer.o.add_to(hidden, attended)
+        return layer.mlp.add_to(hidden, self._mlp_norm(hidden))
 
 
 class _Parallel:
     """A layer whose attention and MLP both read the layer's input, through one norm or two."""
 
-    def __init__(self, index: int, layer: LayerWeights, attention: Attention, operations: Operations) -> None:
+    def __init__(self, index: int, layer: LayerWeights, attention: Attention) -> None:
         assert layer.input_norm is not None
         self._index, self._layer, self._attention, self._norm = index, layer, attention, layer.input_norm
 
@@ -273,26 +271,26 @@ class _Parallel:
 class _Normed:
     """A sequential layer that also normalises the outputs of attention and MLP."""
 
-    def __init__(self, index: int, layer: LayerWeights, attention: Attention, operations: Operations) -> None:
+    def __init__(self, index: int, layer: LayerWeights, attention: Attention) -> None:
         assert layer.input_norm is not None
         assert layer.mlp_norm is not None
         assert layer.after_attention_norm is not None
         assert layer.after_mlp_norm is not None
         self._index, self._layer, self._attention = index, layer, attention
-        self._qkv = operations.normed_linear(layer.input_norm, layer.qkv)
-        self._mlp_norm = layer.mlp_norm
+        self._input_norm, self._mlp_norm = layer.input_norm, layer.mlp_norm
         self._after_attention, self._after_mlp = layer.after_attention_norm, layer.after_mlp_norm
 
     def __call__(self, hidden: Tensor, prepared: Any, step: StepInputs) -> Tensor:
-        attended = self._attention.attend(self._index, self._qkv(hidden), prepared, step)
-        hidden = self._after_attention.add_to(hidden, self._layer.o(attended))
-        return self._after_mlp.add_to(hidden, self._layer.mlp(self._mlp_norm(hidden)))
+        layer = self._layer
+        attended = self._attention.attend(self._index, layer.qkv(self._input_norm(hidden)), prepared, step)
+        hidden = self._after_attention.add_to(hidden, layer.o(attended))
+        return self._after_mlp.add_to(hidden, layer.mlp(self._mlp_norm(hidden)))
 
 
 class _PostNormed:
     """A layer that normalises the outputs of attention and MLP, but not their inputs."""
 
-    def __init__(self, index: int, layer: LayerWeights, attention: Attention, operations: Operations) -> None:
+    def __init__(self, index: int, layer: LayerWeights, attention: Attention) -> None:
         assert layer.after_attention_norm is not None
         assert layer.after_mlp_norm is not None
         self._index, self._layer, self._attention = index, layer, attention

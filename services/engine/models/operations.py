@@ -1,13 +1,9 @@
 """The interface of a decoder's operations. Which implementation is used is chosen once, when a model is loaded.
 
-`TorchOperations` is the reference and runs on any device. Implementations with fused operations
-(`services/engine/triton`) have the same methods; for steps that can be fused, the interface has one method for the
-combination (`normed_linear`, `normed_mlp`). Called by the weight loader, which creates the parts, and by the decoder,
-which combines them.
+`TorchOperations` is the reference and runs on any device; `services/engine/triton` has GPU kernels. Called by the
+weight loader, which creates the parts, and by the decoder, which combines them.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -19,14 +15,6 @@ from services.engine.models.linear import DenseLinear, Linear, make_linear
 from services.engine.models.mlp import ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
 from services.engine.models.norm import Norm, make_norm
 from services.engine.quantization.weight import QuantizedWeight
-
-
-class ResidualMlp(Protocol):
-    """An MLP together with the norm before it."""
-
-    def add_to(self, residual: Tensor, hidden: Tensor) -> Tensor:
-        """Hidden [n, hidden] → residual [n, hidden] + mlp(norm(hidden))."""
-        ...
 
 
 class Operations(Protocol):
@@ -68,14 +56,6 @@ class Operations(Protocol):
         """Returns the attention over latents of all layers; see `ReferenceLatentAttention`."""
         ...
 
-    def normed_linear(self, norm: Norm, linear: Linear) -> Callable[[Tensor], Tensor]:
-        """Returns a function that computes linear(norm(x))."""
-        ...
-
-    def normed_mlp(self, norm: Norm, mlp: Mlp) -> ResidualMlp:
-        """Returns an MLP that computes residual + mlp(norm(x))."""
-        ...
-
 
 class TorchOperations:
     """The reference: plain torch operations, with weights in the form that is fastest on their device."""
@@ -115,26 +95,6 @@ class TorchOperations:
     ) -> Attention:
         """See `Operations`."""
         return ReferenceLatentAttention(description, shape, weights, like)
-
-    def normed_linear(self, norm: Norm, linear: Linear) -> Callable[[Tensor], Tensor]:
-        """See `Operations`."""
-        return lambda x: linear(norm(x))
-
-    def normed_mlp(self, norm: Norm, mlp: Mlp) -> ResidualMlp:
-        """See `Operations`."""
-        return NormThenMlp(norm, mlp)
-
-
-@dataclass(frozen=True, slots=True)
-class NormThenMlp:
-    """A `ResidualMlp` that computes norm and MLP one after the other."""
-
-    norm: Norm
-    mlp: Mlp
-
-    def add_to(self, residual: Tensor, hidden: Tensor) -> Tensor:
-        """See `ResidualMlp`."""
-        return self.mlp.add_to(residual, self.norm(hidden))
 
 
 TORCH_OPERATIONS = TorchOperations()

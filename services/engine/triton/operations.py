@@ -8,7 +8,6 @@ fused with the product behind it: on an H100 that made the product take twice as
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +27,6 @@ from services.engine.models.latent_attention import LatentWeights
 from services.engine.models.linear import Linear
 from services.engine.models.mlp import ExpertMatrices, ExpertParts, Mlp
 from services.engine.models.norm import Norm
-from services.engine.models.operations import NormThenMlp, ResidualMlp
 from services.engine.models.rope import inverse_frequencies
 from services.engine.parallel.shard import ALONE, Shard
 from services.engine.quantization.weight import QuantizedWeight
@@ -368,11 +366,3 @@ class TritonOperations:
     ) -> Attention:
         """See `Operations`."""
         return TritonLatentAttention(description, shape, weights, like, self._num_positions)
-
-    def normed_linear(self, norm: Norm, linear: Linear) -> Callable[[Tensor], Tensor]:
-        """See `Operations`."""
-        return lambda x: linear(norm(x))
-
-    def normed_mlp(self, norm: Norm, mlp: Mlp) -> ResidualMlp:
-        """See `Operations`."""
-        return NormThenMlp(norm, mlp)

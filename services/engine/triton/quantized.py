@@ -28,6 +28,7 @@ is exact, and works on devices without that type.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -56,6 +57,8 @@ _MANY_ROWS = 256
 _PROGRAMS_A_PROCESSOR, _PROGRAMS_A_PROCESSOR_INT4 = 4, 8
 """Number of programs on each multiprocessor that were fastest on an H100; those of int4 read half as many bytes."""
 _SPLITS_MAX = 8
+_JOINED, _DEQUANTIZED = 64, 16
+"""Outputs of a program that adds partial sums, and of one that dequantizes."""
 _FLOAT8_FACTOR = 256.0
 """A float8_e4m3 number is this times the float16 number with its bits, because of the exponents' different biases."""
 _PIECE = 128
@@ -319,6 +322,19 @@ class KernelWeight:
         """The value that is subtracted from every number if there are no zero points."""
         return float(INT4_MIDDLE) if self.kind == "int4" and self.levels is None else 0.0
 
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The compile-time arguments of the kernels that read the matrix."""
+        return {
+            "COLUMNS": self.columns,
+            "STRIDE": self.values.shape[1],
+            "GROUP": self.group_size,
+            "PIECE": self.piece,
+            "MIDDLE": self.middle,
+            "KIND": self.kind,
+            "FLOAT8": _has_float8(),
+        }
+
 
 def kernel_weight(weight: QuantizedWeight, dtype: torch.dtype) -> KernelWeight:
     """Returns the matrix in the kernel's layout for rows of a type, on the device of its tensors."""
@@ -373,15 +389,13 @@ def quantized_linear(
         _quantized_kernel, (*grid, shape.splits),
         x, row_scales, weight.values, weight.scales, weight.zeros, weight.levels, bias, residual, out, partial, rows,
         weight.width,
-        warps=shape.warps, stages=shape.stages, COLUMNS=columns, STRIDE=weight.values.shape[1],
-        GROUP=weight.group_size, PIECE=weight.piece, MIDDLE=weight.middle, ROWS=shape.rows, WIDE=shape.wide,
-        KIND=weight.kind, FLOAT8=_has_float8(), SPAN=span,
+        warps=shape.warps, stages=shape.stages, ROWS=shape.rows, WIDE=shape.wide, SPAN=span, **weight.constants,
     )  # fmt: skip
     if partial is not None:
         launch(
-            _join_kernel, (grid[0], ceil_div(weight.width, 64)),
+            _join_kernel, (grid[0], ceil_div(weight.width, _JOINED)),
             partial, row_scales, weight.scales, bias, residual, out, rows, weight.width,
-            warps=4, ROWS=shape.rows, WIDE=64, SPLITS=shape.splits, GROUPED=weight.group_size > 0,
+            warps=4, ROWS=shape.rows, WIDE=_JOINED, SPLITS=shape.splits, GROUPED=weight.group_size > 0,
         )  # fmt: skip
     return out
 
@@ -394,12 +408,10 @@ def few_rows(weight: KernelWeight) -> int:
 def dequantized(weight: KernelWeight, dtype: torch.dtype) -> Tensor:
     """Returns the matrix [out, columns] in a type."""
     out = torch.empty((weight.width, weight.columns), dtype=dtype, device=weight.values.device)
-    wide = 16
     launch(
-        _dequantize_kernel, (ceil_div(weight.width, wide), ceil_div(weight.columns, weight.piece)),
+        _dequantize_kernel, (ceil_div(weight.width, _DEQUANTIZED), ceil_div(weight.columns, weight.piece)),
         weight.values, weight.scales, weight.zeros, weight.levels, out, weight.width,
-        warps=4, COLUMNS=weight.columns, STRIDE=weight.values.shape[1], GROUP=weight.group_size, PIECE=weight.piece,
-        MIDDLE=weight.middle, WIDE=wide, KIND=weight.kind, FLOAT8=_has_float8(),
+        warps=4, WIDE=_DEQUANTIZED, **weight.constants,
     )  # fmt: skip
     return out
 
