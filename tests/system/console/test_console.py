@@ -73,7 +73,7 @@ def test_a_chat_streams_and_shows_the_probabilities_of_tokens(console: Served, b
 
 def test_an_answer_can_be_stopped(console: Served, browser: Browser):
     browser.open(address(console, "chat"))
-    settings(browser, max_tokens="1900", temperature="1.9")
+    settings(browser, max_tokens="1500", temperature="1.9")
     browser.click("[name=probabilities]")
     # The page itself presses the button, because the small model may end within milliseconds.
     browser.js(

@@ -11,12 +11,12 @@ from tests.system.served import Served, fetch
 pytestmark = pytest.mark.system
 STORY = {"prompt": "Once upon a time", "max_tokens": 40, "ignore_eos": True, "temperature": 0.9, "seed": 7}
 CHOSEN = "document.querySelector('.tokens [aria-selected=true]')"
-# The page's own request for a replay, with another token at position 5 of what was recorded.
+# The page's own request for a replay, with the token OTHER at position 5 of what was recorded.
 CHANGED = """
 (() => { const send = window.fetch; window.fetch = async (path, options) => {
   if (!String(path).endsWith('/replay')) return send(path, options);
   const record = await (await send(String(path).replace(/replay$/, 'record'))).json();
-  record.sequences[0].token_ids[5] ^= 1;
+  record.sequences[0].token_ids[5] = OTHER;
   return send('v1/replay', {...options, body: JSON.stringify({record})});
 }; })()
 """
@@ -27,6 +27,14 @@ def planted(served: Served, name: str, **more: object) -> str:
     answer = fetch(served, "POST", "/v1/completions", {**STORY, **more}, **{"X-Request-Id": name})
     assert answer.status == 200, answer.body
     return answer.json["choices"][0]["text"]
+
+
+def likely_token(served: Served, position: int) -> int:
+    """Returns a token that the story does not have at a position, and that is among the likeliest there."""
+    body = {**STORY, "logprobs": 5, "return_tokens_as_token_ids": True}
+    found = fetch(served, "POST", "/v1/completions", body).json["choices"][0]["logprobs"]
+    others = [token for token in found["top_logprobs"][position] if token != found["tokens"][position]]
+    return int(others[0].removeprefix("token_id:"))
 
 
 def open_output(browser: Browser, served: Served, name: str) -> None:
@@ -73,7 +81,7 @@ def test_a_replay_is_equal_or_shows_the_first_difference_with_its_gap(console: S
     open_output(browser, console, "replay-me")
     browser.click("[name=replay]")
     browser.wait("document.querySelector('.comparison .equal')?.innerText.includes('all 40 tokens')")
-    browser.js(CHANGED)
+    browser.js(CHANGED.replace("OTHER", str(likely_token(console, 5))))
     browser.click("[name=replay]")
     browser.wait("document.querySelector('.comparison .difference')")
     shown = browser.text(".comparison")

@@ -72,8 +72,8 @@ def settings(directory: Path, **changes: Any) -> EngineSettings:
     return EngineSettings(**{**base, **changes})
 
 
-def compare(chosen: EngineSettings, directory: Path) -> Needs:
-    """Loads an engine's worker, and compares its report with the prediction."""
+def compare(chosen: EngineSettings, directory: Path, rel: float = 0.1) -> Needs:
+    """Loads an engine's worker, and compares its report with the prediction. `rel`: relative tolerance of the sum."""
     worker = load_worker(chosen)
     assert isinstance(worker, CpuWorker | TorchWorker)
     needs = predict(chosen, directory, "cpp" if isinstance(worker, CpuWorker) else "torch")
@@ -85,7 +85,7 @@ def compare(chosen: EngineSettings, directory: Path) -> Needs:
     cache = facts.num_blocks * needs.block_bytes
     predicted = needs.weights_bytes + cache + needs.rows_bytes + needs.step_bytes
     reported = report.weights_bytes + report.cache_bytes + report.rows_bytes + report.step_bytes
-    assert predicted == pytest.approx(reported, rel=0.1), (needs, report)
+    assert predicted == pytest.approx(reported, rel=rel), (needs, report)
     return needs
 
 
@@ -143,7 +143,8 @@ def test_prepared_weights_take_what_their_files_say(name: str, tmp_path: Path) -
     (plain := tmp_path / "source").mkdir()
     make_model(plain, "qwen2", **WIDE)
     quantized, _ = make_checkpoints(plain, name, tmp_path)
-    needs = compare(settings(quantized, max_num_seqs=8), quantized)
+    # Beside so few weights the step's buffers are more than half, and how large they are depends on the processor.
+    needs = compare(settings(quantized, max_num_seqs=8), quantized, rel=0.2)
     assert needs.form in ("awq", "gptq", "compressed-tensors")
     for file in quantized.glob("*.safetensors"):
         file.unlink()
