@@ -6,7 +6,7 @@ Without a directory: the demo model, and the models that `make bench-models` has
 machine's limits are measured, the load runs through the gateway and then, with other prompts of the same length, on the
 engine alone (or in the other order), and the limits are measured again. Both runs are paused at intervals to measure
 the limits in their own moments (`bench.limits_of_machine.moments`). The bus tax is the share of the engine's rate that
-is lost in the whole system, within a round. For the demo model, `bench.recorder_cost` compares the system with and
+is lost in the whole system, within a round. For the demo model, `bench.record_cost` compares the system with and
 without the record of requests. Results go to bench/results/MODEL.json; docs/performance.md shows published ones.
 """
 
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import cold_start, isolation, kv_transfer, loads, measure, recorder_cost, report
+from bench import cold_start, isolation, kv_transfer, loads, measure, record_cost, report
 from bench.engine import bus_tax
 from bench.engine.engine_stream import EngineAlone, Work
 from bench.limits_of_machine import cpu_accounting, machine, processes, roofline
@@ -62,7 +62,7 @@ def parse() -> argparse.Namespace:
         "--pairs",
         type=int,
         default=9,
-        help="of bench.engine.bus_tax and bench.recorder_cost, which run for the demo model",
+        help="of bench.engine.bus_tax and bench.record_cost, which run for the demo model",
     )
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results", help="directory")
     options = parser.parse_args()
@@ -96,9 +96,9 @@ def measured(model: Path, options: argparse.Namespace) -> dict[str, Any]:
     results["bus_tax"] = {load: rounded(tax(samples, load)) for load in names}
     results["samples"] = [sample.record() for sample in samples]
     if model == DEMO and not options.short:
-        pairs = bus_tax.parse(["--pairs", str(options.pairs)])
+        pairs = record_cost.parse(["--pairs", str(options.pairs)])
         results["bus_tax_mixed_lengths"] = bus_tax.measure(pairs)
-        results["recorder_cost"] = recorder_cost.measure(pairs)
+        results |= {f"cost_of_{kind}": record_cost.measure(pairs, kind) for kind in record_cost.GOALS_PERCENT}
         results["isolation"] = isolation.measure(isolation.parse([]))
         results["kv_transfer"] = kv_transfer.measure()
     return results
@@ -184,8 +184,8 @@ def text(results: dict[str, Any]) -> str:
     lines += [report.table(HEADS, rows), "", report.limits_table(results["limits"]), ""]
     lines += [
         f"{name}: {listed(results[name])}"
-        for name in ("cold_start", "memory_mib", "bus_tax_mixed_lengths", "recorder_cost")
-        if name in results
+        for name in results
+        if name in ("cold_start", "memory_mib", "bus_tax_mixed_lengths") or name.startswith("cost_of_")
     ]
     if "kv_transfer" in results:
         lines += ["", kv_transfer.text(results["kv_transfer"])]

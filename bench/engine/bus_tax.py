@@ -78,8 +78,8 @@ def summary(
     }
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """Parses the command-line options."""
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the options of the load."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="", help="model directory (default: the demo model)")
     parser.add_argument("--streams", type=int, default=32)
@@ -88,8 +88,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=int, default=128, help="mean length; each request has half to one and a half")
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--pairs", type=int, default=9)
-    return parser.parse_args(argv)
+    return parser
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(parse()), indent=1))
+    print(json.dumps(measure(parser().parse_args()), indent=1))

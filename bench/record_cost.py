@@ -1,16 +1,24 @@
-"""What the record of requests costs: output tokens/s and CPU time with it (`--record-requests`) and without it.
+"""What records cost: output tokens/s and CPU time with a kind of record and without it.
+
+    python -m bench.record_cost [--of requests streams streams-in-files] [--pairs 9] [--model DIRECTORY]
+
+    requests            the record of requests with every step (`--record-requests`)
+    streams             the records from which every stream can be resumed, in the memory of the bus
+    streams-in-files    the same in files, which survive a restart of the bus
 
 Two systems get the same requests, a given number at a time, in alternating order (A B B A …), so that a machine that
 becomes slower affects both; the one that does not run is stopped with SIGSTOP. The figure is the median over the pairs
-of the relative loss. On a machine that others use, tokens/s vary by more than the record costs: the CPU time of all
+of the relative loss. On a machine that others use, tokens/s vary by more than a record costs: the CPU time of all
 processes for each token, which does not count the others' work, then says more; it is told for each part, because the
-engine's own varies with the sizes of its batches. The record's share is least for models that take long for a token.
+engine's own varies with the sizes of its batches. A record's share is least for models that take long for a token.
 """
 
 import argparse
 import itertools
 import json
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +28,8 @@ from bench.engine import bus_tax
 from bench.limits_of_machine import processes
 from bench.serving import ROOT, Serving
 
-GOAL_PERCENT = 1.0
-SIDES = {"on": "--record-requests=256", "off": "--record-requests=0"}
+GOALS_PERCENT = {"requests": 1.0, "streams": 1.0, "streams-in-files": 2.0}
+SIDES = "on", "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +47,53 @@ class Run:
         return sum(self.cpu_us.values())
 
 
-def measure(options: argparse.Namespace) -> dict[str, object]:
-    """Measures the pairs, after one pair that is not counted. Returns the figures of `summary`."""
+def main() -> int:
+    """Measures the kinds that the command line names and prints their figures."""
+    options = parse()
+    found = {kind: measure(options, kind) for kind in options.of}
+    text = json.dumps(found, indent=1) + "\n"
+    sys.stdout.write(text)
+    if options.json is not None:
+        options.json.write_text(text, encoding="utf-8")
+    return 0
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parses the command-line options."""
+    parser = bus_tax.parser()
+    parser.add_argument("--of", nargs="+", choices=[*GOALS_PERCENT], default=[*GOALS_PERCENT], help="kinds of records")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    return parser.parse_args(argv)
+
+
+def measure(options: argparse.Namespace, kind: str) -> dict[str, object]:
+    """Measures the pairs of one kind, after one pair that is not counted. Returns the figures of `summary`."""
     vocab = json.loads((Path(options.model or ROOT / "antiphon" / "demo") / "config.json").read_text())["vocab_size"]
     common = [f"--threads={options.threads}", *([f"--model={options.model}"] if options.model else [])]
     runs: dict[str, list[Run]] = {name: [] for name in SIDES}
-    with Serving(SIDES["on"], *common) as on, Serving(SIDES["off"], *common) as off:
-        servers = {"on": on, "off": off}
-        off.pause()
-        on.pause()
-        for seed, name in order(options.pairs + 1):
-            servers[name].resume()
-            runs[name].append(_run(servers[name], options, seed, vocab))
-            servers[name].pause()
-        for server in servers.values():
-            server.resume()
-    return summary(options.streams, runs["on"][1:], runs["off"][1:])
+    with tempfile.TemporaryDirectory() as files:
+        with_record, without = flags(kind, files)
+        with Serving(*with_record, *common) as on, Serving(*without, *common) as off:
+            servers = {"on": on, "off": off}
+            off.pause()
+            on.pause()
+            for seed, name in order(options.pairs + 1):
+                servers[name].resume()
+                runs[name].append(_run(servers[name], options, seed, vocab))
+                servers[name].pause()
+            for server in servers.values():
+                server.resume()
+    return summary(options.streams, runs["on"][1:], runs["off"][1:]) | {"goal_percent": GOALS_PERCENT[kind]}
+
+
+def flags(kind: str, directory: str) -> tuple[list[str], list[str]]:
+    """Returns the flags of the system with a kind of record and those of the system without it."""
+    if kind == "requests":
+        return ["--record-requests=256"], ["--record-requests=0"]
+    store = ["--stream-store=memory"]
+    if kind == "streams-in-files":
+        store = ["--stream-store=file", f"--bus-directory={directory}"]
+    return ["--record-streams=all", *store], ["--stream-store=off"]
 
 
 def order(pairs: int) -> Iterator[tuple[int, str]]:
@@ -64,7 +103,7 @@ def order(pairs: int) -> Iterator[tuple[int, str]]:
 
 
 def summary(streams: int, on: list[Run], off: list[Run]) -> dict[str, object]:
-    """Returns the medians of both sides, and median and quartiles of what the record costs in each pair, in percent.
+    """Returns the medians of both sides, and median and quartiles of what a record costs in each pair, in percent.
 
     `cost_percent` is of tokens/s, `cpu_cost_percent` of CPU time for each token.
     """
@@ -83,7 +122,6 @@ def summary(streams: int, on: list[Run], off: list[Run]) -> dict[str, object]:
         "off_cpu_us_per_token": _profile(off),
         "cpu_cost_percent": round(statistics.median(cpu), 2),
         "cpu_cost_percent_quartiles": _quartiles(cpu),
-        "goal_percent": GOAL_PERCENT,
         "foreign_cores": round(statistics.median(one.foreign_cores for one in (*on, *off)), 2),
     }
 
@@ -109,4 +147,4 @@ def _run(serving: Serving, options: argparse.Namespace, seed: int, vocab: int) -
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(bus_tax.parse()), indent=1))
+    sys.exit(main())

@@ -1,6 +1,6 @@
-"""What the record of requests costs: the order of the runs, and the figures of pairs."""
+"""What records cost: the order of the runs, and the figures of pairs."""
 
-from bench.recorder_cost import Run, order, summary
+from bench.record_cost import GOALS_PERCENT, Run, flags, order, summary
 
 
 def test_the_side_that_runs_first_alternates():
@@ -15,3 +15,14 @@ def test_the_figures_are_medians_over_pairs():
     assert found["on_cpu_us_per_token"] == {"engine": 91.0, "gateway": 11.0, "all": 102.0}
     assert found["cost_percent_quartiles"] == [0.0, 1.0]
     assert found["foreign_cores"] == 0.5
+
+
+def test_flags_of_each_kind_of_record() -> None:
+    for kind in GOALS_PERCENT:
+        on, off = flags(kind, "/tmp/kept")
+        assert on != off
+    assert flags("streams-in-files", "/kept")[0] == [
+        "--record-streams=all",
+        "--stream-store=file",
+        "--bus-directory=/kept",
+    ]
