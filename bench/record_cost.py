@@ -127,7 +127,7 @@ def summary(streams: int, on: list[Run], off: list[Run]) -> dict[str, object]:
 
 
 def _profile(runs: list[Run]) -> dict[str, float]:
-    """Returns the medians of the CPU time for each token, in microseconds: of each part, and of all of them."""
+    """Returns the CPU time for each token, in µs, of each service and of the whole system: medians of the runs."""
     names = sorted({name for one in runs for name in one.cpu_us})
     found = {name: round(statistics.median(one.cpu_us.get(name, 0.0) for one in runs), 1) for name in names}
     return {**found, "all": round(statistics.median(one.cpu_us_per_token for one in runs), 1)}

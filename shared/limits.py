@@ -386,7 +386,8 @@ DRAIN_S = 20.0
 """Longest graceful shutdown: running requests may end in this time, then the process exits."""
 HAND_OVER_S = DRAIN_S - 2.0
 """An engine that drains hands over the sequences that still run after this many seconds. Gateways move most of them
-earlier: as soon as another engine has room."""
+earlier: as soon as another engine has room. A gateway that drains ends the requests that still run then: clients that
+resume their streams are disconnected, others get an error."""
 WAITING_LOOK_S = 0.05
 """Time between two checks for connections that wait in the listening sockets of the other gateways. A connection that
 its own gateway does not accept waits between one and two of these times.

@@ -24,6 +24,7 @@ from antiphon.chaos.streams import Known, Load, StreamError, learn, make_bodies
 from antiphon.chaos.targets import NATS, Injection, Injector, find_targets
 from antiphon.inspect.invariants import Invariants, is_idle
 from antiphon.launch.readiness import ServerAddress
+from shared import limits
 from shared.config import SettingsError
 
 IDLE_S = 30.0
@@ -141,13 +142,18 @@ class _Run:
         return list(await asyncio.gather(*map(one, schedule)))
 
     def _gateway_failed(self, since_s: float, until_s: float, had_output: bool) -> bool:
-        """Whether a gateway was killed between two times (monotonic seconds), or stopped before any output.
+        """Whether the fault of a gateway explains that a stream of this time (monotonic seconds) was interrupted.
 
-        A gateway finishes its streams after SIGTERM, but may close a connection whose request it has not read.
+        After SIGTERM a gateway finishes its streams, but it may close a connection whose request it has not read, and
+        it closes those of streams that still run after `HAND_OVER_S`.
         """
-        kinds = ("kill",) if had_output else ("kill", "stop")
-        found = [one for one in self._injector.active if one.fault.kind in kinds and "gateway" in one.fault.group]
-        return any(since_s <= one.began_s <= until_s for one in found)
+        for one in self._injector.active:
+            if "gateway" not in one.fault.group or not since_s <= one.began_s <= until_s:
+                continue
+            is_late = until_s - one.began_s >= limits.HAND_OVER_S
+            if one.fault.kind == "kill" or (one.fault.kind == "stop" and (is_late or not had_output)):
+                return True
+        return False
 
     async def _look(self) -> None:
         """Keeps the set of processes that gateways report as ready up to date."""

@@ -85,7 +85,7 @@ class Batches:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the makers' processes."""
+        """The ids of the processes that make batches."""
         return [process.pid or 0 for process in self._processes]
 
     def next(self) -> Batch:

@@ -189,7 +189,7 @@ class GatewayActor(Actor):
         return self._start(request, card, copies=True, in_lockstep=in_lockstep)
 
     def _check_wait(self, request: GenerationRequest, model: str) -> None:
-        """Raises ServiceError if the request would wait too long. Those of the idle lane may wait."""
+        """Raises ServiceError if it would wait for an engine longer than `--max-queue-wait`, except idle requests."""
         most, dispatcher = self._max_queue_wait_s, self._parts.dispatcher
         if most and not request.idle_s and dispatcher.waits_longer(model, most):
             message = f"A new request would wait longer than {most:g} s. Try again later."
@@ -498,8 +498,12 @@ class GatewayActor(Actor):
 
     async def on_crash(self, error: BaseException) -> None:
         """Ends every request with an error, which its client receives."""
+        self.fail_all(ServiceError("internal_error", "The gateway failed while it served this request."))
+
+    def fail_all(self, error: ServiceError) -> None:
+        """Ends every request with an error."""
         for actor in list(self.requests.values()):
-            actor.fail(ServiceError("internal_error", "The gateway failed while it served this request."))
+            actor.fail(error)
 
     # --- inside ---
 

@@ -156,7 +156,8 @@ class ModelCatalog:
     def _ready(self, *, recent: bool) -> dict[str, set[str]]:
         """Returns, by service, the models that have a ready member.
 
-        `recent`: also models that had a ready member in the last QUEUE_WAIT_S. Engines that get no work do not count.
+        `recent`: also models that had a ready member in the last QUEUE_WAIT_S. Engines that have computed wrong results
+        do not count.
         """
         now = self._now()
         self._forget(now)
@@ -189,7 +190,7 @@ class ModelCatalog:
         return sorted(name for name in known if self._public(name) is not None)
 
     def _public(self, name: str) -> str | None:
-        """Returns the name by which requests reach members with this bus name; None if requests cannot reach them."""
+        """Returns the model name in requests for the name of a model on the bus; None for a version that is not in use."""
         return name if self._versions is None else self._versions.public(name)
 
     def _refusal(self, wanted: str, cards: list[ModelCard]) -> ServiceError:

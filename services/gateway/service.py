@@ -11,6 +11,7 @@ from services.gateway.actor import GatewayActor
 from services.gateway.app import continue_batches, create_app
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.server import Server, listen, others, server_config
+from services.gateway.model_catalog import RETRY_AFTER_S
 from services.gateway.pictures.remote import RemotePictures
 from services.gateway.record import Recorder
 from services.gateway.requests.lockstep.metrics import LockstepCollector
@@ -24,6 +25,7 @@ from shared import limits
 from shared.actors.durable_log import Storage
 from shared.actors.host import Host
 from shared.config import GatewaySettings
+from shared.errors import ServiceError
 from shared.messages import GatewayStatus, ServiceName, StreamTaken
 from shared.security import tls
 from shared.settings.records import check_records
@@ -107,6 +109,7 @@ class GatewayService:
     async def drain(self) -> None:
         """See Service. Requests on connections that were accepted are answered; idle connections are closed."""
         assert self._actor is not None
+        rest = asyncio.create_task(self._end_the_rest(self._actor))
         try:
             if self._streams is not None:
                 self._streams.leave()
@@ -120,11 +123,20 @@ class GatewayService:
             if self._streams is not None:
                 await self._streams.journal.close()
         finally:
+            rest.cancel()
             await self._actor.stop()
             await self._actor_task
             for task in self._background:
                 task.cancel()
             await asyncio.gather(*self._background, return_exceptions=True)
+
+    async def _end_the_rest(self, actor: GatewayActor) -> None:
+        """Ends the requests that take longer than the drain may, while the bus still answers."""
+        await asyncio.sleep(limits.HAND_OVER_S)
+        if self._streams is not None:
+            self._streams.hand_over()
+        # The clients of other streams get the error as the last event.
+        actor.fail_all(ServiceError("draining", "The server is shutting down.", retry_after_s=RETRY_AFTER_S))
 
     def _make_unattended(self, host: Host, actor: GatewayActor) -> BackgroundStreams | None:
         """Returns the manager of background requests; None if there is no store for them."""

@@ -22,7 +22,7 @@ class OuterParts:
     """Computes hidden states before the first layer and log likelihoods after the last."""
 
     def __init__(self, plan: Plan, tensors: Mapping[str, Tensor]) -> None:
-        """`tensors` by the names of sources in the layout, in any floating-point type."""
+        """`tensors`: those of the unquantized checkpoint, by their names there, in any floating-point type."""
         d = plan.description
         found = {parameter.name: tensors[parameter.sources[0].name] for parameter in plan.outer()}
         bias = found.get("final_norm.bias")

@@ -71,7 +71,7 @@ class WeighableWorker(Protocol):
     """A worker whose weights, or a part of them, are in host memory and can be checked."""
 
     def weight_memory(self) -> list[WeightMemory]:
-        """Returns the memory of weights that stay unchanged until `close`."""
+        """Returns where the weights that nothing changes until `close` are in main memory."""
         ...
 
 

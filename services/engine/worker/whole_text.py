@@ -1,4 +1,4 @@
-"""Lists the models that compute a text in one step, and groups texts into batches. Pure."""
+"""Which models compute all tokens of a text in one step, as encoders do; groups their texts into batches. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -22,6 +22,13 @@ class ClientGoneError(ServiceError):
         super().__init__("client_closed_request", "The client closed the connection.")
 
 
+class HandedOverError(ServiceError):
+    """The gateway ends before the stream does: its connection is closed, and the client resumes it elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__("draining", "The server is shutting down. Resume the stream with 'Last-Event-ID'.")
+
+
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, NoReturn]) -> T:
     """Returns the result of `work`; cancels it if the client disconnects (ClientGoneError) or a guard raises.
 

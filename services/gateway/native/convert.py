@@ -67,7 +67,7 @@ def engine_request(body: EngineBody, card: ModelCard, request_id: str, defaults:
 
 
 def client_facts(body: EngineBody, answer_id: str, received_at: float) -> ClientFacts:
-    """Returns the client's values for the answer. `answer_id` is the id that the answer repeats."""
+    """Returns the client's values for the answer. `answer_id`: the id that the answer has."""
     arrived = given(body.arrival_time, received_at)
     if arrived < 0:
         refuse("arrival_time", "must not be negative")

@@ -23,7 +23,7 @@ from services.gateway.generation import (
     SequenceUpdate,
 )
 from services.gateway.http import sse
-from services.gateway.http.disconnect import ClientGoneError, unless_gone
+from services.gateway.http.disconnect import ClientGoneError, HandedOverError, unless_gone
 from services.gateway.http.errors import as_service_error
 from services.gateway.http.json_response import encoded_response
 from services.gateway.metrics import GatewayMetrics
@@ -374,6 +374,10 @@ class StreamedAnswer(Response):
         except Exception as error:
             if not channel.started:
                 raise
+            if isinstance(error, HandedOverError):
+                # The HTTP server closes the connection of an answer without an end. To the client the stream is
+                # interrupted, so it resumes it; an end or an error would be final.
+                return
             failure = as_service_error(error)
             self._run.metrics.count_error(failure.code)
             last_words = channel.end(self._run.encoder.failure(failure))

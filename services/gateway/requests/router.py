@@ -338,7 +338,7 @@ def _newcomers_max(engine: Heartbeat) -> int:
 
 
 def _num_ordinary(status: EngineStatus) -> int:
-    """Returns the number of sequences at an engine that are not in the idle lane."""
+    """Returns the number of sequences at an engine, without those that only run while no others want to (idle lane)."""
     return status.num_running + status.num_waiting - status.num_idle_running - status.num_idle_waiting
 
 

@@ -8,7 +8,7 @@ from starlette.types import Receive
 
 from services.gateway.generation import ResumedOutput, SequenceUpdate
 from services.gateway.http import sse
-from services.gateway.http.disconnect import ClientGoneError, unless_gone
+from services.gateway.http.disconnect import ClientGoneError, HandedOverError, unless_gone
 from services.gateway.openai.answers.answer_encoder import AnswerEncoder, GenerationState
 from services.gateway.openai.serving import ResponseRunner, Sink
 from services.gateway.streams.journal import JournaledStream
@@ -53,7 +53,7 @@ class RunningStream:
         self._grace_s = grace_s
         self._on_end = on_end
         self._work: asyncio.Task[None] | None = None
-        self._taken = self._is_alone = False
+        self._taken = self._is_alone = self._is_handed_over = False
         self._over = asyncio.Event()
 
     def opening(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
@@ -127,6 +127,12 @@ class RunningStream:
         if self._work is not None:
             self._work.cancel()
 
+    def hand_over(self) -> None:
+        """Ends the run, because the gateway ends: the client resumes the stream at another gateway."""
+        self._is_handed_over = True
+        if self._work is not None:
+            self._work.cancel()
+
     async def over(self) -> None:
         """Returns when the run has ended."""
         await self._over.wait()
@@ -144,6 +150,8 @@ class RunningStream:
         await asyncio.wait({work})
         if self._taken:
             raise taken()
+        if self._is_handed_over and (work.cancelled() or work.exception() is not None):
+            raise HandedOverError
         work.result()
 
 

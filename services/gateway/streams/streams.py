@@ -127,6 +127,12 @@ class Streams:
         for stream in list(self._running.values()):
             stream.leave()
 
+    def hand_over(self) -> None:
+        """Ends the streams whose clients resume them, because the gateway does not run until they have ended."""
+        for stream in list(self._running.values()):
+            if stream.journaled is not None and stream.journaled.record.outlives_client:
+                stream.hand_over()
+
     async def _keep_pictures(self, cut: CutBody) -> bool:
         """Writes what was taken out of a body. Returns whether the bus has it."""
         try:

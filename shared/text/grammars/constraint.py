@@ -131,7 +131,7 @@ def model_tokenizer(
 
 
 class _Tokens:
-    """A vocabulary in the form that the library's wrapper takes."""
+    """A vocabulary with the attributes that `llguidance.TokenizerWrapper` reads."""
 
     bos_token_id = None
 

@@ -401,6 +401,26 @@ def test_a_resumable_stream_runs_on_without_its_client(served: Served) -> None:
     assert told(stream.events + rest.events) == right
 
 
+def test_a_gateway_that_ends_before_its_streams_leaves_them_to_their_clients(served: Served) -> None:
+    path, body = request(CHAT, 36)
+    right = undisturbed(served, path, body)
+    wait_until(lambda: len({"gateway-1", "gateway-2"} & served.pids().keys()) == 2, 30)
+    stream = begun(served, "gateway-2", path, body, **{"X-Antiphon-Resumable": "1"})
+    plain = begun(served, "gateway-2", path, body)
+    stream.read(2)
+    plain.read(2)
+    pids = served.pids()
+    with frozen(pids["engine-1"]):
+        os.kill(pids["gateway-2"], signal.SIGTERM)
+        with pytest.raises(Broken):
+            plain.read()
+        assert json.loads(plain.events[-1])["error"]["code"] == "draining"
+        with pytest.raises(Broken):
+            stream.read()
+        assert "error" not in json.loads(stream.events[-1])
+    assert told(resumed(served, stream, path, body)) == right
+
+
 def test_connections_to_a_gateway_that_stands_still_are_served_by_another(served: Served) -> None:
     wait_until(lambda: len({"gateway-1", "gateway-2"} & served.pids().keys()) == 2, 30)
     connected(served, "gateway-2").close()  # both serve

@@ -76,7 +76,7 @@ class BeamGroup:
         return [self._outcome(member, self.search.finished[_beam_params(member).rank]) for member in self.members]
 
     def _outcome(self, member: Sequence, finished: Finished) -> Outcome:
-        """Returns a member's result without the tokens in its spec, which an earlier search has already reported.
+        """Returns a member's result without the tokens that it came with: another engine has already reported them.
 
         If the hypothesis does not begin with these tokens, the member's result is an error.
         """
