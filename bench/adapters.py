@@ -72,6 +72,7 @@ def measure(options: argparse.Namespace, targets: Sequence[str]) -> dict[str, An
             "--lora-modules",
             *(f"{name}={directory}/{name}" for name in names),
             f"--max-loras={options.streams}",
+            f"--max-cpu-loras={options.adapters}",
             f"--max-lora-rank={options.rank}",
         ]
         with Serving(*flags) as server:

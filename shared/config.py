@@ -352,7 +352,7 @@ class EngineSettings(ParallelSettings, SelfTestSettings, ModelSettings, EnginePi
     max_cpu_loras: int | None = flag(
         None,
         "largest number of adapters kept in main memory; others are read again when requests need them (default: "
-        "--max-loras)",
+        "--max-loras, or as many as --lora-modules names)",
         rule=AT_LEAST_1,
         group="adapters",
     )

@@ -279,6 +279,10 @@ SLOW_CLIENT_EVENTS_MAX = 65536
 """Updates of one request that its client has not received. With more, the request fails with `timeout`, so that a slow
 client cannot fill the gateway's memory.
 """
+TURNS_AT_ONCE = 8
+"""Most requests that a gateway prepares at the same time; those of different API keys take turns."""
+TURN_S = 0.05
+"""Longest turn of a request. One that is not prepared by then goes on beside the next ones."""
 QUEUE_WAIT_S = 30.0
 """Longest time without a member that can accept a request (a tokenizer, a detokenizer, and an engine of the model that
 are ready and respond) before the request fails with 503. The wait in the queue of a busy engine has no limit but

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from antiphon.launch import devices, nats_server, other_machine, sockets
 from antiphon.launch.readiness import ServerAddress, announce
@@ -166,7 +167,7 @@ def located_models(models: Sequence[ServeSettings], environ: Mapping[str, str]) 
 
 
 def _check_files(model: ServeSettings, environ: Mapping[str, str]) -> None:
-    """Raises SettingsError if `--enable-mm` or `--quantization` does not fit the model's files or the CPU.
+    """Raises SettingsError if `--enable-mm`, `--quantization` or a number of devices does not fit the files or the CPU.
 
     On a GPU the engine checks quantization itself.
     """
@@ -175,7 +176,21 @@ def _check_files(model: ServeSettings, environ: Mapping[str, str]) -> None:
         check_picture_files(directory)
     on_cpu = devices.on_cpu(model.device, environ)
     device = Device("a CPU", model.cpu_backend == "auto") if on_cpu else Device("a GPU", multiplies_fp8=True)
-    choose(model.quantization, directory, read_model_config(directory), device)
+    config = read_model_config(directory)
+    choose(model.quantization, directory, config, device)
+    if model.tensor_parallel_size * model.pipeline_parallel_size > 1:
+        _check_division(model, config)
+
+
+def _check_division(model: ServeSettings, config: dict[str, Any]) -> None:
+    """Raises SettingsError if the model cannot be divided among the devices of an engine."""
+    # Imported here because they import torch, which takes a second.
+    from services.engine.models.registry import find_family, has_family
+    from services.engine.parallel.shard import Shard, local_description
+
+    if has_family(config):
+        whole = find_family(config).describe(config)
+        local_description(whole, Shard.of_rank(0, model.tensor_parallel_size, model.pipeline_parallel_size))
 
 
 @dataclass(frozen=True, slots=True)

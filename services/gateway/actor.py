@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from services.gateway.access.call import current_call
+from services.gateway.access.turns import within
 from services.gateway.adapters.directory import AdapterDirectory
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.model_catalog import RETRY_AFTER_S, SERVICES, VISION, ModelCatalog
@@ -215,7 +217,7 @@ class GatewayActor(Actor):
         self._num_idle += num_idle
         actor = RequestActor(self._parts, request, card, self._num_requests, end, in_lockstep=in_lockstep)
         self.requests[request.request_id] = actor
-        actor.start(prepare(actor, self._parts))
+        actor.start(within(current_call().turn, prepare(actor, self._parts)))
         return actor
 
     async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:

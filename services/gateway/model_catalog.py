@@ -190,7 +190,7 @@ class ModelCatalog:
         return sorted(name for name in known if self._public(name) is not None)
 
     def _public(self, name: str) -> str | None:
-        """Returns the model name in requests for the name of a model on the bus; None for a version that is not in use."""
+        """Returns the model name in requests for that of a model on the bus; None for a version that is not in use."""
         return name if self._versions is None else self._versions.public(name)
 
     def _refusal(self, wanted: str, cards: list[ModelCard]) -> ServiceError:

@@ -44,12 +44,15 @@ def prompt_adapters(settings: EngineSettings) -> list[LoraModule]:
 def with_adapters(settings: E) -> E:
     """Returns the settings with `--enable-lora` set if adapters are named, and the limits filled in.
 
-    `max_loras` becomes 8, or the number of named adapters if that is more; `max_cpu_loras` becomes `max_loras`.
+    `max_loras` becomes 8, or the number of named adapters if that is more; `max_cpu_loras` becomes `max_loras`, or that
+    number.
     Likewise for prompt adapters. Without adapters of a kind its settings do not change.
     """
     if settings.enable_lora or settings.lora_modules:
-        most = settings.max_loras or max(DEFAULT_MAX_LORAS, len(lora_modules(settings)))
-        settings = replace(settings, enable_lora=True, max_loras=most, max_cpu_loras=settings.max_cpu_loras or most)
+        num_named = len(lora_modules(settings))
+        most = settings.max_loras or max(DEFAULT_MAX_LORAS, num_named)
+        kept = settings.max_cpu_loras or max(most, num_named)
+        settings = replace(settings, enable_lora=True, max_loras=most, max_cpu_loras=kept)
     if settings.enable_prompt_adapter or settings.prompt_adapters:
         most = settings.max_prompt_adapters or max(DEFAULT_MAX_LORAS, len(prompt_adapters(settings)))
         settings = replace(settings, enable_prompt_adapter=True, max_prompt_adapters=most)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from services.gateway.access.turns import Turn
 from shared import limits
 from shared.security.api_keys import ANONYMOUS, ApiKey
 
@@ -38,6 +39,8 @@ class Call:
     """Whether it is a request of a batch, for which no client waits."""
     idle_s: float = field(default=0.0, compare=False)
     """For a request of a batch: time for which it runs in the idle lane, seconds."""
+    turn: Turn | None = field(default=None, compare=False)
+    """Its turn among the requests that begin; None if it needs none."""
     was_admitted: bool = False
     """Whether another gateway has admitted the request within the key's limits, and this gateway continues it."""
 

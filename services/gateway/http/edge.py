@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.access.call import Call, call_of, serving
+from services.gateway.access.turns import Turns
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.errors import ErrorFormats, as_service_error, error_response, route_path
 from services.gateway.http.idempotency import Idempotency
@@ -45,12 +46,14 @@ class Edge:
         self._metrics = metrics
         self._formats = formats
         self._prefix = prefix
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers with an error, or passes the request to the application."""
         if scope["type"] == "http":
             scope = {**scope, "root_path": self._prefix}
-            await _Passage(self._repeatable, self._keys, self._metrics, self._formats, scope, send).run(receive)
+            passage = _Passage(self._repeatable, self._keys, self._metrics, self._formats, self._turns, scope, send)
+            await passage.run(receive)
         elif scope["type"] == "websocket":
             # There are no WebSocket routes, and a connection must not bypass the API keys.
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
@@ -67,10 +70,12 @@ class _Passage:
         keys: ApiKeys,
         metrics: GatewayMetrics,
         formats: ErrorFormats,
+        turns: Turns,
         scope: Scope,
         send: Send,
     ) -> None:
         self._app = app
+        self._turns = turns
         self._keys = keys
         self._metrics = metrics
         self._formats = formats
@@ -101,7 +106,7 @@ class _Passage:
             key = self._keys.check(route_path(self._scope), self._scope["headers"])
             self._call = call_of(key, dict(self._scope["headers"]))
             with serving(self._call):
-                await self._app(self._scope, receive, self._forward)
+                await self._in_turn(receive)
         except Exception as error:
             failure = as_service_error(error)
             self._metrics.count_error(failure.code)
@@ -109,6 +114,17 @@ class _Passage:
                 raise
             body = self._formats.body(failure, self._scope)
             await error_response(failure, body=body)(self._scope, receive, self._forward)
+
+    async def _in_turn(self, receive: Receive) -> None:
+        """Passes the request to the application; one with a body waits for its key's turn before."""
+        if self._method() != "POST":
+            await self._app(self._scope, receive, self._forward)
+            return
+        self._call.turn = turn = await self._turns.begin(self._call.key.name)
+        try:
+            await self._app(self._scope, receive, self._forward)
+        finally:
+            turn.end()
 
     async def _forward(self, message: Message) -> None:
         if message["type"] == "http.response.start":

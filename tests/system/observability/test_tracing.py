@@ -1,7 +1,10 @@
 """One request is one trace over four processes, as a collector sees it."""
 
 import itertools
+import json
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -156,6 +159,30 @@ def test_the_times_tell_how_the_request_went(spans: dict[str, tuple[str, Span]])
     # stream is closed when its owner has the last of it.
     assert tokenize[1] - CLOCK_NS < detokenize[0] < decode[1]
     assert detokenize[1] > decode[1] - CLOCK_NS
+
+
+def test_a_streamed_request_is_one_tree_whose_times_add_up_to_what_its_client_waited(
+    served: Served, collector: Collector
+) -> None:
+    trace_id, body = "1af7651916cd43dd8448eb211c80319c", {"model": "tiny", "prompt": "a b c", "max_tokens": 600}
+    request = urllib.request.Request(
+        f"{served.url}/completions",
+        json.dumps({**body, "ignore_eos": True, "stream": True}).encode(),
+        {"Content-Type": "application/json", "traceparent": f"00-{trace_id}-{CALLER_ID}-01"},
+    )
+    began = time.monotonic()
+    with urllib.request.urlopen(request, timeout=60) as streamed:
+        assert streamed.read().endswith(b"data: [DONE]\n\n")
+    waited_s = time.monotonic() - began
+    wait_until(lambda: len(collector.trace(trace_id)) == len(SERVICES), 20, lambda: str(collector.trace(trace_id)))
+    found = [span for _, span in collector.trace(trace_id)]
+    assert {service for service, _ in collector.trace(trace_id)} == set(SERVICES.values())
+    [root] = [span for span in found if span.parent_span_id.hex() == CALLER_ID]
+    assert {span.parent_span_id for span in found if span is not root} == {root.span_id}
+    seconds = {span.name: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9 for span in found}
+    assert seconds[root.name] == pytest.approx(waited_s, rel=0.05)
+    parts = (Names.TOKENIZE, Names.QUEUE, Names.PREFILL, Names.DECODE)
+    assert sum(seconds[name] for name in parts) == pytest.approx(waited_s, rel=0.05)
 
 
 def test_only_then_do_the_services_load_opentelemetry(served: Served) -> None:

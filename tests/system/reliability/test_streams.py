@@ -302,7 +302,8 @@ def resumed(served: Served, stream: Events, path: str, body: Any) -> list[bytes]
 
 @pytest.fixture(scope="module")
 def served(model: Path) -> Iterator[Served]:
-    with until_the_end(serve_tiny(model, *FLAGS, "--gateways=2")) as started:
+    # A test freezes the engine for longer than it may reply to a request.
+    with until_the_end(serve_tiny(model, *FLAGS, "--gateways=2"), reconnects=True) as started:
         yield started
 
 

@@ -21,6 +21,7 @@ from antiphon.supervision.processes import ChildSpec
 from antiphon.versions import supervisor
 from shared.config import DetokenizerSettings, EngineSettings, SettingsError, add_flags, parse
 from shared.subjects import model_token
+from tests.models import make_model
 
 
 @pytest.fixture
@@ -310,3 +311,19 @@ async def test_the_launcher_joins_the_bus_when_the_server_is_ready_or_takes_too_
 
 async def announced(ready: asyncio.Event) -> None:
     await ready.wait()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "why"),
+    [
+        ({"tensor_parallel_size": 3}, "--tensor-parallel-size: 3 does not divide the model's 4 attention heads"),
+        ({"pipeline_parallel_size": 9}, "--pipeline-parallel-size: 9 is more than the model's 2 layers"),
+    ],
+)
+def test_a_model_that_cannot_be_divided_is_refused_before_anything_starts(
+    sizes: dict[str, int], why: str, tmp_path: Path
+) -> None:
+    model = make_model(tmp_path / "model")
+    with pytest.raises(SettingsError, match=why):
+        launcher.located_models([ServeSettings(model=str(model), device="cpu", **sizes)], {})
+    launcher.located_models([ServeSettings(model=str(model), device="cpu", tensor_parallel_size=2)], {})

@@ -1,0 +1,84 @@
+"""Which request the gateway begins to work on next, when many arrive at once: API keys take turns.
+
+From its headers until its prompt waits for an engine, a request needs milliseconds of the gateway's one thread. Without
+turns, a request that arrives behind two hundred of another key would wait for the work of them all. The queue for
+engines shares by tokens in the same way (`services.gateway.requests.placement`).
+
+A turn ends when its request has been prepared, or after `TURN_S`: a request may also wait, for its body or for another
+service, and needs no time of the thread meanwhile. The HTTP edge begins turns, the gateway's actor ends them.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Coroutine
+from typing import Any
+
+from shared import limits
+
+
+class Turn:
+    """The turn of one request."""
+
+    def __init__(self, turns: "Turns") -> None:
+        self._turns: Turns | None = turns
+        self._timer = asyncio.get_running_loop().call_later(limits.TURN_S, self.end)
+
+    def end(self) -> None:
+        """Ends the turn. Does nothing if it has ended."""
+        if (turns := self._turns) is not None:
+            self._turns = None
+            self._timer.cancel()
+            turns.ended()
+
+
+class Turns:
+    """Gives up to `limits.TURNS_AT_ONCE` turns at a time: first the key that has waited longest since its last one."""
+
+    def __init__(self) -> None:
+        self._num_running = 0
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
+
+    async def begin(self, key: str) -> Turn:
+        """Waits for a turn of this key. The caller must end it."""
+        if self._num_running < limits.TURNS_AT_ONCE and not self._waiting:
+            self._num_running += 1
+            return Turn(self)
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.cancelled():
+                self._forget(key, mine)
+            else:
+                self.ended()
+            raise
+        return Turn(self)
+
+    def ended(self) -> None:
+        """Passes a turn that has ended on to the next request."""
+        while self._waiting:
+            key, waiting = self._waiting.popitem(last=False)
+            first = waiting.popleft()
+            if waiting:
+                self._waiting[key] = waiting
+            if not first.done():
+                first.set_result(None)
+                return
+        self._num_running -= 1
+
+    def _forget(self, key: str, future: asyncio.Future[None]) -> None:
+        waiting = self._waiting.get(key)
+        if waiting is not None and future in waiting:
+            waiting.remove(future)
+            if not waiting:
+                del self._waiting[key]
+
+
+async def within(turn: Turn | None, work: Coroutine[Any, Any, None]) -> None:
+    """Runs work with which a turn ends."""
+    try:
+        await work
+    finally:
+        if turn is not None:
+            turn.end()
