@@ -72,7 +72,7 @@ class Answer:
     refused_s: float | None = None
     """The server had no capacity (503 or 429) and the request may be repeated after this many seconds."""
     interrupted: bool = False
-    """The connection ended before the answer did."""
+    """The connection, or the gateway, ended before the answer did."""
     last_id: str = ""
     """The `id` of the last event, after which the stream can be resumed; empty if events have no ids."""
     is_forgotten: bool = False
@@ -243,6 +243,8 @@ async def ask(server: ServerAddress, body: dict[str, Any], answer: Answer) -> An
         async for chunk in _chunks(server, body, answer):
             if chunk.error is not None:
                 answer.problem = f"error event: {json.dumps(chunk.error)}"
+                # A gateway that ends tells it to the clients of streams for which the bus has no record.
+                answer.interrupted = chunk.error.get("code") == "draining"
                 return answer
             now = time.monotonic()
             if now - last_s >= GAP_S:
