@@ -1,6 +1,9 @@
 """Quality of quantized weights: the demo model by every method, and what each costs in perplexity.
 
-    python -m bench.quality [--texts 40]
+    python -m bench.quality [--texts 40] [--model DIRECTORY]
+
+The model must know the demo model's tokens and texts: `python -m infra.demo_model.train --shape qwen2-0.5b` trains a
+larger one.
 
 Prepared checkpoints are written by `antiphon quantize` into a temporary directory. Each form is served by the C++
 backend and scores stories that neither training nor calibration has seen. Printed is the perplexity relative to that of
@@ -39,9 +42,10 @@ NEAREST: dict[str, Callable[[Tensor], QuantizedWeight]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description="Perplexity of quantized weights.")
     parser.add_argument("--texts", type=int, default=40)
+    parser.add_argument("--model", type=Path, default=DEMO_DIRECTORY)
     options = parser.parse_args()
-    texts = unseen_stories(options.texts)
-    original = perplexity(texts)
+    texts, model = unseen_stories(options.texts), options.model
+    original = perplexity(texts, model)
     print("| weights | perplexity |\n|---|---|")
     print(f"| original, bfloat16 | 1 ({original:.4f}) |", flush=True)
 
@@ -49,18 +53,18 @@ def main() -> None:
         print(f"| {name} | {measured / original:.4f} |", flush=True)
 
     for mode, name in ONLINE.items():
-        tell(name, perplexity(texts, quantization=mode))
+        tell(name, perplexity(texts, model, quantization=mode))
     with tempfile.TemporaryDirectory(prefix="antiphon-quality-") as directory:
         for algorithm in PREPARED:
-            tell(f"`{algorithm}`", perplexity(texts, prepared(algorithm, Path(directory) / algorithm)))
+            tell(f"`{algorithm}`", perplexity(texts, prepared(model, algorithm, Path(directory) / algorithm)))
     for name, rounded in NEAREST.items():
         with rounding(name, rounded):
-            tell(name, perplexity(texts))
+            tell(name, perplexity(texts, model))
 
 
-def prepared(algorithm: str, target: Path) -> Path:
-    """Writes a checkpoint of the demo model as a user does. `algorithm`: value of `-quant_type`, then other options."""
-    words = ["-i", str(DEMO_DIRECTORY), "-o", str(target), "-quant_type", *algorithm.split(), "-tp", "2", "-t", "bf16"]
+def prepared(model: Path, algorithm: str, target: Path) -> Path:
+    """Writes a checkpoint of a model as a user does. `algorithm`: value of `-quant_type`, then other options."""
+    words = ["-i", str(model), "-o", str(target), "-quant_type", *algorithm.split(), "-tp", "2", "-t", "bf16"]
     with contextlib.redirect_stdout(io.StringIO()):
         code = antiphon(["quantize", *words])
     if code:
@@ -68,7 +72,7 @@ def prepared(algorithm: str, target: Path) -> Path:
     return target
 
 
-def perplexity(texts: list[str], model: Path = DEMO_DIRECTORY, **settings: Any) -> float:
+def perplexity(texts: list[str], model: Path, **settings: Any) -> float:
     """Returns the perplexity of the texts."""
     with LLM(model=str(model), device="cpu", kv_cache_memory_gb=0.1, **settings) as llm:
         params = SamplingParams(max_tokens=1, prompt_logprobs=0)

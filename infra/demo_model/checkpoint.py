@@ -21,7 +21,8 @@ RESULTS = Path(__file__).with_name("results.json")
 
 def write_checkpoint(folder: Path, out: Path, step: int, tokens: int) -> None:
     """Write the weights of a model directory with the number of steps and tokens that they were trained on."""
-    state = {"weights": load_model(folder).state_dict(), "step": step, "tokens": tokens, "minutes": 0.0}
+    weights = load_model(folder).state_dict()
+    state = {"weights": weights, "shape": "demo", "step": step, "tokens": tokens, "minutes": 0.0}
     torch.save(state, out)
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from infra.demo_model.model import Shape
+from infra.demo_model.model import SHAPES, Shape
 from infra.demo_model.tokenizer import DEMO, END, END_OF_TEXT, load
 
 _NOTE = """# Antiphon's demo model
@@ -70,6 +71,7 @@ def _write(path: Path, value: object) -> None:
 
 def export(checkpoint: Path, folder: Path, tokenizer_folder: Path) -> int:
     """Writes config, generation config, weights and note; returns the number of parameters."""
+    folder.mkdir(parents=True, exist_ok=True)
     if tokenizer_folder.resolve() != folder.resolve():
         for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
             shutil.copyfile(tokenizer_folder / name, folder / name)
@@ -77,11 +79,13 @@ def export(checkpoint: Path, folder: Path, tokenizer_folder: Path) -> int:
     weights = {name: value.to(torch.bfloat16).contiguous() for name, value in state["weights"].items()}
     tokenizer = load(folder)
     end, end_of_text = tokenizer.token_to_id(END), tokenizer.token_to_id(END_OF_TEXT)
-    shape = Shape(vocab_size=tokenizer.get_vocab_size())
+    name = state["shape"]
+    shape = replace(SHAPES[name], vocab_size=tokenizer.get_vocab_size())
     _write(folder / "config.json", config(shape, end, end_of_text))
     generation = {"eos_token_id": [end, end_of_text], "pad_token_id": end_of_text}
     _write(folder / "generation_config.json", generation)
-    (folder / "README.md").write_text(_NOTE, encoding="utf-8")
+    if name == "demo":
+        (folder / "README.md").write_text(_NOTE, encoding="utf-8")
     # Written under another name and renamed, so that a starting server sees a complete file.
     save_file(weights, folder / "model.safetensors.new", metadata={"format": "pt"})
     # The library makes the file readable by its owner only, but servers run as other users.

@@ -29,6 +29,19 @@ class Shape:
     max_position_embeddings: int = 2048
 
 
+#: By name. The large one has the layers of Qwen2 0.5B; ``bench/quality.py`` measures with it what rounding costs.
+SHAPES = {
+    "demo": Shape(),
+    "qwen2-0.5b": Shape(
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+    ),
+}
+
+
 def rope_tables(shape: Shape, length: int, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
     """Cosines and sines of rotary angles, each ``[length, head_dim]``."""
     steps = torch.arange(0, shape.head_dim, 2, dtype=torch.float32, device=device) / shape.head_dim

@@ -1,7 +1,8 @@
 """Trains the demo model from scratch, on a GPU or a CPU, and writes checkpoints.
 
 Run by hand: ``python -m infra.demo_model.train --device cuda --makers 8 --minutes 4 --out FOLDER`` or, to repeat a
-run, ``--steps N``. ``export.py`` turns a checkpoint into the model directory.
+run, ``--steps N``. With ``--shape`` a larger model learns the same. ``export.py`` turns a checkpoint into the model
+directory.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 import time
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from infra.demo_model import STARTED
 from infra.demo_model.batches import IGNORED, Batch
 from infra.demo_model.makers import Batches
-from infra.demo_model.model import Llama, Shape, document_mask
+from infra.demo_model.model import SHAPES, Llama, document_mask
 from infra.demo_model.muon import StackedMuon
 from infra.demo_model.tokenizer import DEMO, load
 
@@ -45,6 +46,7 @@ class Plan:
     positions: int = 4096
     makers: int = 0
     tokenizer: Path = DEMO
+    shape: str = "demo"
     start: Path | None = None
     compile: bool = False
     checkpoint_minutes: float = 1.0
@@ -120,7 +122,7 @@ class Run:
         self.batches = Batches(plan.tokenizer, plan.seed, plan.positions, self.step, plan.makers)
         torch.manual_seed(plan.seed)
         self.device = torch.device(plan.device)
-        self.model = Llama(Shape(vocab_size=load(plan.tokenizer).get_vocab_size()))
+        self.model = Llama(replace(SHAPES[plan.shape], vocab_size=load(plan.tokenizer).get_vocab_size()))
         if state:  # the optimizers start anew
             self.model.load_state_dict(state["weights"])
         self.model.to(self.device)
@@ -162,6 +164,7 @@ class Run:
         }
         state = {
             "weights": weights,
+            "shape": self.plan.shape,
             "step": self.step,
             "tokens": self.tokens,
             "minutes": (time.monotonic() - STARTED) / 60,
@@ -213,6 +216,7 @@ def arguments() -> Plan:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, default=DEMO, help="folder of tokenizer.json")
+    parser.add_argument("--shape", choices=SHAPES, default="demo", help="sizes of the network")
     parser.add_argument("--start", type=Path, help="checkpoint to go on from (checkpoint.py makes one)")
     parser.add_argument("--threads", type=int, default=2, help="1 where other work fills the cores: two would wait")
     parser.add_argument("--compile", action="store_true", help="compile the trunk: a slow start, then faster")

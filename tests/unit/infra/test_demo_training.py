@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -14,14 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from infra.demo_model import train
 from infra.demo_model.batches import IGNORED, LENGTH, LONG_EVERY, LONG_LENGTH, Maker
 from infra.demo_model.encoding import Encoder
 from infra.demo_model.exercises.tasks import conversation
 from infra.demo_model.exercises.tasks_tools import tool_conversation
 from infra.demo_model.export import export
+from infra.demo_model.generate import load_model
 from infra.demo_model.makers import Batches, MakerFailedError
-from infra.demo_model.model import Llama, Shape, document_mask
+from infra.demo_model.model import SHAPES, Llama, Shape, document_mask
 from infra.demo_model.muon import StackedMuon
 from infra.demo_model.texts import prose
 from infra.demo_model.texts.corpus import plain_text
@@ -169,7 +168,7 @@ def test_the_rate_warms_up_and_falls_to_zero() -> None:
 def test_a_run_learns_and_its_checkpoint_becomes_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "Shape", partial(Shape, num_hidden_layers=1, intermediate_size=64))
+    monkeypatch.setitem(SHAPES, "demo", Shape(num_hidden_layers=1, intermediate_size=64))
     plan = Plan(
         minutes=0, steps=3, rate=2e-3, matrix_rate=4e-3, seed=1, out=tmp_path, positions=512, threads=1, float32=True
     )
@@ -185,3 +184,21 @@ def test_a_run_learns_and_its_checkpoint_becomes_a_model(
     assert (tmp_path / "model.safetensors").is_file()
     again = Run(Plan(**{**vars(plan), "start": tmp_path / "model.pt", "steps": 1}))
     assert (again.step, again.tokens) == (3, 3 * 512)
+
+
+def test_a_model_of_another_shape_is_trained_and_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = Shape(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2, head_dim=32)
+    monkeypatch.setitem(SHAPES, "narrow", narrow)
+    Run(
+        Plan(
+            minutes=0, steps=1, rate=2e-3, matrix_rate=4e-3, seed=1, out=tmp_path, positions=512, threads=1,
+            float32=True, shape="narrow",
+        )
+    ).run()  # fmt: skip
+    folder = tmp_path / "exported"
+    export(tmp_path / "model.pt", folder, DEMO)
+    assert not (folder / "README.md").exists(), "the note is about the demo model"
+    shape = load_model(folder).shape
+    assert (shape.hidden_size, shape.intermediate_size, shape.num_hidden_layers) == (64, 96, 2)
+    large = SHAPES["qwen2-0.5b"]
+    assert large.num_attention_heads * large.head_dim == large.hidden_size
