@@ -321,7 +321,7 @@ async def announced(ready: asyncio.Event) -> None:
     ],
 )
 def test_a_model_that_cannot_be_divided_is_refused_before_anything_starts(
-    sizes: dict[str, int], why: str, tmp_path: Path
+    sizes: dict[str, Any], why: str, tmp_path: Path
 ) -> None:
     model = make_model(tmp_path / "model")
     with pytest.raises(SettingsError, match=why):

@@ -1,5 +1,7 @@
 """How many adapters an engine holds, from the flags about adapters."""
 
+from typing import Any
+
 import pytest
 
 from shared.config import EngineSettings
@@ -20,7 +22,7 @@ NAMED = tuple(f"name-{number}=/adapters/{number}" for number in range(12))
     ],
 )
 def test_named_adapters_stay_in_memory_unless_the_limit_is_set(
-    flags: dict[str, object], limits: tuple[int | None, int | None]
+    flags: dict[str, Any], limits: tuple[int | None, int | None]
 ) -> None:
     full = with_adapters(EngineSettings(**flags))
     assert (full.max_loras, full.max_cpu_loras) == limits
