@@ -183,14 +183,17 @@ def _check_files(model: ServeSettings, environ: Mapping[str, str]) -> None:
 
 
 def _check_division(model: ServeSettings, config: dict[str, Any]) -> None:
-    """Raises SettingsError if the model cannot be divided among the devices of an engine."""
-    # Imported here because they import torch, which takes a second.
-    from services.engine.models.registry import find_family, has_family
-    from services.engine.parallel.shard import Shard, local_description
+    """Raises SettingsError if the model has too few layers or heads for the devices of an engine.
 
-    if has_family(config):
-        whole = find_family(config).describe(config)
-        local_description(whole, Shard.of_rank(0, model.tensor_parallel_size, model.pipeline_parallel_size))
+    The engine checks the rest, and the models whose config.json has other names.
+    """
+    sizes = {**config, **(config.get("text_config") or {})}
+    heads, layers = sizes.get("num_attention_heads"), sizes.get("num_hidden_layers")
+    tp, pp = model.tensor_parallel_size, model.pipeline_parallel_size
+    if isinstance(heads, int) and heads % tp:
+        raise SettingsError(f"--tensor-parallel-size: {tp} does not divide the model's {heads} attention heads")
+    if isinstance(layers, int) and pp > layers:
+        raise SettingsError(f"--pipeline-parallel-size: {pp} is more than the model's {layers} layers")
 
 
 @dataclass(frozen=True, slots=True)
