@@ -25,8 +25,9 @@ async def test_tokens_are_counted_with_pictures():
         many = await call(port, "POST", "/tokenize", asked)
         assert (many.status, many.error["param"]) == (400, "messages[0].content[3].image_url")
     async with serving(ScriptedBackend()) as port:
-        refused = await call(port, "POST", "/tokenize", asked)
-        assert (refused.status, refused.error["param"]) == (400, "messages[0].content[0].type")
+        for path in ("/tokenize", "/v1/chat/completions"):
+            refused = await call(port, "POST", path, asked)
+            assert (refused.status, refused.error["param"]) == (400, "messages[0].content[0].type")
 
 
 async def test_a_conversation_of_generate_may_have_pictures_but_not_several():

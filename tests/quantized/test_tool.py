@@ -178,8 +178,17 @@ def test_the_strength_of_smoothing_has_a_default_by_model(
     for value in ("1.5", "-0.1"):
         assert quantize(model, tmp_path / "bad", "smooth_quant", f"-sq={value}") == 78
         assert "-sq: " in capsys.readouterr().err
-    assert quantize(model, tmp_path / "warned", "gptq", "-sq", "0.5") == 0
-    assert "-sq has no effect with -quant_type gptq" in capsys.readouterr().err
+    for algorithm in ("gptq", "awq"):
+        assert quantize(model, tmp_path / algorithm, algorithm, "-sq", "0.5") == 0
+        assert f"-sq has no effect with -quant_type {algorithm}" in capsys.readouterr().err
+
+
+def test_plain_weights_of_a_quantized_model_may_be_float16(model: Path, tmp_path: Path) -> None:
+    flags = ("-i", str(model), "-o", str(tmp_path / "out"), "-quant_type", "smooth_quant", "-tp", "2", "-t", "fp16")
+    assert main(["quantize", *flags, "-sq", "0.5"]) == 0
+    tensors = all_tensors(tmp_path / "out")
+    assert tensors["model.norm.weight"].dtype is torch.float16
+    assert tokens(tmp_path / "out", "torch") == tokens(tmp_path / "out", "native")
 
 
 def test_activation_order_sorts_the_inputs_of_matrices_that_read_the_same_alike(

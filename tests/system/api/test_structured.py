@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -185,7 +186,7 @@ def test_a_structure_that_cannot_be_used_is_refused(client: openai.OpenAI, field
 
 @pytest.mark.spec("S-API-025")
 def test_a_bias_makes_tokens_likely_and_unlikely(
-    client: openai.OpenAI, served: Served, greedy: list[int], tokenizer: Tokenizer
+    client: openai.OpenAI, served: Served, greedy: list[int], tokenizer: Tokenizer, model: Path
 ) -> None:
     def ids(**fields: Any) -> list[int]:
         answer = fetch(served, "POST", "/v1/completions", {"prompt": PROMPT, "return_token_ids": True, **fields})
@@ -206,6 +207,9 @@ def test_a_bias_makes_tokens_likely_and_unlikely(
     assert biased.token_logprobs == pytest.approx(plain.token_logprobs, abs=1e-4)
     for bad in ({"77": 101}, {"77": -100.5}, {"word": 1}, {str(tokenizer.get_vocab_size() + 10_000): 1}):
         refused(client, "logit_bias", logit_bias=bad)
+    vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
+    refused(client, "logit_bias", logit_bias={str(vocab_size): 1})
+    assert ids(logit_bias={str(vocab_size - 1): 1}, temperature=0, **five)
 
 
 @pytest.mark.spec("S-API-032")

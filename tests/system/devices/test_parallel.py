@@ -17,7 +17,7 @@ from tests.models import greedy_reference
 from tests.system.served import Served, alive, fetch, until_the_end, wait_until
 
 PROMPTS = [f"Number {number}:" for number in range(16)]
-NUM_TOKENS = 24
+NUM_TOKENS = 64
 LONG_TOKENS = 400
 """More than an engine computes before a test notices that it has begun."""
 
@@ -96,6 +96,16 @@ def test_a_divided_model_serves_and_outlives_a_rank(
         engine, ranks = served.pids()["engine-1"], ranks_of(served)
         os.kill(engine, signal.SIGKILL)
         wait_until(lambda: not any(map(alive, ranks)), 20, lambda: "a rank outlives its engine")
+
+
+@pytest.mark.spec("S-SRV-070", "S-SRV-075")
+def test_the_other_name_of_the_number_of_devices_gives_the_same_text(model: Path, expected: list[str]) -> None:
+    words = ("--model", str(model), "--served-model-name=m", "--device=cpu", "--dtype=float32")
+    words += ("--num-gpus", "2", "--disable-custom-all-reduce")
+    body = {"model": "m", "prompt": PROMPTS, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+    with until_the_end(Served(*words)) as served:
+        assert len(ranks_of(served)) == 1
+        assert texts(served, body) == expected
 
 
 def texts_with_retries(served: Served, body: dict[str, object]) -> list[str]:

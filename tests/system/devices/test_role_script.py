@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,9 @@ def test_use_openai_0_in_the_scheduler_serves_generate_alone(deployed: Machine, 
     status, answer = ask(ports[2], "/generate", {"prompt": "A", "max_tokens": 4, "temperature": 0})
     assert status == 200
     assert len(answer["text"]) == 1
+    assert ask(ports[2], "/v1/completions", {"model": "demo", "prompt": "A"})[0] == 404
+    with urllib.request.urlopen(f"http://127.0.0.1:{ports[2]}/health", timeout=20) as health:
+        assert health.status == 200
 
 
 @pytest.fixture(scope="module")

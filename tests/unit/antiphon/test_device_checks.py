@@ -114,10 +114,12 @@ def test_the_section_is_part_of_the_doctors_report(
 ) -> None:
     smi(programs, TWO, "GPU-a, 7, train, 100\n")
     program(programs, "npu-smi", "")
+    program(programs, "docker", "echo 27.0.1")
     monkeypatch.setattr(doctor, "torch_devices", lambda: ("12.6", 2))
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}/usr/bin:/bin")
     assert doctor.run(EngineSettings(), 0) == 0
     printed = capsys.readouterr().out
     for line in ("ok    GPU          2 NVIDIA GPUs", "warn  GPU 0 ", "process 7 (train, 100 MiB)", "warn  NPU "):
         assert line in printed
+    assert "  ip_forward   net.ipv4.ip_forward is " in printed
     assert device_checks.device_checks("12.6", 2)

@@ -122,7 +122,7 @@ def test_the_server_refuses_before_anything_starts(
     monkeypatch.delenv("QUANTIZATION", raising=False)
     start = ["serve", str(model), "--device=cpu", "--port=0"]
     for words, said in (
-        (["--quantization=fp8"], "Hopper"),
+        (["--quantization=fp8"], "fp8 needs an NVIDIA GPU of compute capability 9.0 (Hopper)"),
         (["-q", "smoothquant"], SMOOTHQUANT_FILE),
         (["-q", "awq"], "no quantization_config"),
     ):
