@@ -26,6 +26,8 @@ from antiphon.chaos.targets import Injector, find_targets
 
 WARM_UP = 0.25
 """Share of the samples that does not count: caches fill and libraries load."""
+NUM_RECORDS = 64
+"""Finished requests of which a gateway keeps the timeline: so few that the memory for them is full after the warm-up."""
 PAGE_KIB = 4
 
 
@@ -82,7 +84,7 @@ def growth(name: str, samples: Samples) -> Growth:
 
 async def soak(minutes: float, streams: int, seed: int, model: str) -> dict[str, object]:
     """Runs it and returns the report."""
-    async with own_server(model) as (server, launcher):
+    async with own_server(model, NUM_RECORDS) as (server, launcher):
         names = find_targets(launcher)
         steady = {name: target.pid for name, target in names.items() if not name.endswith("-2")}
         victims = {target.service: [name] for name, target in names.items() if name.endswith("-2")}

@@ -46,13 +46,14 @@ def given(url: str, run_directory: str, token: str) -> tuple[ServerAddress, int]
 
 
 @asynccontextmanager
-async def own_server(model: str) -> AsyncIterator[tuple[ServerAddress, int]]:
+async def own_server(model: str, num_records: int = RECORDS) -> AsyncIterator[tuple[ServerAddress, int]]:
     """Starts a server with `REPLICAS` processes of each service on a free port, and stops it at the end.
 
-    Yields its address and its launcher's process id. Raises SettingsError with its last output if it does not start.
+    Yields its address and its launcher's process id. `num_records`: finished requests of which a gateway keeps the
+    timeline. Raises SettingsError with its last output if it does not start.
     """
     output = _Output()
-    child = Child(ChildSpec("serve", "serve", _argv(model), os.environ), output.take)
+    child = Child(ChildSpec("serve", "serve", _argv(model, num_records), os.environ), output.take)
     await child.start()
     running = asyncio.create_task(child.wait())
     try:
@@ -69,9 +70,9 @@ async def own_server(model: str) -> AsyncIterator[tuple[ServerAddress, int]]:
             await asyncio.wait({running})
 
 
-def _argv(model: str) -> list[str]:
+def _argv(model: str, num_records: int) -> list[str]:
     flags = [f"--{service}={REPLICAS}" for service in ("gateways", "tokenizers", "engines", "detokenizers")]
-    flags += ["--port=0", "--log-level=error", "--kv-cache-memory-gb=0.25", f"--record-requests={RECORDS}"]
+    flags += ["--port=0", "--log-level=error", "--kv-cache-memory-gb=0.25", f"--record-requests={num_records}"]
     return [sys.executable, "-m", "antiphon", "serve", *([f"--model={model}"] if model else []), *flags]
 
 
