@@ -27,7 +27,7 @@ from antiphon.chaos.targets import Injector, find_targets
 WARM_UP = 0.25
 """Share of the samples that does not count: caches fill and libraries load."""
 NUM_RECORDS = 64
-"""Finished requests of which a gateway keeps the timeline: so few that the memory for them is full after the warm-up."""
+"""Finished requests of which a gateway keeps the timeline: so few that their memory is full after the warm-up."""
 PAGE_KIB = 4
 
 
