@@ -60,8 +60,7 @@ class Dispatcher:
         self._able_at: dict[str, float] = {}
         """By model: the last time at which its members could accept a sequence, monotonic seconds."""
         self._background = Background("a dispatch failed")
-        self._pumping = self._had_queue = False
-        """`_had_queue`: whether sequences were queued since `_note_queues` saw an empty queue."""
+        self._pumping = False
 
     # --- called by requests and by the gateway's actor ---
 
@@ -114,11 +113,8 @@ class Dispatcher:
     def pump(self) -> None:
         """Places the sequences that can be placed now."""
         if not len(self.queue):
-            # Called for each message with tokens, and mostly with an empty queue.
-            if self._had_queue:
-                self._note_queues()
-            return
-        if self._pumping or not self._host.transport.connected:
+            self._note_queues()
+        if self._pumping or not len(self.queue) or not self._host.transport.connected:
             return
         self._pumping = True  # if a request fails meanwhile and calls `pump`, the loop below sees the changed queue
         try:
@@ -129,7 +125,7 @@ class Dispatcher:
         self._send(placed)
 
     def _note_queues(self) -> None:
-        now, self._had_queue = self._now(), bool(len(self.queue))
+        now = self._now()
         for model in {*self.queue.models(), *self._waits}:
             self._waits.setdefault(model, QueueWait()).look(self.queue.num_waiting(model), now)
 
@@ -175,7 +171,7 @@ class Dispatcher:
     # --- choosing ---
 
     def _push(self, candidate: Candidate) -> None:
-        now, self._had_queue = self._now(), True
+        now = self._now()
         self._able_at.setdefault(candidate.ticket.model, now)
         self.queue.push(candidate.ticket, now)
 
