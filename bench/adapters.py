@@ -23,6 +23,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from antiphon.benchmark.client import Result, run_open
+from bench.output import print_and_save
 from bench.serving import HOST, Serving, end_in_order
 
 ATTENTION = ("q_proj", "v_proj")
@@ -37,10 +38,7 @@ def main() -> int:
     options = parse()
     end_in_order()
     found = {name: measure(options, targets) for name, targets in TARGETS.items()}
-    text = json.dumps({"goal": GOAL, **found}, indent=1) + "\n"
-    sys.stdout.write(text)
-    if options.json is not None:
-        options.json.write_text(text, encoding="utf-8")
+    print_and_save({"goal": GOAL, **found}, options.json)
     return 0
 
 

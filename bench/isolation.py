@@ -15,7 +15,6 @@ import argparse
 import asyncio
 import contextlib
 import itertools
-import json
 import statistics
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.benchmark.client import Result, run_open, stream
+from bench.output import print_and_save
 from bench.serving import HOST, Serving, end_in_order
 
 STREAMS, STREAM_TOKENS = 32, 96
@@ -63,11 +63,7 @@ def main() -> int:
     """Measures everything once and prints it."""
     options = parse()
     end_in_order()
-    found = measure(options)
-    text = json.dumps(found, indent=1) + "\n"
-    sys.stdout.write(text)
-    if options.json is not None:
-        options.json.write_text(text, encoding="utf-8")
+    print_and_save(measure(options), options.json)
     return 0
 
 

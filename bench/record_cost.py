@@ -26,6 +26,7 @@ from pathlib import Path
 
 from bench.engine import bus_tax
 from bench.limits_of_machine import processes
+from bench.output import print_and_save
 from bench.serving import ROOT, Serving
 
 GOALS_PERCENT = {"requests": 1.0, "streams": 1.0, "streams-in-files": 2.0}
@@ -50,11 +51,7 @@ class Run:
 def main() -> int:
     """Measures the kinds that the command line names and prints their figures."""
     options = parse()
-    found = {kind: measure(options, kind) for kind in options.of}
-    text = json.dumps(found, indent=1) + "\n"
-    sys.stdout.write(text)
-    if options.json is not None:
-        options.json.write_text(text, encoding="utf-8")
+    print_and_save({kind: measure(options, kind) for kind in options.of}, options.json)
     return 0
 
 

@@ -189,11 +189,9 @@ def _check_division(model: ServeSettings, config: dict[str, Any]) -> None:
     """
     sizes = {**config, **(config.get("text_config") or {})}
     heads, layers = sizes.get("num_attention_heads"), sizes.get("num_hidden_layers")
-    tp, pp = model.tensor_parallel_size, model.pipeline_parallel_size
-    if isinstance(heads, int) and heads % tp:
-        raise SettingsError(f"--tensor-parallel-size: {tp} does not divide the model's {heads} attention heads")
-    if isinstance(layers, int) and pp > layers:
-        raise SettingsError(f"--pipeline-parallel-size: {pp} is more than the model's {layers} layers")
+    if isinstance(heads, int) and isinstance(layers, int):
+        tp, pp = model.tensor_parallel_size, model.pipeline_parallel_size
+        world.check_division(tp, {"attention heads": heads}, pp, layers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,15 @@ def check_devices(settings: ParallelSettings, engines: int, devices: int) -> Non
         )
 
 
+def check_division(tp_size: int, parts: Mapping[str, int], pp_size: int, num_layers: int) -> None:
+    """Raises SettingsError if devices cannot divide a model's parts (numbers by what they count) or its layers."""
+    for what, number in parts.items():
+        if number % tp_size:
+            raise SettingsError(f"--tensor-parallel-size: {tp_size} does not divide the model's {number} {what}")
+    if pp_size > num_layers:
+        raise SettingsError(f"--pipeline-parallel-size: {pp_size} is more than the model's {num_layers} layers")
+
+
 def _check_machines(settings: ParallelSettings, spell: Spelling) -> None:
     name, every = spell("pod_ips"), addresses(settings.pod_ips)
     if not every:

@@ -18,9 +18,9 @@ from torch import Tensor
 from services.engine.models.description import DecoderDescription, Experts, LatentAttention
 from services.engine.quantization.weight import QuantizedWeight
 from shared.config import SettingsError
+from shared.distributed.world import check_division
 
 _TP = "--tensor-parallel-size"
-_PP = "--pipeline-parallel-size"
 _ROWS = frozenset({"qkv", "q_up", "latent_up", "up", "shared.up", "experts.up"})
 _COLUMNS = frozenset({"o", "down", "shared.down", "experts.down"})
 
@@ -205,10 +205,6 @@ def _check(d: DecoderDescription, shard: Shard) -> None:
     if d.experts is not None:
         numbers["columns of an expert"] = d.experts.intermediate_size
         numbers["columns of the shared expert"] = d.experts.shared_intermediate_size
-    for what, number in numbers.items():
-        if number % n:
-            raise SettingsError(f"{_TP}: {n} does not divide the model's {number} {what}")
+    check_division(n, numbers, shard.pp_size, d.num_layers)
     if d.num_kv_heads % n and n % d.num_kv_heads:
         raise SettingsError(f"{_TP}: {n} and the model's {d.num_kv_heads} key heads do not divide each other")
-    if shard.pp_size > d.num_layers:
-        raise SettingsError(f"{_PP}: {shard.pp_size} is more than the model's {d.num_layers} layers")

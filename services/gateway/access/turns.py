@@ -48,15 +48,13 @@ class Turns:
         try:
             await mine
         except asyncio.CancelledError:
-            if mine.cancelled():
-                self._forget(key, mine)
-            else:
+            if not mine.cancelled():  # it has got its turn at the same moment
                 self.ended()
             raise
         return Turn(self)
 
     def ended(self) -> None:
-        """Passes a turn that has ended on to the next request."""
+        """Passes a turn that has ended on to the next request that still waits."""
         while self._waiting:
             key, waiting = self._waiting.popitem(last=False)
             first = waiting.popleft()
@@ -66,13 +64,6 @@ class Turns:
                 first.set_result(None)
                 return
         self._num_running -= 1
-
-    def _forget(self, key: str, future: asyncio.Future[None]) -> None:
-        waiting = self._waiting.get(key)
-        if waiting is not None and future in waiting:
-            waiting.remove(future)
-            if not waiting:
-                del self._waiting[key]
 
 
 async def within(turn: Turn | None, work: Coroutine[Any, Any, None]) -> None:

@@ -371,13 +371,14 @@ class StreamedAnswer(Response):
                 await self._recorded.serve(self._run, receive, channel)
         except ClientGoneError as gone:
             self._run.metrics.count_error(gone.code)
+        except HandedOverError:
+            # The HTTP server closes the connection of an answer without an end. To the client the stream is
+            # interrupted, so it resumes it; an end or an error would be final.
+            if not channel.started:
+                raise
         except Exception as error:
             if not channel.started:
                 raise
-            if isinstance(error, HandedOverError):
-                # The HTTP server closes the connection of an answer without an end. To the client the stream is
-                # interrupted, so it resumes it; an end or an error would be final.
-                return
             failure = as_service_error(error)
             self._run.metrics.count_error(failure.code)
             last_words = channel.end(self._run.encoder.failure(failure))
