@@ -87,22 +87,28 @@ class Recorder:
     def _end(self, record: RequestRecord) -> None:
         """Moves a record to the finished ones, and forgets those that nothing keeps any more."""
         self._running.pop(record.facts.request_id, None)
-        dropped: list[RequestRecord] = []
-        if len(self._latest) == self._latest.maxlen:
-            dropped.append(self._latest[0])
-        self._latest.append(record)
+        self._keep_in(self._latest, record)
         if record.outcome == "failed":
-            if len(self._failed) == self._failed.maxlen:
-                dropped.append(self._failed[0])
-            self._failed.append(record)
+            self._keep_in(self._failed, record)
+        record.num_lists += 1
         self._slowest.append(record)
         self._slowest.sort(key=lambda one: one.duration_us, reverse=True)
         if len(self._slowest) > limits.RECORD_PINNED_MAX:
-            dropped.append(self._slowest.pop())
-        for one in dropped:
-            if not any(one is kept for kept in (*self._latest, *self._failed, *self._slowest)):
-                self._by_id.pop(one.facts.request_id, None)
-                self._drop_content(one)
+            self._drop(self._slowest.pop())
+
+    def _keep_in(self, records: deque[RequestRecord], record: RequestRecord) -> None:
+        """Adds a record to a list of finished ones, from which it takes the oldest one's place if the list is full."""
+        record.num_lists += 1
+        if len(records) == records.maxlen:
+            self._drop(records.popleft())
+        records.append(record)
+
+    def _drop(self, record: RequestRecord) -> None:
+        """Forgets a record that was taken from a list, unless another list has it too."""
+        record.num_lists -= 1
+        if not record.num_lists:
+            self._by_id.pop(record.facts.request_id, None)
+            self._drop_content(record)
 
     def _keep_content(self, record: RequestRecord) -> None:
         self._contents[record.facts.request_id] = record

@@ -144,6 +144,8 @@ class RequestRecord(RecordedRequest):
         self.finish_reasons: tuple[str, ...] = ()
         self.num_steps = self.num_pieces = self.num_marks = 0
         """Events so far, those that were not kept included."""
+        self.num_lists = 0
+        """Number of the recorder's lists of finished requests that have this record."""
         self._received_s = received_s
         self._now, self._on_end, self._on_content = now, on_end, on_content
         self.keeps_content = on_content is not None
