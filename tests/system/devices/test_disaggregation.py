@@ -260,6 +260,54 @@ def test_a_killed_engine_loses_no_stream(
     assert victim in "\n".join(four.lines[told:])
 
 
+@pytest.fixture(scope="module")
+def mortal(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, Path]]:
+    """One engine of each role, which die when a file in the directory says so (`mortal_engine`)."""
+    orders = tmp_path_factory.mktemp("orders")
+    started = Served(
+        f"--model={model}", "--served-model-name=tiny", *FLAGS, "--prefill=1", "--decode=1",
+        # A long prompt takes several steps, so that an engine can die in the middle of it.
+        "--max-num-batched-tokens=64",
+        environ={"MORTAL_DIRECTORY": str(orders)},
+        command=("tests.system.mortal_launcher", "serve"),
+    )  # fmt: skip
+    with until_the_end(started) as served:
+        yield served, orders
+
+
+@pytest.mark.parametrize(
+    "orders",
+    [
+        {"prefill-1": "prompt 7"},
+        {"prefill-1": "block 0"},
+        {"prefill-1": "block 9"},
+        {"decode-1": "token 0"},
+        {"decode-1": "token 20"},
+        {"prefill-1": "block 9", "decode-1": "token 20"},
+    ],
+    ids=lambda orders: ", ".join(f"{name} at {order}" for name, order in orders.items()),
+)
+def test_the_only_engine_of_a_role_dies_under_streams(
+    orders: dict[str, str], mortal: tuple[Served, Path], right: list[str], salt: dict[str, str]
+) -> None:
+    """The point of the kill is exact: among seven steps of prompts no 16 long prompts are computed, and after 20 steps
+    that sample no stream of 40 tokens has ended.
+    """
+    served, directory = mortal
+    former = incarnations(served)
+    with whole_again(served):
+        for name, order in orders.items():
+            (directory / f"{name}.new").write_text(order)
+            (directory / f"{name}.new").rename(directory / name)
+        assert mixed(served, **salt) == right
+        assert not list(directory.iterdir()), "an engine has not reached the point at which it was to die"
+    assert all(incarnations(served)[name] != former[name] for name in orders)
+    # The engine that the launcher has started in its place does its part.
+    loaded = metric(served, "antiphon:engine_kv_loaded_tokens_total", "decode-1")
+    assert mixed(served, cache_salt=f"{salt['cache_salt']} again") == right
+    wait_until(lambda: metric(served, "antiphon:engine_kv_loaded_tokens_total", "decode-1") > loaded, 20)
+
+
 def test_a_frozen_prefill_engine_costs_a_second(pair: Served, right: list[str], salt: dict[str, str]) -> None:
     frozen = pair.pids()["prefill-1"]
 
