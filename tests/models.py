@@ -6,7 +6,7 @@ repeating one token, and biases and norms are random too: a bias that a loader f
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +180,25 @@ def make_model(
     _randomise(model, seed)
     model.to(getattr(torch, dtype)).save_pretrained(directory, max_shard_size=max_shard_size)
     write_tokenizer(directory, config.vocab_size, config.max_position_embeddings)
+    return directory
+
+
+def make_inclined_model(directory: Path, inclinations: Mapping[int, float], **overrides: Any) -> Path:
+    """As `make_model`, with a bias for single tokens: `inclinations` maps token ids to what is added to their logits.
+
+    The logits of the other tokens differ by a few units. The bias is in the head's weights, beside a component of the
+    last norm's output that is always 1.
+    """
+    from safetensors.torch import load_file, save_file
+
+    make_model(directory, "gpt_neox", **overrides)
+    weights = load_file(directory / "model.safetensors")
+    norm, head = "gpt_neox.final_layer_norm", weights["embed_out.weight"]
+    weights[f"{norm}.weight"][0], weights[f"{norm}.bias"][0] = 0.0, 1.0
+    head[:, 0] = 0.0
+    for token_id, inclination in inclinations.items():
+        head[token_id, 0] = inclination
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
 
 

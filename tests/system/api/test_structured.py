@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pytest
 from pydantic import BaseModel
 from tokenizers import Tokenizer
 
+from tests.models import make_inclined_model
 from tests.system.api.asking import PROMPT, chat, complete, refused, texts
-from tests.system.served import Served, fetch
+from tests.system.served import Served, fetch, until_the_end
 
 pytestmark = [pytest.mark.system, pytest.mark.nats]
 CHARACTER: dict[str, Any] = {
@@ -89,6 +91,39 @@ def test_the_worked_example_gives_a_character_sheet(client: openai.OpenAI) -> No
     assert texts(complete(client, SHEET, guided_json=schema, **asked)) == texts(text)
     said = chat(client, [{"role": "user", "content": SHEET}], guided_json=schema, **asked).choices[0]
     jsonschema.validate(json.loads(said.message.content or ""), CHARACTER)
+
+
+@pytest.fixture(scope="module")
+def sheet_writer(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A random model that would rather end an object than write on, but would never end a string."""
+    inclinations = {"}": 30.0, ",": 20.0, '"': 10.0} | dict.fromkeys(" \n\t\r", -10.0)
+    by_id = {tokenizer.encode(text).ids[0]: value for text, value in inclinations.items()}
+    directory = make_inclined_model(tmp_path_factory.mktemp("inclined"), by_id)
+    with until_the_end(Served(f"--model={directory}", "--dtype=float32")) as started:
+        yield started
+
+
+@pytest.mark.spec("S-API-060", "S-API-061", "S-API-063", "S-DEP-045")
+def test_the_worked_example_to_the_letter(sheet_writer: Served) -> None:
+    """The request of the documentation, with nothing added to help the model."""
+    prompt = "A knight called Knight, 32 years old, in plate armour, armed with a sword, strength 90. "
+    prompt += "Name, age, armour, weapon and strength of this character:"
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": 200, "temperature": 0}
+    choices = []
+    for schema in (json.dumps(CHARACTER), CHARACTER):
+        answer = fetch(sheet_writer, "POST", "/v1/completions", {**body, "guided_json": schema})
+        assert answer.status == 200, answer.body
+        choices += answer.json["choices"]
+    text = choices[0]["text"]
+    assert choices[1]["text"] == text
+    assert [choice["finish_reason"] for choice in choices] == ["stop", "stop"]
+    sheet = json.loads(text)
+    jsonschema.validate(sheet, CHARACTER)
+    # Nothing but the schema ends this model's strings.
+    assert len(sheet["name"]) == CHARACTER["properties"]["name"]["maxLength"] == 10
+    assert sheet["armor"] in CHARACTER["definitions"]["Armor"]["enum"]
+    assert sheet["weapon"] in CHARACTER["definitions"]["Weapon"]["enum"]
+    assert fetch(sheet_writer, "POST", "/v1/completions", body).json["choices"][0]["finish_reason"] == "length"
 
 
 @pytest.mark.spec("S-API-062")
