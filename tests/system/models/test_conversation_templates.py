@@ -16,7 +16,7 @@ import pytest
 from antiphon import LLM, SamplingParams
 from shared.settings.allowed_values import CONV_TEMPLATES
 from tests.system.offline import FLAGS
-from tests.system.served import ROOT, Served, fetch, until_the_end
+from tests.system.served import READY_S, ROOT, Served, fetch, until_the_end, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(180)]
 RUN = ("antiphon", "run")
@@ -26,9 +26,35 @@ MESSAGES = [
     {"role": "assistant", "content": "A1"},
     {"role": "user", "content": "U2"},
 ]
-HELLO = [{"role": "user", "content": "Hello"}]
 BAICHUAN2 = "S<reserved_106>U1<reserved_107>A1<reserved_106>U2<reserved_107>"
 CHATGLM3 = "[gMASK]sop<|system|>\n S<|user|>\n U1<|assistant|>\n A1<|user|>\n U2<|assistant|>"
+ROUNDS = "[Round 1]\n\n问：U1\n\n答：A1\n\n[Round 2]\n\n问：U2\n\n答："
+QWEN = "<|im_start|>user\nU1<|im_end|>\n<|im_start|>assistant\nA1<|im_end|>\n<|im_start|>user\nU2<|im_end|>\n"
+QWEN += "<|im_start|>assistant\n"
+LLAMA_3 = (
+    "<|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nU1<|eot_id|>"
+)
+LLAMA_3 += "<|start_header_id|>assistant<|end_header_id|>\n\nA1<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nU2"
+LLAMA_3 += "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+LAYOUTS = {
+    "llama-3": f"<|begin_of_text|>{LLAMA_3}",
+    "llama-2": "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nU1 [/INST] A1 </s><s>[INST] U2 [/INST]",
+    "qwen-7b-chat": f"<|im_start|>system\nS<|im_end|>\n{QWEN}",
+    "baichuan-chat": "S<reserved_102>U1<reserved_103>A1<reserved_102>U2<reserved_103>",
+    "chatglm3": CHATGLM3,
+    "chatglm2": f"[gMASK]sopS\n\n{ROUNDS}",
+}
+"""The prompt of MESSAGES. Other servers here have `generate` and `baichuan2-chat`."""
+SPECIAL_TOKENS = {
+    "llama-3": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    "llama-2": ("<s>", "</s>"),
+    "qwen-7b-chat": ("<|im_start|>", "<|im_end|>"),
+    "baichuan-chat": ("<reserved_102>", "<reserved_103>"),
+    "chatglm3": ("[gMASK]", "sop", "<|system|>", "<|user|>", "<|assistant|>"),
+    "chatglm2": ("[gMASK]", "sop"),
+}
+"""The tokens that a layout is written with. The models of the series have them."""
+HELLO = [{"role": "user", "content": "Hello"}]
 END = 2
 """A token that ends answers in chatglm3, and that no file of the second model names as its end."""
 DRAWN: dict[str, Any] = {"temperature": 2.0, "seed": 5, "n": 16, "max_tokens": 60, "return_token_ids": True}
@@ -64,13 +90,64 @@ def glm(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prompt_text(served: Served, **fields: Any) -> str:
-    """The text of the conversation's prompt."""
+    """The text of the prompt of MESSAGES, or of other `messages`."""
     tokens = fetch(served, "POST", "/tokenize", {"messages": MESSAGES, **fields}).json["tokens"]
+    fields.pop("messages", None)
     return fetch(served, "POST", "/detokenize", {"tokens": tokens, **fields}).json["prompt"]
 
 
 def chat(served: Served, **fields: Any) -> Any:
     return fetch(served, "POST", "/v1/chat/completions", {"messages": HELLO, **fields})
+
+
+def model_of_series(model: Path, directory: Path, template: str) -> Path:
+    """The weights and the tokenizer of `model`, with the special tokens of a template, which the directory names."""
+    shutil.copytree(model, directory)
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    known = {token["content"] for token in tokenizer["added_tokens"]}
+    fillers = (token for token in tokenizer["added_tokens"] if not token["special"])
+    for text in SPECIAL_TOKENS[template]:
+        if text not in known:
+            next(fillers).update(content=text, special=True)
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    first, *_, last = SPECIAL_TOKENS[template]
+    changed(directory / "tokenizer_config.json", chat_template=None, bos_token=first, eos_token=last)
+    (directory / "ti_model_config.json").write_text(json.dumps({"conv_template_name": template}))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def series(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """One server with a model for each template, called like it."""
+    folder = tmp_path_factory.mktemp("series")
+    first, *others = [(name, model_of_series(model, folder / name, name)) for name in LAYOUTS]
+    also = [f"--also={directory}={name}" for name, directory in others]
+    with until_the_end(Served(f"--model={first[1]}", f"--served-model-name={first[0]}", *also)) as started:
+        wait_until(lambda: len(fetch(started, "GET", "/v1/models").json["data"]) == len(LAYOUTS), READY_S)
+        yield started
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "llama-3",
+        pytest.param("llama-2", marks=pytest.mark.spec("S-DEP-015d")),
+        "qwen-7b-chat",
+        pytest.param("baichuan-chat", marks=pytest.mark.spec("S-DEP-015g")),
+        "chatglm3",
+        pytest.param("chatglm2", marks=pytest.mark.spec("S-DEP-015i")),
+    ],
+)
+def test_a_server_writes_a_conversation_to_the_letter_and_in_the_series_tokens(template: str, series: Served) -> None:
+    assert prompt_text(series, model=template) == LAYOUTS[template]
+    asked = {"model": template, "messages": MESSAGES, "return_token_strs": True}
+    written = fetch(series, "POST", "/tokenize", asked).json["token_strs"]
+    assert all(written.count(token) == LAYOUTS[template].count(token) for token in SPECIAL_TOKENS[template])
+
+
+def test_a_server_adds_the_series_system_message_where_there_is_none(series: Served) -> None:
+    given = {"model": "qwen-7b-chat", "messages": MESSAGES[1:]}
+    assert prompt_text(series, **given) == f"<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{QWEN}"
 
 
 @pytest.fixture(scope="module")
