@@ -52,7 +52,7 @@ chaos: install  ## kill and freeze a server's processes under load for minutes (
 soak: install  ## an hour of streams and faults, and what grows meanwhile (ARGS="--minutes 60 --json FILE")
 	$(BIN)/python -m bench.soak $(ARGS)
 
-structured: install  ## structured output: 1,000 outputs of a random model, a corpus of schemas (ARGS="SUITE …")
+structured: install  ## structured output: 2,000 outputs of a random model, a corpus of schemas (ARGS="SUITE …")
 	$(BIN)/python -m tests.structured.run $(ARGS)
 
 power-cut: install  ## kill everything under a batch and background responses, start it again, compare (ARGS="--items 1000 --cuts 2")

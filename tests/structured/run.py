@@ -1,6 +1,6 @@
 """`make structured`: many outputs of a random model against their structure, and a corpus of JSON Schemas.
 
-    python -m tests.structured.run [SUITE …] [--outputs 1000] [--pairs 2000] [--seed 1] [--json FILE]
+    python -m tests.structured.run [SUITE …] [--outputs 2000] [--pairs 2000] [--seed 1] [--json FILE]
 
 SUITE is a directory of a draft of JSON-Schema-Test-Suite, such as `tests/draft2020-12` of a clone of
 https://github.com/json-schema-org/JSON-Schema-Test-Suite. The exit code is 1 if an output does not have its structure,
@@ -52,7 +52,7 @@ def parse() -> argparse.Namespace:
     """Parses the command-line options."""
     parser = argparse.ArgumentParser(description="Proofs of structured output.")
     parser.add_argument("suites", nargs="*", type=Path, metavar="SUITE")
-    parser.add_argument("--outputs", type=int, default=1000, help="of the random model, a quarter of each kind")
+    parser.add_argument("--outputs", type=int, default=2000, help="of the random model, a quarter of each kind")
     parser.add_argument("--pairs", type=int, default=2000, help="random schemas, each with a valid instance")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="file for the results")
