@@ -14,6 +14,9 @@ MOST, ALSO = 0.5, 0.2
 FEW_STEPS = 10
 """Of fewer steps, one may well take a fifth of the time."""
 
+TOKENIZER_CALL_S, TOKENS_PER_S = 0.1, 10_000
+"""Tokenizing that takes longer than a call and this rate allow, on a slow machine too, did not depend on the prompt."""
+
 
 @dataclass(slots=True)
 class _Cause:
@@ -152,7 +155,7 @@ def _sentences(timeline: dict[str, Any], sequence: dict[str, Any] | None, causes
         if timeline["state"] == "running":
             begin = f"So far, {begin[0].lower()}{begin[1:]}"
         yield f"{begin}: {_text(first, timeline)} ({_s(first.duration_s)} of {_s(total)})."
-        yield from _detail(first)
+        yield from _tokenization_detail(first, timeline) if first.name == "tokenization" else _detail(first)
     named = [one for at, one in enumerate(by_time) if at and (one.duration_s >= ALSO * total or _is_event(one))]
     for one in named:
         text = _text(one, timeline)
@@ -211,6 +214,15 @@ def _detail(cause: _Cause) -> Iterator[str]:
             yield f"One step alone took {_s(longest)}: the engine stood still, or its machine was busy."
     if cause.name == "move":
         yield "What had been computed was computed again there."
+
+
+def _tokenization_detail(cause: _Cause, timeline: dict[str, Any]) -> Iterator[str]:
+    """Yields why the prompt's tokens took so long, if the length of the prompt is not the reason."""
+    if timeline["tokenized_s"] is None:
+        yield "No tokenizer has answered."
+    elif cause.duration_s > TOKENIZER_CALL_S + timeline["prompt_tokens"] / TOKENS_PER_S:
+        count = _count(timeline["prompt_tokens"], "token")
+        yield f"{count} need far less: the tokenizers had other work, stood still or were being started."
 
 
 def _full(places: int) -> str:

@@ -210,3 +210,18 @@ def test_the_output_that_ended_last_counts():
     told = story.told()["explanation"]
     assert "engine-2" in told[0]
     assert told[-1] == "These are the times of output 1, which ended last."
+
+
+def test_few_tokens_that_took_long_were_not_the_reason():
+    story = Story()
+    story.at(0.01).admitted()
+    story.at(2.5)
+    assert story.told()["explanation"][1] == "No tokenizer has answered."
+    story.at(2.5).tokenized(4)
+    first, second = story.told()["explanation"][:2]
+    assert first == "So far, most of the time: turning the text into tokens (2.5 s of 2.5 s)."
+    assert second == "4 tokens need far less: the tokenizers had other work, stood still or were being started."
+    long = Story()
+    long.at(0.01).admitted()
+    long.at(2.5).tokenized(100_000)
+    assert len(long.told()["explanation"]) == 1
