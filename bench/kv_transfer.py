@@ -1,9 +1,10 @@
 """Speed of KV between two engines: over TCP and through shared memory, beside a plain stream and a plain copy.
 
-    python -m bench.kv_transfer [--rounds 7] [--blocks 64] [--json FILE]
+    python -m bench.kv_transfer [--rounds 7] [--blocks 64] [--cache panels] [--numpy] [--json FILE]
 
 Two processes have the connectors of engines (`services.engine.kv`) and the caches of CPU workers, in the shape of a
-model with 8 billion parameters. In each round the same bytes are moved in four ways, one after the other: copied in one
+model with 8 billion parameters: of the C++ backend (`panels`), or of PyTorch's operations and of GPUs (`rows`). The C++
+library copies, or numpy. In each round the same bytes are moved in four ways, one after the other: copied in one
 process; streamed over a plain TCP connection; fetched by the connector over TCP; fetched through shared memory. Prints
 medians, and the share of the plain way's speed in the same round. The processor time of both processes, which other
 programs on the machine disturb less, is beside it. Part of `make bench`.
@@ -26,7 +27,10 @@ import torch
 
 from bench.limits_of_machine import machine
 from services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvSave
+from services.engine.cpu.kv_memory import PanelMemory
+from services.engine.cpu.library import load_library
 from services.engine.kv.connector import KvConnector
+from services.engine.kv.layout import KvMemory
 from services.engine.worker.capacity.kv_cache import KvCache
 from services.engine.worker.capacity.kv_memory import CacheMemory
 from shared import limits
@@ -45,15 +49,24 @@ def cache(num_blocks: int, seed: int) -> KvCache:
     return KvCache(tuple(make() for _ in range(LAYERS)), tuple(make() for _ in range(LAYERS)))
 
 
+def memory(kind: str, device: KvCache, host: KvCache, *, native: bool) -> KvMemory:
+    """Returns a worker's memory with these caches, whose blocks the C++ library or numpy copies."""
+    copy = load_library().copy_block if native else None
+    if kind == "panels":
+        return PanelMemory(device, host, HEAD_DIM, torch.bfloat16, copy)
+    return CacheMemory(device, host, copy)
+
+
 def names(num_blocks: int) -> tuple[bytes, ...]:
     """Returns what blocks are called in every transfer."""
     return tuple(number.to_bytes(16, "little") for number in range(num_blocks))
 
 
-def sender(pipe: Connection, num_blocks: int) -> None:
+def sender(pipe: Connection, num_blocks: int, kind: str, native: bool) -> None:
     """The prefill engine's side: prepares transfers, or streams plain bytes, as the pipe says, until it says ''."""
     torch.set_num_threads(1)
-    connector = KvConnector(CacheMemory(cache(num_blocks, 1), cache(1, 2), HEAD_DIM), lambda: None, host=HOST)
+    blocks = memory(kind, cache(num_blocks, 1), cache(1, 2), native=native)
+    connector = KvConnector(blocks, lambda: None, host=HOST)
     listener = socket.create_server((HOST, 0))
     pipe.send((connector.address, listener.getsockname()[1]))
     while transfer := pipe.recv():
@@ -80,10 +93,11 @@ def block_bytes() -> int:
 class Receiver:
     """The decode engine's side, in this process."""
 
-    def __init__(self, pipe: Connection, num_blocks: int) -> None:
+    def __init__(self, pipe: Connection, num_blocks: int, kind: str, *, native: bool) -> None:
         self._pipe, self._num_blocks, self._count = pipe, num_blocks, 0
         self._address, self._port = pipe.recv()
-        self._connector = KvConnector(CacheMemory(cache(1, 3), cache(num_blocks, 4), HEAD_DIM), lambda: None)
+        blocks = memory(kind, cache(1, 3), cache(num_blocks, 4), native=native)
+        self._connector = KvConnector(blocks, lambda: None)
         self._source = np.ones((num_blocks, block_bytes()), dtype=np.uint8)
         self._target = np.zeros_like(self._source)
         self.ways: dict[str, Callable[[], float]] = {
@@ -142,13 +156,13 @@ class Receiver:
         self._connector.close()
 
 
-def measure(rounds: int = 7, num_blocks: int = 64) -> dict[str, Any]:
+def measure(rounds: int = 7, num_blocks: int = 64, kind: str = "panels", *, native: bool = True) -> dict[str, Any]:
     """Runs all rounds and returns GB/s for each way: the median, and its share of the plain way, round by round."""
     context = multiprocessing.get_context("spawn")
     near, far = context.Pipe()
-    other = context.Process(target=sender, args=(far, num_blocks))
+    other = context.Process(target=sender, args=(far, num_blocks, kind, native))
     other.start()
-    receiver = Receiver(near, num_blocks)
+    receiver = Receiver(near, num_blocks, kind, native=native)
     size = num_blocks * block_bytes()
     try:
         for way in receiver.ways.values():
@@ -167,6 +181,8 @@ def measure(rounds: int = 7, num_blocks: int = 64) -> dict[str, Any]:
     return {
         "megabytes": round(size / 1e6),
         "rounds": rounds,
+        "cache": kind,
+        "copied_by": "library" if native else "numpy",
         "gb_per_s": medians,
         "share_of_plain": shares(found),
         "cpu_s_per_gb": spent,
@@ -184,7 +200,8 @@ def shares(found: dict[str, list[float]]) -> dict[str, float]:
 
 def text(results: dict[str, Any]) -> str:
     """Returns the results as lines for the terminal."""
-    lines = [f"KV between two engines, {results['megabytes']} MB, medians of {results['rounds']} rounds"]
+    what = f"{results['megabytes']} MB, cache: {results['cache']}, copied by: {results['copied_by']}"
+    lines = [f"KV between two engines, {what}, medians of {results['rounds']} rounds"]
     for name, rate in results["gb_per_s"].items():
         share = results["share_of_plain"].get(name)
         compared = "" if share is None else f"   {100 * share:.0f} % of {WAYS[name]}"
@@ -198,9 +215,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Speed of KV between two engines of this machine.")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--blocks", type=int, default=64, help="of 16 tokens, 2 MB each")
+    parser.add_argument("--cache", choices=("panels", "rows"), default="panels", help="layout of the engines' caches")
+    parser.add_argument("--numpy", action="store_true", help="as on a machine without the C++ library")
     parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
-    results = {"machine": machine.facts(), **measure(options.rounds, options.blocks)}
+    found = measure(options.rounds, options.blocks, options.cache, native=not options.numpy)
+    results = {"machine": machine.facts(), **found}
     print(text(results))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -466,10 +466,19 @@ KV_FETCHES_MAX = 1024
 """Connections of receivers to one sender; further ones are closed at once, and the receivers compute themselves."""
 KV_HEADER_BYTES_MAX = 4 * 2**20
 """Size of a message's header: room for the hashes of 200,000 blocks."""
-KV_SHARED_BYTES_MAX = 16 * 2**20
-"""Shared memory of one transfer between engines of one machine, whose places are reused. It is small because new memory
-pages cost more than the copies. Larger blocks go through a socket.
+KV_SHARED_BYTES = 4 * 2**20
+"""Shared memory of one transfer between engines of one machine, whose places are reused. It is small because memory
+that stays in the processor's cache is faster, and because new pages cost more than the copies.
 """
+KV_SHARED_BYTES_MAX = 32 * 2**20
+"""The same for blocks so large that `KV_SHARED_BYTES` holds fewer than two of them. Larger ones go through a socket."""
+KV_SHARED_KEPT_MAX = 8
+"""Shared memories of ended transfers that a receiver keeps for the next ones."""
+KV_SHARED_KEPT_S = 30.0
+"""Time after which a receiver frees shared memory that it has not used again, seconds. A sender waits twice as long."""
+KV_SHARED_MAPPED_MAX = 64
+"""Shared memories of ended transfers that a sender keeps. Blocks of receivers whose memory it has dropped go through a
+socket once."""
 
 # --- detokenizer ---
 STREAMS_MAX = 8192

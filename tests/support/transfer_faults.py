@@ -12,10 +12,10 @@ from msgspec import structs
 
 from services.engine.kv import sender
 from services.engine.kv.channel import Channel
-from services.engine.kv.layout import Bytes
+from services.engine.kv.pieces import Bytes
 from services.engine.kv.wire import Block, Header
 
-Kind = Literal["none", "damage", "silence", "cut", "foreign", "short"]
+Kind = Literal["none", "damage", "silence", "cut", "foreign", "short", "twice"]
 
 
 @dataclass
@@ -73,4 +73,10 @@ class Faults:
             header = structs.replace(header, name=b"?" * 16)
         elif self.kind == "short":
             header = structs.replace(header, num_tokens=1)
+        elif self.kind == "twice":
+            await send(header, data)
+            self.kind = "none"
+            if data is not None:
+                data ^= 0x55
+            header = structs.replace(header, checksum=header.checksum ^ 1)
         await send(header, data)

@@ -6,7 +6,8 @@ p = min(32, block_size), u = min(64, block_size), e = min(t, u):
     keys    [blocks, kv_heads, block_size / p, width / t, p tokens, t dimensions]
     values  [blocks, kv_heads, block_size / u, width / 32, u / e, 32 dimensions, e tokens]
 
-Of latents there are keys only.
+Of latents there are keys only. Engines with the same panels exchange them as they are (`OwnForm`), the others convert
+blocks.
 """
 
 import numpy as np
@@ -14,20 +15,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from services.engine.kv.layout import Bytes, KvLayout
+from services.engine.kv.layout import KvLayout, OwnForm
+from services.engine.kv.pieces import Bytes, NativeCopy, checksum
 from services.engine.worker.capacity.kv_cache import KvCache
+from services.engine.worker.capacity.kv_memory import blocks_of
 
 _PANEL, _UNIT = 32, 64
 _NUMBERS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 """Unsigned types by size in bytes."""
 _TERMS = {torch.float32: 1, torch.bfloat16: 2}
+_FORM = "panels 1"
+"""Name of this order of the numbers: to be changed together with it. The number of terms is added."""
 Numbers = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
 
 
 class PanelMemory:
-    """A `KvMemory` of the C++ backend. `head_dim` is without the padding; `dtype` is the model's type."""
+    """A `KvMemory` of the C++ backend. `head_dim` is without the padding; `dtype` is the model's type.
 
-    def __init__(self, cache: KvCache, host: KvCache, head_dim: int, dtype: torch.dtype) -> None:
+    `native`: the library's copy; None: numpy copies.
+    """
+
+    def __init__(
+        self, cache: KvCache, host: KvCache, head_dim: int, dtype: torch.dtype, native: NativeCopy | None = None
+    ) -> None:
         first = cache.key_caches[0]
         _, block_size, self._num_heads, self._width = first.shape
         self._head_dim, self._type, self._terms = head_dim, _NUMBERS[first.dtype.itemsize], _TERMS[dtype]
@@ -35,8 +45,9 @@ class PanelMemory:
         head_bytes, parts = head_dim * first.dtype.itemsize, cache.parts_per_layer
         self.layout = KvLayout(len(cache.key_caches), self._num_heads, head_bytes, name, block_size, parts)
         self._cache, self._host = self._views(cache), self._views(host)
+        self.own = OwnForm(f"{_FORM} {self._terms}", blocks_of(cache, native), blocks_of(host, native))
 
-    def read(self, block: int, out: Bytes) -> None:
+    def read(self, block: int, out: Bytes) -> int:
         """See `KvMemory`."""
         rows = self._empty()
         num_tokens = out.shape[2]
@@ -45,8 +56,9 @@ class PanelMemory:
             part = view[block]
             rows.reshape(part.shape)[:] = part
             target[:] = rows[:num_tokens, :, : self._head_dim]
+        return checksum(out)
 
-    def write(self, host_block: int, data: Bytes) -> None:
+    def write(self, host_block: int, data: Bytes) -> int:
         """See `KvMemory`. The padding and the tokens after the given ones become zero."""
         rows = self._empty()
         num_tokens = data.shape[2]
@@ -55,6 +67,7 @@ class PanelMemory:
             rows[:num_tokens, :, : self._head_dim] = source
             part = view[host_block]
             part[:] = rows.reshape(part.shape)
+        return checksum(data)
 
     def _empty(self) -> Numbers:
         """Returns zeros, [block_size, kv_heads, width]."""

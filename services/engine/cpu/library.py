@@ -9,6 +9,7 @@ process alone. Called by the CPU worker and by `__main__`.
 import logging
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from services.engine.cpu.compile import (
     CompileError,
@@ -20,6 +21,10 @@ from services.engine.cpu.compile import (
 )
 from services.engine.cpu.native import Library
 from shared.cache_dirs import is_private, is_usable, user_directory
+
+if TYPE_CHECKING:
+    # This module is also imported where images are built, without numpy.
+    from services.engine.kv.pieces import NativeCopy
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +47,15 @@ def load_library(asked_cache: str = "") -> Library:
             logger.info("the CPU backend computes with %s", variant.name)
             return library
     raise problem
+
+
+def compiled_copy() -> "NativeCopy | None":
+    """Returns the copy of blocks of a compiled library, for workers without one; None without one. Compiles nothing."""
+    for variant in usable_variants():
+        library = _found(variant, cache_directory(""))
+        if library is not None and library.usable():
+            return library.copy_block
+    return None
 
 
 def describe(asked_cache: str = "") -> tuple[bool, str]:

@@ -154,6 +154,7 @@ _SIGNATURES: dict[str, tuple[Any, Sequence[Any]]] = {
         c_int,
         (c_void_p, c_int64, c_char_p, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64),
     ),
+    "antiphon_copy_block": (None, (c_void_p, c_int64, c_int64, c_void_p, c_int, c_void_p)),
 }
 
 
@@ -185,6 +186,13 @@ class Library:
         if not handle:
             raise NativeError(self.error())
         return NativeModel(self, handle)
+
+    def copy_block(self, pieces: int, count: int, piece_bytes: int, whole: int, to_pieces: bool, sums: int) -> None:
+        """Copies between pieces and contiguous memory, and sums what it copies; see `antiphon_copy_block`.
+
+        Other Python threads run meanwhile.
+        """
+        self._library.antiphon_copy_block(pieces, count, piece_bytes, whole, to_pieces, sums)
 
     def call(self, name: str, *arguments: Any) -> int:
         """Calls a function, named without the prefix `antiphon_`, and returns its result."""

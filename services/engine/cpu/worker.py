@@ -33,6 +33,7 @@ from services.engine.cpu.library import load_library
 from services.engine.cpu.lora import NativeAdapters, NativeDelta
 from services.engine.cpu.native import Library, Step
 from services.engine.cpu.packed import open_cache
+from services.engine.kv.pieces import NativeCopy
 from services.engine.models.config_fields import weight_dtype
 from services.engine.models.registry import find_family, has_family
 from services.engine.quantization.choice import WeightForm, weight_form
@@ -143,6 +144,7 @@ class CpuWorker(StepWorker):
         )
         if not form.is_plain:
             self._log_weights(form)
+        self._copy_block = library.copy_block
         self._slots = NativeAdapters(self._decoder.model, self._description, self._dtype, num_slots)
         if serves_adapters(settings):
             self.adapters = make_library(settings, config, self._slots.prepare)
@@ -185,9 +187,10 @@ class CpuWorker(StepWorker):
         del self._decoder
         self._drop_state()
 
-    def kv_memory(self) -> PanelMemory:
-        """See `KvWorker`."""
-        return PanelMemory(self._cache, self._host_cache, self._description.head_dim, self._dtype)
+    def kv_memory(self, native: NativeCopy | None = None) -> PanelMemory:
+        """See `KvWorker`. The worker's own library copies if no other is given."""
+        copy = native or self._copy_block
+        return PanelMemory(self._cache, self._host_cache, self._description.head_dim, self._dtype, copy)
 
     def weight_memory(self) -> list[WeightMemory]:
         """See `WeighableWorker`."""

@@ -21,7 +21,8 @@ import msgspec
 import numpy as np
 
 from services.engine.executor.channel import MESSAGE_BYTES_MAX, ChannelClosed, receive_frame, send_frame
-from services.engine.kv.layout import Bytes, KvLayout, KvMemory
+from services.engine.kv.layout import KvLayout, KvMemory
+from services.engine.kv.pieces import Bytes, checksum
 from services.engine.models.description import DecoderDescription
 from services.engine.parallel.shard import Shard, local_kv_heads
 
@@ -71,6 +72,9 @@ def parts_of(
 class RankMemory:
     """A `KvMemory` of all ranks. `own` is that of this process, whose part is `parts[0]`."""
 
+    own = None
+    """See `KvMemory`: engines may be divided differently."""
+
     def __init__(self, own: KvMemory, parts: Sequence[Part], num_layers: int, num_kv_heads: int) -> None:
         self._own, self._parts = own, parts
         local = own.layout
@@ -79,7 +83,7 @@ class RankMemory:
         )
         self._lock = threading.Lock()
 
-    def read(self, block: int, out: Bytes) -> None:
+    def read(self, block: int, out: Bytes) -> int:
         """See `KvMemory`. Raises OSError if a rank has ended."""
         num_tokens, (first, *others) = out.shape[2], self._parts
         with self._lock:
@@ -91,8 +95,9 @@ class RankMemory:
             for part in others:
                 target = part.of(out)
                 target[:] = np.frombuffer(_answer(part), dtype=np.uint8).reshape(target.shape)
+        return checksum(out)
 
-    def write(self, host_block: int, data: Bytes) -> None:
+    def write(self, host_block: int, data: Bytes) -> int:
         """See `KvMemory`. Raises OSError if a rank has ended."""
         num_tokens, (first, *others) = data.shape[2], self._parts
         with self._lock:
@@ -101,6 +106,7 @@ class RankMemory:
             self._own.write(host_block, np.ascontiguousarray(first.of(data)))
             for part in others:
                 _answer(part)
+        return checksum(data)
 
 
 def serve_blocks(memory: KvMemory, end: socket.socket) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.cpu.library import compiled_copy
 from services.engine.kv.layout import KvMemory
 from services.engine.worker.interface import (
     UNDER_WAY_MAX,
@@ -69,7 +70,7 @@ class UniprocExecutor:
         """See Executor."""
         if not isinstance(self.worker, KvWorker):
             raise SettingsError("--role: this engine's backend cannot exchange KV; leave the option out")
-        return self.worker.kv_memory()
+        return self.worker.kv_memory(compiled_copy())
 
     @property
     def adapters(self) -> AdapterLibrary | None:

@@ -1,26 +1,14 @@
-"""A connection between two engines, and the shared memory of two engines on one machine."""
+"""A connection between two engines."""
 
 import asyncio
-import contextlib
-import mmap
-import os
 import socket
-import tempfile
-import time
-from pathlib import Path
 
-import numpy as np
-
-from services.engine.kv.layout import Bytes
+from services.engine.kv.pieces import Bytes
 from services.engine.kv.wire import LENGTH_BYTES, Header, decode, encode
 from shared import limits
 
-SHARED_DIRECTORY = Path("/dev/shm")
-_PREFIX = "antiphon-kv-"
-STALE_S = 60.0
-"""Age in seconds from which a name of shared memory is considered left over by a killed process."""
-MARK_BYTES = 64
-"""Number of bytes at the beginning of shared memory, for the transfer's name."""
+_READ_BYTES = 4096
+"""Bytes to read at once if a header is expected: several headers, but only little of a block that follows one."""
 
 
 class Closed(ConnectionError):
@@ -34,6 +22,8 @@ class Channel:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
+        self._ahead = bytearray()
+        """What was read and belongs to nothing yet."""
 
     async def send(self, header: Header, data: Bytes | None = None) -> None:
         """Sends a header and the bytes that follow it. Raises OSError."""
@@ -52,6 +42,10 @@ class Channel:
     async def receive_into(self, out: Bytes, timeout_s: float) -> None:
         """Fills `out`, which must be contiguous. Raises OSError; TimeoutError if nothing arrives for `timeout_s`."""
         loop, rest = asyncio.get_running_loop(), out.data.cast("B")
+        count = min(len(self._ahead), len(rest))
+        rest[:count] = self._ahead[:count]
+        del self._ahead[:count]
+        rest = rest[count:]
         while rest:
             async with asyncio.timeout(timeout_s):
                 count = await loop.sock_recv_into(self._sock, rest)
@@ -69,14 +63,15 @@ class Channel:
         self._sock.close()
 
     async def _exactly(self, count: int) -> bytes:
-        data = bytearray(count)
-        loop, rest = asyncio.get_running_loop(), memoryview(data)
-        while rest:
-            received = await loop.sock_recv_into(self._sock, rest)
-            if not received:
+        loop = asyncio.get_running_loop()
+        while len(self._ahead) < count:
+            data = await loop.sock_recv(self._sock, max(_READ_BYTES, count - len(self._ahead)))
+            if not data:
                 raise Closed("the connection ended")
-            rest = rest[received:]
-        return bytes(data)
+            self._ahead += data
+        found = bytes(self._ahead[:count])
+        del self._ahead[:count]
+        return found
 
 
 async def connect(address: str) -> Channel:
@@ -95,80 +90,3 @@ async def connect(address: str) -> Channel:
     except BaseException:
         sock.close()
         raise
-
-
-class SharedMemory:
-    """Memory that two processes of one machine share: a mark, then `num_places` places of `place_bytes` bytes."""
-
-    def __init__(self, file: int, num_places: int, place_bytes: int) -> None:
-        self._map = mmap.mmap(file, MARK_BYTES + num_places * place_bytes)
-        self.num_places = num_places
-        self._bytes = np.frombuffer(self._map, dtype=np.uint8)
-        self._place_bytes = place_bytes
-
-    @classmethod
-    def create(cls, mark: str, num_places: int, place_bytes: int) -> "tuple[SharedMemory, str]":
-        """Returns new memory that begins with `mark`, and its name. Raises OSError if there is none.
-
-        The name must be removed with `forget` once the other process has opened it.
-        """
-        size = MARK_BYTES + num_places * place_bytes
-        file, path = tempfile.mkstemp(prefix=_PREFIX, dir=SHARED_DIRECTORY)
-        try:
-            # Allocate the memory now: otherwise a lack of memory would kill the process when it writes.
-            os.posix_fallocate(file, 0, size)
-            os.pwrite(file, mark.encode(), 0)
-            return cls(file, num_places, place_bytes), Path(path).name
-        except OSError:
-            Path(path).unlink()
-            raise
-        finally:
-            os.close(file)
-
-    @classmethod
-    def open(cls, name: str, mark: str, num_places: int, place_bytes: int) -> "SharedMemory | None":
-        """Returns the memory that another process has created; None if it is missing or has another mark or size."""
-        if not name.startswith(_PREFIX) or "/" in name:
-            return None
-        try:
-            file = os.open(SHARED_DIRECTORY / name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            return None
-        try:
-            facts = os.fstat(file)
-            own = facts.st_uid == os.getuid() and facts.st_size == MARK_BYTES + num_places * place_bytes
-            if not own or os.pread(file, MARK_BYTES, 0).rstrip(b"\0") != mark.encode():
-                return None
-            return cls(file, num_places, place_bytes)
-        except OSError:
-            return None
-        finally:
-            os.close(file)
-
-    def place(self, index: int, num_bytes: int) -> Bytes:
-        """Returns the first bytes of a place. They must not be used after `close`."""
-        start = MARK_BYTES + index * self._place_bytes
-        return self._bytes[start : start + num_bytes]
-
-    def close(self) -> None:
-        """Unmaps the memory. No place may be in use."""
-        del self._bytes, self._map
-
-
-def forget_stale() -> None:
-    """Removes names left over by killed processes of this user.
-
-    A running transfer needs its name only briefly, so old names are unused.
-    """
-    oldest = time.time() - STALE_S
-    for path in SHARED_DIRECTORY.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            facts = path.stat()
-            if facts.st_uid == os.getuid() and facts.st_mtime < oldest:
-                path.unlink()
-
-
-def forget(name: str) -> None:
-    """Removes the name of shared memory, which is freed when both processes have closed it."""
-    if name:
-        (SHARED_DIRECTORY / name).unlink(missing_ok=True)

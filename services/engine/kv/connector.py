@@ -14,10 +14,11 @@ from collections.abc import Callable
 from functools import partial
 
 from services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvReleased
-from services.engine.kv.channel import Channel, forget_stale
+from services.engine.kv.channel import Channel
 from services.engine.kv.layout import KvMemory
 from services.engine.kv.receiver import load
 from services.engine.kv.sender import Sender
+from services.engine.kv.shared_memory import ReceiverPool, forget_stale
 from shared import limits
 from shared.flags import SettingsError
 
@@ -59,7 +60,7 @@ class KvConnector:
         self._stop = asyncio.Event()
         self._loads: dict[str, asyncio.Task[int]] = {}
         self._slots = asyncio.Semaphore(limits.KV_LOADS_MAX)
-        self._sender = Sender(memory, self._release, content)
+        self._sender, self._pool = Sender(memory, self._release, content), ReceiverPool()
         self._fetches: set[asyncio.Task[None]] = set()
         if self._listener is not None:
             port = self._listener.getsockname()[1]
@@ -127,6 +128,8 @@ class KvConnector:
             await asyncio.gather(*tasks, *self._loads.values(), *self._fetches, return_exceptions=True)
             if self._listener is not None:
                 self._listener.close()
+            self._sender.close()
+            self._pool.close()
             self._fail()  # while the loop can still be called
 
     async def _accept(self, listener: socket.socket) -> None:
@@ -153,6 +156,7 @@ class KvConnector:
         while True:
             await asyncio.sleep(EXPIRY_INTERVAL_S)
             self._sender.expire()
+            self._pool.expire()
 
     def _take(self, meta: KvMeta) -> None:
         self._sender.take(meta)
@@ -167,7 +171,7 @@ class KvConnector:
 
     async def _load(self, order: KvLoad) -> int:
         async with self._slots:
-            return await load(order, self._memory, self._content)
+            return await load(order, self._memory, self._content, self._pool)
 
     def _loaded(self, transfer_id: str, task: "asyncio.Task[int]") -> None:
         """Reports the end of a load, also after an error, so that the sequence does not wait for it."""

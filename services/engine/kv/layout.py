@@ -10,15 +10,12 @@ Backends whose cache has another layout (padded heads, another order of dimensio
 (`KvMemory`).
 """
 
-import zlib
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
-_ROW_WORDS = 512
+from services.engine.kv.pieces import Bytes, PiecedBlocks
 
 
 class KvLayout(msgspec.Struct, frozen=True, array_like=True):
@@ -42,38 +39,49 @@ class KvLayout(msgspec.Struct, frozen=True, array_like=True):
         return self.num_layers * self.num_parts * num_tokens * self.num_kv_heads * self.head_bytes
 
 
-def checksum(data: Bytes) -> int:
-    """Returns a checksum of a contiguous block: the CRC-32 of its row sums and column sums as a table of 64-bit words.
+@dataclass(frozen=True, slots=True)
+class OwnForm:
+    """Whole blocks as they are in a backend's cache, which engines with the same cache exchange without a conversion.
 
-    It detects damage within one row or one column, and a wrong order of rows. It takes a fifth of the time of a CRC-32
-    over all bytes, which would take longer than the transfer through shared memory.
+    Engines whose forms have the same name, and whose layouts are equal, have the same bytes for the same block. The
+    tokens after those of the block may be anything.
     """
-    flat = data.reshape(-1)
-    num_rows = flat.size // (8 * _ROW_WORDS)
-    table = flat[: num_rows * 8 * _ROW_WORDS].view("<u8").reshape(num_rows, _ROW_WORDS)
-    rest = zlib.crc32(flat[num_rows * 8 * _ROW_WORDS :].data)
-    sums = (table.sum(axis=axis, dtype="<u8") for axis in (0, 1))
-    return zlib.crc32(np.concatenate(list(sums)).data, rest)
+
+    name: str
+    cache: PiecedBlocks
+    host: PiecedBlocks
 
 
 class KvMemory(Protocol):
-    """A worker's KV cache and swap space as blocks of the common layout. Both methods may be called on any thread."""
+    """A worker's KV cache and swap space as blocks of the common layout. All methods may be called on any thread."""
 
     @property
     def layout(self) -> KvLayout:
         """The common layout of this worker's blocks."""
         ...
 
-    def read(self, block: int, out: Bytes) -> None:
+    @property
+    def own(self) -> OwnForm | None:
+        """Another form of the blocks, which is faster to read and to write; None: there is none."""
+        ...
+
+    def read(self, block: int, out: Bytes) -> int:
         """Copies the first tokens of a block of the KV cache to `out`, which has the shape `layout.shape(n)`.
 
-        No step may write to these tokens meanwhile.
+        `out` is contiguous. No step may write to these tokens meanwhile. Returns the checksum of `out`.
         """
         ...
 
-    def write(self, host_block: int, data: Bytes) -> None:
+    def write(self, host_block: int, data: Bytes) -> int:
         """Copies `data`, of the shape `layout.shape(n)`, to the first tokens of a host block.
 
-        No plan may use the host block meanwhile.
+        No plan may use the host block meanwhile. Returns the checksum of what was copied. The caller compares it with
+        that of the sender, and does not let anything use the block if they differ.
         """
         ...
+
+
+def place_bytes(memory: KvMemory) -> int:
+    """Returns the bytes that a receiver needs for a block: room for each of its forms."""
+    common = memory.layout.num_bytes(memory.layout.block_size)
+    return common if memory.own is None else max(common, memory.own.cache.num_bytes)

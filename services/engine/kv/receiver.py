@@ -13,8 +13,10 @@ import msgspec
 import numpy as np
 
 from services.engine.core.kv.kv_transfer import KvLoad
-from services.engine.kv.channel import Channel, SharedMemory, connect, forget
-from services.engine.kv.layout import Bytes, KvMemory, checksum
+from services.engine.kv.channel import Channel, connect
+from services.engine.kv.layout import KvMemory, place_bytes
+from services.engine.kv.pieces import Bytes
+from services.engine.kv.shared_memory import ReceiverPool, SharedMemory
 from services.engine.kv.wire import VERSION, Alive, Block, Failed, Fetch, Taken
 from shared import limits
 
@@ -26,12 +28,12 @@ class TransferError(Exception):
     """Raised if the sender gives up, is silent for too long, or has sent wrong data."""
 
 
-async def load(order: KvLoad, memory: KvMemory, content: str, connect: Connect = connect) -> int:
+async def load(order: KvLoad, memory: KvMemory, content: str, pool: ReceiverPool, connect: Connect = connect) -> int:
     """Fetches blocks until all are received or an error occurs. Returns the number of leading blocks that are written.
 
     `content` is this engine's `EngineFacts.content`, which must be the sender's too. May be cancelled.
     """
-    one = _Load(order, memory, content, connect)
+    one = _Load(order, memory, content, pool, connect)
     try:
         await one.run()
     except (OSError, TimeoutError, ValueError, msgspec.DecodeError, TransferError) as error:
@@ -41,12 +43,15 @@ async def load(order: KvLoad, memory: KvMemory, content: str, connect: Connect =
 
 
 class _Load:
-    def __init__(self, order: KvLoad, memory: KvMemory, content: str, connect: Connect) -> None:
+    def __init__(self, order: KvLoad, memory: KvMemory, content: str, pool: ReceiverPool, connect: Connect) -> None:
         self._order, self._content = order, content
-        self._connect = connect
+        self._pool, self._connect = pool, connect
         self._memory = memory
         self._written: set[int] = set()
         self._places = {name: place for place, name in enumerate(order.hashes)}
+        self._shared: SharedMemory | None = None
+        self._is_shared = False
+        """Whether the sender has opened the shared memory."""
 
     @property
     def num_leading(self) -> int:
@@ -55,74 +60,100 @@ class _Load:
 
     async def run(self) -> None:
         """Returns when all blocks are written. Raises an error of the connection or TransferError."""
-        channel, shared, name = await self._connect(self._order.address), None, ""
+        channel, address = await self._connect(self._order.address), self._order.address
         try:
             if channel.is_local:
-                shared, name = self._shared_memory()
-            layout, hashes = self._memory.layout, self._order.hashes
-            num_places = 0 if shared is None else shared.num_places
-            fetch = Fetch(VERSION, self._order.transfer_id, layout, self._content, hashes, name, num_places)
-            await channel.send(fetch)
-            await self._receive_all(channel, shared, name)
+                self._shared = self._pool.take(address, self._order.transfer_id, place_bytes(self._memory))
+            await channel.send(self._fetch())
+            await self._receive_all(channel)
+            if self._shared is not None and self._is_shared:
+                # Only now: the sender of a transfer that has failed might still write.
+                self._pool.give_back(address, self._shared)
+                self._shared = None
         finally:
-            forget(name)
-            if shared is not None:
-                shared.close()
+            if self._shared is not None:
+                self._shared.close()
+                self._shared = None
             channel.close()
 
-    def _shared_memory(self) -> tuple[SharedMemory | None, str]:
-        """Returns shared memory for a few blocks and its name; None and "" if the blocks are sent over the socket."""
-        layout = self._memory.layout
-        size = layout.num_bytes(layout.block_size)
-        count = min(len(self._order.hashes), limits.KV_SHARED_BYTES_MAX // size)
-        if not count:
-            return None, ""
-        try:
-            return SharedMemory.create(self._order.transfer_id, count, size)
-        except OSError as error:
-            log.info("no shared memory (%s): KV goes through a socket", error)
-            return None, ""
+    def _fetch(self) -> Fetch:
+        shared, own = self._shared, self._memory.own
+        return Fetch(
+            VERSION,
+            self._order.transfer_id,
+            self._memory.layout,
+            self._content,
+            self._order.hashes,
+            "" if shared is None else shared.name,
+            0 if shared is None else shared.num_places,
+            0 if shared is None else shared.place_bytes,
+            "" if own is None else own.name,
+        )
 
-    async def _receive_all(self, channel: Channel, shared: SharedMemory | None, name: str) -> None:
-        layout, loop = self._memory.layout, asyncio.get_running_loop()
-        room = np.empty(layout.num_bytes(layout.block_size), dtype=np.uint8)
+    async def _receive_all(self, channel: Channel) -> None:
+        loop = asyncio.get_running_loop()
+        room = np.empty(place_bytes(self._memory), dtype=np.uint8)
         progress_at = loop.time()
         while len(self._written) < len(self._order.hashes):
             async with asyncio.timeout(limits.KV_SILENCE_S):
                 header = await channel.receive()
             if isinstance(header, Block):
                 progress_at = loop.time()
-                await self._take(header, channel, shared, room)
+                await self._take(header, channel, room)
             elif isinstance(header, Failed):
                 raise TransferError(header.reason)
             elif not isinstance(header, Alive):
                 raise TransferError("an unexpected message")
-            elif header.shared:
-                forget(name)  # the sender has opened it
+            elif header.shared and self._shared is not None:
+                self._is_shared = True
+                self._shared.forget_name()
             elif loop.time() - progress_at > limits.KV_PROGRESS_S:
                 raise TransferError(f"no block has come for {limits.KV_PROGRESS_S:g} s")
 
-    async def _take(self, block: Block, channel: Channel, shared: SharedMemory | None, room: Bytes) -> None:
-        """Receives a block, checks it and writes it. Raises TransferError if it is not a requested block."""
-        layout, place = self._memory.layout, self._places.get(block.name)
-        size = layout.num_bytes(block.num_tokens)
-        if place is None or not 0 < block.num_tokens <= layout.block_size or block.size not in (0, size):
-            raise TransferError("a block that was not asked for")
-        first = place * layout.block_size
-        if block.num_tokens < min(layout.block_size, self._order.num_tokens - first):
-            raise TransferError("a block with too few tokens")
+    async def _take(self, block: Block, channel: Channel, room: Bytes) -> None:
+        """Receives a block and writes it. Raises TransferError if it is damaged, or not a requested block.
+
+        Its place counts as written only if the checksum of what was written is right.
+        """
+        place = self._place_of(block)
+        size = self._size_of(block)
+        if block.size not in (0, size):
+            raise TransferError("a block of another size")
         if block.size:
             data = room[:size]
             await channel.receive_into(data, limits.KV_SILENCE_S)
-        elif shared is not None and 0 <= block.place < shared.num_places:
-            data = shared.place(block.place, size)
+        elif self._is_shared and self._shared is not None and 0 <= block.place < self._shared.num_places:
+            data = self._shared.place(block.place, size)
         else:
             raise TransferError("a block in memory that is not shared")
-        if checksum(data) != block.checksum:
+        if self._write(self._order.host_blocks[place], block, data) != block.checksum:
             raise TransferError("a block was damaged on its way")
-        self._memory.write(self._order.host_blocks[place], data.reshape(layout.shape(block.num_tokens)))
         self._written.add(place)
         if not block.size:
             # If the sender has ended, its earlier messages can still be read; then `receive` raises the error.
             with contextlib.suppress(OSError):
                 await channel.send(Taken(block.place))
+
+    def _place_of(self, block: Block) -> int:
+        """Returns which of the requested blocks this is. Raises TransferError if it is none that is missing."""
+        place, block_size = self._places.get(block.name), self._memory.layout.block_size
+        # A block that was written must not be written again: a damaged one would replace it.
+        if place is None or place in self._written or not 0 < block.num_tokens <= block_size:
+            raise TransferError("a block that was not asked for")
+        if block.num_tokens < min(block_size, self._order.num_tokens - place * block_size):
+            raise TransferError("a block with too few tokens")
+        return place
+
+    def _size_of(self, block: Block) -> int:
+        own = self._memory.own
+        if not block.is_own:
+            return self._memory.layout.num_bytes(block.num_tokens)
+        if own is None:
+            raise TransferError("a block in an unknown form")
+        return own.host.num_bytes
+
+    def _write(self, host_block: int, block: Block, data: Bytes) -> int:
+        own = self._memory.own
+        if block.is_own and own is not None:
+            return own.host.write(host_block, data)
+        return self._memory.write(host_block, data.reshape(self._memory.layout.shape(block.num_tokens)))

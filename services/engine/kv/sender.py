@@ -13,8 +13,10 @@ import msgspec
 import numpy as np
 
 from services.engine.core.kv.kv_transfer import KvMeta, KvSave
-from services.engine.kv.channel import Channel, Closed, SharedMemory
-from services.engine.kv.layout import KvMemory, checksum
+from services.engine.kv.channel import Channel, Closed
+from services.engine.kv.layout import KvMemory, OwnForm, place_bytes
+from services.engine.kv.pieces import Bytes
+from services.engine.kv.shared_memory import SenderPool, SharedMemory
 from services.engine.kv.wire import VERSION, Alive, Block, Failed, Fetch, Taken
 from shared import limits
 
@@ -44,6 +46,7 @@ class Sender:
         self._memory, self._content = memory, content
         self._release = release
         self._exports: dict[str, _Export] = {}
+        self._pool = SenderPool()
         self._announced = asyncio.Event()
         """Set, and replaced by a new one, when a transfer is announced."""
 
@@ -67,7 +70,8 @@ class Sender:
             self._fail(export, reason)
 
     def expire(self) -> None:
-        """Frees the blocks of transfers that no engine fetches, and drops transfers that ended long ago."""
+        """Frees the blocks of transfers that no engine fetches, and drops transfers and memory of long ago."""
+        self._pool.expire()
         now = asyncio.get_running_loop().time()
         for transfer_id, export in list(self._exports.items()):
             if export.fetched and not export.failure:
@@ -77,6 +81,10 @@ class Sender:
                 self._fail(export, "the blocks were not fetched in time")
             elif now - export.touched_at > 2 * limits.KV_LEASE_S and (export.complete or export.failure):
                 del self._exports[transfer_id]
+
+    def close(self) -> None:
+        """Frees memory that was shared with receivers. Nothing may be served any more."""
+        self._pool.close()
 
     async def serve(self, channel: Channel) -> None:
         """Answers one receiver and closes the connection. Errors of the connection end it."""
@@ -95,7 +103,7 @@ class Sender:
                 return
             export.fetched = True
             try:
-                await self._send_all(channel, fetch, export)
+                await self._send_in(channel, fetch, export)
             finally:
                 self._fail(export, "the transfer has ended")
         except (OSError, TimeoutError, msgspec.DecodeError) as error:
@@ -112,16 +120,30 @@ class Sender:
                 await channel.send(Alive())
         return export
 
-    async def _send_all(self, channel: Channel, fetch: Fetch, export: _Export) -> None:
-        layout = self._memory.layout
-        wanted = set(fetch.names)
+    async def _send_in(self, channel: Channel, fetch: Fetch, export: _Export) -> None:
+        """Sends all blocks, in the memory that the receiver shares if it can be used."""
+        own = self._memory.own
+        if own is not None and own.name != fetch.form:
+            own = None
         shared = None
-        if fetch.shared and 0 < fetch.num_places <= len(fetch.names):
-            size = layout.num_bytes(layout.block_size)
-            shared = SharedMemory.open(fetch.shared, fetch.transfer_id, fetch.num_places, size)
-        places = _Places(channel, 0 if shared is None else fetch.num_places)
+        if fetch.shared and fetch.place_bytes >= self._size_of(own, self._memory.layout.block_size):
+            shared = self._pool.open(fetch.shared, fetch.transfer_id, fetch.num_places, fetch.place_bytes)
+        try:
+            if await self._send_all(channel, fetch, export, shared, own) and shared is not None:
+                self._pool.keep(shared)
+                shared = None
+        finally:
+            if shared is not None:
+                shared.close()
+
+    async def _send_all(
+        self, channel: Channel, fetch: Fetch, export: _Export, shared: SharedMemory | None, own: OwnForm | None
+    ) -> bool:
+        """Returns whether the receiver has got all blocks."""
+        wanted = set(fetch.names)
+        places = _Places(channel, 0 if shared is None else shared.num_places)
         await channel.send(Alive(shared is not None))
-        room = np.empty(0 if shared is not None else layout.num_bytes(layout.block_size), dtype=np.uint8)
+        room = np.empty(0 if shared is not None else place_bytes(self._memory), dtype=np.uint8)
         while wanted:
             if not export.blocks:
                 if export.failure or export.complete:
@@ -138,17 +160,27 @@ class Sender:
                 self._release((block,))
                 continue
             wanted.discard(name)
-            place, size = 0 if shared is None else places.use(), layout.num_bytes(num_tokens)
+            place, size = 0 if shared is None else places.use(), self._size_of(own, num_tokens)
             data = room[:size] if shared is None else shared.place(place, size)
-            try:
-                self._memory.read(block, data.reshape(layout.shape(num_tokens)))
-            finally:
-                self._release((block,))
+            found = self._read(own, block, num_tokens, data)
             sent = data if shared is None else None
-            header = Block(name, num_tokens, checksum(data), 0 if sent is None else size, place)
+            header = Block(name, num_tokens, found, 0 if sent is None else size, place, own is not None)
             async with asyncio.timeout(limits.KV_LEASE_S):  # a receiver that hangs reads nothing
                 await channel.send(header, sent)
         await places.all_free()
+        return not wanted
+
+    def _size_of(self, own: OwnForm | None, num_tokens: int) -> int:
+        return self._memory.layout.num_bytes(num_tokens) if own is None else own.cache.num_bytes
+
+    def _read(self, own: OwnForm | None, block: int, num_tokens: int, data: Bytes) -> int:
+        """Copies a block, of which nothing is read afterwards. Returns the checksum."""
+        try:
+            if own is not None:
+                return own.cache.read(block, data)
+            return self._memory.read(block, data.reshape(self._memory.layout.shape(num_tokens)))
+        finally:
+            self._release((block,))
 
     def _save(self, save: KvSave, now: float) -> None:
         export = self._exports.get(save.transfer_id)

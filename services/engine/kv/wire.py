@@ -5,7 +5,8 @@
 A receiver connects and sends one `Fetch`. The sender answers with a `Block` for each requested block, as soon as it is
 computed and in any order, with `Alive` while no block is ready, and with `Failed` if no further block will come. The
 receiver answers `Taken` for each block in shared memory; the sender may then reuse its place. It closes the connection
-when it has all blocks. A connection is for one transfer.
+when it has all blocks. A connection is for one transfer; shared memory may be used by several transfers, one after the
+other (`shared_memory`).
 """
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from services.engine.kv.layout import KvLayout
 
 LENGTH_BYTES = 4
-VERSION = 3
+VERSION = 4
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
@@ -26,10 +27,13 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     """See `EngineFacts.content`."""
     names: tuple[bytes, ...]
     shared: str = ""
-    """Name of shared memory with `num_places` places of a full block's size; empty: none.
+    """Name of shared memory with `num_places` places of `place_bytes` bytes; empty: none.
 
-    It begins with `transfer_id`, by which the sender sees that it is the same memory."""
+    It begins with a hash of `transfer_id`, by which the sender sees that it is the same memory."""
     num_places: int = 0
+    place_bytes: int = 0
+    form: str = ""
+    """Name of the receiver's own form of blocks (`layout.OwnForm`); empty: it has none."""
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
@@ -39,9 +43,10 @@ class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True, tag="block"):
-    """A block, with its number of tokens and the `layout.checksum` of its bytes.
+    """A block, with its number of tokens and the `pieces.checksum` of its bytes.
 
-    `size` bytes follow; if it is 0, the block is in the shared memory, in the place with the number `place`.
+    `size` bytes follow; if it is 0, the block is in the shared memory, in the place with the number `place`. `is_own`:
+    whether it has the form that `Fetch.form` names.
     """
 
     name: bytes
@@ -49,6 +54,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True, tag="block"):
     checksum: int
     size: int
     place: int = 0
+    is_own: bool = False
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kv.layout import KvMemory
+from services.engine.kv.pieces import NativeCopy
 from shared.parameters.grammar import Grammar
 
 UNDER_WAY_MAX = 2
@@ -51,8 +52,8 @@ class GrammarWorker(Protocol):
 class KvWorker(Protocol):
     """A worker that can exchange blocks of its KV cache with other engines."""
 
-    def kv_memory(self) -> KvMemory:
-        """Returns access to the blocks. Valid until `close`."""
+    def kv_memory(self, native: NativeCopy | None = None) -> KvMemory:
+        """Returns access to the blocks. Valid until `close`. `native`: the C++ library's copy, if there is one."""
         ...
 
 

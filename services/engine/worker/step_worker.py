@@ -18,6 +18,7 @@ from services.engine.adapters.library import AdapterLibrary
 from services.engine.core.plan import EngineFacts, NewSequence, StepPlan, StepResult, default_batched_tokens
 from services.engine.kernels.paged_attention import Spans
 from services.engine.kv.layout import KvMemory
+from services.engine.kv.pieces import NativeCopy
 from services.engine.models.description import DecoderDescription
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.sampling.grammar import grammar_compiler
@@ -84,9 +85,9 @@ class StepWorker(ABC):
         """See `GrammarWorker`."""
         self._grammars.compile(grammar)
 
-    def kv_memory(self) -> KvMemory:
+    def kv_memory(self, native: NativeCopy | None = None) -> KvMemory:
         """See `KvWorker`."""
-        return CacheMemory(self._cache, self._host_cache, self._cache.key_caches[0].shape[3])
+        return CacheMemory(self._cache, self._host_cache, native)
 
     @property
     def memory(self) -> MemoryPlan:

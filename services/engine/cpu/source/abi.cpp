@@ -4,6 +4,7 @@
 #include <exception>
 #include <string>
 
+#include "kv_copy.h"
 #include "model.h"
 #if defined(__AMX_BF16__)
 #include "tiles.h"
@@ -118,6 +119,14 @@ int antiphon_collect(antiphon_Model* model) {
 int antiphon_multiply(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* x,
                       int64_t x_stride, int64_t rows, float* y, int64_t y_stride) {
   return guarded([&] { of(model).multiply(layer, name, expert, x, x_stride, rows, y, y_stride); });
+}
+
+void antiphon_copy_block(void* const* pieces, int64_t count, int64_t piece_bytes, void* whole, int to_pieces,
+                         uint64_t* sums) {
+  if (to_pieces)
+    antiphon::copy_block<true>((char* const*)pieces, count, piece_bytes, (char*)whole, sums);
+  else
+    antiphon::copy_block<false>((char* const*)pieces, count, piece_bytes, (char*)whole, sums);
 }
 
 }  // extern "C"

@@ -127,4 +127,10 @@ int antiphon_collect(antiphon_Model* model);
 int antiphon_multiply(antiphon_Model* model, int64_t layer, const char* name, int64_t expert, const void* x,
                       int64_t x_stride, int64_t rows, float* y, int64_t y_stride);
 
+// Copies `count` pieces of `piece_bytes` bytes to `whole`, one after the other; with `to_pieces` from `whole` to the
+// pieces. Sets `sums` to the sums of what it copies as a table of 64-bit words, [rows][512]: first those of the columns,
+// then those of the rows. Bytes after the last whole row are in no sum.
+void antiphon_copy_block(void* const* pieces, int64_t count, int64_t piece_bytes, void* whole, int to_pieces,
+                         uint64_t* sums);
+
 }  // extern "C"

@@ -4,68 +4,82 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.engine.kv.layout import Bytes, KvLayout
+from services.engine.kv.layout import KvLayout
+from services.engine.kv.pieces import Bytes, NativeCopy, PiecedBlocks
 from services.engine.worker.capacity.kv_cache import KvCache
 
 
 class CacheMemory:
     """A `KvMemory` of two `KvCache`: the device's, on a CPU or another device, and the host's.
 
-    `head_dim` is the number of components of a head that are transferred; the cache may have more, for alignment.
+    `native`: the C++ library's copy, if this machine has the library.
     """
 
-    def __init__(self, cache: KvCache, host: KvCache, head_dim: int) -> None:
-        first = cache.key_caches[0]
-        _, block_size, num_heads, _ = first.shape
-        head_bytes = head_dim * first.dtype.itemsize
-        name = str(first.dtype).removeprefix("torch.")
-        self.layout = KvLayout(len(cache.key_caches), num_heads, head_bytes, name, block_size, cache.parts_per_layer)
-        self._cache = cache.parts
-        self._host = [_as_bytes(part).numpy() for part in host.parts]
-        on_host = first.device.type == "cpu"
-        self._read_from = [_as_bytes(part).numpy() for part in self._cache] if on_host else None
+    own = None
+    """See `KvMemory`: the common form is that of the cache."""
 
-    def read(self, block: int, out: Bytes) -> None:
+    def __init__(self, cache: KvCache, host: KvCache, native: NativeCopy | None = None) -> None:
+        self.layout = _layout(cache)
+        self._cache, self._native = cache.parts, native
+        self._host = blocks_of(host, native)
+        self._read_from = blocks_of(cache, native) if cache.key_caches[0].device.type == "cpu" else None
+
+    def read(self, block: int, out: Bytes) -> int:
         """See `KvMemory`."""
-        num_tokens, width = out.shape[2], out.shape[4]
-        for index, part in enumerate(out.reshape(-1, *out.shape[2:])):
-            part[:] = self._block(index, block)[:num_tokens, :, :width]
-
-    def write(self, host_block: int, data: Bytes) -> None:
-        """See `KvMemory`."""
-        num_tokens, width = data.shape[2], data.shape[4]
-        for target, part in zip(self._host, data.reshape(-1, *data.shape[2:]), strict=True):
-            target[host_block, :num_tokens, :, :width] = part
-
-    def _block(self, index: int, block: int) -> Bytes:
         if self._read_from is not None:
-            return self._read_from[index][block]
-        return _as_bytes(self._cache[index][block]).cpu().numpy()
+            return self._read_from.read(block, out)
+        return _fetch(self._cache, block, out, self._native)
+
+    def write(self, host_block: int, data: Bytes) -> int:
+        """See `KvMemory`."""
+        return self._host.write(host_block, data)
 
 
 class PackedMemory:
     """A `KvMemory` of a `KvCache` on a device and of host blocks, [host blocks, layers * parts of a layer, bytes].
 
-    A host block holds all layers, of each its keys and then its values, or its rows of latents.
+    A host block holds all layers, of each its keys and then its values, or its rows of latents. `native`: as for
+    `CacheMemory`.
     """
 
-    def __init__(self, cache: KvCache, host: Tensor) -> None:
-        first = cache.key_caches[0]
-        _, block_size, num_heads, head_dim = first.shape
-        name = str(first.dtype).removeprefix("torch.")
-        num_layers, head_bytes = len(cache.key_caches), head_dim * first.dtype.itemsize
-        self.layout = KvLayout(num_layers, num_heads, head_bytes, name, block_size, cache.parts_per_layer)
-        self._cache = cache.parts
-        self._host = host.numpy().view(np.uint8).reshape(-1, len(cache.parts), block_size, num_heads, head_bytes)
+    own = None
+    """See `KvMemory`: the common form is that of the cache."""
 
-    def read(self, block: int, out: Bytes) -> None:
-        """See `KvMemory`."""
-        parts = torch.stack([_as_bytes(part[block, : out.shape[2]]) for part in self._cache])
-        out[:] = parts.cpu().numpy().reshape(out.shape)
+    def __init__(self, cache: KvCache, host: Tensor, native: NativeCopy | None = None) -> None:
+        self.layout = _layout(cache)
+        self._cache, self._native = cache.parts, native
+        count, piece_bytes = len(cache.parts), self.layout.num_bytes(self.layout.block_size) // len(cache.parts)
+        parts = host.numpy().view(np.uint8).reshape(len(host), count, piece_bytes)
+        self._host = PiecedBlocks([parts[:, part] for part in range(count)], native)
 
-    def write(self, host_block: int, data: Bytes) -> None:
+    def read(self, block: int, out: Bytes) -> int:
         """See `KvMemory`."""
-        self._host[host_block, :, : data.shape[2]] = data.reshape(-1, *data.shape[2:])
+        return _fetch(self._cache, block, out, self._native)
+
+    def write(self, host_block: int, data: Bytes) -> int:
+        """See `KvMemory`."""
+        return self._host.write(host_block, data)
+
+
+def blocks_of(cache: KvCache, native: NativeCopy | None = None) -> PiecedBlocks:
+    """Returns the blocks of a cache in the host's memory, of which each has a piece in each of the cache's tensors."""
+    # `view` never copies; sizes are given because a cache may have no blocks.
+    arrays = [_as_bytes(part).view(len(part), part.shape[1:].numel() * part.itemsize).numpy() for part in cache.parts]
+    return PiecedBlocks(arrays, native)
+
+
+def _layout(cache: KvCache) -> KvLayout:
+    first = cache.key_caches[0]
+    _, block_size, num_heads, head_dim = first.shape
+    name = str(first.dtype).removeprefix("torch.")
+    head_bytes = head_dim * first.dtype.itemsize
+    return KvLayout(len(cache.key_caches), num_heads, head_bytes, name, block_size, cache.parts_per_layer)
+
+
+def _fetch(cache: tuple[Tensor, ...], block: int, out: Bytes, native: NativeCopy | None) -> int:
+    """Reads a block of a cache on a device, with one copy from the device for all layers."""
+    parts = torch.stack([_as_bytes(part[block, : out.shape[2]]) for part in cache])
+    return PiecedBlocks([parts.cpu().numpy().reshape(1, -1)], native).read(0, out)
 
 
 def _as_bytes(values: Tensor) -> Tensor:

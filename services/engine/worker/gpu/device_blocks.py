@@ -16,6 +16,7 @@ from torch import Tensor
 
 from services.engine.core.plan import StepPlan
 from services.engine.kv.layout import KvMemory
+from services.engine.kv.pieces import NativeCopy
 from services.engine.models.description import DecoderDescription
 from services.engine.triton.blocks import copy_blocks, gather_blocks, scatter_blocks
 from services.engine.worker.capacity.kv_cache import KvCache
@@ -56,9 +57,9 @@ class DeviceBlocks:
         self._host = torch.from_numpy(host)
         self._device = device
 
-    def memory(self) -> KvMemory:
-        """Returns access to the blocks for exchanges with other engines."""
-        return PackedMemory(self.kv, self._host)
+    def memory(self, native: NativeCopy | None) -> KvMemory:
+        """Returns access to the blocks for exchanges with other engines, see `KvWorker`."""
+        return PackedMemory(self.kv, self._host, native)
 
     def carry_out(self, plan: StepPlan) -> None:
         """Executes the block copies of a plan: device to host, host to device, then device to device."""

@@ -28,6 +28,7 @@ from services.engine.adapters.library import AdapterLibrary
 from services.engine.adapters.triton_layers import DeviceAdapters, HostDelta, slots_bytes
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kv.layout import KvMemory
+from services.engine.kv.pieces import NativeCopy
 from services.engine.models.attention import StepInputs
 from services.engine.models.config_fields import weight_dtype
 from services.engine.models.decoder import Decoder, DecoderWeights
@@ -182,9 +183,9 @@ class TritonWorker:
         """See `GrammarWorker`."""
         self._grammars.compile(grammar)
 
-    def kv_memory(self) -> KvMemory:
+    def kv_memory(self, native: NativeCopy | None = None) -> KvMemory:
         """See `KvWorker`."""
-        return self._blocks.memory()
+        return self._blocks.memory(native)
 
     def run(self, plan: StepPlan) -> StepResult:
         """See `ModelWorker`. All plans launched before must have been collected."""

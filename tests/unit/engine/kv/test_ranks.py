@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from services.engine.executor.rank_memory import RankMemory, parts_of, serve_blocks
-from services.engine.kv.layout import Bytes, KvLayout
+from services.engine.kv.layout import KvLayout
+from services.engine.kv.pieces import Bytes, checksum
 from services.engine.parallel.shard import Shard, local_description
 from services.engine.worker.torch_worker import describe_model
 from tests.unit.engine.kv.engines import PROMPT, Running, run, started
@@ -21,14 +22,18 @@ TORCH = {"cpu_backend": "torch"}
 class PartMemory:
     """The blocks of one rank, cut out of whole ones."""
 
+    own = None
+
     def __init__(self, blocks: Bytes, layout: KvLayout) -> None:
         self.blocks, self.layout = blocks, layout
 
-    def read(self, block: int, out: Bytes) -> None:
+    def read(self, block: int, out: Bytes) -> int:
         out[:] = self.blocks[block][:, :, : out.shape[2]]
+        return checksum(out)
 
-    def write(self, host_block: int, data: Bytes) -> None:
+    def write(self, host_block: int, data: Bytes) -> int:
         self.blocks[host_block][:, :, : data.shape[2]] = data
+        return checksum(data)
 
 
 @pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (1, 2), (2, 2), (4, 1)])

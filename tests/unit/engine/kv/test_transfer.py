@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.engine.kv import channel
+from services.engine.kv import shared_memory
 from services.engine.kv.connector import KvConnector
-from services.engine.kv.layout import checksum
+from services.engine.kv.pieces import checksum
 from shared import limits
 from shared.config import EngineSettings, SettingsError, check_engine
 from shared.messages import KvSource
@@ -111,6 +111,8 @@ def test_backends_differ_and_exchange_kv(
         decode.add("x", prefill.compute_prompt("x"))
         run(prefill, decode, until=(decode, "x"))
         assert decode.engine.counters().kv_loaded_tokens == len(PROMPT) - 1
+        assert decode.engine.connector is not None
+        assert decode.engine.connector._pool._kept, "the blocks did not go through shared memory"
         ours, theirs = prefill.engine.executor.kv_memory(), decode.engine.executor.kv_memory()
         assert ours.layout == theirs.layout
     with started(model, block_size=block_size, **receiver_settings) as alone:
@@ -300,31 +302,107 @@ def test_engines_of_other_types_exchange_nothing(model: Path, alone: Running) ->
         assert decode.engine.counters().kv_loaded_tokens == 0
 
 
-def test_shared_memory_leaves_no_name_behind(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
+def noted_names(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The paths of the shared memory that is made from now on."""
+    made: list[Path] = []
     make = tempfile.mkstemp
 
     def note(**where: Any) -> tuple[int, str]:
         file, path = make(**where)
-        made.append(path)
+        made.append(Path(path))
         return file, path
 
-    monkeypatch.setattr(channel.tempfile, "mkstemp", note)
+    monkeypatch.setattr(shared_memory.tempfile, "mkstemp", note)
+    return made
+
+
+def test_shared_memory_leaves_no_name_behind(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = noted_names(monkeypatch)
     with started(model, "prefill") as prefill, started(model, "decode") as decode:
         decode.add("names", prefill.compute_prompt("names"))
         run(prefill, decode, until=(decode, "names"))
     assert made
-    assert not any(Path(path).exists() for path in made)
+    assert not any(path.exists() for path in made)
+
+
+def test_shared_memory_of_a_transfer_is_used_by_the_next_one(
+    alone: Running, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = noted_names(monkeypatch)
+    with started(model, "prefill") as prefill, started(model, "decode", enable_prefix_caching=False) as decode:
+        for number in range(3):
+            name = f"again {number}"
+            decode.add(name, prefill.compute_prompt(name))
+            assert run(prefill, decode, until=(decode, name)) == right(alone, name)
+            assert len(made) == 1
+            assert not made[0].exists(), "a name is left while the memory is kept"
+        assert decode.engine.counters().kv_failed_loads == 0
+
+
+@pytest.mark.parametrize("kind", ["damage", "cut"])
+def test_shared_memory_of_a_failed_transfer_is_not_used_again(
+    kind: Kind, alone: Running, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = noted_names(monkeypatch)
+    with started(model, "prefill") as prefill, started(model, "decode", enable_prefix_caching=False) as decode:
+        for number, fault in enumerate([kind, "none"]):
+            undo = Faults(fault, 2).install()
+            try:
+                name = f"fault {number}"
+                decode.add(name, prefill.compute_prompt(name))
+                assert run(prefill, decode, until=(decode, name)) == right(alone, name)
+            finally:
+                undo()
+            assert len(made) == number + 1
+        assert decode.engine.counters().kv_failed_loads == 1
+
+
+def test_a_sender_without_the_memory_that_is_offered_sends_over_the_socket(
+    alone: Running, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after its restart at the same address. The next transfer has new memory."""
+    made = noted_names(monkeypatch)
+    with started(model, "prefill") as prefill, started(model, "decode", enable_prefix_caching=False) as decode:
+        assert prefill.engine.connector is not None
+        for number in range(3):
+            name = f"dropped {number}"
+            decode.add(name, prefill.compute_prompt(name))
+            assert run(prefill, decode, until=(decode, name)) == right(alone, name)
+            if number == 0:
+                prefill.engine.connector._sender._pool.close()
+        assert decode.engine.counters().kv_failed_loads == 0
+    assert len(made) == 2
+    assert not any(path.exists() for path in made)
+
+
+def test_a_block_that_comes_again_does_not_replace_the_first(
+    way: str, alone: Running, prefill: Running, decode: Running
+) -> None:
+    """The second one is damaged, which is found only after it has been written."""
+    faults, name = Faults("twice", 3), f"twice {way}"
+    undo = faults.install()
+    try:
+        before = decode.engine.counters()
+        decode.add(name, prefill.compute_prompt(name))
+        assert run(prefill, decode, until=(decode, name)) == right(alone, name)
+    finally:
+        undo()
+    after = decode.engine.counters()
+    assert faults.hits == 1
+    assert after.kv_loaded_tokens - before.kv_loaded_tokens == 16 * 4
+    assert after.kv_failed_loads == before.kv_failed_loads + 1
+    prefill.idle()
+    decode.idle()
 
 
 def test_names_that_killed_processes_left_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel, "SHARED_DIRECTORY", tmp_path)
+    monkeypatch.setattr(shared_memory, "SHARED_DIRECTORY", tmp_path)
     old, new, other = (tmp_path / name for name in ("antiphon-kv-old", "antiphon-kv-new", "another"))
     for path in (old, new, other):
         path.touch()
     for path in (old, other):
         os.utime(path, (0, 0))
-    channel.forget_stale()
+    shared_memory.forget_stale()
     assert [path.exists() for path in (old, new, other)] == [False, True, True]
 
 
