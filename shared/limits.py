@@ -472,6 +472,8 @@ that stays in the processor's cache is faster, and because new pages cost more t
 """
 KV_SHARED_BYTES_MAX = 32 * 2**20
 """The same for blocks so large that `KV_SHARED_BYTES` holds fewer than two of them. Larger ones go through a socket."""
+KV_BATCH_BYTES = 2**20
+"""Bytes of small blocks in shared memory that one message announces, or answers."""
 KV_SHARED_KEPT_MAX = 8
 """Shared memories of ended transfers that a receiver keeps for the next ones."""
 KV_SHARED_KEPT_S = 30.0

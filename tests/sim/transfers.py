@@ -80,6 +80,10 @@ class MemoryChannel(Channel):
             copied[0] ^= 1
         self.peer._queue.put_nowait((header, copied))
 
+    @property
+    def has_header(self) -> bool:
+        return False
+
     async def receive(self) -> Header:
         item = await self._queue.get()
         if item is None:

@@ -4,7 +4,7 @@
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,6 +46,10 @@ class Faults:
                     return
                 faults.hits += 1
                 await faults.apply(super().send, header, data)
+
+            async def send_all(self, headers: Sequence[Header]) -> None:
+                for header in headers:
+                    await self.send(header)
 
         original = sender.Sender.serve
 

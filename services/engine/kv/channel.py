@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Sequence
 
 from services.engine.kv.pieces import Bytes
 from services.engine.kv.wire import LENGTH_BYTES, Header, decode, encode
@@ -32,12 +33,26 @@ class Channel:
         if data is not None:
             await loop.sock_sendall(self._sock, data.data.cast("B"))
 
+    async def send_all(self, headers: Sequence[Header]) -> None:
+        """Sends several headers at once, none of which is followed by bytes. Raises OSError."""
+        await asyncio.get_running_loop().sock_sendall(self._sock, b"".join(encode(header) for header in headers))
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the next header has been read from the connection already."""
+        ahead = self._ahead
+        return len(ahead) >= LENGTH_BYTES and len(ahead) >= LENGTH_BYTES + self._length()
+
     async def receive(self) -> Header:
         """Returns the next header. Raises OSError if the connection ends, msgspec.DecodeError for another message."""
-        length = int.from_bytes(await self._exactly(LENGTH_BYTES), "little")
-        if length > limits.KV_HEADER_BYTES_MAX:
-            raise Closed(f"a header of {length} bytes")
-        return decode(await self._exactly(length))
+        loop = asyncio.get_running_loop()
+        while not self.has_header:
+            missing = LENGTH_BYTES + self._length() - len(self._ahead)
+            data = await loop.sock_recv(self._sock, max(_READ_BYTES, missing))
+            if not data:
+                raise Closed("the connection ended")
+            self._ahead += data
+        return decode(self._frame())
 
     async def receive_into(self, out: Bytes, timeout_s: float) -> None:
         """Fills `out`, which must be contiguous. Raises OSError; TimeoutError if nothing arrives for `timeout_s`."""
@@ -62,15 +77,20 @@ class Channel:
         """Closes the connection. Idempotent."""
         self._sock.close()
 
-    async def _exactly(self, count: int) -> bytes:
-        loop = asyncio.get_running_loop()
-        while len(self._ahead) < count:
-            data = await loop.sock_recv(self._sock, max(_READ_BYTES, count - len(self._ahead)))
-            if not data:
-                raise Closed("the connection ended")
-            self._ahead += data
-        found = bytes(self._ahead[:count])
-        del self._ahead[:count]
+    def _length(self) -> int:
+        """Returns the length of the next header, 0 if it has not been read. Raises Closed if it is too large."""
+        if len(self._ahead) < LENGTH_BYTES:
+            return 0
+        length = int.from_bytes(self._ahead[:LENGTH_BYTES], "little")
+        if length > limits.KV_HEADER_BYTES_MAX:
+            raise Closed(f"a header of {length} bytes")
+        return length
+
+    def _frame(self) -> bytes:
+        """Takes the next header, which has been read, from what was read."""
+        end = LENGTH_BYTES + self._length()
+        found = bytes(self._ahead[LENGTH_BYTES:end])
+        del self._ahead[:end]
         return found
 
 

@@ -52,6 +52,8 @@ class _Load:
         self._shared: SharedMemory | None = None
         self._is_shared = False
         """Whether the sender has opened the shared memory."""
+        self._taken: list[int] = []
+        """Places whose blocks have been written, of which the sender does not know yet."""
 
     @property
     def num_leading(self) -> int:
@@ -100,6 +102,7 @@ class _Load:
             if isinstance(header, Block):
                 progress_at = loop.time()
                 await self._take(header, channel, room)
+                await self._answer(channel)
             elif isinstance(header, Failed):
                 raise TransferError(header.reason)
             elif not isinstance(header, Alive):
@@ -130,9 +133,18 @@ class _Load:
             raise TransferError("a block was damaged on its way")
         self._written.add(place)
         if not block.size:
+            self._taken.append(block.place)
+
+    async def _answer(self, channel: Channel) -> None:
+        """Tells the sender which places are free: those of several small blocks at once, if more blocks are here."""
+        is_last = len(self._written) == len(self._order.hashes) or not channel.has_header
+        num_bytes = len(self._taken) * place_bytes(self._memory)
+        if self._taken and (is_last or num_bytes >= limits.KV_BATCH_BYTES):
+            taken, self._taken = Taken(tuple(self._taken)), []
             # If the sender has ended, its earlier messages can still be read; then `receive` raises the error.
             with contextlib.suppress(OSError):
-                await channel.send(Taken(block.place))
+                await channel.send(taken)
+        await asyncio.sleep(0)  # other transfers run on the same loop
 
     def _place_of(self, block: Block) -> int:
         """Returns which of the requested blocks this is. Raises TransferError if it is none that is missing."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from services.engine.core.kv.kv_transfer import KvMeta, KvSave
 from services.engine.kv.channel import Channel, Closed
-from services.engine.kv.layout import KvMemory, OwnForm, place_bytes
+from services.engine.kv.layout import KvLayout, KvMemory, OwnForm
 from services.engine.kv.pieces import Bytes
 from services.engine.kv.shared_memory import SenderPool, SharedMemory
 from services.engine.kv.wire import VERSION, Alive, Block, Failed, Fetch, Taken
@@ -125,62 +125,17 @@ class Sender:
         own = self._memory.own
         if own is not None and own.name != fetch.form:
             own = None
-        shared = None
-        if fetch.shared and fetch.place_bytes >= self._size_of(own, self._memory.layout.block_size):
+        layout, shared = self._memory.layout, None
+        if fetch.shared and fetch.place_bytes >= _size_of(layout, own, layout.block_size):
             shared = self._pool.open(fetch.shared, fetch.transfer_id, fetch.num_places, fetch.place_bytes)
         try:
-            if await self._send_all(channel, fetch, export, shared, own) and shared is not None:
+            sending = _Sending(channel, set(fetch.names), export, self._memory, self._release, shared, own)
+            if await sending.run() and shared is not None:
                 self._pool.keep(shared)
                 shared = None
         finally:
             if shared is not None:
                 shared.close()
-
-    async def _send_all(
-        self, channel: Channel, fetch: Fetch, export: _Export, shared: SharedMemory | None, own: OwnForm | None
-    ) -> bool:
-        """Returns whether the receiver has got all blocks."""
-        wanted = set(fetch.names)
-        places = _Places(channel, 0 if shared is None else shared.num_places)
-        await channel.send(Alive(shared is not None))
-        room = np.empty(0 if shared is not None else place_bytes(self._memory), dtype=np.uint8)
-        while wanted:
-            if not export.blocks:
-                if export.failure or export.complete:
-                    await channel.send(Failed(export.failure or "the prompt has no such block"))
-                    break
-                if not await _within(export.changed, limits.KV_ALIVE_S):
-                    await channel.send(Alive())
-                continue
-            if shared is not None and not await places.one_is_free():
-                continue
-            name = next(iter(export.blocks))
-            block, num_tokens = export.blocks.pop(name)
-            if name not in wanted:
-                self._release((block,))
-                continue
-            wanted.discard(name)
-            place, size = 0 if shared is None else places.use(), self._size_of(own, num_tokens)
-            data = room[:size] if shared is None else shared.place(place, size)
-            found = self._read(own, block, num_tokens, data)
-            sent = data if shared is None else None
-            header = Block(name, num_tokens, found, 0 if sent is None else size, place, own is not None)
-            async with asyncio.timeout(limits.KV_LEASE_S):  # a receiver that hangs reads nothing
-                await channel.send(header, sent)
-        await places.all_free()
-        return not wanted
-
-    def _size_of(self, own: OwnForm | None, num_tokens: int) -> int:
-        return self._memory.layout.num_bytes(num_tokens) if own is None else own.cache.num_bytes
-
-    def _read(self, own: OwnForm | None, block: int, num_tokens: int, data: Bytes) -> int:
-        """Copies a block, of which nothing is read afterwards. Returns the checksum."""
-        try:
-            if own is not None:
-                return own.cache.read(block, data)
-            return self._memory.read(block, data.reshape(self._memory.layout.shape(num_tokens)))
-        finally:
-            self._release((block,))
 
     def _save(self, save: KvSave, now: float) -> None:
         export = self._exports.get(save.transfer_id)
@@ -207,12 +162,101 @@ class Sender:
             self._release(ids)
 
 
+class _Sending:
+    """The blocks of one transfer on their way to the receiver, in shared memory or over the connection.
+
+    `wanted`: names of the blocks that the receiver has asked for and that are not sent. `own`: the form of the blocks;
+    None: the common one.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        wanted: set[bytes],
+        export: _Export,
+        memory: KvMemory,
+        release: Callable[[tuple[int, ...]], None],
+        shared: SharedMemory | None,
+        own: OwnForm | None,
+    ) -> None:
+        self._channel, self._wanted, self._export = channel, wanted, export
+        self._memory, self._release = memory, release
+        self._shared, self._own = shared, own
+        self._places = _Places(channel, 0 if shared is None else shared.num_places)
+        size = 0 if shared is not None else _size_of(memory.layout, own, memory.layout.block_size)
+        self._room = np.empty(size, dtype=np.uint8)
+
+    async def run(self) -> bool:
+        """Sends each block when it is computed. Returns whether the receiver has got all blocks."""
+        export = self._export
+        await self._channel.send(Alive(self._shared is not None))
+        while self._wanted:
+            if not export.blocks:
+                if export.failure or export.complete:
+                    await self._channel.send(Failed(export.failure or "the prompt has no such block"))
+                    break
+                if not await _within(export.changed, limits.KV_ALIVE_S):
+                    await self._channel.send(Alive())
+                continue
+            if self._shared is not None and not await self._places.one_is_free():
+                continue
+            await self._send_some()
+            await asyncio.sleep(0)  # other transfers run on the same loop
+        await self._places.all_free()
+        return not self._wanted
+
+    async def _send_some(self) -> None:
+        """Sends computed blocks: one over the connection; in shared memory several, if they are small."""
+        headers: list[Block] = []
+        num_bytes = 0
+        while self._export.blocks and (self._shared is None or self._places.num_free):
+            name = next(iter(self._export.blocks))
+            block, num_tokens = self._export.blocks.pop(name)
+            if name not in self._wanted:
+                self._release((block,))
+                continue
+            self._wanted.discard(name)
+            size = _size_of(self._memory.layout, self._own, num_tokens)
+            place = 0 if self._shared is None else self._places.use()
+            data = self._room[:size] if self._shared is None else self._shared.place(place, size)
+            found = self._read(block, num_tokens, data)
+            headers.append(Block(name, num_tokens, found, size if self._shared is None else 0, place, self._is_own))
+            num_bytes += size
+            if self._shared is None or num_bytes >= limits.KV_BATCH_BYTES:
+                break
+        if not headers:
+            return
+        async with asyncio.timeout(limits.KV_LEASE_S):  # a receiver that hangs reads nothing
+            if self._shared is None:
+                await self._channel.send(headers[0], self._room[: headers[0].size])
+            else:
+                await self._channel.send_all(headers)
+
+    @property
+    def _is_own(self) -> bool:
+        return self._own is not None
+
+    def _read(self, block: int, num_tokens: int, data: Bytes) -> int:
+        """Copies a block, of which nothing is read afterwards. Returns the checksum."""
+        try:
+            if self._own is not None:
+                return self._own.cache.read(block, data)
+            return self._memory.read(block, data.reshape(self._memory.layout.shape(num_tokens)))
+        finally:
+            self._release((block,))
+
+
 class _Places:
     """The places of one transfer's shared memory, and which of them are free."""
 
     def __init__(self, channel: Channel, count: int) -> None:
         self._channel, self._count = channel, count
         self._free = list(range(count))
+
+    @property
+    def num_free(self) -> int:
+        """Number of free places."""
+        return len(self._free)
 
     async def one_is_free(self) -> bool:
         """Returns True if a place is free; otherwise waits until one becomes free and returns False.
@@ -236,9 +280,16 @@ class _Places:
     async def _take(self) -> None:
         async with asyncio.timeout(limits.KV_LEASE_S):
             header = await self._channel.receive()
-        if not isinstance(header, Taken) or not 0 <= header.place < self._count or header.place in self._free:
+        if not isinstance(header, Taken):
             raise Closed("an unexpected message")
-        self._free.append(header.place)
+        for place in header.places:
+            if not 0 <= place < self._count or place in self._free:
+                raise Closed("a place that is not in use")
+            self._free.append(place)
+
+
+def _size_of(layout: KvLayout, own: OwnForm | None, num_tokens: int) -> int:
+    return layout.num_bytes(num_tokens) if own is None else own.cache.num_bytes
 
 
 def _wake(export: _Export) -> None:

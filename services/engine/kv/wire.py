@@ -4,7 +4,7 @@
 
 A receiver connects and sends one `Fetch`. The sender answers with a `Block` for each requested block, as soon as it is
 computed and in any order, with `Alive` while no block is ready, and with `Failed` if no further block will come. The
-receiver answers `Taken` for each block in shared memory; the sender may then reuse its place. It closes the connection
+receiver answers `Taken` for blocks in shared memory; the sender may then reuse their places. It closes the connection
 when it has all blocks. A connection is for one transfer; shared memory may be used by several transfers, one after the
 other (`shared_memory`).
 """
@@ -58,9 +58,9 @@ class Block(msgspec.Struct, frozen=True, array_like=True, tag="block"):
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
-    """The receiver has copied the block, so its place in the shared memory is free."""
+    """The receiver has copied the blocks in these places of the shared memory, so the places are free."""
 
-    place: int
+    places: tuple[int, ...]
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
