@@ -102,7 +102,6 @@ class _Load:
             if isinstance(header, Block):
                 progress_at = loop.time()
                 await self._take(header, channel, room)
-                await self._answer(channel)
             elif isinstance(header, Failed):
                 raise TransferError(header.reason)
             elif not isinstance(header, Alive):
@@ -112,6 +111,7 @@ class _Load:
                 self._shared.forget_name()
             elif loop.time() - progress_at > limits.KV_PROGRESS_S:
                 raise TransferError(f"no block has come for {limits.KV_PROGRESS_S:g} s")
+            await self._answer(channel)  # after every message: `Alive` may come between a block and the next wait
 
     async def _take(self, block: Block, channel: Channel, room: Bytes) -> None:
         """Receives a block and writes it. Raises TransferError if it is damaged, or not a requested block.

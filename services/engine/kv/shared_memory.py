@@ -126,14 +126,16 @@ class ReceiverPool:
 
     def take(self, address: str, mark: str, place_bytes: int) -> SharedMemory | None:
         """Returns memory with this mark, kept or new; None if there is none, or a block is too large for it."""
+        count = num_places(place_bytes)
+        if not count:
+            return None
         for entry in reversed(self._kept):
             if entry[1] == address and entry[2].place_bytes == place_bytes:
                 self._kept.remove(entry)
                 entry[2].mark(mark)
                 return entry[2]
         try:
-            count = num_places(place_bytes)
-            return SharedMemory.create(mark, count, place_bytes) if count else None
+            return SharedMemory.create(mark, count, place_bytes)
         except OSError as error:
             log.info("no shared memory (%s): KV goes through a socket", error)
             return None

@@ -70,6 +70,13 @@ def test_memory_is_kept_for_its_sender_and_size_only() -> None:
     assert take(pool, "5") is not first, "it is in use"
 
 
+def test_without_a_limit_above_one_block_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ReceiverPool()
+    pool.give_back(HERE, take(pool, "1"))
+    monkeypatch.setattr(limits, "KV_SHARED_BYTES_MAX", SIZE - 1)
+    assert pool.take(HERE, "2", SIZE) is None
+
+
 def test_a_receiver_keeps_the_last_few_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "KV_SHARED_KEPT_MAX", 2)
     pool = ReceiverPool()

@@ -173,6 +173,26 @@ def test_a_fault_costs_the_computation_of_the_rest(
     decode.idle()
 
 
+def test_a_block_that_comes_again_does_not_replace_the_first(
+    way: str, alone: Running, prefill: Running, decode: Running
+) -> None:
+    """The second one is damaged, which is found only after it has been written."""
+    faults, name = Faults("twice", 3), f"twice {way}"
+    undo = faults.install()
+    try:
+        before = decode.engine.counters()
+        decode.add(name, prefill.compute_prompt(name))
+        assert run(prefill, decode, until=(decode, name)) == right(alone, name)
+    finally:
+        undo()
+    after = decode.engine.counters()
+    assert faults.hits == 1
+    assert after.kv_loaded_tokens - before.kv_loaded_tokens == 16 * 4
+    assert after.kv_failed_loads == before.kv_failed_loads + 1
+    prefill.idle()
+    decode.idle()
+
+
 def test_nobody_at_the_address(alone: Running, decode: Running) -> None:
     decode.add("nobody", KvSource("nobody", f"127.0.0.1:{free_port()}"))
     assert run(decode, until=(decode, "nobody")) == right(alone, "nobody")
@@ -344,8 +364,9 @@ def test_shared_memory_of_a_failed_transfer_is_not_used_again(
     kind: Kind, alone: Running, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = noted_names(monkeypatch)
+    kinds: tuple[Kind, ...] = (kind, "none")
     with started(model, "prefill") as prefill, started(model, "decode", enable_prefix_caching=False) as decode:
-        for number, fault in enumerate([kind, "none"]):
+        for number, fault in enumerate(kinds):
             undo = Faults(fault, 2).install()
             try:
                 name = f"fault {number}"
@@ -373,26 +394,6 @@ def test_a_sender_without_the_memory_that_is_offered_sends_over_the_socket(
         assert decode.engine.counters().kv_failed_loads == 0
     assert len(made) == 2
     assert not any(path.exists() for path in made)
-
-
-def test_a_block_that_comes_again_does_not_replace_the_first(
-    way: str, alone: Running, prefill: Running, decode: Running
-) -> None:
-    """The second one is damaged, which is found only after it has been written."""
-    faults, name = Faults("twice", 3), f"twice {way}"
-    undo = faults.install()
-    try:
-        before = decode.engine.counters()
-        decode.add(name, prefill.compute_prompt(name))
-        assert run(prefill, decode, until=(decode, name)) == right(alone, name)
-    finally:
-        undo()
-    after = decode.engine.counters()
-    assert faults.hits == 1
-    assert after.kv_loaded_tokens - before.kv_loaded_tokens == 16 * 4
-    assert after.kv_failed_loads == before.kv_failed_loads + 1
-    prefill.idle()
-    decode.idle()
 
 
 def test_names_that_killed_processes_left_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
