@@ -467,8 +467,8 @@ KV_FETCHES_MAX = 1024
 KV_HEADER_BYTES_MAX = 4 * 2**20
 """Size of a message's header: room for the hashes of 200,000 blocks."""
 KV_SHARED_BYTES = 4 * 2**20
-"""Shared memory of one transfer between engines of one machine, whose places are reused. It is small because memory
-that stays in the processor's cache is faster, and because new pages cost more than the copies.
+"""Shared memory of one transfer between engines of one machine, whose places are reused. It is small because more was
+not faster, and because new pages cost more than the copies.
 """
 KV_SHARED_BYTES_MAX = 32 * 2**20
 """The same for blocks so large that `KV_SHARED_BYTES` holds fewer than two of them. Larger ones go through a socket."""
