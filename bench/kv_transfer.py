@@ -162,6 +162,7 @@ def measure(rounds: int = 7, num_blocks: int = 64, kind: str = "panels", *, nati
     near, far = context.Pipe()
     other = context.Process(target=sender, args=(far, num_blocks, kind, native))
     other.start()
+    far.close()  # so that the end of the other process ends the wait for its answers
     receiver = Receiver(near, num_blocks, kind, native=native)
     size = num_blocks * block_bytes()
     try:

@@ -33,7 +33,7 @@ void copy_block(char* const* pieces, long count, long piece_bytes, char* whole, 
       const long some = std::min(piece_bytes - done, kRowBytes - at % kRowBytes);
       char* const here = pieces[piece] + done;
       char *const to = kToPieces ? here : whole + at, *const from = kToPieces ? whole + at : here;
-      if (some == kRowBytes)
+      if (some == kRowBytes)  // a copy of a constant size is compiled to plain loads and stores
         std::memcpy(to, from, kRowBytes);
       else
         std::memcpy(to, from, (size_t)some);

@@ -145,6 +145,22 @@ def test_kv_of_other_weights_is_not_taken(
     assert "the engines have different weights, or compute with different types" in caplog.text
 
 
+def loaded_with(faults: Faults, name: str, alone: Running, prefill: Running, decode: Running) -> int:
+    """Runs a sequence whose transfer fails. Its tokens must be right all the same. Returns how many were loaded."""
+    undo = faults.install()
+    try:
+        before = decode.engine.counters()
+        decode.add(name, prefill.compute_prompt(name))
+        assert run(prefill, decode, until=(decode, name)) == right(alone, name)
+    finally:
+        undo()
+    after = decode.engine.counters()
+    assert after.kv_failed_loads == before.kv_failed_loads + 1
+    prefill.idle()
+    decode.idle()
+    return after.kv_loaded_tokens - before.kv_loaded_tokens
+
+
 @pytest.mark.parametrize("kind", ["damage", "silence", "cut", "foreign", "short"])
 @pytest.mark.parametrize("first", [0, 3])
 def test_a_fault_costs_the_computation_of_the_rest(
@@ -157,40 +173,18 @@ def test_a_fault_costs_the_computation_of_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(limits, "KV_LEASE_S", 3.0)
-    faults, name = Faults(kind, first), f"{kind} {first} {way}"
-    undo = faults.install()
-    try:
-        before = decode.engine.counters()
-        decode.add(name, prefill.compute_prompt(name))
-        assert run(prefill, decode, until=(decode, name)) == right(alone, name)
-    finally:
-        undo()
+    faults = Faults(kind, first)
+    assert loaded_with(faults, f"{kind} {first} {way}", alone, prefill, decode) == 16 * first
     assert faults.hits
-    after = decode.engine.counters()
-    assert after.kv_failed_loads == before.kv_failed_loads + 1
-    assert after.kv_loaded_tokens - before.kv_loaded_tokens == 16 * first
-    prefill.idle()
-    decode.idle()
 
 
 def test_a_block_that_comes_again_does_not_replace_the_first(
     way: str, alone: Running, prefill: Running, decode: Running
 ) -> None:
     """The second one is damaged, which is found only after it has been written."""
-    faults, name = Faults("twice", 3), f"twice {way}"
-    undo = faults.install()
-    try:
-        before = decode.engine.counters()
-        decode.add(name, prefill.compute_prompt(name))
-        assert run(prefill, decode, until=(decode, name)) == right(alone, name)
-    finally:
-        undo()
-    after = decode.engine.counters()
+    faults = Faults("twice", 3)
+    assert loaded_with(faults, f"twice {way}", alone, prefill, decode) == 16 * 4
     assert faults.hits == 1
-    assert after.kv_loaded_tokens - before.kv_loaded_tokens == 16 * 4
-    assert after.kv_failed_loads == before.kv_failed_loads + 1
-    prefill.idle()
-    decode.idle()
 
 
 def test_nobody_at_the_address(alone: Running, decode: Running) -> None:
