@@ -49,13 +49,15 @@ class ResumedOutput:
 
     The updates have the text of all output, but not these tokens. `token`: fencing token of the run, above that of
     every former run; it makes the attempts of the sequences higher than all earlier ones. `num_cached_tokens`: prompt
-    tokens that the first run found in the prefix cache, None if it had no output.
+    tokens that the first run found in the prefix cache, None if it had no output. `engines`: id and instance id of the
+    engine on which each sequence ran last; it has the sequence's KV, and may still compute it.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
     cumulative_logprobs: tuple[float, ...]
     num_cached_tokens: tuple[int | None, ...]
     token: int
+    engines: tuple[tuple[str, str] | None, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -209,6 +211,8 @@ class SequenceUpdate:
     """
     vector: bytes = b""
     """Of a pooling request: see `TokenEvent.vector`."""
+    engine: tuple[str, str] | None = None
+    """Id and instance id of the engine that has computed the output, for a later run of the request."""
 
 
 @dataclass(frozen=True, slots=True)

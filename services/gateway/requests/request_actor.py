@@ -457,6 +457,7 @@ class RequestActor:
             SequenceUpdate(
                 index, delta.text, delta.token_ids, delta.logprobs, delta.text_offset, event.finish_reason,
                 event.stop_reason, sequence.num_cached_tokens, sequence.cumulative_logprob, delta.prompt_logprobs,
+                engine=sequence.engine,
             ),
         )  # fmt: skip
 

@@ -57,6 +57,7 @@ class Claim:
             tuple([one.cumulative_logprob for one in replayed]),
             tuple([one.num_cached if one.token_ids else None for one in accepted]),
             self.record.token,
+            tuple([one.engine for one in accepted]),
         )
         return events, replayed, resumed
 
@@ -119,7 +120,7 @@ def _replayed(accepted: Accepted, context: RequestContext) -> Accepted:
         return accepted.without_last()
     found = Accepted()
     found.token_ids, found.num_cached = list(accepted.token_ids), accepted.num_cached
-    found.cumulative_logprob = accepted.cumulative_logprob
+    found.cumulative_logprob, found.engine = accepted.cumulative_logprob, accepted.engine
     return found
 
 

@@ -60,6 +60,8 @@ class JournaledStream:
         """Revision of the record in the store; 0 if it is unknown."""
         self._journal = journal
         self._written = [len(one.token_ids) for one in self.accepted]
+        self._engines = [one.engine for one in self.accepted]
+        """The engine of each sequence that is in the journal, or in the record."""
         self._is_new = [False] * len(self.accepted)
 
     def saw(self, update: SequenceUpdate) -> None:
@@ -69,6 +71,7 @@ class JournaledStream:
             one.last_from, one.last_from_logprob = len(one.token_ids), one.cumulative_logprob
             one.token_ids += update.token_ids
             one.cumulative_logprob = update.cumulative_logprob
+            one.engine = update.engine
         if update.num_cached_tokens:
             one.num_cached = max(one.num_cached, update.num_cached_tokens)
         if update.finish_reason is not None:
@@ -79,22 +82,21 @@ class JournaledStream:
 
     def news(self) -> tuple[Progress, ...]:
         """Returns the progress that is not written yet."""
-        return tuple(
-            [
-                self.accepted[index].progress(index, self._written[index])
-                for index, new in enumerate(self._is_new)
-                if new
-            ]
-        )
+        return tuple([self._news(index) for index, new in enumerate(self._is_new) if new])
 
     def written(self, progress: tuple[Progress, ...]) -> None:
         """Records that `progress` is in the journal."""
         for one in progress:
             self._written[one.index] = one.end
+            self._engines[one.index] = one.engine or self._engines[one.index]
             now = self.accepted[one.index]
             self._is_new[one.index] = len(now.token_ids) > one.end or now.ended != one.ended
         if any(self._is_new):
             self._journal.changed(self)  # for tokens that arrived while the journal was being written
+
+    def _news(self, index: int) -> Progress:
+        found = self.accepted[index].progress(index, self._written[index])
+        return msgspec.structs.replace(found, engine=None) if found.engine == self._engines[index] else found
 
     def progress(self) -> tuple[Progress, ...]:
         """Returns everything so far, for the record."""

@@ -21,6 +21,8 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     last_from: int = 0
     """Position of the first of the tokens that arrived last, and the cumulative log probability before it."""
     last_from_logprob: float = 0.0
+    engine: tuple[str, str] | None = None
+    """Id and instance id of the engine on which the sequence runs; None: the same as before."""
 
     @property
     def end(self) -> int:
@@ -87,7 +89,7 @@ def decoded_entries(data: bytes) -> tuple[JournalEntry, ...]:
 class Accepted:
     """The tokens of one sequence that are known to be accepted."""
 
-    __slots__ = ("cumulative_logprob", "ended", "last_from", "last_from_logprob", "num_cached", "token_ids")
+    __slots__ = ("cumulative_logprob", "ended", "engine", "last_from", "last_from_logprob", "num_cached", "token_ids")
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -95,12 +97,13 @@ class Accepted:
         self.num_cached = 0
         self.ended = False
         self.last_from, self.last_from_logprob = 0, 0.0
+        self.engine: tuple[str, str] | None = None
 
     def without_last(self) -> "Accepted":
         """Returns the accepted tokens without those that arrived last."""
         found = Accepted()
         found.token_ids, found.num_cached = self.token_ids[: self.last_from], self.num_cached
-        found.cumulative_logprob = self.last_from_logprob
+        found.cumulative_logprob, found.engine = self.last_from_logprob, self.engine
         return found
 
     def add(self, progress: Progress) -> None:
@@ -111,12 +114,13 @@ class Accepted:
         self.cumulative_logprob, self.ended = progress.cumulative_logprob, self.ended or progress.ended
         self.num_cached = max(self.num_cached, progress.num_cached)
         self.last_from, self.last_from_logprob = progress.last_from, progress.last_from_logprob
+        self.engine = progress.engine or self.engine
 
     def progress(self, index: int, first: int = 0) -> Progress:
         """Returns the tokens from position `first` on."""
         packed = pack_ids(self.token_ids[first:])
         last = self.last_from, self.last_from_logprob
-        return Progress(index, first, packed, self.cumulative_logprob, self.num_cached, self.ended, *last)
+        return Progress(index, first, packed, self.cumulative_logprob, self.num_cached, self.ended, *last, self.engine)
 
 
 def accepted_of(record: StreamRecord, entries: list[JournalEntry]) -> list[Accepted]:

@@ -52,6 +52,10 @@ class Candidate:
     ticket: "Ticket[Candidate]" = field(init=False)
     preferred: Address | None = None
     """The engine that the next placement prefers, if it has a free row."""
+    returns: bool = False
+    """Whether `preferred` ran the sequence for a gateway that is dead or has lost it. It has the sequence's KV, and an
+    earlier attempt of it ends when this one begins, so the sequence needs neither a prefill nor a place of its own.
+    """
     numerics: str = ""
     """Configuration that the engine of a further placement must have; empty: any. Set by the first placement on an
     engine with `--deterministic`.
@@ -62,12 +66,14 @@ class Candidate:
     """Engines on which a placement of this sequence failed since it was last placed."""
 
     @property
-    def joins_siblings(self) -> bool:
-        """Whether the sequence needs no additional memory on an engine that runs other choices of its prompt."""
-        return self.messages.request.params.beam is not None
+    def joins(self) -> bool:
+        """Whether the sequence needs no additional memory on an engine of `affinity`."""
+        return self.returns or self.messages.request.params.beam is not None
 
     def affinity(self) -> set[Address]:
-        """Returns the engines on which other choices of the same prompt run."""
+        """Returns the engines on which other choices of the same prompt run, and the preferred one."""
+        if self.returns and self.preferred is not None:
+            return {self.preferred}
         choices = self.messages.choices(self.index)
         found = {one.engine for one in choices if one.engine is not None and one.phase is not Phase.DONE}
         return found if self.preferred is None else found | {self.preferred}
@@ -97,7 +103,7 @@ class Candidate:
 
     def placed_on(self, engine: Heartbeat) -> None:
         """Records the engine of a placement."""
-        self.preferred = None
+        self.preferred, self.returns = None, False
         if isinstance(engine.status, EngineStatus) and engine.status.deterministic:
             self.numerics = engine.status.configuration
 
@@ -123,6 +129,7 @@ class Candidate:
 def candidates_of(client: PlacementClient, messages: RequestMessages, number: int) -> list[Candidate]:
     """Returns a candidate for each sequence of a request. `number`: the request's number in the order of arrival."""
     request, found = messages.request, list[Candidate]()
+    former = () if request.resumed is None else request.resumed.engines
     for index, sequence in enumerate(messages.sequences):
         prompt = messages.prompt(index)
         hashes = split_hashes(prompt.block_hashes)
@@ -132,5 +139,7 @@ def candidates_of(client: PlacementClient, messages: RequestMessages, number: in
         model, arrival = messages.card.served_by, (number, index)
         candidate.ticket = Ticket(candidate, model, request.priority, arrival, request.client, cost)
         candidate.ticket.idle_until = messages.idle_until
+        if index < len(former) and (engine := former[index]) is not None:
+            candidate.preferred, candidate.returns = Address(*engine), True
         found.append(candidate)
     return found

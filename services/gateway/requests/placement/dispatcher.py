@@ -203,7 +203,7 @@ class Dispatcher:
             candidate.avoid,
             candidate.affinity(),
             client,
-            joins=candidate.joins_siblings,
+            joins=candidate.joins,
             pools=not candidate.has_text,
             idle=candidate.ticket.idle,
         )
@@ -213,8 +213,9 @@ class Dispatcher:
         if engine is None or (candidate.has_text and detokenizer is None):
             return None
         to_engine = Address(engine.id, engine.instance_id)
+        has_kv = candidate.returns and candidate.preferred == to_engine
         candidate.placed_on(engine)
-        prefill = self._prefill(candidate, engine, engines)
+        prefill = None if has_kv else self._prefill(candidate, engine, engines)
         if prefill is WAIT:
             return None
         if sequence.attempt:
@@ -229,7 +230,7 @@ class Dispatcher:
         stream_at = "" if to_detokenizer is None else to_detokenizer.id
         places = engine.status.max_num_seqs if isinstance(engine.status, EngineStatus) else 0
         candidate.messages.request.record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, places)
-        num_tokens = candidate.num_tokens if prefill is None else 1
+        num_tokens = 1 if has_kv or prefill is not None else candidate.num_tokens
         idle = candidate.ticket.idle
         self._router.record_dispatch(engine, sequence.sequence_id, num_tokens, candidate.hashes, client, idle=idle)
         return Placement(candidate, to_engine, to_detokenizer, sequence.attempt, self._settled)
