@@ -28,6 +28,6 @@ def test_the_engine_is_written_when_it_changes_and_the_last_one_is_found() -> No
 
 
 def test_entries_of_gateways_that_write_no_engines_are_read() -> None:
-    written = msgpack.packb([["r", 1, [[0, 0, pack_ids([7]), 0.0, 0, False, 0, 0.0]]]])
+    written: bytes = msgpack.packb([["r", 1, [[0, 0, pack_ids([7]), 0.0, 0, False, 0, 0.0]]]])  # pyright: ignore[reportAssignmentType]
     (found,) = accepted_of(RECORD, list(decoded_entries(written)))
     assert (found.token_ids, found.engine) == ([7], None)
