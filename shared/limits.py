@@ -155,6 +155,9 @@ STREAM_FLUSH_S = 0.1
 gateway dies."""
 STREAM_STORE_TIMEOUT_S = 2.0
 """Time limit of one operation of the store of streams. The token path does not wait for it."""
+STREAM_STORE_AWAY_S = 10.0
+"""Time since the store of streams stopped to answer for which streams that ask for it still begin as resumable ones: a
+bus that is restarted is back by then, and their records are written when it is."""
 STREAM_STORE_BYTES = {"memory": 64 * 2**20, "file": 512 * 2**20}
 """Size of the records of streams, and of their journals, each. When one is full, its oldest messages are dropped."""
 STREAM_BODY_BYTES_MAX = 2**20

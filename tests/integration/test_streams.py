@@ -7,7 +7,8 @@ import asyncio
 import contextlib
 import json
 import random
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.nats
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "stream": True, "seed": 1}
+GREETING = "Good ", "day", "."
 KEY_FILE = """
 [[keys]]
 name = "one"
@@ -57,15 +59,22 @@ async def gateway(
     await asyncio.gather(running, return_exceptions=True)
 
 
-def good_day_again(request: GenerationRequest) -> list[Any]:
+def again(*texts: str) -> Callable[[GenerationRequest], list[Any]]:
     """As an engine that gets the first tokens as output: their text comes with the next token."""
-    num_known = 0 if request.resumed is None else len(request.resumed.token_ids[0])
-    text = ("", "Good ")[num_known]
-    return [
-        [replace(batch[0], text=text + batch[0].text if number == num_known else batch[0].text)]
-        for number, batch in enumerate(text_batches("Good ", "day"))
-        if number >= num_known
-    ]
+
+    def reply(request: GenerationRequest) -> list[Any]:
+        num_known = 0 if request.resumed is None else len(request.resumed.token_ids[0])
+        text = "".join(texts[:num_known])
+        return [
+            [replace(batch[0], text=text + batch[0].text if number == num_known else batch[0].text)]
+            for number, batch in enumerate(text_batches(*texts))
+            if number >= num_known
+        ]
+
+    return reply
+
+
+good_day_again = again("Good ", "day")
 
 
 def ids_of(body: bytes) -> list[str]:
@@ -289,6 +298,53 @@ async def test_a_run_that_missed_the_takeover_ends_when_it_renews_its_record(
         await asyncio.sleep(0.7)
         assert (await call(second, "GET", f"/v1/streams/{request_id}")).status == 200
         assert b"stream_taken" in await connection.rest()
+
+
+async def begun(port: int, backend: ScriptedBackend, connection: Connection) -> tuple[Any, str]:
+    """A resumable stream with one token; returns its generation, and the id of its last event."""
+    body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true,"seed":1}'
+    await connection.send("POST", CHAT, body, {"x-antiphon-resumable": "1"})
+    generation = await backend.generations.get()
+    generation.put(text_batches(*GREETING)[0])
+    await connection.head()
+    found: list[str] = []
+    while not found:
+        found = ids_of(await connection.chunk())
+    return generation, found[-1]
+
+
+async def test_streams_from_before_and_during_a_restart_of_the_bus_can_be_resumed(
+    nats_connect, private_nats_server, subjects, monkeypatch
+):
+    monkeypatch.setattr(limits, "STREAM_STORE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(limits, "STREAM_STORE_AWAY_S", 60.0)
+    monkeypatch.setattr(limits, "STREAM_RENEW_S", 3600.0)
+    transport, backend = await nats_connect(private_nats_server, "one"), ScriptedBackend(manual=True)
+    second_backend = ScriptedBackend(reply=again(*GREETING))
+    async with (
+        gateway(transport, subjects, backend, grace_s=0.1) as (port, streams),
+        gateway(transport, subjects, second_backend, "gateway-2") as (second, _),
+        Connection(port) as before,
+        Connection(port) as during,
+    ):
+        async with asyncio.timeout(60):
+            generation, first = await begun(port, backend, before)
+            await asyncio.sleep(3 * limits.STREAM_FLUSH_S)
+            private_nats_server.kill()  # its memory, and the records in it, are lost
+            generation.put(text_batches(*GREETING)[1])
+            while streams.journal.is_open:
+                await asyncio.sleep(0.01)
+            assert streams.journal.opens_soon
+            _, other = await begun(port, backend, during)
+            private_nats_server.start()
+            while not streams.journal.is_open or any(one.revision == 0 for one in streams.journal.running.values()):
+                await asyncio.sleep(0.01)
+            for last in (first, other):
+                request_id, _, where = last.partition(":")
+                rest = await call(second, "GET", f"/v1/streams/{request_id}?from={where}")
+                assert rest.status == 200, rest.body
+                assert rest.body.endswith(b"data: [DONE]\n\n")
+                assert b"".join(re.findall(rb'"content":"([^"]*)"', rest.body)) == b"day."
 
 
 async def test_without_a_store_streams_have_no_ids_and_cannot_be_resumed(nats_connect, nats_server, subjects):

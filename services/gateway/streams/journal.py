@@ -7,6 +7,7 @@ anyway.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -111,10 +112,17 @@ class Journal:
         """Sequence number of the last message of this gateway that is known to be in the journal."""
         self.is_open = False
         """Whether the store takes records."""
+        self._closed_at = -math.inf
+        """When the store stopped to take records, monotonic seconds; never if it has not taken any."""
         self.running: dict[str, JournaledStream] = {}
         self._store = store
         self._changed: dict[str, JournaledStream] = {}
         self._wake = asyncio.Event()
+
+    @property
+    def opens_soon(self) -> bool:
+        """Whether the store took records until a moment ago, so that the bus has probably only been restarted."""
+        return time.monotonic() - self._closed_at < limits.STREAM_STORE_AWAY_S
 
     def changed(self, stream: JournaledStream) -> None:
         """Schedules the write of a stream's new tokens."""
@@ -128,6 +136,7 @@ class Journal:
         while True:
             try:
                 await self._store.open()
+                self.position = 0  # the bus may have lost the journal, whose numbers then begin again
                 self.is_open, warned = True, False
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._write())
@@ -135,6 +144,8 @@ class Journal:
             except* (LogUnavailableError, ServiceError) as group:
                 if not warned:
                     log.warning("streams are not recorded and cannot be resumed: %s", group.exceptions[0])
+                if self.is_open:
+                    self._closed_at = time.monotonic()
                 self.is_open, warned = False, True
             await asyncio.sleep(limits.STREAM_STORE_TIMEOUT_S)
 
@@ -169,16 +180,20 @@ class Journal:
                 self._wake.set()
 
     async def _renew(self) -> None:
+        # The bus may have lost the records, and streams may have begun while it was away.
+        for stream in list(self.running.values()):
+            if stream.record.request_id in self.running and not await self._renew_one(stream):
+                await self._renew_one(stream)
         while True:
             await asyncio.sleep(limits.STREAM_RENEW_S / 10)
             due = time.time() - limits.STREAM_RENEW_S
             for stream in [one for one in self.running.values() if one.record.renewed_at < due]:
                 await self._renew_one(stream)
 
-    async def _renew_one(self, stream: JournaledStream) -> None:
+    async def _renew_one(self, stream: JournaledStream) -> bool:
         """Renews a record. If another gateway has written it, this gateway has lost the stream.
 
-        A record that the store has lost is written anew.
+        A record that the store has lost is written anew, by the second attempt. Returns False if one is needed.
         """
         record, store = stream.record, stream.records or self._store
         if not stream.revision:
@@ -186,14 +201,15 @@ class Journal:
             stream.revision = found[1] if found is not None and found[0].token == record.token else 0
             if found is not None and not stream.revision:
                 stream.on_lost()
-                return
+                return True
         renewed = _renewed(record, stream.progress(), self.position + 1)
         revision = await store.replace(renewed, stream.revision)
         if revision is None:
             # Another gateway has the stream, or the store has dropped the record: the next attempt looks it up.
             stream.revision = 0
-            return
+            return False
         stream.record, stream.revision = renewed, revision
+        return True
 
 
 def _renewed(record: StreamRecord, progress: tuple[Progress, ...], journal_from: int) -> StreamRecord:

@@ -91,7 +91,7 @@ class Streams:
         asked = request.headers.get(RESUMABLE, "0") not in ("0", "false")
         if path is None or not (asked or self._records_all):
             return None
-        if not self.journal.is_open:
+        if not self.journal.is_open and not (asked and self.journal.opens_soon):
             return None
         # Only clients that ask for it: pictures take the space in which responses are stored.
         cut = without_pictures(request.state.body, context.request.pictures if asked else ())
@@ -99,7 +99,8 @@ class Streams:
             return None
         record = new_record(request, context, self._host, self.journal.position + 1, outlives_client=asked)
         record = msgspec.structs.replace(record, body=cut.body, pictures=cut.pictures)
-        await self._store.create(record)
+        if self.journal.is_open:  # else the journal writes the record when it is open again
+            await self._store.create(record)
         nothing = tuple(Accepted() for _ in range(context.num_sequences))
         events = PositionedEvents(record.request_id, context.num_sequences)
         return self._add(record, nothing, events)
