@@ -131,8 +131,10 @@ def _divided(timeline: dict[str, Any], sequence: dict[str, Any] | None) -> _Divi
 
 def _tokenizer(timeline: dict[str, Any]) -> str:
     """Returns the tokenizer that the request was with; empty if it is unknown, or if there were several."""
-    asked = {*filter(None, timeline["silent_tokenizers"]), *filter(None, [timeline["tokenizer"]])}
-    return asked.pop() if len(asked) == 1 else ""
+    answered, silent = timeline["tokenizer"], set(filter(None, timeline["silent_tokenizers"]))
+    if not timeline["silent_tokenizers"]:
+        return answered or ""
+    return silent.pop() if len(silent) == 1 and answered in (None, *silent) else ""
 
 
 def _divide_attempt(

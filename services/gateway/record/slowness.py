@@ -49,9 +49,9 @@ class _Usual:
         self._durations_s: dict[str, float] = {}
         self._per_token_s: dict[str, float] = {}
         for phase in {phase for one in finished for phase in one["phases"]}:
-            ones = [one for one in finished if phase in one["phases"]]
-            self._durations_s[phase] = _quarter(one["phases"][phase] for one in ones)
+            self._durations_s[phase] = _quarter(one["phases"].get(phase, 0.0) for one in finished)
             if phase in _TOKENS:
+                ones = (one for one in finished if phase in one["phases"])
                 rates = (one["phases"][phase] / max(1, _TOKENS[phase](one)) for one in ones)
                 self._per_token_s[phase] = _quarter(rates)
 
