@@ -1,7 +1,7 @@
 """Which requests an engine computed while another one waited for it. Pure.
 
-The intervals of requests of other gateways are compared by Unix time, so they are as exact as the clocks of the
-machines agree. This decides which requests are named, and for how long they had the engine meanwhile.
+The intervals of requests are compared by Unix time, those of other gateways too: they are as exact as the clocks of the
+machines agree. They decide which requests are named, and for how long each had an engine meanwhile.
 """
 
 from collections import Counter

@@ -30,7 +30,8 @@ def mark_slow(summaries: list[dict[str, Any]]) -> None:
     """Sets the field `slow` of each summary (`timeline.summary_of`): None, or why the request is slow.
 
     `phase`: the phase that took most beyond its usual time; `move` or `preemption` for a `decode` with one.
-    `duration_s`: of this phase; `usual_s`: its usual time; `excess_s`: what all phases took beyond their usual times.
+    `duration_s`: of this phase; `usual_s`: its usual time; `excess_s`: seconds beyond the usual times, of all phases that
+    took SLOW_FACTOR times as long as usual.
     """
     by_model: dict[str, list[dict[str, Any]]] = {}
     for one in summaries:
@@ -77,8 +78,10 @@ def _slow(request: dict[str, Any], usual: _Usual) -> dict[str, Any] | None:
         usual_s = usual.of(phase, request)
         if usual_s is None:
             return None
-        excess_s += max(0.0, duration_s - usual_s)
-        if duration_s >= SLOW_FACTOR * usual_s and duration_s - usual_s >= most:
+        if duration_s < SLOW_FACTOR * usual_s:
+            continue
+        excess_s += duration_s - usual_s
+        if duration_s - usual_s >= most:
             most = duration_s - usual_s
             found = {"phase": _event(phase, request), "duration_s": duration_s, "usual_s": round(usual_s, 6)}
     return found and {**found, "excess_s": round(excess_s, 6)}

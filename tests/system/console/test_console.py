@@ -201,11 +201,6 @@ def test_a_slow_request_stands_out_and_every_moment_of_it_has_a_lane(console: Se
     browser.open(address(console, "requests"))
     marked = "[...document.querySelectorAll('tr.slow')].find((one) => one.innerText.includes('planted-tokenizer'))"
     browser.wait(f"/slow: tokenizer \\d+\\.\\d s/.test({marked}?.innerText)")
-    assert "planted-tokenizer" in browser.text(".outliers")
-    assert browser.js(
-        "[...document.querySelectorAll('tr')].every((one) => !/usual-/.test(one.innerText)"
-        " || !one.className.includes('slow'))"
-    )
     # Durations have one unit and one number of decimals.
     durations = browser.js("[...document.querySelectorAll('td.duration')].map((one) => one.innerText)")
     assert len(durations) > 6
@@ -214,6 +209,9 @@ def test_a_slow_request_stands_out_and_every_moment_of_it_has_a_lane(console: Se
     browser.wait("[...document.querySelectorAll('tbody tr')].every((one) => one.className.includes('slow'))")
     browser.fill("input[type=search]", "planted-tokenizer")
     browser.wait(LISTS_ONE)
+    browser.wait(
+        "/^One request was much slower.*planted-tokenizer/s.test(document.querySelector('.outliers').innerText)"
+    )
     browser.click("tbody a")
     browser.wait("document.querySelector('.verdict strong')")
     assert "turning the text into tokens on tokenizer-1" in browser.text(".verdict strong")

@@ -53,7 +53,7 @@ function Outliers({ found: { data, num_slow: count = 0 } }) {
   return html`<div class="outliers card slow">
     <strong>${count === 1 ? "One request was" : `${count} requests were`} much slower than usual</strong>
     <ul>${slow.slice(0, NAMED).map((one) => html`<li><a class="mono" href="#/requests/${one.id}">${one.client_request_id || one.id}</a>${" "}
-      <${Slow} slow=${one.slow} isMost=${excess(one) > MOST * excess(slow[0])} />${" "}<span class="note">of ${one.duration_s.toFixed(1)} s; usually ${one.slow.usual_s < 0.001 ? "under 1 ms" : seconds(one.slow.usual_s)}</span></li>`)}</ul>
+      <${Slow} slow=${one.slow} isMost=${excess(one) > MOST * excess(slow[0])} />${" "}<span class="note">instead of ${one.slow.usual_s < 0.001 ? "under 1 ms" : seconds(one.slow.usual_s)}; ${one.duration_s.toFixed(1)} s in all</span></li>`)}</ul>
     ${left > 0 && html`<span class="note">and ${left} more</span>`}</div>`;
 }
 
@@ -65,8 +65,8 @@ function Table({ requests }) {
   const used = ORDER.filter((phase) => requests.some((one) => one.phases?.[phase] !== undefined));
   return html`<${Legend} phases=${used} />
     <div class="scroll" tabindex="0" role="region" aria-label="Requests"><table class="requests">
-      <thead><tr><th>Client's id, or own</th><th>Key</th><th>Received</th><th>State</th><th class="number">Duration, s</th><th>Phases</th>
-        <th>Longest phase</th><th class="number">First token, s</th><th class="number">Prompt</th><th class="number">Output</th><th>Engines</th>
+      <thead><tr><th>Client's id, or own</th><th>Key</th><th>Received</th><th>State</th><th class="number">Duration,\u00a0s</th><th>Phases</th>
+        <th>Longest phase</th><th class="number">First token,\u00a0s</th><th class="number">Prompt</th><th class="number">Output</th><th>Engines</th>
         ${hasNotes && html`<th>Notes</th>`}</tr></thead>
       <tbody>${requests.map((one) => html`<tr key=${one.id} class=${one.slow ? "slow" : ""} style=${{ "--heat": `${Math.round(4 + 12 * excess(one) / most)}%` }}>
         <td>${!one.client_request_id && html`<span class="note">own </span>`}<a class="mono" href="#/requests/${one.id}"

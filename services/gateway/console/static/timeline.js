@@ -43,7 +43,7 @@ export function Timeline({ name }) {
 
 function Names({ found }) {
   const names = [["client's id (X-Request-Id)", found.client_request_id || "none given"], ["own id", found.id], ["API key", found.key], ["model", found.model],
-    ["received", new Date(1000 * found.created).toLocaleTimeString()], ["tokens", `${found.prompt_tokens} prompt, ${found.completion_tokens} output`]];
+    ["received", new Date(1000 * found.created).toLocaleTimeString([], { hourCycle: "h23" })], ["tokens", `${found.prompt_tokens} prompt, ${found.completion_tokens} output`]];
   return html`<dl class="names">${names.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 }
 
