@@ -30,8 +30,8 @@ def mark_slow(summaries: list[dict[str, Any]]) -> None:
     """Sets the field `slow` of each summary (`timeline.summary_of`): None, or why the request is slow.
 
     `phase`: the phase that took most beyond its usual time; `move` or `preemption` for a `decode` with one.
-    `duration_s`: of this phase; `usual_s`: its usual time; `excess_s`: seconds beyond the usual times, of all phases that
-    took SLOW_FACTOR times as long as usual.
+    `duration_s`: of this phase; `usual_s`: its usual time; `excess_s`: seconds beyond the usual times, of all phases
+    that took SLOW_FACTOR times as long as usual.
     """
     by_model: dict[str, list[dict[str, Any]]] = {}
     for one in summaries:
