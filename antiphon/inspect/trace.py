@@ -11,6 +11,7 @@ from antiphon.inspect.server import ask
 from shared.config import SettingsError
 
 BAR_CHARS = 40
+MEANWHILE_NAMES = 5
 
 
 def run(client: Client, request: str, *, steps: bool) -> int:
@@ -47,6 +48,9 @@ def lines(found: dict[str, Any], *, steps: bool) -> Iterator[str]:
     )
     if found.get("explanation"):  # an older server sends none
         yield " ".join(found["explanation"])
+    if meanwhile := found.get("meanwhile"):
+        names = [one["client_request_id"] or one["id"] for one in meanwhile["requests"][:MEANWHILE_NAMES]]
+        yield f"{meanwhile['text']} Among them: {', '.join(names)}." if names else meanwhile["text"]
     yield ""
     total = sum(found["phases"].values()) or 1.0
     for name, seconds in found["phases"].items():

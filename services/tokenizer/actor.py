@@ -243,7 +243,7 @@ class TokenizerActor(Actor):
         span.set(Names.USAGE_INPUT_TOKENS, count)
         self.num_requests += 1
         self.num_tokens += count
-        return reply
+        return msgspec.structs.replace(reply, tokenizer_id=self._host.id)
 
     async def _end(self) -> None:
         self._threads.shutdown(wait=False)

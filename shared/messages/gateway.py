@@ -97,6 +97,10 @@ class RecordListQuery(Message, frozen=True, array_like=True, tag=True):
     words: tuple[str, ...] = ()
     """Words in lower case that a request's fields must all contain."""
     order: RecordOrder = "newest"
+    slow: bool = False
+    """Whether only slow requests are wanted (`services.gateway.record.slowness`)."""
+    during: tuple[float, float] | None = None
+    """Unix times: only requests that were in progress at some time between them."""
 
 
 class RecordList(Message, frozen=True, array_like=True, tag=True):

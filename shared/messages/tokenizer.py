@@ -86,6 +86,8 @@ class TokenizeReply(Message, frozen=True, array_like=True, tag=True):
     """Packed token ids of the request's `bad_words`: each word at the start of a text and after a space."""
     end_token_ids: tuple[int, ...] = ()
     """Further end tokens besides the model's own: those of the conversation template, or of a suffix."""
+    tokenizer_id: str = ""
+    """The process that answers, for the record of the request."""
 
 
 class DetokenizeRequest(Message, frozen=True, array_like=True, tag=True):

@@ -2,8 +2,11 @@
 
 import asyncio
 
+import pytest
+
 from services.gateway.http.auth import ApiKeys
-from services.gateway.record import Recorder
+from services.gateway.record import Recorder, RequestFacts
+from shared import limits
 from shared.errors import ServiceError
 from shared.messages import GatewayStatus, Heartbeat
 from shared.security.api_keys import keys_of_text
@@ -148,3 +151,64 @@ async def test_the_topology_lists_every_member_with_its_load():
             "num_idle_waiting": 0,
         },
     }
+
+
+def prefilled(slow_key: str = "red") -> Recorder:
+    """A recorder with six usual requests of the key red, and one of `slow_key` that waited 7 s for an engine."""
+    now = [100.0]
+    recorder = Recorder(16, lambda: now[0])
+    for number in range(7):
+        is_slow = number == 6
+        facts = RequestFacts(f"r{number}", "m", slow_key if is_slow else "red", f"job-{number}")
+        record = recorder.begin(facts, now[0])
+        record.admitted()
+        record.tokenized(3)
+        now[0] += 7.0 if is_slow else 0.001
+        record.placed(0, 1, "engine-1", "d")
+        for _ in range(2):
+            now[0] += 0.2
+            record.arrived(0, 1)
+        record.ended("completed", "", 3, 0, 2, ("stop",))
+    for record in recorder.all():
+        # The usual requests ran while the slow one waited.
+        record.created = 1000.0 if record.facts.request_id == "r6" else 1001.0
+    return recorder
+
+
+async def test_slow_requests_are_marked_counted_and_found():
+    async with serving(ScriptedBackend(), recorder=prefilled()) as port:
+        found = (await call(port, "GET", "/v1/requests?limit=2")).json
+        assert found["num_slow"] == 1, "those on other pages count too"
+        found = (await call(port, "GET", "/v1/requests?slow=true")).json
+        assert [(one["id"], one["slow"]["phase"]) for one in found["data"]] == [("r6", "gateway_queue")]
+        searched = (await call(port, "GET", "/v1/requests?q=job-6")).json["data"]
+        assert searched[0]["slow"] == found["data"][0]["slow"], "the search does not change what is usual"
+        assert (await call(port, "GET", "/v1/requests?q=job-5")).json["data"][0]["slow"] is None
+        assert (await call(port, "GET", "/v1/requests?slow=perhaps")).status == 400
+
+
+async def test_a_key_is_not_told_the_names_of_others_that_had_the_engines():
+    keys = ApiKeys("", keys_of_text(KEY_FILE, is_json=False, source=""))
+    async with serving(ScriptedBackend(), recorder=prefilled("blue"), keys=keys) as port:
+        of_blue = (await call(port, "GET", "/v1/requests/job-6/timeline", headers=bearer("sk-blue"))).json["meanwhile"]
+        assert (of_blue["num_requests"], of_blue["num_hidden"], of_blue["requests"]) == (6, 6, [])
+        assert "red" not in str(of_blue)
+        of_all = (await call(port, "GET", "/v1/requests/job-6/timeline", headers=bearer("sk-op"))).json["meanwhile"]
+        assert {(one["id"], one["key"]) for one in of_all["requests"]} == {(f"r{number}", "red") for number in range(6)}
+
+
+async def test_the_wait_for_a_turn_is_recorded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "TURN_S", 3600.0)
+    monkeypatch.setattr(limits, "TURNS_AT_ONCE", 1)
+    backend = ScriptedBackend(manual=True)
+    async with serving(backend, recorder=Recorder(8)) as port, Connection(port) as first, Connection(port) as second:
+        for connection, name in ((first, b"first"), (second, b"second")):
+            await connection.send("POST", CHAT, b'{"messages": [{"role": "user", "content": "' + name + b'"}]}')
+            await asyncio.sleep(0.05)
+        for connection in (first, second):
+            generation = await backend.generations.get()
+            generation.put(*text_batches("Good ", "day"), None)
+            await connection.reply()
+        later, earlier = (await call(port, "GET", "/v1/requests")).json["data"]
+        assert "turn" not in earlier["phases"]
+        assert later["phases"]["turn"] > 0.02

@@ -94,7 +94,12 @@ class GuardedBackend:
         )
         request = replace(request, idle_s=_idle_s(request, call))
         facts = RequestFacts(
-            request.request_id, request.model, call.key.name, call.client_request_id, request.params.max_tokens
+            request.request_id,
+            request.model,
+            call.key.name,
+            call.client_request_id,
+            request.params.max_tokens,
+            call.turn.began_s - call.received_s if call.turn is not None else 0.0,
         )
         request = replace(request, record=self._recorder.begin(facts, call.received_s))
         return GuardedGeneration(self._backend, request, call, self._quota_of(call), self._usage)

@@ -9,6 +9,7 @@ service, and needs no time of the thread meanwhile. The HTTP edge begins turns, 
 """
 
 import asyncio
+import time
 from collections import OrderedDict, deque
 from collections.abc import Coroutine
 from typing import Any
@@ -17,10 +18,11 @@ from shared import limits
 
 
 class Turn:
-    """The turn of one request."""
+    """The turn of one request. `began_s`: when it began, monotonic seconds."""
 
     def __init__(self, turns: "Turns") -> None:
         self._turns: Turns | None = turns
+        self.began_s = time.monotonic()
         self._timer = asyncio.get_running_loop().call_later(limits.TURN_S, self.end)
 
     def end(self) -> None:

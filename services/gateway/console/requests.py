@@ -27,7 +27,7 @@ _STATES: dict[str, RequestState] = {
 }
 _SORTS: dict[str, RecordOrder] = {"newest": "newest", "slowest": "slowest"}
 _FORMATS = ("timeline", "trace_events")
-_LIST_PARAMETERS = ("limit", "after", "state", "q", "sort", "all")
+_LIST_PARAMETERS = ("limit", "after", "state", "q", "sort", "slow", "all")
 
 
 class RequestEndpoints:
@@ -44,25 +44,34 @@ class RequestEndpoints:
         state: str | None = None,
         q: str = "",
         sort: str = "newest",
+        slow: bool = False,
         all: bool = False,
     ) -> Response:
-        """Lists running and finished requests whose fields contain all words of `q`, in the order `sort`."""
+        """Lists running and finished requests whose fields contain all words of `q`, in the order `sort`.
+
+        With `slow`, only those that were much slower than others (`record.slowness`). `num_slow` counts them.
+        """
         check_query(request, _LIST_PARAMETERS)
         if state is not None and state not in _STATES:
             refuse("state", f"must be one of {', '.join(map(repr, _STATES))}")
         if sort not in _SORTS:
             refuse("sort", "must be 'newest' or 'slowest'")
         self._check_recording()
-        query = RecordListQuery(_whose_requests(all), _STATES.get(state or ""), tuple(q.lower().split()), _SORTS[sort])
+        words = tuple(q.lower().split())
+        query = RecordListQuery(_whose_requests(all), _STATES.get(state or ""), words, _SORTS[sort], slow)
         found = await self._records.list(query)
-        body = page(found.requests, limit=limit, order="asc", after=after)
-        return json_response({**body, "silent_gateways": found.silent_gateways}, headers=NOT_KEPT)
+        # A gateway of an older version does not tell which requests were slow.
+        requests = [one for one in found.requests if not slow or one.get("slow")]
+        body = page(requests, limit=limit, order="asc", after=after)
+        num_slow = sum(bool(one.get("slow")) for one in requests)
+        return json_response({**body, "num_slow": num_slow, "silent_gateways": found.silent_gateways}, headers=NOT_KEPT)
 
     async def retrieve(self, request: Request, request_id: str) -> Response:
         """Answers with the facts of one request."""
         check_query(request, ())
         self._check_recording()
-        return json_response(await self._find(RecordQuery(request_id, reachable_key(), "summary")), headers=NOT_KEPT)
+        found = await self._records.find(RecordQuery(request_id, reachable_key(), "summary"))
+        return json_response(self._found(request_id, found), headers=NOT_KEPT)
 
     async def timeline(self, request: Request, request_id: str, format: str = "timeline") -> Response:
         """Answers with the timeline of one request, down to the token; `format=trace_events`: for trace viewers."""
@@ -70,18 +79,17 @@ class RequestEndpoints:
         if format not in _FORMATS:
             refuse("format", f"must be one of {', '.join(map(repr, _FORMATS))}")
         self._check_recording()
-        found = await self._find(RecordQuery(request_id, reachable_key(), "timeline"))
+        found = self._found(request_id, await self._records.timeline(request_id, reachable_key()))
         if format == "timeline":
             return json_response(found, headers=NOT_KEPT)
         attachment = {"content-disposition": f'attachment; filename="{found["id"]}.trace.json"'}
         return json_response(trace_events_of(found), headers={**NOT_KEPT, **attachment})
 
-    async def _find(self, query: RecordQuery) -> dict[str, Any]:
-        found = await self._records.find(query)
+    def _found(self, name: str, found: dict[str, Any] | None) -> dict[str, Any]:
         if found is None:
             raise ServiceError(
                 "not_found",
-                f"No request '{query.name}' is recorded. A gateway keeps its latest requests (--record-requests), and "
+                f"No request '{name}' is recorded. A gateway keeps its latest requests (--record-requests), and "
                 "those that failed or were slowest.",
             )
         return found

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from services.gateway.record.contention import contention, during, wait_of
 from services.gateway.record.queries import find_record, list_records, ordered
 from services.gateway.record.recorder import Recorder
 from shared import limits
@@ -51,6 +52,20 @@ class RecordDirectory:
     async def find(self, query: RecordQuery) -> dict[str, Any] | None:
         """Returns the summary or the timeline of one request, wherever it was served; None if there is none."""
         return find_record(self.recorder, self.gateway_id, query)
+
+    async def timeline(self, name: str, key: str) -> dict[str, Any] | None:
+        """Returns the timeline of one request of a key (empty: of any); None if there is none.
+
+        If it waited for engines, the field `meanwhile` tells of the requests that had them (`record.contention`).
+        """
+        found = await self.find(RecordQuery(name, key, "timeline"))
+        if found is None:
+            return None
+        wait = wait_of(found) if "spans" in found else None  # a gateway of an older version gives none
+        if wait is None:
+            return {**found, "meanwhile": None}
+        others = (await self.list(RecordListQuery("", during=during(found, wait)))).requests
+        return {**found, "meanwhile": contention(found, wait, [one for one in others if "phases" in one], key)}
 
 
 class BusRecordDirectory(RecordDirectory):

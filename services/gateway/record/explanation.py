@@ -20,7 +20,10 @@ TOKENIZER_CALL_S, TOKENS_PER_S = 0.1, 10_000
 
 @dataclass(slots=True)
 class _Cause:
-    """One cause. `where`: the engine; of a move: both. `num_tokens`: of `decode`: tokens that came meanwhile."""
+    """One cause. `where`: the engine, or the tokenizer; of a move: both engines.
+
+    `num_tokens`: of `decode`: tokens that came meanwhile.
+    """
 
     name: str
     where: str = ""
@@ -32,11 +35,22 @@ class _Cause:
     steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
+@dataclass(slots=True)
+class _Span:
+    """A part of the time without a gap, in seconds since the arrival of the request, and its cause."""
+
+    cause: _Cause
+    start_s: float
+    end_s: float
+
+
 class _Division:
     """Divides the time up to now among causes. `until` gives the time since the last call to a cause."""
 
     def __init__(self) -> None:
         self.causes: list[_Cause] = []
+        self.spans: list[_Span] = []
+        """The same in its order, without gaps."""
         self._at_s = 0.0
 
     def until(self, time_s: float | None, name: str, where: str = "", why: str = "") -> _Cause | None:
@@ -48,8 +62,13 @@ class _Division:
             found = _Cause(name, where)
             self.causes.append(found)
         found.why = found.why or why
-        found.duration_s += max(0.0, time_s - self._at_s)
-        self._at_s = max(self._at_s, time_s)
+        if time_s > self._at_s:
+            found.duration_s += time_s - self._at_s
+            if self.spans and self.spans[-1].cause is found:
+                self.spans[-1].end_s = time_s
+            else:
+                self.spans.append(_Span(found, self._at_s, time_s))
+            self._at_s = time_s
         return found
 
 
@@ -57,10 +76,12 @@ def explain(timeline: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields of a timeline that tell where the time went.
 
     `explanation`: sentences, the most important one first. `causes`: the parts of the time, in their order, with
-    `cause`, `where`, `text` and `duration_s` in seconds; they add up to `duration_s` of the timeline.
+    `cause`, `where`, `text` and `duration_s` in seconds; they add up to `duration_s` of the timeline. `spans`: which
+    cause each moment belongs to: `cause`, `where`, `start_s`, `end_s`, without gaps from the arrival to the end.
     """
     sequence = max(timeline["sequences"], key=_last_moment, default=None)
-    causes = [one for one in _divided(timeline, sequence) if one.duration_s > 0]
+    division = _divided(timeline, sequence)
+    causes = [one for one in division.causes if one.duration_s > 0]
     return {
         "explanation": list(_sentences(timeline, sequence, causes)),
         "causes": [
@@ -72,6 +93,15 @@ def explain(timeline: dict[str, Any]) -> dict[str, Any]:
             }
             for one in causes
         ],
+        "spans": [
+            {
+                "cause": one.cause.name,
+                "where": one.cause.where or None,
+                "start_s": round(one.start_s, 6),
+                "end_s": round(one.end_s, 6),
+            }
+            for one in division.spans
+        ],
     }
 
 
@@ -80,13 +110,15 @@ def _last_moment(sequence: dict[str, Any]) -> float:
     return pieces[-1]["arrived_s"] if pieces else attempts[-1]["placed_s"] if attempts else 0.0
 
 
-def _divided(timeline: dict[str, Any], sequence: dict[str, Any] | None) -> list[_Cause]:
+def _divided(timeline: dict[str, Any], sequence: dict[str, Any] | None) -> _Division:
     division, total = _Division(), timeline["duration_s"]
     has_ended = timeline["state"] != "running"
+    division.until(timeline["turn_s"], "turn")
     for name in ("admission", "tokenization"):
-        if division.until(timeline["admitted_s" if name == "admission" else "tokenized_s"], name) is None:
-            division.until(total, name)
-            return division.causes
+        where = _tokenizer(timeline) if name == "tokenization" else ""
+        if division.until(timeline["admitted_s" if name == "admission" else "tokenized_s"], name, where) is None:
+            division.until(total, name, where)
+            return division
     before: dict[str, Any] | None = None
     for attempt in sequence["attempts"] if sequence else ():
         _divide_attempt(division, attempt, before, sequence["pieces"] if sequence else [], total, has_ended)
@@ -94,7 +126,15 @@ def _divided(timeline: dict[str, Any], sequence: dict[str, Any] | None) -> list[
     if before is None or (before["lost_s"] is not None and not has_ended):
         division.until(total, "gateway_queue")
     division.until(total, "delivery")
-    return division.causes
+    return division
+
+
+def _tokenizer(timeline: dict[str, Any]) -> str:
+    """Returns the tokenizer that the request was with; empty if it is unknown, or if there were several."""
+    answered, silent = timeline["tokenizer"], set(filter(None, timeline["silent_tokenizers"]))
+    if not timeline["silent_tokenizers"]:
+        return answered or ""
+    return silent.pop() if len(silent) == 1 and answered in (None, *silent) else ""
 
 
 def _divide_attempt(
@@ -137,9 +177,11 @@ def _divide_output(
 ) -> None:
     """Divides the time from the first to the last output of one placement."""
     first, last = arrived[0]["arrived_s"], arrived[-1]["arrived_s"]
-    preempted = sum(one["gap_s"] for one in steps if one["preempted_before"] and one["start_s"] > first)
-    if preempted:
-        division.until(min(last, first + preempted), "preemption", engine)
+    for one in steps:
+        if one["preempted_before"] and one["start_s"] > first:
+            began, ended = max(first, one["end_s"] - one["gap_s"]), min(one["end_s"], last)
+            division.until(min(began, ended), "decode", engine)
+            division.until(ended, "preemption", engine)
     decode = division.until(last, "decode", engine)
     assert decode is not None
     decode.num_tokens += sum(one["num_tokens"] for one in arrived[1:])
@@ -155,15 +197,26 @@ def _sentences(timeline: dict[str, Any], sequence: dict[str, Any] | None, causes
         if timeline["state"] == "running":
             begin = f"So far, {begin[0].lower()}{begin[1:]}"
         yield f"{begin}: {_text(first, timeline)} ({_s(first.duration_s)} of {_s(total)})."
-        yield from _tokenization_detail(first, timeline) if first.name == "tokenization" else _detail(first)
+        yield from _detail(first, timeline)
     named = [one for at, one in enumerate(by_time) if at and (one.duration_s >= ALSO * total or _is_event(one))]
     for one in named:
         text = _text(one, timeline)
         yield f"{text[0].upper()}{text[1:]} took {_s(one.duration_s)}."
+        if one.duration_s >= ALSO * total:
+            yield from _detail(one, timeline)
+    yield from _early_losses(sequence)
     if timeline["error_code"]:
         yield f"It failed: {timeline['error_code']}."
     if sequence is not None and len(timeline["sequences"]) > 1:
         yield f"These are the times of output {sequence['index']}, which ended last."
+
+
+def _early_losses(sequence: dict[str, Any] | None) -> Iterator[str]:
+    """Yields which engines were lost before the first output; later losses are causes of their own (`move`)."""
+    pieces, attempts = (sequence["pieces"], sequence["attempts"]) if sequence else ([], [])
+    for one in attempts:
+        if one["lost_s"] is not None and not any(piece["arrived_s"] <= one["lost_s"] for piece in pieces):
+            yield f"It had to leave {one['engine']} after {_s(one['lost_s'])}: {one['reason']}."
 
 
 def _is_event(cause: _Cause) -> bool:
@@ -177,11 +230,13 @@ def _text(cause: _Cause, timeline: dict[str, Any]) -> str:
         cached = timeline["cached_tokens"]
         known = f", {cached} of them from the cache," if cached else ""
         return f"computing the prompt of {_count(timeline['prompt_tokens'], 'token')}{known} on {where}"
+    if name == "tokenization":
+        return "turning the text into tokens" + (f" on {where}" if where else "")
     if name == "move":
         return f"moving from {where}" + (f" ({cause.why})" if cause.why else "")
     return {
+        "turn": "waiting until the gateway began with the request",
         "admission": "reading and checking the request, and waiting for the limits of its key",
-        "tokenization": "turning the text into tokens",
         "gateway_queue": "waiting in the gateway for an engine with room",
         "engine_queue": f"waiting in the queue of {where}",
         "decode": f"generating {_count(cause.num_tokens, 'token')} on {where}",
@@ -190,15 +245,14 @@ def _text(cause: _Cause, timeline: dict[str, Any]) -> str:
     }[name]
 
 
-def _detail(cause: _Cause) -> Iterator[str]:
-    """Yields what makes a cause that took most of the time understandable."""
+def _detail(cause: _Cause, timeline: dict[str, Any]) -> Iterator[str]:
+    """Yields what makes a cause that took a large part of the time understandable."""
+    if cause.name == "turn":
+        yield "Many requests arrived at the same time: a gateway begins few at a time, and the keys take turns."
+    if cause.name == "tokenization":
+        yield from _tokenization_detail(cause, timeline)
     if cause.name == "engine_queue":
-        behind = sum(one["num_waiting"] for one in cause.steps)
-        # The batch of its first step is as full as that of the steps which it had to wait for.
-        is_full = any(one["batch_size"] >= cause.places > 0 for one in cause.steps)
-        yield _full(cause.places) if is_full else "Its batch had no place, or too few KV blocks were free."
-        if behind:
-            yield f"{behind} more waited when it began."
+        yield from _engine_queue_detail(cause)
     if cause.name == "prefill":
         others = sum(one["batch_tokens"] - one["num_tokens"] for one in cause.steps)
         if others > sum(one["num_tokens"] for one in cause.steps):
@@ -216,13 +270,33 @@ def _detail(cause: _Cause) -> Iterator[str]:
         yield "What had been computed was computed again there."
 
 
+def _engine_queue_detail(cause: _Cause) -> Iterator[str]:
+    behind = sum(one["num_waiting"] for one in cause.steps)
+    # The batch of its first step is as full as that of the steps which it had to wait for.
+    is_full = any(one["batch_size"] >= cause.places > 0 for one in cause.steps)
+    yield _full(cause.places) if is_full else "Its batch had no place, or too few KV blocks were free."
+    if behind:
+        yield f"{behind} more waited when it began."
+
+
 def _tokenization_detail(cause: _Cause, timeline: dict[str, Any]) -> Iterator[str]:
     """Yields why the prompt's tokens took so long, if the length of the prompt is not the reason."""
+    asked = timeline["silent_tokenizers"]
+    silent = list(dict.fromkeys(filter(None, asked)))
     if timeline["tokenized_s"] is None:
-        yield "No tokenizer has answered."
+        yield f"{' and '.join(silent)} did not answer." if silent else "No tokenizer has answered."
     elif cause.duration_s > TOKENIZER_CALL_S + timeline["prompt_tokens"] / TOKENS_PER_S:
         count = _count(timeline["prompt_tokens"], "token")
-        yield f"{count} need far less: the tokenizers had other work, stood still or were being started."
+        yield f"{count} need far less: {_slow_tokenizer(timeline['tokenizer'], silent, len(asked))}."
+
+
+def _slow_tokenizer(answered: str | None, silent: list[str], num_silent: int) -> str:
+    """Returns which tokenizer was slow. `silent`: those that did not answer in time, in `num_silent` tries."""
+    if answered is None:
+        return "the tokenizers had other work, stood still or were being started"
+    who = " and ".join(silent) or ("another tokenizer" if num_silent else answered)
+    tries = f" (the tokenizers were asked {num_silent + 1} times until {answered} answered)" if num_silent else ""
+    return f"{who} stood still or had other work{tries}"
 
 
 def _full(places: int) -> str:

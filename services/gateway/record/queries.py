@@ -6,6 +6,8 @@
 from typing import Any
 
 from services.gateway.record.recorder import Recorder
+from services.gateway.record.request_record import RequestRecord
+from services.gateway.record.slowness import mark_slow
 from services.gateway.record.timeline import summary_of, timeline_of
 from shared import limits
 from shared.messages import RecordListQuery, RecordQuery
@@ -14,10 +16,15 @@ _SEARCHED = ("id", "client_request_id", "model", "key", "state", "error_code", "
 
 
 def list_records(recorder: Recorder, gateway_id: str, query: RecordListQuery) -> list[dict[str, Any]]:
-    """Returns the summaries of the requests that match, in the order of the query, at most RECORD_LIST_MAX."""
-    records = [one for one in recorder.all() if query.key in ("", one.facts.key)]
+    """Returns the summaries of the requests that match, in the order of the query, at most RECORD_LIST_MAX.
+
+    What is usual, from which slow requests differ, is found among all requests of the key, not only those that match.
+    """
+    records = [one for one in recorder.all() if query.key in ("", one.facts.key) and _in_progress(one, query.during)]
     found = [{**summary_of(record), "gateway": gateway_id} for record in records]
+    mark_slow(found)
     found = [one for one in found if query.state in (None, one["state"]) and _matches(one, query.words)]
+    found = [one for one in found if one["slow"] or not query.slow]
     return ordered(found, query)[: limits.RECORD_LIST_MAX]
 
 
@@ -36,6 +43,10 @@ def find_record(recorder: Recorder, gateway_id: str, query: RecordQuery) -> dict
 def ordered(summaries: list[dict[str, Any]], query: RecordListQuery) -> list[dict[str, Any]]:
     """Returns summaries in the order of the query: the latest arrivals first, or the longest durations first."""
     return sorted(summaries, key=lambda one: one["created" if query.order == "newest" else "duration_s"], reverse=True)
+
+
+def _in_progress(record: RequestRecord, during: tuple[float, float] | None) -> bool:
+    return during is None or (record.created <= during[1] and record.created + record.duration_us / 1e6 >= during[0])
 
 
 def _matches(summary: dict[str, Any], words: tuple[str, ...]) -> bool:

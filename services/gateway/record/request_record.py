@@ -10,6 +10,8 @@ from shared import limits
 from shared.messages import SequenceStep, StepEvent, UsageOutcome
 
 _MICROSECONDS = 1e6
+TURN_SHOWN_S = 1e-3
+"""A shorter wait for a turn counts as part of the admission."""
 STEP_COLUMNS = 10
 """Numbers of one step in `Attempt.steps`: step, microseconds from the arrival at the engine to the end of the step, its
 duration in microseconds, first position, computed tokens, output tokens, sequences in the step, tokens of all of them,
@@ -21,13 +23,14 @@ MarkKind = Literal["placed", "accepted", "lost", "stream_moved", "preempted"]
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """What is known of a request when it arrives. `key`: name of its API key."""
+    """What is known of a request when it arrives. `key`: name of its API key. `turn_s`: wait for a turn of the key."""
 
     request_id: str
     model: str
     key: str
     client_request_id: str = ""
     max_tokens: int = 0
+    turn_s: float = 0.0
 
 
 class RecordedRequest:
@@ -44,6 +47,12 @@ class RecordedRequest:
 
     def admitted(self) -> None:
         """The limits of the key let the request pass."""
+
+    def tokenizer_silent(self, name: str) -> None:
+        """A tokenizer has not answered in time; empty: the one of the queue group that got the request."""
+
+    def tokenizer_answered(self, name: str) -> None:
+        """A tokenizer has answered; empty: it did not tell its name."""
 
     def tokenized(self, num_prompt_tokens: int) -> None:
         """The prompts are token ids."""
@@ -133,7 +142,12 @@ class RequestRecord(RecordedRequest):
         self.facts = facts
         self.created = time.time() - max(0.0, now() - received_s)
         self.sequences: dict[int, SequenceRecord] = {}
+        self.turn_us = int(facts.turn_s * _MICROSECONDS) if facts.turn_s >= TURN_SHOWN_S else None
         self.admitted_us: int | None = None
+        self.tokenizer = ""
+        """The tokenizer that answered last; empty: unknown."""
+        self.silent_tokenizers: list[str] = []
+        """The tokenizers that did not answer in time, in order, one item for each try; empty: unknown which one."""
         self.tokenized_us: int | None = None
         self.ended_us: int | None = None
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
@@ -172,6 +186,15 @@ class RequestRecord(RecordedRequest):
     def admitted(self) -> None:
         """See RecordedRequest."""
         self.admitted_us = self._elapsed_us()
+
+    def tokenizer_silent(self, name: str) -> None:
+        """See RecordedRequest."""
+        if self._has_room():
+            self.silent_tokenizers.append(name)
+
+    def tokenizer_answered(self, name: str) -> None:
+        """See RecordedRequest."""
+        self.tokenizer = name
 
     def tokenized(self, num_prompt_tokens: int) -> None:
         """See RecordedRequest."""

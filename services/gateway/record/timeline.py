@@ -40,6 +40,7 @@ def summary_of(record: RequestRecord) -> dict[str, Any]:
         "completion_tokens": record.completion_tokens,
         "duration_s": _s(record.duration_us),
         "time_to_first_token_s": _s(_first_token_us(record)),
+        "phases": phases,
         "longest_phase": max(phases, key=phases.__getitem__, default=None),
         "engines": sorted({one.engine for one in attempts}),
         "moves": sum(one.lost_us is not None for one in attempts),
@@ -52,9 +53,11 @@ def timeline_of(record: RequestRecord) -> dict[str, Any]:
     found: dict[str, Any] = {
         **summary_of(record),
         "object": "request.timeline",
+        "turn_s": _s(record.turn_us),
         "admitted_s": _s(record.admitted_us),
         "tokenized_s": _s(record.tokenized_us),
-        "phases": phases_of(record),
+        "tokenizer": record.tokenizer or None,
+        "silent_tokenizers": [name or None for name in record.silent_tokenizers],
         "detokenizer_work_s": _s(record.detokenizer_us),
         "sequences": [
             {
@@ -72,10 +75,11 @@ def timeline_of(record: RequestRecord) -> dict[str, Any]:
 def phases_of(record: RequestRecord) -> dict[str, float]:
     """Returns how long each phase of a request has taken so far, in seconds, without those that have not begun.
 
-    `admission`: reading and checking the request, and the limits of its key. `tokenization`. `gateway_queue`: the wait
-    for an engine that takes another sequence. `engine_queue`: the wait in the engine for a place in the batch.
-    `prefill`: from there to the first token at the gateway. `decode`: from the first to the last token. `delivery`:
-    from there to the last byte of the answer. Of several sequences, the first that is placed or gives a token counts.
+    `turn`: the wait for a turn of its key, only if it waited. `admission`: reading and checking the request, and the
+    limits of its key. `tokenization`. `gateway_queue`: the wait for an engine that takes another sequence.
+    `engine_queue`: the wait in the engine for a place in the batch. `prefill`: from there to the first token at the
+    gateway. `decode`: from the first to the last token. `delivery`: from there to the last byte of the answer. Of
+    several sequences, the first that is placed or gives a token counts.
     """
     phases: dict[str, float] = {}
     placed = min((one.attempts[0].placed_us for one in record.sequences.values() if one.attempts), default=None)
@@ -90,6 +94,8 @@ def phases_of(record: RequestRecord) -> dict[str, float]:
         ("decode", last),
         ("delivery", record.ended_us),
     ]
+    if record.turn_us is not None:
+        marks.insert(0, ("turn", record.turn_us))
     began = 0
     for name, until in marks:
         if until is not None:

@@ -131,7 +131,9 @@ async def _tokenized(
     if pictures:
         message = msgspec.structs.replace(message, pictures=tuple(picture.tokens for picture in pictures))
     try:
-        reply = await clients.tokenizer(message, request.num_characters, request.trace_headers)
+        reply = await clients.tokenizer(
+            message, request.num_characters, request.trace_headers, request.record.tokenizer_silent
+        )
     except ServiceError as error:
         if error.param != "messages" or not request.prompt_names:
             raise
@@ -139,6 +141,7 @@ async def _tokenized(
         name = request.prompt_name(0)
         raise ServiceError(error.code, error.message, param=name, retry_after_s=error.retry_after_s) from None
     assert isinstance(reply, TokenizeReply)
+    request.record.tokenizer_answered(reply.tokenizer_id)
     return reply
 
 

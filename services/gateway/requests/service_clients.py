@@ -1,7 +1,7 @@
 """Sends the gateway's messages to the other services: one typed method for each, with its timeout and retries."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from services.gateway.requests.router import ready_members
 from services.gateway.requests.sequence_state import Address
@@ -50,6 +50,10 @@ PICTURE_TRY_S = 2.0
 RETRY_PAUSE_S = 0.05
 
 
+def _ignored(name: str) -> None:
+    """The default of `on_silent`."""
+
+
 class PeerUnavailableError(Exception):
     """The peer does not answer (gone, frozen or disconnected) or is full. Another member may be tried."""
 
@@ -62,27 +66,34 @@ class ServiceClients:
         self._members = members
 
     async def tokenizer(
-        self, message: TokenizeRequest | DetokenizeRequest, size: int, headers: Headers | None
+        self,
+        message: TokenizeRequest | DetokenizeRequest,
+        size: int,
+        headers: Headers | None,
+        on_silent: Callable[[str], None] = _ignored,
     ) -> Message:
         """Sends a request to the model's tokenizers and returns the reply. Raises ServiceError.
 
         The first try goes to the queue group; if there is no answer, retries go to tokenizers that are known to be
-        alive. `size` is the number of characters of the text or of tokens in the list.
+        alive. `size` is the number of characters of the text or of tokens in the list. `on_silent` is called after a
+        try without an answer in time, with the id of the tokenizer; empty: the one that the queue group has chosen.
         """
         deadline = self._now() + limits.QUEUE_WAIT_S
-        subject, attempt, tried = self._host.subjects.tokenize(message.model), 0, set[str]()
+        (subject, name), attempt, tried = (self._host.subjects.tokenize(message.model), ""), 0, set[str]()
         while True:
             timeout_s = FIRST_TRY_S * 2 ** min(attempt, 4) + size / TOKENIZE_CHARS_PER_S
             try:
                 return await ask(
                     self._host.transport, subject, message, _TOKENIZED, timeout_s=timeout_s, headers=headers
                 )
-            except (NoRespondersError, RequestTimeoutError):
+            except (NoRespondersError, RequestTimeoutError) as error:
+                if isinstance(error, RequestTimeoutError):
+                    on_silent(name)
                 attempt += 1
                 if self._now() > deadline:
                     reason = f"No tokenizer of the model {message.model!r} answers. Try again shortly."
                     raise ServiceError("no_tokenizer", reason, retry_after_s=1.0) from None
-                subject = self._another_tokenizer(message.model, tried)
+                subject, name = self._another_tokenizer(message.model, tried)
                 await asyncio.sleep(RETRY_PAUSE_S)
 
     async def picture(self, message: EncodePicture) -> PictureEncoded:
@@ -202,13 +213,14 @@ class ServiceClients:
     def _detokenizer(self, detokenizer: Address) -> str:
         return self._host.subjects.detokenizer_control(*detokenizer)
 
-    def _another_tokenizer(self, model: str, tried: set[str]) -> str:
+    def _another_tokenizer(self, model: str, tried: set[str]) -> tuple[str, str]:
+        """Returns the subject and the id of a tokenizer, or the subject of the queue group and no id."""
         alive = ready_members(self._members.alive("tokenizer", self._now()), model)
         fresh = [m for m in alive if m.id not in tried] or alive
         if not fresh:
-            return self._host.subjects.tokenize(model)
+            return self._host.subjects.tokenize(model), ""
         tried.add(fresh[0].id)
-        return self._host.subjects.tokenizer_direct(fresh[0].id, fresh[0].instance_id)
+        return self._host.subjects.tokenizer_direct(fresh[0].id, fresh[0].instance_id), fresh[0].id
 
     def _now(self) -> float:
         return self._host.clock.monotonic()

@@ -34,6 +34,7 @@ def main() -> int:
             _chat(browser, served)
             _under_load(browser, served)
             _fork(browser, served)
+            _slow(browser, served)
         finally:
             browser.close()
     return 0
@@ -79,6 +80,40 @@ def _fork(browser: Browser, served: Served) -> None:
     browser.wait("document.querySelector('.pane .facts')?.innerText.includes('length')")
     browser.js("[...document.querySelectorAll('h2')].find((one) => one.innerText === 'Output').scrollIntoView()")
     browser.screenshot(FOLDER / "fork.png")
+
+
+def _slow(browser: Browser, served: Served) -> None:
+    """A request whose tokenizer stood still, among usual ones."""
+    for number in range(24):
+        if number == 15:
+            tokenizers = [pid for name, pid in served.pids().items() if name.startswith("tokenizer")]
+            for pid in tokenizers:
+                os.kill(pid, signal.SIGSTOP)
+            thread = threading.Thread(target=_short, args=(served, number))
+            thread.start()
+            wait_until(lambda: _waited_s(served, "order-15") > 2.5, 20)
+            for pid in tokenizers:
+                os.kill(pid, signal.SIGCONT)
+            thread.join()
+        else:
+            _short(served, number)
+    _open(browser, served, "requests")
+    browser.fill("input[type=search]", "order-")
+    browser.wait("/^One request was/.test(document.querySelector('.outliers')?.innerText)")
+    browser.screenshot(FOLDER / "requests.png")
+    _open(browser, served, "requests/order-15")
+    browser.wait("document.querySelectorAll('svg .step').length > 10")
+    browser.screenshot(FOLDER / "slow.png")
+
+
+def _short(served: Served, number: int) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 20 + 20 * (number % 3), "ignore_eos": True}
+    fetch(served, "POST", "/v1/completions", body, **{"X-Request-Id": f"order-{number}"})
+
+
+def _waited_s(served: Served, name: str) -> float:
+    found = fetch(served, "GET", f"/v1/requests?q={name}&state=running").json["data"]
+    return found[0]["duration_s"] if found else 0.0
 
 
 def _open(browser: Browser, served: Served, view: str) -> None:

@@ -156,10 +156,79 @@ def test_why_a_request_was_slow_is_read_at_a_glance(console: Served, browser: Br
     for thread in threads:
         thread.join()
     assert re.match("Most of the time: waiting in the (queue of engine-|gateway for)", first_sentence("planted-queue"))
+    # The requests that had the engines meanwhile are named, and one click away.
+    assert re.search(
+        r"Meanwhile, (the engines were|engine-\d was) computing \d+ other request", browser.text(".verdict")
+    )
+    assert set(re.findall(r"ahead-\d", browser.text(".meanwhile")))
+    browser.click(".meanwhile a[href]")
+    browser.wait("document.querySelector('h1 .mono')?.innerText.startsWith('ahead-')")
     assert complete("planted-prompt", prompt="word " * 1700, max_tokens=1) == 200
     assert re.match(
         r"Most of the time: computing the prompt of 1\d\d\d tokens on engine-", first_sentence("planted-prompt")
     )
+
+
+def slow_tokenizer(served: Served, name: str) -> None:
+    """Runs a request while the tokenizers stand still for about two seconds, and a few usual ones before."""
+
+    def complete(request_id: str) -> None:
+        body = {"prompt": "x", "max_tokens": 4, "ignore_eos": True}
+        assert fetch(served, "POST", "/v1/completions", body, **{"X-Request-Id": request_id}).status == 200
+
+    for number in range(6):
+        complete(f"usual-{number}")
+    tokenizers = [pid for process, pid in served.pids().items() if process.startswith("tokenizer")]
+    thread = Thread(target=complete, args=(name,))
+    try:
+        for pid in tokenizers:
+            os.kill(pid, signal.SIGSTOP)
+        thread.start()
+
+        def has_waited() -> bool:
+            found = fetch(served, "GET", f"/v1/requests?q={name}&state=running").json["data"]
+            return bool(found) and found[0]["duration_s"] > 2
+
+        wait_until(has_waited, 30)
+    finally:
+        for pid in tokenizers:
+            os.kill(pid, signal.SIGCONT)
+    thread.join()
+
+
+def test_a_slow_request_stands_out_and_every_moment_of_it_has_a_lane(console: Served, browser: Browser):
+    slow_tokenizer(console, "planted-tokenizer")
+    browser.open(address(console, "requests"))
+    marked = "[...document.querySelectorAll('tr.slow')].find((one) => one.innerText.includes('planted-tokenizer'))"
+    browser.wait(f"/slow: tokenizer \\d+\\.\\d s/.test({marked}?.innerText)")
+    # Durations have one unit and one number of decimals.
+    durations = browser.js("[...document.querySelectorAll('td.duration')].map((one) => one.innerText)")
+    assert len(durations) > 6
+    assert all(re.fullmatch(r"\d+\.\d{3}", one) for one in durations), durations
+    browser.click("[name=slow]")
+    browser.wait("[...document.querySelectorAll('tbody tr')].every((one) => one.className.includes('slow'))")
+    browser.fill("input[type=search]", "planted-tokenizer")
+    browser.wait(LISTS_ONE)
+    browser.wait(
+        "/^One request was much slower.*planted-tokenizer/s.test(document.querySelector('.outliers').innerText)"
+    )
+    browser.click("tbody a")
+    browser.wait("document.querySelector('.verdict strong')")
+    assert "turning the text into tokens on tokenizer-1" in browser.text(".verdict strong")
+    assert "tokenizer-1 stood still or had other work" in browser.text(".verdict")
+    names = browser.text("dl.names")
+    assert re.search(r"client's id \(X-Request-Id\)\s+planted-tokenizer", names)
+    assert re.search(r"own id\s+[\w-]{10,}", names)
+    assert re.search(r"API key\s+anonymous", names)
+    # The lanes together are as long as the request; a moment that is shorter than a pixel is drawn as one.
+    browser.wait("document.querySelector('.span[data-cause=delivery]')")
+    widths = browser.js("[...document.querySelectorAll('.span rect')].map((one) => +one.getAttribute('width'))")
+    axis = browser.js("document.querySelector('svg.timeline').viewBox.baseVal.width - 104")
+    assert axis - 1 <= sum(widths) <= axis + len(widths)
+    tokenizing = browser.js("+document.querySelector('.span[data-cause=tokenization] rect').getAttribute('width')")
+    assert tokenizing > axis / 4
+    lanes = browser.js("[...document.querySelectorAll('svg.timeline > g > text')].map((one) => one.textContent)")
+    assert {"gateway", "tokenizer-1", "gateway queue", "arrived", "written"} <= set(lanes)
 
 
 def test_an_engine_shows_its_batch_blocks_and_requests(console: Served, browser: Browser):
@@ -309,6 +378,7 @@ def test_the_files_have_a_strict_policy_and_name_no_other_host(console: Served):
         "chart.js",
         "engine.js",
         "rerun.js",
+        "phases.js",
     ):
         reply = fetch(console, "GET", f"/console/{name}")
         assert reply.status == 200

@@ -110,6 +110,16 @@ def test_a_trace_names_the_longest_phase_and_the_longest_gaps():
     assert "\n".join(trace.lines(TIMELINE, steps=True)).count("prefill  ") == 8
 
 
+def test_a_trace_names_requests_that_had_the_engines_meanwhile():
+    others = [{"id": f"r{number}", "client_request_id": "order-7" if number else None} for number in range(9)]
+    meanwhile = {"text": "Meanwhile, the engines were computing 9 other requests.", "requests": others}
+    text = "\n".join(trace.lines({**TIMELINE, "meanwhile": meanwhile}, steps=False))
+    assert "9 other requests. Among them: r0, order-7, order-7, order-7, order-7.\n" in text
+    hidden = {"text": "1 of other API keys.", "requests": []}
+    assert "1 of other API keys.\n" in "\n".join(trace.lines({**TIMELINE, "meanwhile": hidden}, steps=False))
+    assert "Meanwhile" not in "\n".join(trace.lines({**TIMELINE, "meanwhile": None}, steps=False))
+
+
 def test_top_shows_rates_between_two_looks():
     engine = {"num_running": 2, "num_waiting": 1, "num_blocks": 10, "num_free_blocks": 5, "generation_tokens": 100}
     member = {"service": "engine", "id": "engine-1", "instance_id": "b", "state": "ready", "heartbeat_age_s": 0.1}

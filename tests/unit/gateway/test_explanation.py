@@ -12,10 +12,10 @@ from shared.messages import SequenceRef, SequenceStep, StepEvent, StepEvents
 class Story:
     """One request, told in seconds since its arrival."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn_s: float = 0.0) -> None:
         self.now, self._numbers = 100.0, itertools.count(1)
         self._recorder = Recorder(4, lambda: self.now)
-        record = self._recorder.begin(RequestFacts("r", "toy", "k"), self.now)
+        record = self._recorder.begin(RequestFacts("r", "toy", "k", turn_s=turn_s), self.now)
         assert isinstance(record, RequestRecord)
         self.record = record
 
@@ -225,3 +225,124 @@ def test_few_tokens_that_took_long_were_not_the_reason():
     long.at(0.01).admitted()
     long.at(2.5).tokenized(100_000)
     assert len(long.told()["explanation"]) == 1
+
+
+def test_a_second_long_wait_is_explained_too():
+    story = Story()
+    story.begins()
+    story.at(7.0).placed(0, 1, "engine-1", "d", 4)
+    story.step("engine-1", 1, 3.8, 3.9, size=4, waiting=2)
+    story.at(11.0).arrived(0, 1)
+    story.ends(11.1)
+    first, *more = story.told()["explanation"]
+    assert first == "Most of the time: waiting in the gateway for an engine with room (7.0 s of 11.1 s)."
+    assert more == [
+        "All engines of the model had as many sequences as they take: more engines shorten this.",
+        "Waiting in the queue of engine-1 took 3.8 s.",
+        "All 4 places of its batch were taken.",
+        "2 more waited when it began.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("silent", "answered", "text", "detail"),
+    [
+        ([], "t-1", " on t-1", "t-1 stood still or had other work."),
+        (
+            ["", "t-1", "t-1"],
+            "t-1",
+            " on t-1",
+            "t-1 stood still or had other work (the tokenizers were asked 4 times until t-1 answered).",
+        ),
+        (
+            ["", "t-1"],
+            "t-2",
+            "",
+            "t-1 stood still or had other work (the tokenizers were asked 3 times until t-2 answered).",
+        ),
+        (
+            [""],
+            "t-2",
+            "",
+            "another tokenizer stood still or had other work (the tokenizers were asked 2 times until t-2 answered).",
+        ),
+    ],
+)
+def test_the_tokenizer_that_stood_still_is_named(silent: list[str], answered: str, text: str, detail: str):
+    story = Story()
+    story.at(0.01).admitted()
+    for name in silent:
+        story.at(1.0).tokenizer_silent(name)
+    if "t-1" in silent:
+        told = story.at(2.0) and story.told()["explanation"]
+        assert told[0].startswith("So far, most of the time: turning the text into tokens on t-1 (")
+        assert told[1] == "t-1 did not answer."
+    story.at(2.5).tokenizer_answered(answered)
+    story.at(2.5).tokenized(5)
+    story.ends(2.6)
+    found = story.told()
+    assert found["explanation"][0] == f"Most of the time: turning the text into tokens{text} (2.5 s of 2.6 s)."
+    assert found["explanation"][1] == f"5 tokens need far less: {detail}"
+    assert (found["tokenizer"], found["silent_tokenizers"]) == (answered, [name or None for name in silent])
+
+
+def test_an_engine_that_is_lost_before_the_first_token_is_told():
+    story = Story()
+    story.begins()
+    story.at(0.02).placed(0, 1, "engine-1", "d")
+    story.at(2.0).lost(0, 1, "the engine stopped responding")
+    story.at(2.1).placed(0, 2, "engine-2", "d")
+    story.at(2.4).arrived(0, 1)
+    story.ends(2.5)
+    assert story.told()["explanation"][-1] == "It had to leave engine-1 after 2.0 s: the engine stopped responding."
+
+
+def test_the_wait_for_a_turn_is_a_cause_and_a_phase_of_its_own():
+    story = Story(turn_s=1.5)
+    story.at(1.51).admitted()
+    story.at(1.6).tokenized(3)
+    story.ends(1.7)
+    found = story.told()
+    assert found["explanation"][0] == (
+        "Most of the time: waiting until the gateway began with the request (1.5 s of 1.7 s)."
+    )
+    assert "the keys take turns" in found["explanation"][1]
+    assert (found["phases"]["turn"], found["phases"]["admission"], found["longest_phase"]) == (1.5, 0.01, "turn")
+    assert "turn" not in Story(turn_s=0.0002).told()["phases"]
+
+
+def test_every_moment_belongs_to_one_span():
+    story = Story(turn_s=0.005)
+    story.begins()
+    story.at(1.0).placed(0, 1, "engine-1", "d")
+    story.step("engine-1", 1, 0.4, 0.5)
+    story.at(1.6).arrived(0, 1)
+    story.step("engine-1", 1, 0.9, 1.0, kind=(5, 1, 1))
+    story.at(2.1).arrived(0, 1)
+    story.step("engine-1", 1, 2.9, 3.0, kind=(0, 7, 1), preempted=True)
+    story.at(4.1).arrived(0, 1)
+    story.at(5.0).lost(0, 1, "the engine is gone")
+    story.at(5.5).placed(0, 2, "engine-2", "d")
+    story.at(6.0).arrived(0, 1)
+    story.at(6.5).arrived(0, 1)
+    story.ends(6.6)
+    found = story.told()
+    spans = found["spans"]
+    assert [one["start_s"] for one in spans] == [0.0, *(one["end_s"] for one in spans[:-1])]
+    assert spans[-1]["end_s"] == found["duration_s"]
+    assert [(one["cause"], one["where"]) for one in spans] == [
+        ("turn", None),
+        ("admission", None),
+        ("tokenization", None),
+        ("gateway_queue", None),
+        ("engine_queue", "engine-1"),
+        ("prefill", "engine-1"),
+        ("decode", "engine-1"),
+        ("preemption", "engine-1"),
+        ("decode", "engine-1"),
+        ("move", "engine-1 to engine-2"),
+        ("decode", "engine-2"),
+        ("delivery", None),
+    ]
+    preemption = next(one for one in spans if one["cause"] == "preemption")
+    assert (preemption["start_s"], preemption["end_s"]) == (2.0, 4.0), "from the step before to the end of the next one"

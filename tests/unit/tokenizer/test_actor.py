@@ -111,6 +111,7 @@ async def test_a_replica_answers_on_its_own_subject_too(rig: Rig) -> None:
     await rig.start(SlowRenderer())
     reply = await rig.ask(TokenizeRequest("r", "", ("x",)), rig.subjects.tokenizer_direct("t1", "b1"))
     assert isinstance(reply, TokenizeReply)
+    assert reply.tokenizer_id == "t1"
 
 
 async def test_token_ids_become_text(rig: Rig) -> None:

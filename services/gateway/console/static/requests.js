@@ -1,19 +1,24 @@
-// The list of recorded requests, with search.
+// The list of recorded requests, with search; slow requests stand out.
 
 import { html, useEffect, useState } from "./preact.js";
 import { every, getJson, seconds } from "./api.js";
+import { Legend, ORDER, PhaseBar, reason, title } from "./phases.js";
 
 const STATES = ["", "running", "completed", "failed", "cancelled"];
+const NAMED = 5;
+// Share of the slowest one's excess from which a slow request is marked in full colour: it stands out among many slow ones.
+const MOST = 0.8;
+// One unit and the same number of decimals in all rows, so that the longest number is the longest time.
+const inSeconds = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
 
 export function Requests() {
-  const [query, setQuery] = useState({ q: "", state: "", sort: "newest", all: false });
+  const [query, setQuery] = useState({ q: "", state: "", sort: "newest", slow: false, all: false });
   const [found, setFound] = useState(null);
   const [error, setError] = useState("");
   const change = (name, value) => setQuery({ ...query, [name]: value });
   useEffect(() => every(2, async (signal) => {
     const parameters = new URLSearchParams({ limit: "100", sort: query.sort });
-    for (const name of ["q", "state"]) if (query[name]) parameters.set(name, query[name]);
-    if (query.all) parameters.set("all", "true");
+    for (const name of ["q", "state", "slow", "all"]) if (query[name]) parameters.set(name, query[name]);
     try {
       setFound(await getJson(`v1/requests?${parameters}`, signal));
       setError("");
@@ -21,30 +26,62 @@ export function Requests() {
   }), [query]);
   return html`<h1>Requests</h1>
     <form class="bar" role="search" onSubmit=${(event) => event.preventDefault()}>
-      <label class="wide">Search (id, model, engine, error, phase)<input type="search" value=${query.q}
+      <label class="wide">Search (id, key, model, engine, error, phase)<input type="search" value=${query.q}
         onInput=${(e) => change("q", e.target.value)} /></label>
       <label>State<select value=${query.state} onChange=${(e) => change("state", e.target.value)}>
         ${STATES.map((one) => html`<option value=${one}>${one || "any"}</option>`)}</select></label>
-      <label>Order<select value=${query.sort} onChange=${(e) => change("sort", e.target.value)}>
+      <label>Order<select name="sort" value=${query.sort} onChange=${(e) => change("sort", e.target.value)}>
         <option value="newest">newest</option><option value="slowest">slowest</option></select></label>
+      <label class="row"><input type="checkbox" name="slow" checked=${query.slow} onChange=${(e) => change("slow", e.target.checked)} />Only slow</label>
       <label class="row"><input type="checkbox" checked=${query.all} onChange=${(e) => change("all", e.target.checked)} />All keys</label>
     </form>
     ${error && html`<p class="error" role="alert">${error}</p>`}
-    <div class="scroll" tabindex="0" role="region" aria-label="Requests"><table>
-      <thead><tr><th>Request</th><th>State</th><th>Time</th><th class="number">Duration</th><th class="number">First token</th>
-        <th class="number">Prompt</th><th class="number">Output</th><th>Longest phase</th><th>Engines</th><th>Notes</th></tr></thead>
-      <tbody>${(found?.data || []).map((one) => html`<tr key=${one.id}>
-        <td><a class="mono" href="#/requests/${one.id}">${one.client_request_id || one.id}</a></td>
-        <td class="state-${one.state}">${one.state}</td>
-        <td>${new Date(1000 * one.created).toLocaleTimeString()}</td>
-        <td class="number">${seconds(one.duration_s)}</td><td class="number">${seconds(one.time_to_first_token_s)}</td>
-        <td class="number">${one.prompt_tokens}</td><td class="number">${one.completion_tokens}</td>
-        <td>${(one.longest_phase || "").replace("_", " ")}</td><td>${one.engines.join(", ")}</td><td>${notes(one)}</td>
-      </tr>`)}</tbody>
-    </table></div>
+    ${found && html`<${Outliers} found=${found} />`}
+    ${found?.data.length > 0 && html`<${Table} requests=${found.data} />`}
     ${found && found.data.length === 0 && html`<p class="note">No request matches.</p>`}
     ${found?.silent_gateways.length > 0 && html`<p class="error" role="alert">Without the requests of ${found.silent_gateways.join(", ")}, which did not answer.</p>`}
     ${found?.has_more && html`<p class="note">Only the first 100 are shown: search for others.</p>`}`;
+}
+
+const excess = (one) => one.slow?.excess_s || 0;
+
+// What is much slower than usual, the slowest one first.
+function Outliers({ found: { data, num_slow: count = 0 } }) {
+  if (!count) return data.length ? html`<p class="note outliers">None of these requests was much slower than usual.</p>` : null;
+  const slow = data.filter((one) => one.slow).sort((a, b) => excess(b) - excess(a));
+  const left = count - Math.min(slow.length, NAMED);
+  return html`<div class="outliers card slow">
+    <strong>${count === 1 ? "One request was" : `${count} requests were`} much slower than usual</strong>
+    <ul>${slow.slice(0, NAMED).map((one) => html`<li><a class="mono" href="#/requests/${one.id}">${one.client_request_id || one.id}</a>${" "}
+      <${Slow} slow=${one.slow} isMost=${excess(one) > MOST * excess(slow[0])} />${" "}<span class="note">instead of ${one.slow.usual_s < 0.001 ? "under 1 ms" : seconds(one.slow.usual_s)}; ${one.duration_s.toFixed(1)} s in all</span></li>`)}</ul>
+    ${left > 0 && html`<span class="note">and ${left} more</span>`}</div>`;
+}
+
+const Slow = ({ slow, isMost }) => html`<span class="badge ${isMost ? "most" : ""}">slow: ${reason(slow.phase)} ${slow.duration_s.toFixed(1)} s</span>`;
+
+function Table({ requests }) {
+  const longest = Math.max(1e-6, ...requests.map((one) => one.duration_s)), most = Math.max(1e-6, ...requests.map(excess));
+  const hasNotes = requests.some(notes);
+  const used = ORDER.filter((phase) => requests.some((one) => one.phases?.[phase] !== undefined));
+  return html`<${Legend} phases=${used} />
+    <div class="scroll" tabindex="0" role="region" aria-label="Requests"><table class="requests">
+      <thead><tr><th>Client's id, or own</th><th>Key</th><th>Received</th><th>State</th><th class="number">Duration,\u00a0s</th><th>Phases</th>
+        <th>Longest phase</th><th class="number">First token,\u00a0s</th><th class="number">Prompt</th><th class="number">Output</th><th>Engines</th>
+        ${hasNotes && html`<th>Notes</th>`}</tr></thead>
+      <tbody>${requests.map((one) => html`<tr key=${one.id} class=${one.slow ? "slow" : ""} style=${{ "--heat": `${Math.round(4 + 12 * excess(one) / most)}%` }}>
+        <td>${!one.client_request_id && html`<span class="note">own </span>`}<a class="mono" href="#/requests/${one.id}"
+          title="own id ${one.id}">${one.client_request_id || one.id}</a></td>
+        <td>${one.key}</td>
+        <td>${new Date(1000 * one.created).toLocaleTimeString([], { hourCycle: "h23" })}</td>
+        <td class="state-${one.state}">${one.state}</td>
+        <td class="number duration">${inSeconds(one.duration_s)}</td>
+        <td><${PhaseBar} phases=${one.phases || {}} whole=${longest} /></td>
+        <td>${one.slow ? html`<${Slow} slow=${one.slow} isMost=${excess(one) > MOST * most} />` : html`<span class="note">${title(one.longest_phase || "")}</span>`}</td>
+        <td class="number">${inSeconds(one.time_to_first_token_s)}</td>
+        <td class="number">${one.prompt_tokens}</td><td class="number">${one.completion_tokens}</td>
+        <td>${one.engines.join(", ")}</td>${hasNotes && html`<td>${notes(one)}</td>`}
+      </tr>`)}</tbody>
+    </table></div>`;
 }
 
 function notes(one) {

@@ -2,9 +2,12 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./preact.js";
 import { every, getJson, save, seconds } from "./api.js";
+import { colour, title } from "./phases.js";
 import { Rerun } from "./rerun.js";
 
-const LEFT = 90, LANE = 26;
+const LEFT = 104, LANE = 26;
+// Lanes of the time during which no engine has the request, by cause.
+const BEFORE = { turn: "gateway", admission: "gateway", delivery: "gateway", tokenization: "tokenizer", gateway_queue: "gateway queue", move: "gateway queue" };
 
 export function Timeline({ name }) {
   const [found, setFound] = useState(null);
@@ -26,29 +29,51 @@ export function Timeline({ name }) {
   if (error) return html`<h1>Request</h1><p class="error" role="alert">${error}</p>`;
   if (!found) return html`<p class="loading">Reading…</p>`;
   return html`
-    <h1>Request <span class="mono">${found.id}</span> <span class="state-${found.state}">${found.state}</span>${" "}
-      ${found.client_request_id && html`<span class="note">${found.client_request_id}</span>`}</h1>
+    <h1>Request <span class="mono">${found.client_request_id || found.id}</span> <span class="state-${found.state}">${found.state}</span>${" "}
+      <span class="note">${found.state === "running" ? "for" : "in"} ${seconds(found.duration_s)}</span></h1>
+    <${Names} found=${found} />
     <${Verdict} found=${found} />
-    <div class="bar"><button onClick=${() => save(`v1/requests/${encodeURIComponent(found.id)}/timeline?format=trace_events`,
-      `${found.id}.trace.json`).catch((failure) => setError(failure.message))}>Save for Perfetto or speedscope</button></div>
     <${Lanes} found=${found} chosen=${chosen} choose=${setChosen} />
+    <p><button onClick=${() => save(`v1/requests/${encodeURIComponent(found.id)}/timeline?format=trace_events`,
+      `${found.id}.trace.json`).catch((failure) => setError(failure.message))}>Save for Perfetto or speedscope</button></p>
     <${Rerun} name=${found.id} isRunning=${found.state === "running"} steps=${stepsOf(found)} step=${chosen} chooseStep=${setChosen} />
     <${Slowest} found=${found} choose=${setChosen} />
     <${Facts} found=${found} />`;
 }
 
+function Names({ found }) {
+  const names = [["client's id (X-Request-Id)", found.client_request_id || "none given"], ["own id", found.id], ["API key", found.key], ["model", found.model],
+    ["received", new Date(1000 * found.created).toLocaleTimeString([], { hourCycle: "h23" })], ["tokens", `${found.prompt_tokens} prompt, ${found.completion_tokens} output`]];
+  return html`<dl class="names">${names.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
+}
+
+const label = ({ cause, where }) => `${title(cause)}${where ? ` ${cause === "move" ? "" : "on "}${where}` : ""}`;
+
 // A gateway of an older version gives neither an explanation nor causes.
-function Verdict({ found: { explanation = [], causes = [], ...found } }) {
+function Verdict({ found: { explanation = [], causes = [], meanwhile, ...found } }) {
   const total = found.duration_s || 1;
-  const label = ({ cause, where }) => `${cause.replace("_", " ")}${where ? ` ${cause === "move" ? "" : "on "}${where}` : ""}`;
+  const main = causes.reduce((a, b) => (b.duration_s > (a?.duration_s || 0) ? b : a), null);
   return html`
-    ${explanation.length > 0 && html`<p class="verdict" role="status"><strong>${explanation[0]}</strong>${" "}${explanation.slice(1).join(" ")}</p>`}
+    ${explanation.length > 0 && html`<div class="verdict" role="status" style=${{ borderColor: main ? colour(main.cause) : "" }}>
+      <strong>${explanation[0]}</strong>
+      ${explanation.length > 1 && html`<p>${explanation.slice(1).join(" ")}</p>`}
+      ${meanwhile && html`<${Meanwhile} found=${meanwhile} />`}</div>`}
     <div class="phases" aria-hidden="true">
       ${causes.map((one) => html`<div title="${label(one)} ${seconds(one.duration_s)}"
-        style=${{ flexGrow: one.duration_s / total, background: `var(--${one.cause})` }}></div>`)}
+        style=${{ flexGrow: one.duration_s / total, background: colour(one.cause) }}></div>`)}
     </div>
-    <ul class="legend">${causes.map((one) => html`<li title=${one.text}>
-      <span class="swatch" style=${{ background: `var(--${one.cause})` }}></span>${label(one)} ${seconds(one.duration_s)}</li>`)}</ul>`;
+    <ul class="legend">${causes.map((one) => html`<li title=${one.text} class=${one === main ? "main" : ""}>
+      <span class="swatch" style=${{ background: colour(one.cause) }}></span>${label(one)} ${seconds(one.duration_s)}</li>`)}</ul>`;
+}
+
+// The requests that the engines computed while this one waited for them.
+function Meanwhile({ found }) {
+  const left = found.num_requests - found.num_hidden - found.requests.length;
+  return html`<p>${found.requests.length ? found.text.replace(/\.$/, ", each for the time shown:") : found.text}</p>
+    <ul class="meanwhile" aria-label="Requests computed meanwhile">${found.requests.map((one) => html`<li>
+      <a class="mono" href="#/requests/${one.id}" title="${one.engines.join(", ")}, key ${one.key}">${one.client_request_id || one.id}</a>${" "}
+      <span class="note">${seconds(one.overlap_s)}</span></li>`)}
+      ${left > 0 && html`<li class="note">and ${left} more</li>`}</ul>`;
 }
 
 // All steps of a request in one list, each with its attempt.
@@ -68,10 +93,7 @@ function Lanes({ found, chosen, choose }) {
     return () => observer.disconnect();
   }, []);
   const drag = useRef(null);
-  const lanes = useMemo(() => found.sequences.flatMap((one) => [
-    ...one.attempts.map((attempt) => ({ title: attempt.engine, attempt, index: one.index })),
-    { title: "arrived", pieces: one.pieces, at: "arrived_s" }, { title: "written", pieces: one.pieces, at: "written_s" },
-  ]), [found]);
+  const lanes = useMemo(() => lanesOf(found), [found]);
   const x = (time) => LEFT + (width - LEFT) * (time - from) / (to - from);
   const view = (low, high) => {
     const span = Math.min(whole, Math.max(high - low, whole / 20000));
@@ -117,12 +139,38 @@ function Lanes({ found, chosen, choose }) {
         view(low + by, high + by);
       }} onPointerUp=${() => { drag.current = null; }}>
       ${ticks(from, to, width).map((time) => html`<g><line class="axis" x1=${x(time)} x2=${x(time)} y1="16" y2=${height} />
-        <text x=${x(time) + 2} y="12">${seconds(time)}</text></g>`)}
+        <text x=${x(time) + 2} y="12">${time ? seconds(time) : "0 s"}</text></g>`)}
       ${lanes.map((lane, row) => html`<g transform="translate(0 ${24 + LANE * row})">
-        ${lane.attempt ? steps(lane, x, from, to, chosen, choose) : pieces(lane, x, from, to)}
+        ${(lane.spans || []).map((one) => block(one, x, from, to, width, lane.attempt && one.cause !== "engine_queue"))}
+        ${lane.attempt && steps(lane, x, from, to, width, chosen, choose)}${lane.pieces && pieces(lane, x, from, to)}
         <rect x="0" y="0" width=${LEFT - 2} height=${LANE - 2} fill="var(--ground)" /><text x="4" y="16">${lane.title}</text></g>`)}
     </svg>
     <p role="status" class="chosen">${chosen ? describe(chosen) : html`<span class="note">Choose a step to see what it computed.</span>`}</p>`;
+}
+
+// Every moment from the arrival to the end is in a span, and every span in one lane.
+function lanesOf(found) {
+  const spans = found.spans || [];
+  const before = ["gateway", "tokenizer", "gateway queue"].map((name) => ({
+    title: (name === "tokenizer" && found.tokenizer) || name, spans: spans.filter((one) => BEFORE[one.cause] === name) }));
+  const isIn = (attempt) => ({ where, start_s: start, cause }) => !BEFORE[cause] && where === attempt.engine && start >= attempt.placed_s - 1e-6
+    && (attempt.lost_s === null || start < attempt.lost_s);
+  // The spans are those of the sequence that ended last.
+  const last = (one) => Math.max(0, ...one.pieces.map((piece) => piece.arrived_s));
+  const told = found.sequences.reduce((a, b) => (a && last(a) >= last(b) ? a : b), null);
+  return [...(spans.length ? before : []), ...found.sequences.flatMap((one) => [
+    ...one.attempts.map((attempt) => ({ title: attempt.engine, attempt, index: one.index, spans: one === told ? spans.filter(isIn(attempt)) : [] })),
+    { title: "arrived", pieces: one.pieces, at: "arrived_s" }, { title: "written", pieces: one.pieces, at: "written_s" },
+  ])];
+}
+
+// A span, with its name inside if there is room; a faint one lies behind the steps of its engine.
+function block(one, x, from, to, width, isFaint) {
+  if (one.end_s < from || one.start_s > to) return null;
+  const begin = Math.max(LEFT, x(one.start_s)), end = Math.min(width, x(one.end_s)), text = `${title(one.cause)} ${seconds(one.end_s - one.start_s)}`;
+  return html`<g class="span" data-cause=${one.cause}><rect x=${begin} y="2" width=${Math.max(1, end - begin)} height="18" rx="2" fill=${colour(one.cause)}
+    opacity=${isFaint ? 0.25 : 1}><title>${text}</title></rect>
+    ${!isFaint && end - begin > 7 * text.length && html`<text class="inside" x=${begin + 6} y="15">${text}</text>`}</g>`;
 }
 
 function ticks(from, to, width) {
@@ -131,11 +179,12 @@ function ticks(from, to, width) {
   return Array.from({ length: Math.ceil((to - from) / step) + 1 }, (_, number) => (Math.ceil(from / step) + number) * step).filter((time) => time <= to);
 }
 
-function steps({ attempt, index }, x, from, to, chosen, choose) {
+function steps({ attempt, index, spans }, x, from, to, full, chosen, choose) {
   const shown = attempt.steps.filter((one) => one.end_s >= from && one.start_s <= to);
   const end = attempt.lost_s ?? attempt.steps.at(-1)?.end_s ?? attempt.placed_s;
   return html`
-    <rect x=${Math.max(LEFT, x(attempt.placed_s))} y="8" width=${Math.max(0, x(end) - Math.max(LEFT, x(attempt.placed_s)))} height="6" fill="var(--line)" />
+    ${spans.length === 0 && html`<rect x=${Math.max(LEFT, x(attempt.placed_s))} y="8" width=${Math.max(0, x(end) - Math.max(LEFT, x(attempt.placed_s)))}
+      height="6" fill="var(--line)" />`}
     ${shown.map((one) => {
       const key = `${index}.${attempt.attempt}.${one.step}`;
       const width = Math.max(0.6, x(one.end_s) - x(one.start_s));
@@ -143,7 +192,8 @@ function steps({ attempt, index }, x, from, to, chosen, choose) {
         fill=${one.preempted_before ? "var(--bad)" : `var(--${one.kind})`} onClick=${() => choose({ ...one, key, attempt, sequence: index })}>
         <title>step ${one.step}: ${one.kind}, ${one.num_tokens} tokens, batch ${one.batch_size}</title></rect>`;
     })}
-    ${attempt.lost_s !== null && html`<text x=${x(attempt.lost_s) + 3} y="16">✕ ${attempt.reason}</text>`}`;
+    ${attempt.lost_s !== null && (x(attempt.lost_s) > 0.75 * full ? html`<text x=${x(attempt.lost_s) - 3} y="16" text-anchor="end">${attempt.reason} ✕</text>`
+      : html`<text x=${x(attempt.lost_s) + 3} y="16">✕ ${attempt.reason}</text>`)}`;
 }
 
 function pieces({ pieces: found, at }, x, from, to) {
@@ -180,7 +230,8 @@ function reason(one, usual) {
 }
 
 function Facts({ found }) {
-  const rows = [["model", found.model], ["key", found.key], ["gateway", found.gateway], ["client's id", found.client_request_id], ["received", new Date(1000 * found.created).toLocaleString()],
+  const rows = [["client's id (X-Request-Id)", found.client_request_id], ["own id", found.id], ["model", found.model], ["API key", found.key], ["gateway", found.gateway],
+    ["tokenizer", found.tokenizer], ["received", new Date(1000 * found.created).toLocaleString()],
     ["prompt tokens", `${found.prompt_tokens} (${found.cached_tokens} from the cache)`], ["output tokens", found.completion_tokens],
     ["finish", found.finish_reasons.join(", ")], ["detokenizer's work", seconds(found.detokenizer_work_s)], ["events not kept", found.dropped_events]];
   return html`<h2>Facts</h2><dl class="card">${rows.filter(([, value]) => value !== null && value !== "").map(([title, value]) => html`<dt>${title}</dt><dd>${value}</dd>`)}</dl>

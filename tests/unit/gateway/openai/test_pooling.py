@@ -173,7 +173,9 @@ class Tokenizers:
     def __init__(self) -> None:
         self.messages: list[TokenizeRequest] = []
 
-    async def tokenizer(self, message: TokenizeRequest, size: int, headers: Any) -> TokenizeReply:
+    async def tokenizer(
+        self, message: TokenizeRequest, size: int, headers: Any, on_silent: Any = None
+    ) -> TokenizeReply:
         assert size == sum(map(len, message.prompts))
         self.messages.append(message)
         prompts = (TokenizedPrompt(pack_ids(list(text.encode()))) for text in message.prompts)

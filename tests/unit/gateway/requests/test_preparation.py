@@ -27,7 +27,9 @@ class Tokenizers:
     def __init__(self) -> None:
         self.asked: list[TokenizeRequest] = []
 
-    async def tokenizer(self, message: TokenizeRequest, size: int, headers: Any) -> TokenizeReply:
+    async def tokenizer(
+        self, message: TokenizeRequest, size: int, headers: Any, on_silent: Any = None
+    ) -> TokenizeReply:
         self.asked.append(message)
         texts = message.prompts or ("".join(one.content for one in message.messages),)
         found = tuple(TokenizedPrompt(pack_ids([ord(letter) for letter in text])) for text in texts)

@@ -52,3 +52,27 @@ def test_a_retry_goes_to_a_tokenizer_of_the_same_model_and_never_to_another_one_
         assert len(heard) == 2
 
     run_simulation(main, 0)
+
+
+def test_every_try_without_an_answer_in_time_is_told_with_the_tokenizer_that_was_asked() -> None:
+    async def main() -> None:
+        bus, subjects, clock = MemoryBus(0), Subjects(), SimClock()
+        own, pool = bus.connect("gateway"), bus.connect("pool")
+        members, silent, heard = Members(), list[str](), list[str]()
+        clients = ServiceClients(Host(own, subjects, clock, "gateway", "b0"), members)
+
+        def ignore(delivery: Delivery) -> None:
+            heard.append(delivery.subject)
+            if len(heard) == 3:
+                tasks.append(loop.create_task(pool.publish(delivery.reply, encode(TokenizeReply("r", ())))))
+
+        loop, tasks = asyncio.get_running_loop(), list[asyncio.Task[None]]()
+        status = PoolStatus(model="m")
+        members.observe(Heartbeat("tokenizer", "t-1", "b1", 2, "ready", 1, 100.0, status), clock.monotonic())
+        for subject in (subjects.tokenize("m"), subjects.tokenizer_direct("t-1", "b1")):
+            await pool.subscribe(subject, ignore)
+        await clients.tokenizer(TokenizeRequest("r", "m", ("text",)), 4, None, silent.append)
+        assert silent == ["", "t-1"]
+        assert len(heard) == 3
+
+    run_simulation(main, 0)

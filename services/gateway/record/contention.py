@@ -1,0 +1,105 @@
+"""Which requests an engine computed while another one waited for it. Pure.
+
+The intervals of requests are compared by Unix time, those of other gateways too: they are as exact as the clocks of the
+machines agree. They decide which requests are named, and for how long each had an engine meanwhile.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+WAIT_S = 0.2
+"""Shortest wait for engines, seconds, for which other requests are looked up."""
+WAIT_SHARE = 0.1
+"""The same as a share of the request's whole time."""
+NAMED_MAX = 20
+"""Requests that are named; further ones are counted."""
+
+_BEFORE_ENGINE = ("turn", "admission", "tokenization", "gateway_queue", "engine_queue")
+_WAITS = ("gateway_queue", "engine_queue")
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A request's wait for engines, in seconds since its arrival. `engine`: empty for all engines of the model."""
+
+    from_s: float
+    to_s: float
+    engine: str
+
+
+def wait_of(timeline: dict[str, Any]) -> Wait | None:
+    """Returns the wait for engines of a request with this timeline; None if it hardly waited."""
+    spans = [one for one in timeline["spans"] if one["cause"] in _WAITS]
+    waited_s = sum(one["end_s"] - one["start_s"] for one in spans)
+    if not spans or waited_s < max(WAIT_S, WAIT_SHARE * timeline["duration_s"]):
+        return None
+    longest = max(spans, key=lambda one: one["end_s"] - one["start_s"])
+    engines = {one["where"] for one in spans if one["end_s"] - one["start_s"] >= WAIT_SHARE * waited_s}
+    # In the gateway it waits for any engine, in the queue of an engine for this one.
+    engine = longest["where"] if len(engines) == 1 else None
+    return Wait(spans[0]["start_s"], spans[-1]["end_s"], engine or "")
+
+
+def during(timeline: dict[str, Any], wait: Wait) -> tuple[float, float]:
+    """Returns the Unix times between which the request waited."""
+    return timeline["created"] + wait.from_s, timeline["created"] + wait.to_s
+
+
+def contention(timeline: dict[str, Any], wait: Wait, others: list[dict[str, Any]], key: str) -> dict[str, Any] | None:
+    """Returns what the engines computed meanwhile: the field `meanwhile` of a timeline; None if nothing is known.
+
+    `others`: summaries of requests (`timeline.summary_of`), of all keys. `key`: requests of other keys are counted but
+    not named; empty: all are named.
+
+    `num_requests`, of which `num_hidden` are of other keys; `requests`: up to NAMED_MAX of them, those first that had
+    the engines longest meanwhile (`overlap_s`); `from_s`, `to_s`, `engine`: the wait; `text`: the same in a sentence.
+    """
+    since, until = during(timeline, wait)
+    found: list[tuple[float, dict[str, Any]]] = []
+    for one in others:
+        if one["id"] == timeline["id"] or one["model"] != timeline["model"]:
+            continue
+        overlap_s = _overlap_s(one, since, until)
+        if overlap_s > 0 and (not wait.engine or wait.engine in one["engines"]):
+            found.append((overlap_s, one))
+    if not found:
+        return None
+    found.sort(key=lambda each: each[0], reverse=True)
+    seen = [(overlap_s, one) for overlap_s, one in found if key in ("", one["key"])]
+    return {
+        "from_s": wait.from_s,
+        "to_s": wait.to_s,
+        "engine": wait.engine or None,
+        "num_requests": len(found),
+        "num_hidden": len(found) - len(seen),
+        "requests": [_named(one, overlap_s) for overlap_s, one in seen[:NAMED_MAX]],
+        "text": _text(wait, [one for _, one in seen], len(found)),
+    }
+
+
+def _overlap_s(one: dict[str, Any], since: float, until: float) -> float:
+    """Returns for how many of these seconds an engine computed a request."""
+    phases = one["phases"]
+    if "prefill" not in phases and "decode" not in phases:
+        return 0.0
+    began = one["created"] + sum(phases.get(name, 0.0) for name in _BEFORE_ENGINE)
+    ended = one["created"] + one["duration_s"] - phases.get("delivery", 0.0)
+    return min(ended, until) - max(began, since)
+
+
+def _named(one: dict[str, Any], overlap_s: float) -> dict[str, Any]:
+    facts = ("id", "client_request_id", "key", "state", "engines", "completion_tokens")
+    return {**{name: one[name] for name in facts}, "overlap_s": round(overlap_s, 6)}
+
+
+def _text(wait: Wait, seen: list[dict[str, Any]], count: int) -> str:
+    who = f"{wait.engine} was" if wait.engine else "the engines were"
+    text = f"Meanwhile, {who} computing {count} other request{'' if count == 1 else 's'}"
+    keys = Counter(one["key"] for one in seen)
+    if hidden := count - len(seen):
+        text += f", {hidden} of other API keys"
+    elif len(keys) > 1:
+        [(key, most)] = keys.most_common(1)
+        text += f", {most} of the key {key}"
+    return f"{text}."

@@ -1,0 +1,84 @@
+"""Which requests of a list are marked as slow, and with which phase."""
+
+from typing import Any
+
+import pytest
+
+from services.gateway.record.slowness import mark_slow
+
+
+def request(decode_s: float = 0.3, tokens: int = 40, prompt: int = 4, **more: Any) -> dict[str, Any]:
+    """A request whose phases all take their usual time, except those in `more`."""
+    usual = {"admission": 0.002, "tokenization": 0.003, "gateway_queue": 0.0004, "engine_queue": 0.0004}
+    usual |= {"prefill": 0.01, "decode": decode_s, "delivery": 0.002}
+    phases = {**usual, **{name: value for name, value in more.items() if name in (*usual, "turn")}}
+    facts = {name: value for name, value in more.items() if name not in phases}
+    summary: dict[str, Any] = {"model": "toy", "state": "completed", "phases": phases, "moves": 0, "preemptions": 0}
+    summary |= {"prompt_tokens": prompt, "cached_tokens": 0, "completion_tokens": tokens}
+    return summary | {"duration_s": sum(phases.values())} | facts
+
+
+def marks(*requests: dict[str, Any]) -> list[str | None]:
+    mark_slow(list(requests))
+    return [one["slow"] and one["slow"]["phase"] for one in requests]
+
+
+def test_a_request_with_one_long_phase_stands_out_with_its_name():
+    slow = request(tokenization=2.4)
+    assert marks(*[request() for _ in range(20)], slow) == [None] * 20 + ["tokenization"]
+    assert slow["slow"] == {"phase": "tokenization", "duration_s": 2.4, "usual_s": 0.003, "excess_s": 2.397}
+
+
+@pytest.mark.parametrize("phase", ["turn", "admission", "gateway_queue", "engine_queue", "prefill", "delivery"])
+def test_every_phase_can_be_the_slow_one(phase: str):
+    more: dict[str, Any] = {phase: 3.0}
+    assert marks(*[request() for _ in range(8)], request(**more))[-1] == phase
+
+
+def test_of_several_slow_phases_the_longest_is_named_and_all_count():
+    slow = request(gateway_queue=7.0, engine_queue=3.8)
+    assert marks(*[request() for _ in range(8)], slow)[-1] == "gateway_queue"
+    assert slow["slow"]["excess_s"] == pytest.approx(10.8, abs=0.01)
+
+
+def test_many_tokens_take_long_without_being_slow_and_few_can_be_slow():
+    usual = [request(decode_s=0.005 * count, tokens=count) for count in (20, 40, 80, 40, 20, 80)]
+    long, slow = request(decode_s=5.0, tokens=1000), request(decode_s=5.0, tokens=40)
+    assert marks(*usual, long, slow) == [None] * 7 + ["decode"]
+    prompt = request(prefill=2.0, prompt=1500)
+    assert marks(*usual, prompt)[-1] is None
+    assert marks(*usual, request(prefill=2.0, prompt=1500, cached_tokens=1490))[-1] == "prefill"
+
+
+def test_short_times_and_small_shares_are_not_slow():
+    usual = [request() for _ in range(8)]
+    assert marks(*usual, request(tokenization=0.45))[-1] is None, "less than half a second"
+    assert marks(*usual, request(decode_s=20.0, tokens=3000, tokenization=2.0))[-1] is None, "a tenth of its time"
+    assert marks(*[request(tokenization=1.0) for _ in range(8)], request(tokenization=2.5))[-1] is None, "not 3 times"
+
+
+def test_waiting_stays_slow_while_most_requests_wait():
+    first = [request() for _ in range(8)]
+    waiting = [request(gateway_queue=2.0 + number) for number in range(16)]
+    assert marks(*first, *waiting) == [None] * 8 + ["gateway_queue"] * 16
+
+
+def test_requests_in_progress_and_failed_ones_are_marked_but_do_not_tell_what_is_usual():
+    running = [request(tokenization=9.0, state="running") for _ in range(20)]
+    failed = request(gateway_queue=30.0, state="failed")
+    found = marks(*[request() for _ in range(5)], *running, failed)
+    assert found == [None] * 5 + ["tokenization"] * 20 + ["gateway_queue"]
+
+
+def test_without_enough_finished_requests_of_the_model_nothing_is_usual():
+    assert marks(*[request() for _ in range(3)], request(tokenization=5.0)) == [None] * 4
+    others = [request(model="other") for _ in range(20)]
+    assert marks(*others, request(tokenization=5.0)) == [None] * 21
+    assert marks() == []
+
+
+def test_a_move_or_a_preemption_within_the_output_is_named():
+    usual = [request() for _ in range(8)]
+    assert marks(*usual, request(decode_s=4.0, moves=1))[-1] == "move"
+    assert marks(*usual, request(decode_s=4.0, preemptions=2))[-1] == "preemption"
+    assert marks(*usual, request(gateway_queue=4.0, moves=1))[-1] == "gateway_queue"
