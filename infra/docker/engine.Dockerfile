@@ -2,6 +2,8 @@
 
 # Compiles the CPU backend for all processors of this architecture, because the final image has no compiler.
 FROM python:3.11-slim-bookworm AS compiled
+# As in server.Dockerfile, whose build then takes the compiled libraries from Docker's cache.
+USER root
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends g++ >/dev/null && rm -rf /var/lib/apt/lists/*
 WORKDIR /app
 COPY shared/__init__.py shared/limits.py shared/cache_dirs.py shared/

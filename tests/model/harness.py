@@ -82,6 +82,23 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 VARIANTS.update(MORE_VARIANTS)
 FAMILY_VARIANTS = ("llama", "mistral with a window", "qwen2", "qwen3", *MORE_FAMILY_VARIANTS)
+CACHE_VARIANTS = (
+    "llama",
+    "mistral with a window",
+    "gemma2",
+    "gpt2",
+    "gpt_oss",
+    "falcon with biases for positions",
+    "qwen3 with experts",
+    "deepseek_v2",
+    "deepseek_v3 with wide latents",
+    "youtu",
+    "chatglm",
+    "cohere",
+)
+"""One for each way in which attention reads the cache, of the forms in which it is written and of what positions are
+in it. For tests of a single feature of the cache; the test of everything at once has all families.
+"""
 
 
 ON_GPU: dict[str, Any] = {

@@ -10,6 +10,7 @@ from services.engine.core.request import SequenceSpec
 from shared.parameters.sampling import SamplingParams
 from tests.model.harness import (
     BACKENDS,
+    CACHE_VARIANTS,
     FAMILY_VARIANTS,
     Engine,
     Models,
@@ -26,8 +27,10 @@ REPETITIVE = [3, 4, 5, 6, 7, 8, 9, 10] * 5
 
 
 @pytest.mark.spec("S-SRV-057", "S-SRV-058")
-@pytest.mark.parametrize(("backend", "variant"), on_both(FAMILY_VARIANTS))
-@pytest.mark.parametrize("num_draft_tokens", [1, 8])
+@pytest.mark.parametrize(
+    ("backend", "variant", "num_draft_tokens"),
+    [*((*both, 8) for both in on_both(FAMILY_VARIANTS)), *((*both, 1) for both in on_both(CACHE_VARIANTS))],
+)
 def test_lookahead_gives_the_same_greedy_tokens(
     backend: str, variant: str, num_draft_tokens: int, models: Models, reference: Reference
 ) -> None:

@@ -16,6 +16,7 @@ from services.engine.models.rope import inverse_frequencies
 from shared.parameters.sampling import SamplingParams
 from tests.model.harness import (
     BACKENDS,
+    CACHE_VARIANTS,
     FAMILY_VARIANTS,
     NUM_TOKENS,
     VARIANTS,
@@ -50,7 +51,7 @@ def test_a_draft_changes_nothing_in_the_reference(variant: str, models: Models) 
         assert greedy_reference(models(variant), prompt, 8, draft) == right
 
 
-@pytest.mark.parametrize(("backend", "variant"), on_both(FAMILY_VARIANTS))
+@pytest.mark.parametrize(("backend", "variant"), on_both(CACHE_VARIANTS))
 def test_a_prompt_in_one_step_gives_the_same_tokens(
     backend: str, variant: str, models: Models, reference: Reference
 ) -> None:
@@ -61,7 +62,7 @@ def test_a_prompt_in_one_step_gives_the_same_tokens(
     assert engine.plans[0].num_tokens == len(prompt)
 
 
-@pytest.mark.parametrize(("backend", "variant"), on_both(FAMILY_VARIANTS))
+@pytest.mark.parametrize(("backend", "variant"), on_both(CACHE_VARIANTS))
 def test_a_prefix_hit_gives_the_same_tokens(backend: str, variant: str, models: Models, reference: Reference) -> None:
     shared, tails = make_prompt(70), [make_prompt(5, seed=1), make_prompt(30, seed=2), []]
     engine = Engine(models(variant), CoreLimits(8, 64), backend)
@@ -73,7 +74,7 @@ def test_a_prefix_hit_gives_the_same_tokens(backend: str, variant: str, models: 
 
 
 @pytest.mark.matrix("R-12")
-@pytest.mark.parametrize(("backend", "variant"), on_both(FAMILY_VARIANTS))
+@pytest.mark.parametrize(("backend", "variant"), on_both(CACHE_VARIANTS))
 def test_preemption_gives_the_same_tokens(backend: str, variant: str, models: Models, reference: Reference) -> None:
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
     limits = CoreLimits(4, 64, enable_prefix_caching=False)
@@ -85,7 +86,7 @@ def test_preemption_gives_the_same_tokens(backend: str, variant: str, models: Mo
 
 
 @pytest.mark.spec("S-SRV-044")
-@pytest.mark.parametrize(("backend", "variant"), on_both(FAMILY_VARIANTS))
+@pytest.mark.parametrize(("backend", "variant"), on_both(CACHE_VARIANTS))
 def test_swapping_to_the_host_gives_the_same_tokens_and_computes_none_twice(
     backend: str, variant: str, models: Models, reference: Reference
 ) -> None:

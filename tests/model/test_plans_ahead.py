@@ -12,7 +12,7 @@ from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
 from services.engine.worker.interface import ModelWorker, PipelinedWorker
 from shared.parameters.sampling import SamplingParams
-from tests.model.harness import FAMILY_VARIANTS, TORCH_VARIANTS, Models, make_prompt, make_worker
+from tests.model.harness import CACHE_VARIANTS, TORCH_VARIANTS, Models, make_prompt, make_worker
 from tests.model.looped import Output, run
 
 GREEDY = {"temperature": 0.0}
@@ -51,8 +51,8 @@ def most_under_way(worker: ModelWorker) -> Callable[[], int]:
     return lambda: max(counts)
 
 
-@pytest.mark.parametrize("variant", [name for name in FAMILY_VARIANTS if name not in TORCH_VARIANTS])
-def test_greedy_tokens_are_the_same_in_every_family(models: Models, variant: str) -> None:
+@pytest.mark.parametrize("variant", [name for name in CACHE_VARIANTS if name not in TORCH_VARIANTS])
+def test_greedy_tokens_are_the_same_with_every_kind_of_cache(models: Models, variant: str) -> None:
     ours, theirs = both_workers(models, variant)
     ahead = most_under_way(ours)
     requests = [(make_prompt(length), GREEDY) for length in (20, 3, 9)]

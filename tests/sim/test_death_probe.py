@@ -39,7 +39,7 @@ async def running(society: Society, count: int = 12) -> list[asyncio.Task[object
     return asked
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("victim", ["engine0", "detokenizer0"])
 def test_sequences_leave_a_killed_process_long_before_its_lease_ends(model_dir, victim, seed):
     async def scenario(society: Society) -> None:

@@ -177,7 +177,7 @@ def test_a_client_that_leaves_the_queue_costs_no_message(model_dir):
     run_simulation(main)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_sequences_of_a_dead_engine_go_before_those_that_have_not_run_yet(model_dir, seed):
     count = 60
 
@@ -200,7 +200,7 @@ def test_sequences_of_a_dead_engine_go_before_those_that_have_not_run_yet(model_
     run_simulation(main, seed)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_gateways_share_an_engine_and_none_starves(model_dir, seed):
     async def main() -> None:
         society = await start(model_dir, seed, {"max_num_seqs": 8}, gateway=2)
@@ -217,7 +217,7 @@ def test_gateways_share_an_engine_and_none_starves(model_dir, seed):
 
 
 @pytest.mark.matrix("B-06")
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "subject", ["eng.*.*.ctl", "det.*.*.ctl", "gw.*.*.ctl", "inbox.>", "det.*.*.tok", "gw.*.*.txt", "hb.>"]
 )
@@ -282,18 +282,18 @@ def test_without_a_detokenizer_running_and_waiting_requests_end_with_an_error(mo
     run_simulation(main)
 
 
-def test_forty_thousand_live_sequences_fit_the_bus(model_dir, monkeypatch):
+def test_ten_thousand_live_sequences_fit_the_bus(model_dir, monkeypatch):
     """No message grows with the number of sequences beyond its bound, and nobody is taken for dead or lost."""
     monkeypatch.setattr(doubles, "check_core", lambda core: None)
-    requests, choices = 2500, 16
+    requests, choices, engines = 625, 16, 3
 
     async def main() -> None:
         society = await start(
             model_dir,
             flags={"max_num_seqs": 2048, "max_num_batched_tokens": 2048},
             step_s=0.5,
-            engine=10,
-            detokenizer=5,
+            engine=engines,
+            detokenizer=2,
         )
         actor, tap, oversized = gateway_actor(society), Tap(society), payload.num_refused()
         params = SamplingParams(max_tokens=100, temperature=1.0, seed=3)
@@ -313,7 +313,7 @@ def test_forty_thousand_live_sequences_fit_the_bus(model_dir, monkeypatch):
         assert live == requests * choices
         assert actor.status().num_waiting == 0
         assert len(tap.placed) == live, "none was taken for lost and placed again"
-        assert {beat.id for beat in actor.engines()} == {f"engine{i}" for i in range(10)}
+        assert {beat.id for beat in actor.engines()} == {f"engine{i}" for i in range(engines)}
         assert tap.largest["hb"] < 1000
         assert max(tap.largest.values()) <= limits.BATCH_BYTES_MAX
         assert payload.num_refused() == oversized

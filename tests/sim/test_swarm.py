@@ -9,7 +9,7 @@ import pytest
 
 from tests.sim.run import make_models, run_seeds
 
-SEEDS = 200
+SEEDS = 60
 
 
 @pytest.fixture(scope="module")

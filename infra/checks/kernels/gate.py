@@ -53,7 +53,10 @@ def main() -> int:
     parser.add_argument("--changed", action="store_true", help="compile only what has another fingerprint")
     parser.add_argument("--write", action="store_true", help="make budgets and table anew")
     parser.add_argument("--only", default="", help="cases whose name has this in it")
-    parser.add_argument("--jobs", type=int, default=1, help="processes that compile")
+    processors = len(os.sched_getaffinity(0))
+    parser.add_argument(
+        "--jobs", type=int, default=processors, help="processes that compile (default: one for each processor)"
+    )
     options = parser.parse_args()
     budgets: dict[str, dict[str, Any]] = json.loads(BUDGETS.read_text(encoding="utf-8")) if BUDGETS.exists() else {}
     known = {line["fingerprint"]: cost_in(line) for line in budgets.values()} if options.changed else {}

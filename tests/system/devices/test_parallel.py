@@ -64,25 +64,21 @@ def test_the_offline_api_divides_a_model_with_its_adapters(
         assert found.outputs[0].token_ids == prompted_reference(model, Path(soft.prompt_adapter_local_path), ids, 12)
 
 
-@pytest.mark.spec("S-SRV-070", "S-SRV-071", "S-DEP-033")
-@pytest.mark.parametrize(
-    ("command", "flags", "environ", "num_ranks"),
-    [
-        ("serve", ("-tp", "2", "--pipeline-parallel-size=2"), {}, 4),
-        ("run", (), {"TP": "2"}, 2),
-    ],
-)
-def test_a_divided_model_serves_and_outlives_a_rank(
-    command: str, flags: tuple[str, ...], environ: dict[str, str], num_ranks: int, model: Path, expected: list[str]
-) -> None:
-    words = ("--model", str(model), "--served-model-name=m", "--device=cpu", "--dtype=float32", *flags)
-    body = {"model": "m", "prompt": PROMPTS, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
-    with until_the_end(Served(*words, environ=environ, command=("antiphon", command))) as served:
+def words_and_body(model: Path) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The flags of every server here, and its request."""
+    words = ("--model", str(model), "--served-model-name=m", "--device=cpu", "--dtype=float32")
+    return words, {"model": "m", "prompt": PROMPTS, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.mark.spec("S-SRV-070", "S-SRV-071")
+def test_a_divided_model_serves_and_outlives_a_rank(model: Path, expected: list[str]) -> None:
+    words, body = words_and_body(model)
+    with until_the_end(Served(*words, "-tp", "2", "--pipeline-parallel-size=2")) as served:
         assert texts(served, body) == expected
         chosen = {"model": "m", "prompt": PROMPTS[0], "guided_choice": ["north", "south"], "temperature": 0}
         assert texts(served, chosen)[0] in ("north", "south")
         ranks = ranks_of(served)
-        assert len(ranks) == num_ranks - 1
+        assert len(ranks) == 3
         before = served.pids()["engine-1"]
         long = {**body, "max_tokens": LONG_TOKENS}
         whole = texts(served, long)
@@ -98,12 +94,18 @@ def test_a_divided_model_serves_and_outlives_a_rank(
         wait_until(lambda: not any(map(alive, ranks)), 20, lambda: "a rank outlives its engine")
 
 
+@pytest.mark.spec("S-SRV-070", "S-DEP-033")
+def test_a_container_divides_a_model_by_its_variable(model: Path, expected: list[str]) -> None:
+    words, body = words_and_body(model)
+    with until_the_end(Served(*words, environ={"TP": "2"}, command=("antiphon", "run"))) as served:
+        assert len(ranks_of(served)) == 1
+        assert texts(served, body) == expected
+
+
 @pytest.mark.spec("S-SRV-070", "S-SRV-075")
 def test_the_other_name_of_the_number_of_devices_gives_the_same_text(model: Path, expected: list[str]) -> None:
-    words = ("--model", str(model), "--served-model-name=m", "--device=cpu", "--dtype=float32")
-    words += ("--num-gpus", "2", "--disable-custom-all-reduce")
-    body = {"model": "m", "prompt": PROMPTS, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
-    with until_the_end(Served(*words)) as served:
+    words, body = words_and_body(model)
+    with until_the_end(Served(*words, "--num-gpus", "2", "--disable-custom-all-reduce")) as served:
         assert len(ranks_of(served)) == 1
         assert texts(served, body) == expected
 

@@ -240,12 +240,11 @@ def test_what_is_no_picture_is_refused_by_its_name(served: Served) -> None:
     assert text_of(ask(served, "still there"))
 
 
-@pytest.mark.parametrize("family", ["llava_onevision", "smolvlm"])
 def test_a_model_is_asked_about_pictures_in_the_terminal(
-    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "one.png").write_bytes(ONE)
-    directory = make_vision_model(tmp_path / "model", family)
+    directory = make_vision_model(tmp_path / "model", "smolvlm")
     monkeypatch.setattr("sys.stdin", io.StringIO("What is this\n"))
     with until_the_end(serve_tiny(directory, "--enable-mm", "--dtype=float32")) as started:
         asked = ["chat", f"--server={started.url}", "--temperature=0", f"--max-tokens={NUM}"]

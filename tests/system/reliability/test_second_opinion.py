@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import NatsServer, free_port
+from tests.system.served import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(240)]
 START_S = 60.0
@@ -59,10 +60,7 @@ class Fleet:
         self.until(lambda: self.request("GET", "/readyz")[0] == 200)
 
     def until(self, condition: Any, timeout_s: float = START_S) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, {name: self.log(name)[-1500:] for name in self.processes}
-            time.sleep(0.02)
+        wait_until(condition, timeout_s, lambda: str({name: self.log(name)[-1500:] for name in self.processes}))
 
     def log_file(self, name: str) -> Path:
         return self._directory / f"{name}.log"
