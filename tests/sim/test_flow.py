@@ -282,18 +282,18 @@ def test_without_a_detokenizer_running_and_waiting_requests_end_with_an_error(mo
     run_simulation(main)
 
 
-def test_ten_thousand_live_sequences_fit_the_bus(model_dir, monkeypatch):
+def test_forty_thousand_live_sequences_fit_the_bus(model_dir, monkeypatch):
     """No message grows with the number of sequences beyond its bound, and nobody is taken for dead or lost."""
     monkeypatch.setattr(doubles, "check_core", lambda core: None)
-    requests, choices, engines = 625, 16, 3
+    requests, choices = 2500, 16
 
     async def main() -> None:
         society = await start(
             model_dir,
             flags={"max_num_seqs": 2048, "max_num_batched_tokens": 2048},
             step_s=0.5,
-            engine=engines,
-            detokenizer=2,
+            engine=10,
+            detokenizer=5,
         )
         actor, tap, oversized = gateway_actor(society), Tap(society), payload.num_refused()
         params = SamplingParams(max_tokens=100, temperature=1.0, seed=3)
@@ -313,7 +313,7 @@ def test_ten_thousand_live_sequences_fit_the_bus(model_dir, monkeypatch):
         assert live == requests * choices
         assert actor.status().num_waiting == 0
         assert len(tap.placed) == live, "none was taken for lost and placed again"
-        assert {beat.id for beat in actor.engines()} == {f"engine{i}" for i in range(engines)}
+        assert {beat.id for beat in actor.engines()} == {f"engine{i}" for i in range(10)}
         assert tap.largest["hb"] < 1000
         assert max(tap.largest.values()) <= limits.BATCH_BYTES_MAX
         assert payload.num_refused() == oversized
