@@ -26,7 +26,7 @@ from shared.config import SettingsError
 from shared.parameters.pooling import POOLING_KINDS, PoolingParams
 from shared.parameters.sampling import SamplingParams
 from tests.adapters import make_adapter, make_prompt_adapter
-from tests.model.harness import CACHE_VARIANTS, VARIANTS, Engine, Models, Reference, make_prompt, make_worker, settings
+from tests.model.harness import VARIANTS, Engine, Models, Reference, make_prompt, make_worker, settings
 from tests.model.looped import Output, run
 from tests.model.test_adapters import TARGETS
 from tests.model_variants import FOREIGN_VARIANTS
@@ -58,16 +58,8 @@ def engine(directory: Path, tp_size: int, pp_size: int, **overrides: Any) -> Eng
 
 
 @pytest.mark.spec("S-SRV-070", "S-SRV-071")
-# Both divisions at once, of every model; each alone, of those whose caches differ.
-@pytest.mark.parametrize(
-    ("variant", "tp_size", "pp_size"),
-    [
-        (variant, *shape)
-        for shape in SHAPES
-        for variant in (VARIANTS if shape == (2, 2) else CACHE_VARIANTS)
-        if variant not in (*FOREIGN_VARIANTS, *STAGES_ONLY)
-    ],
-)
+@pytest.mark.parametrize(("tp_size", "pp_size"), SHAPES)
+@pytest.mark.parametrize("variant", [v for v in VARIANTS if v not in (*FOREIGN_VARIANTS, *STAGES_ONLY)])
 def test_ranks_compute_what_one_process_computes(variant: str, tp_size: int, pp_size: int, models: Models) -> None:
     directory = models(variant)
     prompts = [make_prompt(length) for length in (5, 40)]
