@@ -20,7 +20,7 @@ NOTHING = Lora(0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class NativeDelta:
-    """One matrix's delta: `a` [rank, terms], `b` [panels, rank, 32], `ranges` [panels, 2, 2] int32."""
+    """One matrix's delta: `a` [rank, terms], `b` [ranks of all halves of panels, 16], `ranges` [panels, 2, 3] int32."""
 
     a: Tensor
     b: Tensor
@@ -64,10 +64,18 @@ def _native(delta: Delta, dtype: torch.dtype, *, gated: bool) -> NativeDelta:
     a = torch.zeros(rank, -(-inner // TERMS_MULTIPLE) * TERMS_MULTIPLE, dtype=dtype)
     a[:, :inner] = delta.a
     columns = _columns(delta.b.shape[0], gated=gated)
-    b = torch.zeros(len(columns), rank)
-    b[columns >= 0] = delta.b[columns[columns >= 0]]
-    panels = b.view(-1, PANEL, rank).transpose(1, 2).to(dtype).contiguous()
-    return NativeDelta(a, panels, _ranges(columns, delta.blocks))
+    ranges = _ranges(columns, delta.blocks)
+    return NativeDelta(a, _used(delta.b.to(dtype), columns, ranges), ranges)
+
+
+def _used(b: Tensor, columns: Tensor, ranges: Tensor) -> Tensor:
+    """Returns the ranks of `b` [out, rank] that halves of panels use, half by half: [ranks of all halves, 16]."""
+    rank = b.shape[1]
+    padded = torch.cat((b, b.new_zeros(1, rank)))  # Column -1, padding, is the row of zeros.
+    halves = padded[columns].view(-1, LANES, rank).transpose(1, 2)
+    first, end, _ = ranges.view(-1, 3, 1).unbind(1)
+    ranks = torch.arange(rank)
+    return halves[(ranks >= first) & (ranks < end)]
 
 
 def _columns(out: int, *, gated: bool) -> Tensor:
@@ -92,4 +100,6 @@ def _ranges(columns: Tensor, blocks: tuple[Block, ...]) -> Tensor:
         uses = ((halves >= block.row) & (halves < block.row_end)).any(dim=1)
         first[uses] = first[uses].clamp(max=block.rank)
         end[uses] = end[uses].clamp(min=block.rank_end)
-    return torch.stack((torch.minimum(first, end), end), dim=1).view(-1, 2, 2).to(torch.int32).contiguous()
+    first = torch.minimum(first, end)
+    place = (end - first).cumsum(0) - (end - first)
+    return torch.stack((first, end, place), dim=1).view(-1, 2, 3).to(torch.int32).contiguous()

@@ -102,6 +102,16 @@ class Along {
   long count_ = 0, at_ = 0, place_ = 0;
 };
 
+// What a product prefetches in the background for operations that follow it: nothing. For something else see lora.h.
+// `begin` is called before panels [first, end) are multiplied with rows [row, row_end), in so many steps, and `step` of
+// what it returns in each of them.
+struct NoBackground {
+  struct Task {
+    void step() {}
+  };
+  Task begin(long, long, long, long, long) const { return {}; }
+};
+
 // Prefetches the stretch that is being read, `kBytes` per call, a little ahead of the reader. The processor's own
 // prefetching continues from there, and stops if only some of the lines are prefetched. What is read after `end` begins
 // at `next`.

@@ -167,16 +167,20 @@ struct Block {
   static bool once(long rows) { return rows <= kRegisterRows; }
   // Returns how often `ask` is called for this many rows, in groups, and this many terms.
   static long asks(long rows, long terms) {
-    return (rows + kRegisterRows - 1) / kRegisterRows * (terms / kTermsMultiple) * kAsks;
+    return groups(rows) * (terms / kTermsMultiple) * kAsks;
   }
+  // Returns in how many groups rows are multiplied.
+  static long groups(long rows) { return (rows + kRegisterRows - 1) / kRegisterRows; }
 
-  template <Stays, Halves kHalves, class Asker>
+  // Each group is a step of `task` (see NoBackground).
+  template <Stays, Halves kHalves, class Asker, class Task = NoBackground::Task>
   static void multiply(long rows, const TermOf<T>* x, long stride, const T* panel, long terms, float* sums, bool resume,
-                       Asker& ahead) {
+                       Asker& ahead, Task&& task = {}) {
     // Groups are of even size: a row in a group of its own costs more than its share of a larger group.
     long first = 0;
-    for (long left = (rows + kRegisterRows - 1) / kRegisterRows; left; left--) {
+    for (long left = groups(rows); left; left--) {
       const long count = (rows - first + left - 1) / left;
+      task.step();
       multiply_some<T, kHalves>(count, x + first * stride, stride, panel, terms, sums + first * kPanel, resume, ahead);
       first += count;
     }
@@ -250,13 +254,13 @@ inline void store_sums(float* sums) {
 template <>
 struct Block<Bf16> {
   static bool once(long) { return true; }
-  static long asks(long rows, long terms) {
-    return (rows + kBlockRows - 1) / kBlockRows * (terms / kTermsMultiple) * kAsks;
-  }
+  static long groups(long rows) { return (rows + kBlockRows - 1) / kBlockRows; }
+  static long asks(long rows, long terms) { return groups(rows) * (terms / kTermsMultiple) * kAsks; }
 
-  template <Stays kStays, Halves kHalves, class Asker>
+  template <Stays kStays, Halves kHalves, class Asker, class Task = NoBackground::Task>
   static void multiply(long rows, const Bf16* x, long stride, const Bf16* panel, long terms, float* sums, bool resume,
-                       Asker& ahead) {
+                       Asker& ahead, Task&& task = {}) {
+    task.step();
     if (rows > kTileRows)
       pass<kStays, kHalves, true>(x, stride, panel, terms, sums, resume, ahead);
     else

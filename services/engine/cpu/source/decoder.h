@@ -121,7 +121,33 @@ class Decoder {
   // `b` is all_ or asked_, which are the same batch if the final hidden states of all tokens are requested.
   LoraProduct<T> lora(const Layer<T>& layer, LoraTarget target, const Batch<T>& b) const {
     const LoraRows& rows = b.count < tokens_ ? asked_lora_ : all_lora_;
-    return {lora_slots, &layer - weights.layers.data(), target, rows, lora_inner_};
+    const long index = &layer - weights.layers.data();
+    return {lora_slots, {index, target, 0}, after(layer, target), rows, lora_inner_, matrix(layer, target).panels};
+  }
+
+  // Returns the matrix that adapters change next after one of a layer.
+  LoraPlace after(const Layer<T>& layer, LoraTarget target) const {
+    const long index = &layer - weights.layers.data();
+    if (target != LoraTarget::down) {
+      const LoraTarget next = (LoraTarget)((long)target + 1);
+      return {index, next, matrix(layer, next).terms};
+    }
+    if (&layer == &weights.layers.back()) return {};
+    return {index + 1, LoraTarget::qkv, matrix((&layer)[1], LoraTarget::qkv).terms};
+  }
+
+  static const Linear<T>& matrix(const Layer<T>& layer, LoraTarget target) {
+    switch (target) {
+      case LoraTarget::qkv:
+        return layer.qkv.matrix;
+      case LoraTarget::o:
+        return layer.o.matrix;
+      case LoraTarget::up:
+        return layer.up.matrix;
+      case LoraTarget::down:
+        return layer.down.matrix;
+    }
+    __builtin_unreachable();
   }
 
   // Multiplies rows of a batch by a matrix of a layer that adapters can change.

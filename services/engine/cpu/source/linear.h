@@ -160,10 +160,12 @@ void multiply_all(Pool& pool, Kernel kernel, const Quantized& w, long panels, lo
   }
 }
 
-// Multiplies all rows by all panels, shared among the threads; see matrix.h. `kept` has `kept_size` floats.
-template <class T, class Finish>
-void multiply(Pool& pool, const Linear<T>& w, Inputs<T> x, long rows, float* kept, Finish&& finish) {
-  if (!w.quantized) return multiply(pool, static_cast<const Matrix<T>&>(w), x, rows, kept, finish);
+// Multiplies all rows by all panels, shared among the threads; see matrix.h. `kept` has `kept_size` floats. Products
+// with quantized weights prefetch nothing in the background.
+template <class T, class Finish, class Background = NoBackground>
+void multiply(Pool& pool, const Linear<T>& w, Inputs<T> x, long rows, float* kept, Finish&& finish,
+              const Background& background = {}) {
+  if (!w.quantized) return multiply(pool, static_cast<const Matrix<T>&>(w), x, rows, kept, finish, background);
   const Quantized& q = *w.quantized;
   if (q.order) x = order_rows<T>(pool, x, rows, q.terms, kept, [&](long) { return q.order; });
   kept += ordered_size(rows, w);

@@ -8,9 +8,11 @@
 // an adapter are computed as if there were none. W may be quantized.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "mlp.h"
@@ -24,14 +26,27 @@ constexpr long kRankParts = 4;
 // How many ranks are computed at once, so that a row's numbers are loaded once for all of them.
 constexpr long kRanksTogether = 4;
 
+// The ranks that a half of a panel uses, [first, end), and where in B they begin, in vectors of 16 numbers.
+struct LoraRange {
+  int32_t first, end, place;
+};
+
 // What an adapter adds to one matrix. The memory is the caller's.
 template <class T>
 struct LoraDelta {
-  long rank = 0;                    // 0: nothing
-  const T* a = nullptr;             // [rank][terms], terms as in the matrix: `in` padded with zeros
-  const T* b = nullptr;             // [panels][rank][32], columns in the order of the matrix's panels
-  const int32_t* ranges = nullptr;  // [panels][2][2]: for each half of a panel, the first rank that is not zero, and the
-                                    // one behind the last
+  long rank = 0;         // 0: nothing
+  const T* a = nullptr;  // [rank][terms], terms as in the matrix: `in` padded with zeros
+  // The ranks that the first half of panel 0 uses, each 16 columns in the order of the panel; then those of its second
+  // half, of panel 1 and so on.
+  const T* b = nullptr;
+  const LoraRange* ranges = nullptr;  // [panels][2]
+
+  const LoraRange& range(long panel, long half) const { return ranges[panel * 2 + half]; }
+  // Returns what `b` has for panels [first, end).
+  std::pair<const T*, const T*> panels(long first, long end) const {
+    const LoraRange& last = range(end - 1, 1);
+    return {b + range(first, 0).place * kLanes, b + (last.place + last.end - last.first) * kLanes};
+  }
 };
 
 enum class LoraTarget : long { qkv, o, up, down };
@@ -50,21 +65,89 @@ using LoraLayer = std::array<LoraDelta<T>, 4>;
 struct LoraRows {
   std::vector<int64_t> slots;  // of each row; -1: no adapter
   std::vector<long> adapted;   // the rows that have one
+  std::vector<long> firsts;    // of each adapter, the first row that has it
 
   void add(int64_t slot) {
-    if (slot >= 0) adapted.push_back((long)slots.size());
+    const long row = (long)slots.size();
+    if (slot >= 0) {
+      if (std::find(slots.begin(), slots.end(), slot) == slots.end()) firsts.push_back(row);
+      adapted.push_back(row);
+    }
     slots.push_back(slot);
   }
-  void clear() { slots.clear(), adapted.clear(); }
+  void clear() { slots.clear(), adapted.clear(), firsts.clear(); }
 };
 
-// The products of all adapters with one matrix, for the rows of a batch.
+// A matrix that adapters change, and the terms of their A for it; without terms none.
+struct LoraPlace {
+  long layer = 0;
+  LoraTarget target = LoraTarget::qkv;
+  long terms = 0;
+};
+
+// The products of all adapters with one matrix, for the rows of a batch. While the rows are multiplied with W, which
+// takes long and few bytes, it prefetches from memory each adapter's B for the panels at hand, and a part of its A for
+// the matrix at `next`.
 template <class T>
 class LoraProduct {
  public:
-  LoraProduct(const std::vector<std::vector<LoraLayer<T>>>& slots, long layer, LoraTarget target, const LoraRows& rows,
-              Rows<float> inner)
-      : slots_(slots), layer_(layer), target_(target), rows_(rows), inner_(inner) {}
+  LoraProduct(const std::vector<std::vector<LoraLayer<T>>>& slots, const LoraPlace& place, const LoraPlace& next,
+              const LoraRows& rows, Rows<float> inner, long panels)
+      : slots_(slots), place_(place), next_(next), rows_(rows), inner_(inner), panels_(panels) {}
+
+  // What is prefetched while some panels are multiplied; see NoBackground.
+  class Task {
+   public:
+    Task(const LoraProduct& of, const long* rows, const long* rows_end, long first, long end, long steps)
+        : of_(of), rows_(rows), count_(rows_end - rows), first_(first), end_(end) {
+      long lines = 0;
+      for (long i = 0; i < 2 * count_; i++) {
+        const auto stretch = this->stretch(i);
+        lines += (stretch.second - stretch.first + 63) / 64;
+      }
+      lines_ = (lines + steps - 1) / std::max(steps, 1L);
+    }
+
+    void step() {
+      for (long left = lines_; left > 0; left--, at_ += 64) {
+        while (at_ >= at_end_) {
+          if (next_ == 2 * count_) return;
+          const auto stretch = this->stretch(next_++);
+          at_ = stretch.first, at_end_ = stretch.second;
+        }
+        __builtin_prefetch(at_, 0, 2);
+      }
+    }
+
+   private:
+    // First each adapter's B, then its part of A.
+    std::pair<const char*, const char*> stretch(long i) const {
+      const bool second = i < count_;
+      const long row = rows_[second ? i : i - count_];
+      const LoraDelta<T>& delta = second ? of_.of(row, of_.place_) : of_.of(row, of_.next_);
+      if (!delta.rank) return {};
+      if (second) {
+        const auto b = delta.panels(first_, end_);
+        return {(const char*)b.first, (const char*)b.second};
+      }
+      const long lines = (delta.rank * of_.next_.terms * (long)sizeof(T) + 63) / 64;
+      const char* const a = (const char*)delta.a;
+      return {a + lines * first_ / of_.panels_ * 64, a + lines * end_ / of_.panels_ * 64};
+    }
+
+    const LoraProduct& of_;
+    const long* const rows_;
+    const long count_, first_, end_;
+    long lines_ = 0, next_ = 0;
+    const char *at_ = nullptr, *at_end_ = nullptr;
+  };
+
+  Task begin(long row, long row_end, long first, long end, long steps) const {
+    const auto &rows = rows_.firsts;
+    const long *all = rows.data(), *all_end = all + rows.size();
+    if (first == end) return {*this, all, all, first, end, steps};
+    return {*this, std::lower_bound(all, all_end, row), std::lower_bound(all, all_end, row_end), first, end, steps};
+  }
 
   // Computes x Aᵀ for all rows that have adapters; called by every thread. `terms`: those of the matrix.
   void prepare(Pool& pool, Inputs<T> x, long terms) const {
@@ -86,17 +169,20 @@ class LoraProduct {
     if (!delta.rank) return sums;
     const float* inner = inner_.row(row);
     for (long half = 0; half < 2; half++) {
-      const int32_t* range = delta.ranges + (panel * 2 + half) * 2;
-      const T* b = delta.b + (panel * delta.rank + range[0]) * kPanel + half * kLanes;
+      const LoraRange& range = delta.range(panel, half);
+      const T* b = delta.b + range.place * kLanes;
       Vec sum = {};
-      for (long r = range[0]; r < range[1]; r++, b += kPanel) sum += broadcast(inner[r]) * load(b);
+      for (long r = range.first; r < range.end; r++, b += kLanes) sum += broadcast(inner[r]) * load(b);
       store(to + half * kLanes, load(sums + half * kLanes) + sum);
     }
     return to;
   }
 
  private:
-  const LoraDelta<T>& of(long row) const { return slots_[rows_.slots[row]][layer_][(long)target_]; }
+  const LoraDelta<T>& of(long row) const { return of(row, place_); }
+  const LoraDelta<T>& of(long row, const LoraPlace& place) const {
+    return slots_[rows_.slots[row]][place.layer][(long)place.target];
+  }
 
   static void dots(const T* a, const TermOf<T>* x, long terms, long count, float* to) {
     Vec sums[kRanksTogether] = {};
@@ -108,10 +194,10 @@ class LoraProduct {
   }
 
   const std::vector<std::vector<LoraLayer<T>>>& slots_;
-  const long layer_;
-  const LoraTarget target_;
+  const LoraPlace place_, next_;
   const LoraRows& rows_;
   const Rows<float> inner_;
+  const long panels_;
 };
 
 // As `linear` in mlp.h, with adapters.
@@ -122,7 +208,7 @@ void linear(Pool& pool, const Linear<T>& w, Inputs<T> x, long rows, float* kept,
   multiply(pool, w, x, rows, kept, [&](long row, long panel, const float* sums) {
     alignas(64) float sum[kPanel];
     put_sums(w.bias, target, row, panel, lora.added(row, panel, sums, sum));
-  });
+  }, lora);
 }
 
 // As `mlp_inner` in mlp.h, with adapters.
@@ -134,7 +220,7 @@ void mlp_inner(Pool& pool, const Linear<T>& up, bool gated, Activation kind, Inp
     alignas(64) float sum[kPanel];
     put_inner(gated, kind, up.bias, panel, lora.added(row, panel, sums, sum),
               inner.row(row) + panel * inner_width(gated));
-  });
+  }, lora);
 }
 
 }  // namespace antiphon

@@ -113,12 +113,12 @@ void multiply_beside(long rows, const TermOf<T>* x, long stride, const T* panel,
 }
 
 // Multiplies some terms of up to kBlockRows rows by one panel; `next` is what is read after it.
-template <class T>
+template <class T, class Task>
 void multiply_lone(long rows, const TermOf<T>* x, long stride, const T* panel, const T* next, long terms, float* sums,
-                   bool resume) {
+                   bool resume, Task& task) {
   constexpr long kSize = (long)sizeof(T) * kPanel;
   const auto multiply = [&](auto ahead) {
-    Block<T>::template multiply<Stays::rows, Halves::apart>(rows, x, stride, panel, terms, sums, resume, ahead);
+    Block<T>::template multiply<Stays::rows, Halves::apart>(rows, x, stride, panel, terms, sums, resume, ahead, task);
   };
   if (Block<T>::once(rows))
     multiply(Onward<kTermsMultiple * kSize / kOnwardAsks>(panel + terms * kPanel, next));
@@ -136,17 +136,20 @@ long few_terms(long rows) {
 
 // Multiplies up to kBlockRows rows by panels [first, end), each of which is read from memory once. If not all of the
 // rows' terms fit into the L1 cache, a few panels take turns with each piece of the terms.
-template <class T, class Finish>
+template <class T, class Finish, class Background = NoBackground>
 void multiply_few(long rows, const TermOf<T>* x, long stride, const Matrix<T>& w, long first, long end,
-                  Finish&& finish) {
+                  Finish&& finish, const Background& background = {}) {
   constexpr long kTogether = 4;
   static_assert(kTogether >= kSideBySide, "panels that go side by side are in one group");
   alignas(64) float sums[kTogether][kBlockRows * kPanel];
   const long piece = few_terms<T>(rows);
   BlockShape<T>(rows).use();
-  for (long group = first; group < end; group += kTogether)
+  const long pieces = (w.terms + piece - 1) / piece;
+  for (long group = first; group < end; group += kTogether) {
+    const long last = std::min(group + kTogether, end);
+    auto task = background.begin(0, rows, group, last, Block<T>::groups(rows) * pieces * (last - group));
     for (long k = 0; k < w.terms; k += piece) {
-      const long count = std::min(piece, w.terms - k), last = std::min(group + kTogether, end);
+      const long count = std::min(piece, w.terms - k);
       const bool ends = k + count == w.terms;
       for (long p = group, some; p < last; p += some) {
         some = std::min(beside_max(rows), last - p);
@@ -159,12 +162,13 @@ void multiply_few(long rows, const TermOf<T>* x, long stride, const Matrix<T>& w
           if constexpr (panels > 1)
             multiply_beside<T, panels>(rows, x + k, stride, panel, next, w.terms * kPanel, count, own, k > 0);
           else
-            multiply_lone(rows, x + k, stride, panel, next, count, own, k > 0);
+            multiply_lone(rows, x + k, stride, panel, next, count, own, k > 0, task);
         });
         for (long i = p; ends && i < p + some; i++)
           for (long r = 0; r < rows; r++) finish(r, i, sums[i - group] + r * kPanel);
       }
     }
+  }
 }
 
 // A part of a panel's terms, and what is read after it.
@@ -185,27 +189,35 @@ class Pass {
       : rows_(rows), stride_(stride), x_(x), blocks_((rows + kCallRows - 1) / kCallRows), whole_(kCallRows),
         odd_(rows - (blocks_ - 1) * kCallRows), finish_(finish) {}
 
+  // Returns the number of steps of `multiply` with so many terms of a panel.
+  long steps(long terms) const {
+    const long piece = even_part(terms, kPieceTerms), last = rows_ - (blocks_ - 1) * kCallRows;
+    return ((blocks_ - 1) * Block<T>::groups(kCallRows) + Block<T>::groups(last)) * ((terms + piece - 1) / piece);
+  }
+
   // `kept` [rows][32] holds the sums that are not complete, or is null.
-  void multiply(const PanelPart<T>& part, float* kept) {
+  template <class Task = NoBackground::Task>
+  void multiply(const PanelPart<T>& part, float* kept, Task&& task = {}) {
     const long piece = even_part(part.terms, kPieceTerms);
     for (long k = 0; k < part.terms; k += piece) {
       const long count = std::min(piece, part.terms - k), bytes = piece * kPanel * (long)sizeof(T);
       const bool ends = k + count == part.terms;
       ask_in_calls<kMostLines<T>>(Block<T>::asks(rows_, count), ends ? part.next : part.data + (k + count) * kPanel,
-                                  bytes, [&](auto ahead) { multiply_piece(part, k, count, kept, ahead); });
+                                  bytes, [&](auto ahead) { multiply_piece(part, k, count, kept, ahead, task); });
     }
   }
 
  private:
   // Multiplies terms [k, k + count) of a part.
-  template <class Asker>
-  void multiply_piece(const PanelPart<T>& part, long k, long count, float* kept, Asker& ahead) {
+  template <class Asker, class Task>
+  void multiply_piece(const PanelPart<T>& part, long k, long count, float* kept, Asker& ahead, Task& task) {
     for (long first = 0; first < rows_; first += kCallRows) {
       const long some = std::min(kCallRows, rows_ - first);
       shape(some == kCallRows);
       float* sums = (kept ? kept : sums_) + first * kPanel;
       Block<T>::template multiply<Stays::panel, Halves::apart>(
-          some, x_ + first * stride_ + k, stride_, part.data + k * kPanel, count, sums, part.resume || k > 0, ahead);
+          some, x_ + first * stride_ + k, stride_, part.data + k * kPanel, count, sums, part.resume || k > 0, ahead,
+          task);
       if (part.last && k + count == part.terms)
         for (long r = 0; r < some; r++) finish_(first + r, part.panel, sums + r * kPanel);
     }
@@ -242,13 +254,15 @@ long kept_size(long rows, const Matrix<T>& w) {
 
 // Multiplies all rows by all panels, shared among the threads. `finish(row, panel, sums)` gets 32 sums without bias,
 // once for each row and panel, on any thread. `kept` has `kept_size` floats.
-template <class T, class Finish>
-void multiply(Pool& pool, const Matrix<T>& w, Inputs<T> x, long rows, float* kept, Finish&& finish) {
+template <class T, class Finish, class Background = NoBackground>
+void multiply(Pool& pool, const Matrix<T>& w, Inputs<T> x, long rows, float* kept, Finish&& finish,
+              const Background& background = {}) {
   if (rows <= kBlockRows) {
     const long portion =
         std::max(1L, std::min(kPortionBytes / (w.terms * kPanel * (long)sizeof(T)), w.panels / (4 * pool.threads())));
-    return pool.share(w.panels, portion, beside_max(rows),
-                      [&](long first, long end) { multiply_few(rows, x.data, x.stride, w, first, end, finish); });
+    return pool.share(w.panels, portion, beside_max(rows), [&](long first, long end) {
+      multiply_few(rows, x.data, x.stride, w, first, end, finish, background);
+    });
   }
   const long most = even_part(rows, kPassRows);
   for (long start = 0; start < rows; start += most) {
@@ -259,9 +273,11 @@ void multiply(Pool& pool, const Matrix<T>& w, Inputs<T> x, long rows, float* kep
       const long portion = std::max(1L, std::min(kPortionBytes / bytes, w.panels / (4 * pool.threads())));
       pool.share(w.panels, portion, [&](long first, long end) {
         Pass<T, decltype(finish_row)> pass(count, x.row(start) + k, x.stride, finish_row);
-        for (long p = first; p < end; p++)
+        for (long p = first; p < end; p++) {
+          auto task = background.begin(start, start + count, p, k + terms == w.terms ? p + 1 : p, pass.steps(terms));
           pass.multiply({w.panel(p) + k * kPanel, terms, p, w.panel(p + 1) + k * kPanel, k > 0, k + terms == w.terms},
-                        step < w.terms ? kept + p * kPassRows * kPanel : nullptr);
+                        step < w.terms ? kept + p * kPassRows * kPanel : nullptr, task);
+        }
       });
     }
   }

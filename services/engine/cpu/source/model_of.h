@@ -47,7 +47,8 @@ class ModelOf final : public Model {
   void set_lora(int64_t slot, int64_t layer, const char* name, const antiphon_Lora& delta) override {
     if (delta.rank > kLoraParts * spec_.lora_rank) throw std::invalid_argument("the rank of an adapter is too large");
     decoder_.lora_slots.at(slot).at(layer)[(long)lora_target(name)] = {
-        (long)delta.rank, static_cast<const T*>(delta.a), static_cast<const T*>(delta.b), delta.ranges};
+        (long)delta.rank, static_cast<const T*>(delta.a), static_cast<const T*>(delta.b),
+        reinterpret_cast<const LoraRange*>(delta.ranges)};
   }
 
   void set_vector(int64_t layer, const char* name, const float* values, int64_t count) override {
