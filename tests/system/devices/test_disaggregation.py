@@ -138,8 +138,7 @@ def four(model: Path) -> Iterator[Served]:
         yield served
 
 
-# One of each is killed in every way by the tests below, with the same streams.
-@pytest.fixture(params=[(2, 1), (2, 2)], ids=lambda pair: f"{pair[0]}P{pair[1]}D")
+@pytest.fixture(params=[(1, 1), (2, 1), (1, 2), (2, 2)], ids=lambda pair: f"{pair[0]}P{pair[1]}D")
 def separated(request: pytest.FixtureRequest, model: Path) -> Iterator[tuple[Served, int, int]]:
     num_prefill, num_decode = request.param
     if num_prefill == num_decode == 2:
@@ -242,8 +241,8 @@ def kill(served: Served, name: str) -> None:
     os.kill(served.pids()[name], signal.SIGKILL)
 
 
-# Kills at exact points of the work are in the test of the only engine of a role.
-@pytest.mark.parametrize(("victim", "delay_s"), [("prefill-1", 0.0), ("prefill-1", 0.15), ("decode-1", 0.5)])
+@pytest.mark.parametrize("victim", ["prefill-1", "decode-1"])
+@pytest.mark.parametrize("delay_s", [0.0, 0.15, 0.5])
 def test_a_killed_engine_loses_no_stream(
     victim: str, delay_s: float, four: Served, right: list[str], salt: dict[str, str]
 ) -> None:
@@ -280,6 +279,7 @@ def mortal(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
     "orders",
     [
         {"prefill-1": "prompt 7"},
+        {"prefill-1": "block 0"},
         {"prefill-1": "block 9"},
         {"decode-1": "token 0"},
         {"decode-1": "token 20"},
@@ -369,7 +369,7 @@ def decoding(nats_server: NatsServer, model: Path) -> Iterator[tuple[Served, tup
 
 @pytest.mark.parametrize(
     ("fault", "first"),
-    [("damage", 5), ("cut", 3), ("silence", 3), ("die", 0)],
+    [("damage", 0), ("damage", 5), ("cut", 3), ("silence", 3), ("die", 0), ("die", 5)],
     ids=lambda value: str(value),
 )
 def test_a_transfer_that_goes_wrong_costs_time_and_no_token(
