@@ -145,6 +145,30 @@ def test_an_engine_dies_while_engines_are_compared_and_another_one_lies(model_di
     simulate(model_dir, scenario, seed, engine=4)
 
 
+def test_while_the_second_engine_restarts_a_request_that_asks_for_it_waits(model_dir):
+    async def scenario(society: Society) -> None:
+        await society.start("engine", "second")
+        await known(society)
+        await asyncio.sleep(0.5)
+        society.kill("second")
+        await asyncio.sleep(1)  # its lease has run out
+        assert not lockstep_of(society)._trusted()[1:]
+        asked = asyncio.create_task(society.ask(replace(greedy(0), lockstep=True)))
+        await asyncio.sleep(1)
+        assert not asked.done()
+        await society.start("engine", "third")
+        check(await asked, 0)
+        society.kill("third")
+        await asyncio.sleep(1 + limits.LOCKSTEP_GRACE_S)
+        refused = await society.ask(replace(greedy(0), lockstep=True))
+        assert refused.error is not None
+        assert refused.error.code == "no_engine"
+        assert refused.refused
+        quiet(society)
+
+    simulate(model_dir, scenario)
+
+
 def test_a_request_that_asked_for_it_fails_without_a_second_engine_and_a_sampled_one_goes_on(model_dir):
     async def scenario(society: Society) -> None:
         refused = await society.ask(replace(greedy(0), lockstep=True))

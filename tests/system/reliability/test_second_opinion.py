@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from shared import limits
 from tests.conftest import NatsServer, free_port
 from tests.system.served import wait_until
 
@@ -218,6 +219,7 @@ def test_in_lockstep_no_wrong_token_is_shown_and_a_third_engine_finds_the_wrong_
     fleet.until(lambda: 'engine="e2"' not in fleet.metrics())
     assert fleet.complete(0) == right[0]
     assert fleet.metric("antiphon:lockstep_unavailable_total") == 1
+    time.sleep(limits.LOCKSTEP_GRACE_S)
     body = {"prompt": PROMPT, "max_tokens": 4}
     status, text = fleet.request("POST", "/v1/completions", body, {"X-Antiphon-Lockstep": "1"})
     assert status == 503

@@ -4,6 +4,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from math import inf
 from typing import Any
 
 from services.gateway.generation import GenerationRequest
@@ -21,7 +22,16 @@ from shared.actors.background import Background
 from shared.actors.host import Host
 from shared.actors.presence import Members
 from shared.errors import ServiceError
-from shared.messages import Heartbeat, SelfTest, SelfTestReply, SequenceMark, SequenceRef, TextEvent, TokenEvent
+from shared.messages import (
+    EngineStatus,
+    Heartbeat,
+    SelfTest,
+    SelfTestReply,
+    SequenceMark,
+    SequenceRef,
+    TextEvent,
+    TokenEvent,
+)
 
 HEADER = "X-Antiphon-Lockstep"
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
@@ -78,6 +88,8 @@ class Lockstep:
         self._share = share
         self._requests: set[LockstepRequest] = set()
         self._tests: dict[str, asyncio.Future[str]] = {}
+        self._paired_at: dict[str, float] = {}
+        """The last time at which each model had two engines that can be compared, for `LOCKSTEP_GRACE_S`."""
 
     # --- requests ---
 
@@ -109,13 +121,21 @@ class Lockstep:
         if request.pooling is not None or request.params.beam is not None:
             message = f"Embeddings and beam searches cannot run in lockstep: send the request without {HEADER}."
             return ServiceError("unsupported_parameter", message, param=HEADER)
-        if not with_twins(self._trusted(), model):
+        if not with_twins(self._trusted(), model) and not (request.lockstep and self._were_paired(model)):
             message = (
                 f"Lockstep needs two ready engines of the model {model!r} with the same configuration and a backend "
                 f"that is batch invariant (the CPU backend). Start them, or send the request without {HEADER}."
             )
             return ServiceError("no_engine", message, retry_after_s=2.0)
         return None
+
+    def _were_paired(self, model: str) -> bool:
+        """Whether a model had two comparable engines a moment ago.
+
+        The heartbeats of a busy machine may be late, and an engine may restart. A request that asks for lockstep then
+        waits for the second engine, as it does when that one is lost later.
+        """
+        return self.now() - self._paired_at.get(model, -inf) <= limits.LOCKSTEP_GRACE_S
 
     # --- engines ---
 
@@ -189,7 +209,11 @@ class Lockstep:
             answer.set_result(reply.fault)
 
     def tick(self) -> None:
-        """Tries again to place copies for which no engine had credit."""
+        """Tries again to place copies for which no engine had credit, and notes which models have two engines."""
+        trusted, now = self._trusted(), self.now()
+        models = {engine.status.model for engine in trusted if isinstance(engine.status, EngineStatus)}
+        recent = {model: at for model, at in self._paired_at.items() if now - at <= limits.LOCKSTEP_GRACE_S}
+        self._paired_at = recent | {model: now for model in models if with_twins(trusted, model)}
         for request in list(self._requests):
             request.advance()
 
