@@ -70,7 +70,9 @@ struct LoraRows {
   void add(int64_t slot) {
     const long row = (long)slots.size();
     if (slot >= 0) {
-      if (std::find(slots.begin(), slots.end(), slot) == slots.end()) firsts.push_back(row);
+      const auto has_it = [&](long first) { return slots[(size_t)first] == slot; };
+      const bool again = row > 0 && slots.back() == slot;  // the rows of a prompt follow each other
+      if (!again && std::none_of(firsts.begin(), firsts.end(), has_it)) firsts.push_back(row);
       adapted.push_back(row);
     }
     slots.push_back(slot);
