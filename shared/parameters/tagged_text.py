@@ -79,12 +79,14 @@ class TaggedText(msgspec.Struct, frozen=True):
     """Free text with tags. After each tag the text begins anew.
 
     `opening`: a part without a mark, which may stand where the text begins. `not_first`: characters with which free
-    text must not begin, also after whitespace, because they begin an opening.
+    text must not begin, also after whitespace, because they begin an opening. Without `is_free` there are no tags and
+    no free text: the output is the opening, with whitespace around it.
     """
 
     tags: tuple[Tag, ...]
     opening: Piece | None = None
     not_first: str = ""
+    is_free: bool = True
 
     def encode(self) -> str:
         """Returns the text of the grammar."""

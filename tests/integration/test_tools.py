@@ -275,7 +275,7 @@ async def test_a_wrong_request_is_refused_where_it_is_wrong(
 
 
 async def test_forced_calls_are_read_from_the_output_that_their_schema_gives(system: System) -> None:
-    system.script.says = f'[{{"name": "get_weather", "parameters": {ROME}}}]'
+    system.script.says = f'<tool_call>{{"name": "get_weather", "arguments": {ROME}}}</tool_call>'
     [choice] = (await system.whole(tools=[WEATHER], tool_choice="required")).choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert [call.function.arguments for call in choice.message.tool_calls] == [ROME]
@@ -296,7 +296,6 @@ async def test_only_allowed_tools_can_be_called(system: System) -> None:
     [choice] = (await system.whole(**fields)).choices
     assert [call.function.name for call in choice.message.tool_calls] == ["now"]
     assert "get_weather" not in system.script.prompts[-1]
-    system.script.says = '[{"name": "now", "parameters": {}}]'
     allowed["mode"] = "required"
     [choice] = (await system.whole(**fields)).choices
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)

@@ -69,7 +69,10 @@ def chat_request(
     request = generation_request(body, card, request_id, defaults)
     answer = answer_format(body, request, card, settings)
     choice = tool_choice(body)
-    if choice.strict_param is not None:
+    if choice.is_forced:
+        structure = forced_calls(choice, tool_format(choice, card, settings))
+        request = parameters.with_structure(request, structure)
+    elif choice.strict_param is not None:
         request = _with_strict_calls(request, choice, card, settings)
     if answer is not None:
         request = replace(request, shown_special_tokens=answer.special_tokens)
@@ -79,7 +82,10 @@ def chat_request(
 def generation_request(
     body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults = DEFAULTS
 ) -> GenerationRequest:
-    """Returns the request of `/v1/chat/completions`. Raises ServiceError naming the first parameter that is wrong."""
+    """Returns the request of `/v1/chat/completions` without the structure of tool calls.
+
+    Raises ServiceError naming the first parameter that is wrong.
+    """
     logprobs = _chat_logprobs(body, defaults.max_logprobs)
     asked = logprobs, rules.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
     endpoint = EndpointDefaults(parameters.AS_MANY_AS_FIT, defaults.chat_temperature)
@@ -154,7 +160,7 @@ def _with_conversation(
 
 
 def _chat_structure(body: ChatBody, choice: ToolChoice) -> Constraint | None:
-    """Returns the structure of the output: the one that the request asks for, or that of forced tool calls."""
+    """Returns the structure that the request asks for, which cannot be one if calls are forced."""
     structure = constraint_of(body)
     if not choice.is_forced:
         return structure
@@ -162,7 +168,7 @@ def _chat_structure(body: ChatBody, choice: ToolChoice) -> Constraint | None:
         refuse(choice.param, f"cannot force a call together with '{structure.param}'")
     if body.use_beam_search:
         refuse(choice.param, "cannot force a call together with 'use_beam_search'")
-    return forced_calls(choice)
+    return None
 
 
 def _chat_logprobs(body: ChatBody, most: int) -> int | None:

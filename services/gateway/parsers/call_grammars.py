@@ -1,7 +1,9 @@
-"""The grammars of tool calls in each format of `formats`, for constrained output with strict tools. Pure.
+"""The grammars of tool calls in each format of `formats`, for constrained output. Pure.
 
-A grammar is free text in which a call names one of the request's tools, and the arguments of a strict tool follow its
-JSON Schema. Whatever the format's parser recognises as a call in text that the grammar allows is such a call.
+With strict tools, a grammar is free text in which a call names one of the request's tools, and the arguments of a
+strict tool follow its JSON Schema. Whatever the format's parser recognises as a call in text that the grammar allows is
+such a call. If calls are forced, the grammar (`only_…`) consists of calls alone. Formats that do not write arguments as
+one JSON object have no such grammar, because not every schema can be enforced in them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +17,7 @@ from shared.request.tools import tool_name, tool_parameters
 
 _SPACE = Space()
 _TAG, _TAG_END = "<tool_call>", "</tool_call>"
+_CALLS, _CALL = "[TOOL_CALLS]", "<｜tool▁call▁begin｜>"
 _ANNOTATIONS = frozenset({"title", "description", "$schema", "$id", "$comment", "examples", "default"})
 """Members of a schema that do not restrict values."""
 _DEFINITIONS = ("$defs", "definitions")
@@ -47,7 +50,13 @@ CallGrammar = Callable[[Sequence[CallableTool]], TaggedText]
 """Returns the grammar of a format for the tools of a request. Raises ServiceError that names the schema."""
 
 
-def callable_tools(tools: Sequence[Mapping[str, Any]], places: Sequence[int], path: str) -> list[CallableTool]:
+OnlyCalls = Callable[[Sequence[CallableTool], bool], Piece]
+"""Returns the grammar of one call of a tool, or with the second argument of one or several."""
+
+
+def callable_tools(
+    tools: Sequence[Mapping[str, Any]], places: Sequence[int], path: str, *, all_strict: bool = False
+) -> list[CallableTool]:
     """Returns the checked tools of a request. `path`: of a tool's schema, with `[]` for its number in `places`."""
     return [
         CallableTool(
@@ -55,7 +64,7 @@ def callable_tools(tools: Sequence[Mapping[str, Any]], places: Sequence[int], pa
             tool_parameters(tool),
             number,
             path.replace("[]", f"[{number}]", 1),
-            bool(tool["function"].get("strict")),
+            all_strict or bool(tool["function"].get("strict")),
         )
         for number, tool in zip(places, tools, strict=True)
     ]
@@ -63,33 +72,64 @@ def callable_tools(tools: Sequence[Mapping[str, Any]], places: Sequence[int], pa
 
 def hermes(tools: Sequence[CallableTool]) -> TaggedText:
     """Returns the grammar of `HermesParser`."""
-    return TaggedText((Tag(_TAG, _chain(_SPACE, _any(tools, _json_call), _SPACE, _TAG_END)),))
+    return TaggedText((Tag(_TAG, _hermes_call(tools)),))
+
+
+def only_hermes(tools: Sequence[CallableTool], several: bool) -> Piece:
+    """See `OnlyCalls`."""
+    return _calls(_chain(_TAG, _hermes_call(tools)), several)
+
+
+def _hermes_call(tools: Sequence[CallableTool]) -> Piece:
+    return _chain(_SPACE, _any(tools, _json_call), _SPACE, _TAG_END)
 
 
 def llama3_json(tools: Sequence[CallableTool]) -> TaggedText:
     """Returns the grammar of `Llama3JsonParser`. Output that begins with a brace or bracket is a call."""
-    call = _any(tools, lambda tool: _json_call(tool, "parameters"))
-    calls = _chain(call, Repeat(_chain(_SPACE, ";", _SPACE, call)))
+    calls = only_llama3_json(tools, True)
     return TaggedText((Tag("<|python_tag|>", _chain(_SPACE, calls)),), opening=calls, not_first="{[;")
+
+
+def only_llama3_json(tools: Sequence[CallableTool], several: bool) -> Piece:
+    """See `OnlyCalls`."""
+    return _calls(_any(tools, lambda tool: _json_call(tool, "parameters")), several, ";")
 
 
 def mistral(tools: Sequence[CallableTool]) -> TaggedText:
     """Returns the grammar of `MistralParser`, in both forms."""
-    call = _any(tools, _json_call)
-    listed = _chain("[", _SPACE, call, Repeat(_chain(_SPACE, ",", _SPACE, call)), _SPACE, "]")
+    return TaggedText((Tag(_CALLS, _mistral_calls(tools, several=True)),))
+
+
+def only_mistral(tools: Sequence[CallableTool], several: bool) -> Piece:
+    """See `OnlyCalls`."""
+    return _calls(_chain(_CALLS, _mistral_calls(tools, several=several)), several)
+
+
+def _mistral_calls(tools: Sequence[CallableTool], *, several: bool) -> Piece:
+    listed = _chain("[", _SPACE, _calls(_any(tools, _json_call), several, ","), _SPACE, "]")
     named = _any(tools, lambda tool: _chain(tool.name, Repeat(Literal("[ARGS]"), at_most_once=True), tool.arguments))
-    return TaggedText((Tag("[TOOL_CALLS]", _chain(_SPACE, Choice((listed, named)))),))
+    return _chain(_SPACE, Choice((listed, named)))
 
 
 def deepseek_v3(tools: Sequence[CallableTool]) -> TaggedText:
     """Returns the grammar of `DeepseekV3Parser`, in both forms."""
+    return TaggedText((Tag(_CALL, _deepseek_call(tools)),))
+
+
+def only_deepseek_v3(tools: Sequence[CallableTool], several: bool) -> Piece:
+    """See `OnlyCalls`."""
+    begin, end = (Repeat(Literal(f"<｜tool▁calls▁{name}｜>"), at_most_once=True) for name in ("begin", "end"))
+    return _chain(begin, _calls(_chain(_CALL, _deepseek_call(tools)), several), end)
+
+
+def _deepseek_call(tools: Sequence[CallableTool]) -> Piece:
     separator, end = "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
     def call(tool: CallableTool) -> Piece:
         block = _chain("function", separator, tool.name, "\n```json\n", tool.arguments, "\n```", end)
         return Choice((block, _chain(tool.name, separator, tool.arguments, end)))
 
-    return TaggedText((Tag("<｜tool▁call▁begin｜>", _any(tools, call)),))
+    return _any(tools, call)
 
 
 def glm45(tools: Sequence[CallableTool]) -> TaggedText:
@@ -244,6 +284,12 @@ def _json_call(tool: CallableTool, arguments: str = "arguments") -> Piece:
     """Returns the grammar of a call as a JSON object with the members `name` and `arguments`."""
     name = (_SPACE, '"name"', _SPACE, ":", _SPACE, f'"{tool.name}"', _SPACE, ",")
     return _chain("{", *name, _SPACE, f'"{arguments}"', _SPACE, ":", _SPACE, tool.arguments, _SPACE, "}")
+
+
+def _calls(call: Piece, several: bool, separator: str = "") -> Piece:
+    """Returns the grammar of a call, or with `several` of one or several with whitespace and `separator` between."""
+    between = (_SPACE, separator, _SPACE) if separator else (_SPACE,)
+    return _chain(call, Repeat(_chain(*between, call))) if several else call
 
 
 def _any(tools: Sequence[CallableTool], call: Callable[[CallableTool], Piece]) -> Piece:

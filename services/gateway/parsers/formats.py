@@ -7,7 +7,7 @@ Tokenizers announce the same names when they recognise a model's chat template
 from dataclasses import dataclass
 
 from services.gateway.parsers import call_grammars
-from services.gateway.parsers.call_grammars import CallGrammar
+from services.gateway.parsers.call_grammars import CallGrammar, OnlyCalls
 from services.gateway.parsers.json_formats import DeepseekV3Parser, HermesParser, Llama3JsonParser, MistralParser
 from services.gateway.parsers.pythonic import PythonicParser
 from services.gateway.parsers.tagged_arguments import Glm45Parser, Qwen3CoderParser
@@ -21,13 +21,14 @@ class ToolFormat:
 
     `special_tokens`: tokens of the format that are special tokens of some tokenizers; the text must have them though
     special tokens are skipped. `short_ids`: the chat templates of these models accept only ids of nine letters and
-    digits.
+    digits. `only_calls`: the grammar of forced calls; None: these are not written in the format.
     """
 
     parser: type[ToolParser]
     grammar: CallGrammar
     special_tokens: tuple[str, ...] = ()
     short_ids: bool = False
+    only_calls: OnlyCalls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,15 @@ class ReasoningFormat:
         return text.rfind(self.opening) > text.rfind(self.closing) or (self.is_implied and self.closing not in text)
 
 
-_HERMES = ToolFormat(HermesParser, call_grammars.hermes, ("<tool_call>", "</tool_call>"))
-_LLAMA_3 = ToolFormat(Llama3JsonParser, call_grammars.llama3_json, ("<|python_tag|>",))
+_HERMES = ToolFormat(
+    HermesParser, call_grammars.hermes, ("<tool_call>", "</tool_call>"), only_calls=call_grammars.only_hermes
+)
+_LLAMA_3 = ToolFormat(
+    Llama3JsonParser,
+    call_grammars.llama3_json,
+    ("<|python_tag|>",),
+    only_calls=call_grammars.only_llama3_json,
+)
 _DEEPSEEK = ToolFormat(
     DeepseekV3Parser,
     call_grammars.deepseek_v3,
@@ -63,6 +71,7 @@ _DEEPSEEK = ToolFormat(
         "<｜tool▁call▁end｜>",
         "<｜tool▁sep｜>",
     ),
+    only_calls=call_grammars.only_deepseek_v3,
 )
 _GLM = ToolFormat(
     Glm45Parser,
@@ -75,7 +84,11 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "qwen3_coder": ToolFormat(Qwen3CoderParser, call_grammars.qwen3_coder, ("<tool_call>", "</tool_call>")),
     "llama3_json": _LLAMA_3,
     "mistral": ToolFormat(
-        MistralParser, call_grammars.mistral, ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"), short_ids=True
+        MistralParser,
+        call_grammars.mistral,
+        ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+        short_ids=True,
+        only_calls=call_grammars.only_mistral,
     ),
     "deepseek_v3": _DEEPSEEK,
     "glm45": _GLM,

@@ -38,6 +38,11 @@ class _Grammar:
 
     def text(self) -> str:
         """Returns the whole grammar."""
+        self._lines += [f"SPACE: /{SPACE}/", "NAME: /[A-Za-z_][A-Za-z0-9_]*/"]
+        if not self._tagged.is_free:
+            assert self._tagged.opening is not None
+            self._lines.append(f"text: SPACE {self._piece(self._tagged.opening)} SPACE")
+            return "\n".join(self._lines)
         tags = self._tagged.tags
         contents: dict[str, list[str]] = {tag.mark: [] for tag in tags}
         for tag in tags:
@@ -48,8 +53,6 @@ class _Grammar:
         parts += self._hidden(contents)
         self._lines += [
             f"text: LAST | ({' | '.join(parts)}) text",
-            f"SPACE: /{SPACE}/",
-            "NAME: /[A-Za-z_][A-Za-z0-9_]*/",
             f"LAST: {self._free()}",
             f"FREE: {self._free()}",
         ]

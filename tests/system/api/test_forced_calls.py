@@ -52,8 +52,10 @@ def test_a_named_function_is_called_whole_and_streamed(client: openai.OpenAI) ->
     assert "".join(one.function.arguments for one in calls) == call.function.arguments
 
 
-def test_a_schema_that_cannot_be_used_is_refused_by_the_name_of_the_tools(client: openai.OpenAI) -> None:
-    broken = {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/$defs/None"}}}
-    with pytest.raises(openai.BadRequestError) as error:
-        chat(client, tools=[broken], tool_choice="required")
-    assert error.value.param == "tools"
+def test_a_schema_that_cannot_be_used_is_refused_by_name(client: openai.OpenAI) -> None:
+    broken: Any = {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/$defs/None"}}}
+    named: Any = {"type": "function", "function": {"name": "f"}}
+    for choice, param in (("required", "tools[1].function.parameters"), (named, "tools")):
+        with pytest.raises(openai.BadRequestError) as error:
+            chat(client, tools=[TOOLS[0], broken], tool_choice=choice)
+        assert error.value.param == param

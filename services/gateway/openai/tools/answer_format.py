@@ -66,14 +66,13 @@ class AnswerFormat:
         return "function_call" if self.choice.legacy else "tool_calls"
 
     def _call_parser(self) -> CallParser | None:
-        """Returns the parser of calls. Forced calls are JSON, whatever the model's own format: see `forced_calls`."""
-        match self.choice.mode:
-            case "named":
-                return NamedCallParser(self.choice.name)
-            case "required":
-                return Llama3JsonParser(self.choice.tools)
-            case _:
-                return self.tool_format.parser(self.choice.tools) if self.tool_format is not None else None
+        """Returns the parser of calls. For the forms of forced calls see `forced_calls`."""
+        if self.choice.mode == "named":
+            return NamedCallParser(self.choice.name)
+        own = self.tool_format
+        if self.choice.mode == "required" and (own is None or own.only_calls is None):
+            return Llama3JsonParser(self.choice.tools)
+        return None if own is None else own.parser(self.choice.tools)
 
     def _splitter(self, prompt_tail: str) -> ReasoningSplitter | None:
         reasoning = self.reasoning_format
@@ -122,7 +121,7 @@ def knows_calls(card: ModelCard, settings: GatewaySettings) -> bool:
 
 
 def tool_format(choice: ToolChoice, card: ModelCard, settings: GatewaySettings) -> ToolFormat | None:
-    """Returns the model's own format of calls; None if it is unknown and not needed, as for forced calls.
+    """Returns the model's own format of calls; None if it is unknown and calls are forced, which do not need it.
 
     Raises ServiceError for `tool_choice` `auto` if the format is unknown.
     """

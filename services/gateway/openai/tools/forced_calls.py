@@ -1,28 +1,39 @@
 """The constraint on the output if a request forces tool calls (`tool_choice` required, or a function's name). Pure.
 
-The output is then not in the model's own call format: with a named function it consists of the arguments alone,
-otherwise of a list of objects with `name` and `parameters`. `answer_format.AnswerFormat.parser` reads both.
+With a named function the output consists of the arguments alone. Otherwise it has calls in the model's own format,
+which the model writes best, or if that has no such grammar (`ToolFormat.only_calls`) or is unknown, a list of objects
+with `name` and `parameters`. `answer_format.AnswerFormat.parser` reads all of them.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from services.gateway.openai.tools.tool_choice import ToolChoice
+from services.gateway.parsers.call_grammars import callable_tools
+from services.gateway.parsers.formats import ToolFormat
 from shared import limits
+from shared.parameters.tagged_text import TaggedText
 from shared.request.checks import refuse
-from shared.request.structured import Constraint, json_constraint
+from shared.request.structured import Constraint, json_constraint, tagged_constraint
 from shared.request.tools import tool_name, tool_parameters
 
 _DEFINITIONS = ("$defs", "definitions")
 
 
-def forced_calls(choice: ToolChoice) -> Constraint:
-    """Returns the constraint of the output for the modes `named` and `required`. Raises ServiceError."""
-    return json_constraint(forced_calls_schema(choice), choice.tools_param)
+def forced_calls(choice: ToolChoice, tool_format: ToolFormat | None) -> Constraint:
+    """Returns the constraint of the output for the modes `named` and `required`. Raises ServiceError.
+
+    `tool_format`: the model's own format of calls, None if it is unknown.
+    """
+    if choice.mode == "named" or tool_format is None or tool_format.only_calls is None:
+        return json_constraint(forced_calls_schema(choice), choice.tools_param)
+    tools = callable_tools(choice.tools, choice.places, choice.schema_param, all_strict=True)
+    calls = tool_format.only_calls(tools, choice.parallel)
+    return tagged_constraint(TaggedText((), opening=calls, is_free=False), choice.schema_param)
 
 
 def forced_calls_schema(choice: ToolChoice) -> dict[str, Any]:
-    """Returns the JSON Schema of the output for the modes `named` and `required`."""
+    """Returns the JSON Schema of output that is not in the model's own format, for the modes `named` and `required`."""
     assert choice.is_forced, choice.mode
     if choice.mode == "named":
         named = next(tool for tool in choice.tools if tool_name(tool) == choice.name)

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from services.gateway.generation import ModelCard
-from services.gateway.openai.chat import generation_request
+from services.gateway.openai.bodies.parameters import RequestDefaults
+from services.gateway.openai.chat import chat_request, generation_request
 from services.gateway.openai.schemas import ChatBody
 from services.gateway.openai.tools.answer_format import AnswerFormat, answer_format
 from services.gateway.openai.tools.forced_calls import forced_calls_schema
@@ -21,6 +22,7 @@ from shared.text.reasoning import ReasoningSplitter
 from tests.unit.gateway.bodies import CARD, HELLO
 from tests.unit.gateway.outputs import TOOLS, Output, collect, tool
 
+NAMED = {"type": "function", "function": {"name": "now"}}
 THINKER = dataclasses.replace(CARD, tool_format="mistral", reasoning_format="qwen3")
 
 
@@ -155,11 +157,37 @@ def test_forced_calls_are_a_list_of_known_calls_or_the_arguments_of_one() -> Non
     assert raised.value.param == "tools[3].function.parameters.$defs.X"
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"), [("", "json"), ("pythonic", "json"), ("qwen3_coder", "json"), ("hermes", "tagged_text")]
+)
+def test_forced_calls_are_in_the_models_own_format_if_that_holds_every_schema(name: str, kind: str) -> None:
+    card = dataclasses.replace(CARD, tool_format=name)
+    settings = GatewaySettings()
+    for fields, expected in (({"tool_choice": "required"}, kind), ({"tool_choice": NAMED}, "json")):
+        asked = body(tools=TOOLS, **fields)
+        grammar = chat_request(asked, card, "r", RequestDefaults(), settings).request.params.grammar
+        assert grammar is not None
+        assert grammar.kind == expected
+    unread = GatewaySettings(tool_call_parser="none")
+    asked = body(tools=TOOLS, tool_choice="required")
+    grammar = chat_request(asked, card, "r", RequestDefaults(), unread).request.params.grammar
+    assert grammar is not None
+    assert grammar.kind == "json"
+
+
 def test_output_of_forced_calls_is_read() -> None:
     required = AnswerFormat(choice=ToolChoice(mode="required", tools=(tool("now"),)))
-    parser = required.parser("")
-    assert collect(_Calls(parser), '[{"name": "now", "parameters": {}}]') == Output(calls=[("now", "{}")])
-    assert required.finish_reason("stop", parser) == "tool_calls"
+    hermes = dataclasses.replace(required, tool_format=TOOL_FORMATS["hermes"])
+    pythonic = dataclasses.replace(required, tool_format=TOOL_FORMATS["pythonic"])
+    listed = '[{"name": "now", "parameters": {}}]'
+    for form, text in (
+        (required, listed),
+        (pythonic, listed),
+        (hermes, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'),
+    ):
+        parser = form.parser("")
+        assert collect(_Calls(parser), text) == Output(calls=[("now", "{}")])
+        assert form.finish_reason("stop", parser) == "tool_calls"
     named = AnswerFormat(choice=ToolChoice(mode="named", tools=(tool("now"),), name="now"))
     parser = named.parser("")
     assert collect(_Calls(parser), "{", "}") == Output(calls=[("now", "{}")])

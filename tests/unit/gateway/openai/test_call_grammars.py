@@ -10,6 +10,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from services.gateway.openai.tools.forced_calls import forced_calls
 from services.gateway.openai.tools.strict_calls import strict_calls
 from services.gateway.openai.tools.tool_choice import ToolChoice
 from services.gateway.parsers.formats import TOOL_FORMATS, ReasoningFormat
@@ -49,6 +50,8 @@ TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "free", "parameters": PLACE, "strict": None}},
 ]
 CHOICE = ToolChoice(mode="auto", tools=tuple(TOOLS), places=(0, 1, 2))
+ONLY_CALLS = ["hermes", "llama3_json", "mistral", "deepseek_v3"]
+"""The formats in which forced calls are written."""
 NAMES = ["hermes", "qwen3_coder", "llama3_json", "mistral", "deepseek_v3", "glm45", "pythonic"]
 ROME = '{"city": "Rome", "unit": "c", "days": 2}'
 PIECES = [
@@ -101,11 +104,17 @@ def tokenizer(name: str, special: bool) -> Tokenizer:
 
 
 @cache
-def matching(name: str, special: bool) -> tuple[LLTokenizer, LLMatcher]:
+def matching(name: str, special: bool, forced: str = "") -> tuple[LLTokenizer, LLMatcher]:
+    """The grammar of strict tools; `forced`: of forced calls, "one" or "several"."""
     vocabulary = tokenizer(name, special)
     tokens = LLTokenizer(vocabulary.to_str(), eos_token=[token_id(vocabulary, END)])
-    found = strict_calls(CHOICE, TOOL_FORMATS[name], ReasoningFormat())
-    assert found is not None
+    if forced:
+        choice = ToolChoice(mode="required", tools=tuple(TOOLS), places=(0, 1, 2), parallel=forced == "several")
+        found = forced_calls(choice, TOOL_FORMATS[name])
+        assert found.grammar.kind == "tagged_text"
+    else:
+        found = strict_calls(CHOICE, TOOL_FORMATS[name], ReasoningFormat())
+        assert found is not None
     return tokens, constraint.compile_grammar(found.grammar, tokens)
 
 
@@ -135,17 +144,22 @@ def check(name: str, text: str) -> Output:
     return output
 
 
-def walk(name: str, special: bool, seed: int) -> str:
-    """The text of a random output that the grammar allows: pieces where they fit, else any token."""
-    chance = random.Random(f"{name}/{special}/{seed}")
-    tokens, start = matching(name, special)
+def walk(name: str, special: bool, seed: int, forced: str = "") -> str:
+    """The text of a random output that the grammar allows: pieces where they fit, else any token.
+
+    The text may be cut off, but not forced calls.
+    """
+    chance = random.Random(f"{name}/{special}/{seed}{forced}")
+    tokens, start = matching(name, special, forced)
     matcher, written, wish = start.deep_copy(), list[int](), list[int]()
     pieces = [*PIECES, *TOOL_FORMATS[name].special_tokens, "<tool_call>", "</tool_call>", CALLS[name]]
     end = tokens.eos_token
-    while len(written) < 400:
+    while forced or len(written) < 400:
         if not wish:
             wish = ids(name, special, chance.choice(pieces), spelled=chance.random() < 0.3)
         allowed = matcher.compute_bitmask()
+        if forced and allowed[end // 8] >> end % 8 & 1 and chance.random() < 0.1:
+            break
         fits = bool(allowed[wish[0] // 8] >> wish[0] % 8 & 1)
         if fits and chance.random() < 0.97:
             token = wish.pop(0)
@@ -166,6 +180,37 @@ def walk(name: str, special: bool, seed: int) -> str:
 def test_whatever_the_grammar_allows_calls_of_strict_tools_follow_their_schemas(name: str, special: bool) -> None:
     num_calls = sum(len(check(name, walk(name, special, seed)).calls) for seed in range(40))
     assert num_calls > 5
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("forced", ["one", "several"])
+@pytest.mark.parametrize("name", ONLY_CALLS)
+def test_whatever_the_grammar_of_forced_calls_allows_is_calls_and_follows_all_schemas(
+    name: str, forced: str, special: bool
+) -> None:
+    counts = list[int]()
+    for seed in range(20):
+        output = parsed(name, walk(name, special, seed, forced))
+        assert not output.content.strip()
+        assert not output.cut
+        for function, arguments in output.calls:
+            jsonschema.validate(json.loads(arguments), {**SCHEMAS, "free": PLACE}[function])
+        counts.append(len(output.calls))
+    assert min(counts) == 1
+    assert max(counts) == 1 if forced == "one" else max(counts) > 1
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("name", ONLY_CALLS)
+def test_forced_calls_are_allowed_as_models_write_them_and_nothing_else_is(name: str, special: bool) -> None:
+    _, start = matching(name, special, "several")
+    for before, after in (("", ""), ("\n\n", "\n")):
+        matcher, written = start.deep_copy(), ids(name, special, before + CALLS[name] + after)
+        assert matcher.try_consume_tokens(written) == len(written)
+        assert matcher.is_accepting()
+    for text in ("Hello.", "<think>", END, CALLS[name] + "Hello."):
+        written = ids(name, special, text)
+        assert start.deep_copy().try_consume_tokens(written) < len(written), text
 
 
 @pytest.mark.parametrize("spelled", [True, False])
