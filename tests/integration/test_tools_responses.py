@@ -143,7 +143,7 @@ async def test_a_background_response_shows_the_call_so_far(system: System) -> No
     [
         ({"tool_choice": "auto"}, CALL + CALL, ["get_weather"] * 2),
         ({"parallel_tool_calls": False}, CALL + CALL, ["get_weather"]),
-        ({"tool_choice": "required"}, f'[{{"name": "get_weather", "parameters": {ROME}}}]', ["get_weather"]),
+        ({"tool_choice": "required"}, CALL, ["get_weather"]),
         ({"tool_choice": {"type": "function", "name": "get_weather"}}, ROME, ["get_weather"]),
         ({"tool_choice": "none"}, "Hello.", []),
     ],
@@ -168,7 +168,6 @@ async def test_the_model_is_told_of_allowed_tools_only(system: System) -> None:
     assert (calls(response), response.tool_choice.to_dict()) == ([("other", "{}")], choice)
     assert "get_weather" not in system.script.prompts[-1]
     assert [tool.name for tool in response.tools] == ["get_weather", "other"]
-    system.script.says = '[{"name": "other", "parameters": {}}]'
     required = await system.create(tools=[WEATHER, OTHER], tool_choice={**choice, "mode": "required"})
     assert calls(required) == [("other", "{}")]
     for wrong, param in (
