@@ -257,8 +257,12 @@ class Generation(Protocol):
         """Yields batches of updates; those of one sequence are in order. Raises ServiceError if the request fails."""
         ...
 
-    async def cancel(self, reason: str) -> None:
-        """Ends all sequences that are still running. Idempotent; does nothing after the end."""
+    async def cancel(self, reason: str, cause: str = "") -> None:
+        """Ends all sequences that are still running. Idempotent; does nothing after the end.
+
+        `cause`: who ended the request early, for its record: a code of `record.explanation.ENDINGS` or of an error;
+        empty: unknown.
+        """
         ...
 
 

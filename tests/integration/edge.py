@@ -99,7 +99,7 @@ class ScriptedGeneration:
             self.generated += sum(len(update.token_ids) for update in step)
             yield step
 
-    async def cancel(self, reason: str) -> None:
+    async def cancel(self, reason: str, cause: str = "") -> None:
         self.cancelled.append(reason)
         self.stopped.set()
 
@@ -306,3 +306,11 @@ async def call(port: int, method: str, path: str, body: Any = b"", headers: Mapp
     async with Connection(port) as connection:
         await connection.send(method, path, data, headers)
         return await connection.reply(method)
+
+
+async def endings(recorder: Recorder) -> list[tuple[str | None, str]]:
+    """Returns how each recorded request has ended, and the cause, when none runs any more."""
+    async with asyncio.timeout(10):
+        while any(one.outcome is None for one in recorder.all()):
+            await asyncio.sleep(0.01)
+    return [(one.outcome, one.error_code) for one in recorder.all()]

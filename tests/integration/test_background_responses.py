@@ -14,6 +14,7 @@ import pytest
 
 from services.gateway.generation import GenerationRequest, SequenceUpdate
 from services.gateway.http.auth import ApiKeys
+from services.gateway.record import Recorder
 from services.gateway.responses.log_store import LogResponseStore
 from services.gateway.streams.background import BackgroundStreams
 from services.gateway.streams.background_store import BackgroundStore
@@ -24,7 +25,7 @@ from shared.clock import SystemClock
 from shared.errors import ServiceError
 from shared.messages import StreamTaken
 from shared.security.api_keys import keys_of_text
-from tests.integration.edge import Reply, ScriptedBackend, call, serving, text_batches
+from tests.integration.edge import Reply, ScriptedBackend, call, endings, serving, text_batches
 from tests.integration.test_streams import KEY_FILE
 
 pytestmark = pytest.mark.nats
@@ -181,7 +182,11 @@ async def test_a_response_whose_gateway_is_gone_goes_on_at_another_and_ends_once
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
-async def test_a_response_is_cancelled_at_any_gateway(deployment: Deployment, is_gone: bool):
+async def test_a_response_is_cancelled_at_any_gateway(
+    nats_connect: Any, nats_server: Any, subjects: Any, is_gone: bool
+):
+    recorder = Recorder(8)
+    deployment = Deployment(nats_connect, nats_server, subjects, recorder=recorder)
     async with deployment.gateway("one", manual()) as one, deployment.gateway("two", manual()) as two:
         name = (await one.ask("POST", "", BODY)).json["id"]
         generation = await one.backend.generations.get()
@@ -196,12 +201,26 @@ async def test_a_response_is_cancelled_at_any_gateway(deployment: Deployment, is
         generation.put(steps[1])
         one.streams.on_taken(StreamTaken(name.removeprefix("resp_"), 9))
         await asyncio.wait_for(generation.stopped.wait(), 10)
+        assert await endings(recorder) == [("cancelled", "stream_taken")]
         for gateway in (one, two):
             assert (await gateway.ask("GET", f"/{name}")).json == cancelled
             assert (await gateway.ask("POST", f"/{name}/cancel")).json == cancelled
             assert [event["type"] for event in await gateway.events(name)][-1] == "response.output_text.delta"
         assert (await one.ask("DELETE", f"/{name}")).json["deleted"] is True
         assert (await two.ask("GET", f"/{name}")).status == 404
+
+
+async def test_the_record_of_a_response_tells_that_the_api_has_cancelled_it(
+    nats_connect: Any, nats_server: Any, subjects: Any
+):
+    recorder = Recorder(8)
+    deployment = Deployment(nats_connect, nats_server, subjects, recorder=recorder)
+    async with deployment.gateway("one", manual()) as one:
+        name = (await one.ask("POST", "", BODY)).json["id"]
+        generation = await one.backend.generations.get()
+        assert (await one.ask("POST", f"/{name}/cancel")).json["status"] == "cancelled"
+        assert generation.cancelled == ["abort"]
+        assert await endings(recorder) == [("cancelled", "cancelled_by_api")]
 
 
 async def test_a_response_that_runs_in_another_gateway_is_deleted(deployment: Deployment):
@@ -230,7 +249,11 @@ async def test_a_failure_ends_a_response_for_all_gateways(deployment: Deployment
         }  # fmt: skip
 
 
-async def test_a_gateway_that_shuts_down_leaves_its_responses_to_others(deployment: Deployment):
+async def test_a_gateway_that_shuts_down_leaves_its_responses_to_others(
+    nats_connect: Any, nats_server: Any, subjects: Any
+):
+    recorder = Recorder(8)
+    deployment = Deployment(nats_connect, nats_server, subjects, recorder=recorder)
     async with deployment.gateway("two", manual()) as two:
         async with deployment.gateway("one", manual()) as one:
             name = (await one.ask("POST", "", BODY)).json["id"]
@@ -239,6 +262,7 @@ async def test_a_gateway_that_shuts_down_leaves_its_responses_to_others(deployme
             await has_text(two, name, "Good ")
         deployment.living = {("two", "boot")}
         assert generation.cancelled == ["abort"]
+        assert await endings(recorder) == [("cancelled", "draining")]
         resumed = await two.backend.generations.get()
         resumed.put(*again(resumed.request, 9), None)
         ended = await is_in(two, name, "completed")

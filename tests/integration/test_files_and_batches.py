@@ -9,9 +9,10 @@ import openai
 import pytest
 from openai.types import Batch
 
+from services.gateway.record import Recorder
 from shared import limits
 from shared.errors import ServiceError
-from tests.integration.edge import ScriptedBackend, call, serving, text_batches
+from tests.integration.edge import ScriptedBackend, call, endings, serving, text_batches
 from tests.integration.test_openai_client import client
 from tests.integration.test_pooling_endpoints import pooling_backend
 from tests.unit.gateway.http.test_multipart import form
@@ -271,8 +272,8 @@ async def test_a_batch_or_an_input_file_that_is_not_there_is_not_found():
 
 
 async def test_a_cancelled_batch_keeps_its_answers():
-    backend = ScriptedBackend(manual=True)
-    async with serving(backend) as port, client(port) as api:
+    backend, recorder = ScriptedBackend(manual=True), Recorder(8)
+    async with serving(backend, recorder=recorder) as port, client(port) as api:
         batch = await start(api, lines({"prompt": "one"}, {"prompt": "two"}))
         first, second = await backend.generations.get(), await backend.generations.get()
         first.put(*text_batches("Good ", "day"), None)
@@ -282,6 +283,7 @@ async def test_a_cancelled_batch_keeps_its_answers():
         batch = await ended(api, batch.id)
         assert batch.status == "cancelled"
         assert second.cancelled == ["abort"]
+        assert sorted(await endings(recorder)) == [("cancelled", "batch_stopped"), ("completed", "")]
         assert len(await answers(api, batch.output_file_id)) == 1
         assert batch.error_file_id is None
 

@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 
 from services.gateway.generation import SequenceUpdate
+from services.gateway.record import Recorder
 from shared.errors import ServiceError
-from tests.integration.edge import Connection, Reply, ScriptedBackend, ScriptedGeneration, call, serving, text_batches
+from tests.integration.edge import (
+    Connection,
+    Reply,
+    ScriptedBackend,
+    ScriptedGeneration,
+    call,
+    endings,
+    serving,
+    text_batches,
+)
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "stream": True}
 COMPLETION: dict[str, Any] = {"prompt": "hi", "stream": True}
@@ -118,10 +128,11 @@ async def test_an_error_after_the_first_byte_ends_the_stream_without_done(first:
 
 
 async def test_our_own_fault_in_mid_stream_is_told_without_details(caplog: pytest.LogCaptureFixture):
-    backend = ScriptedBackend(reply=lambda _: [[update("a")], KeyError("secret detail")])
-    async with serving(backend) as port:
+    backend, recorder = ScriptedBackend(reply=lambda _: [[update("a")], KeyError("secret detail")]), Recorder(8)
+    async with serving(backend, recorder=recorder) as port:
         reply = await call(port, "POST", "/v1/chat/completions", CHAT)
     assert reply.events[-1]["error"]["code"] == "internal_error"
+    assert await endings(recorder) == [("cancelled", "internal_error")]
     assert b"secret" not in reply.body
     assert "[DONE]" not in reply.events
     assert sum("secret detail" in (record.exc_text or "") for record in caplog.records) == 1
@@ -140,13 +151,15 @@ async def test_a_stream_that_breaks_off_does_not_look_complete():
 async def test_a_client_that_leaves_before_the_first_token_cancels_the_generation(stream: bool, body: Any):
     backend = ScriptedBackend(manual=True)
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    async with serving(backend) as port:
+    recorder = Recorder(8)
+    async with serving(backend, recorder=recorder) as port:
         connection = Connection(port)
         async with connection:
             await start(connection, {**body, "stream": stream}, path)
             generation = await backend.generations.get()
         await cancelled(generation)
         assert generation.cancelled == ["abort"]
+        assert await endings(recorder) == [("cancelled", "client_closed_request")]
         metrics = (await call(port, "GET", "/metrics")).body
     assert b'vllm:request_success_total{finished_reason="abort",model_name="org/toy"} 1.0' in metrics
     assert b'antiphon:request_errors_total{code="client_closed_request"} 1.0' in metrics

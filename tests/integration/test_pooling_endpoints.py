@@ -9,8 +9,9 @@ import openai
 import pytest
 
 from services.gateway.generation import GenerationRequest, SequenceUpdate
+from services.gateway.record import Recorder
 from shared.errors import ServiceError
-from tests.integration.edge import CARD, ScriptedBackend, Step, call, serving
+from tests.integration.edge import CARD, ScriptedBackend, Step, call, endings, serving
 from tests.integration.test_openai_client import client
 
 POOLING_CARD = replace(CARD, embedding_size=2)
@@ -74,13 +75,14 @@ async def test_a_failure_of_the_engine_reaches_the_client_and_the_metrics():
 
 
 async def test_a_client_that_leaves_cancels_its_request():
-    backend = pooling_backend(manual=True)
-    async with serving(backend) as port, client(port) as api:
+    backend, recorder = pooling_backend(manual=True), Recorder(8)
+    async with serving(backend, recorder=recorder) as port, client(port) as api:
         asking = asyncio.create_task(api.embeddings.create(model="org/toy", input="hello"))
         generation = await backend.generations.get()
         asking.cancel()
         await asyncio.wait_for(generation.stopped.wait(), 5)
         assert generation.cancelled == ["abort"]
+        assert await endings(recorder) == [("cancelled", "client_closed_request")]
 
 
 async def test_prompt_tokens_are_counted_in_the_metrics():

@@ -9,11 +9,12 @@ import pytest
 
 from services.gateway.generation import GenerationRequest, SequenceUpdate
 from services.gateway.http.auth import ApiKeys
+from services.gateway.record import Recorder
 from shared.errors import ServiceError
 from shared.messages import PositionLogprobs, TokenText
 from shared.parameters.grammar import Grammar
 from shared.security.api_keys import keys_of_text
-from tests.integration.edge import ScriptedBackend, call, serving, text_batches
+from tests.integration.edge import ScriptedBackend, call, endings, serving, text_batches
 from tests.integration.test_openai_client import client
 
 KEYS = """
@@ -265,11 +266,13 @@ async def test_a_failed_background_response_says_why():
 
 async def test_a_running_response_is_cancelled_when_it_is_deleted():
     backend = ScriptedBackend(manual=True)
-    async with serving(backend) as port, client(port) as api:
+    recorder = Recorder(8)
+    async with serving(backend, recorder=recorder) as port, client(port) as api:
         queued = await api.responses.create(model="org/toy", input="Hi", background=True)
         generation = await backend.generations.get()
         await api.responses.delete(queued.id)
         assert generation.cancelled == ["abort"]
+        assert await endings(recorder) == [("cancelled", "cancelled_by_api")]
         with pytest.raises(openai.NotFoundError):
             await api.responses.retrieve(queued.id)
 

@@ -17,6 +17,7 @@ import pytest
 from services.gateway.generation import GenerationRequest
 from services.gateway.http.auth import ApiKeys
 from services.gateway.pictures.kept import kept_picture
+from services.gateway.record import Recorder
 from services.gateway.streams.store import StreamStore
 from services.gateway.streams.streams import Streams
 from shared import limits
@@ -24,7 +25,7 @@ from shared.actors.host import Host
 from shared.clock import SystemClock
 from shared.messages import StreamTaken
 from shared.security.api_keys import keys_of_text
-from tests.integration.edge import Connection, ScriptedBackend, call, serving, text_batches
+from tests.integration.edge import Connection, ScriptedBackend, call, endings, serving, text_batches
 from tests.integration.seen_pictures import data_url, eye, seen
 
 pytestmark = pytest.mark.nats
@@ -224,7 +225,8 @@ async def test_a_client_that_disconnects_cancels_its_stream_unless_it_is_resumab
 
 async def test_the_grace_of_a_stream_without_its_client_ends(nats_connect, nats_server, subjects):
     transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(manual=True)
-    async with gateway(transport, subjects, backend, grace_s=0.3) as (port, _):
+    recorder = Recorder(8)
+    async with gateway(transport, subjects, backend, grace_s=0.3, recorder=recorder) as (port, _):
         async with Connection(port) as connection:
             body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
             await connection.send("POST", CHAT, body, {"x-antiphon-resumable": "1"})
@@ -232,12 +234,14 @@ async def test_the_grace_of_a_stream_without_its_client_ends(nats_connect, nats_
             generation.put(text_batches("Good ", "day")[0])
             await connection.head()
         await asyncio.wait_for(generation.stopped.wait(), 10)
+        assert await endings(recorder) == [("cancelled", "client_closed_request")]
     assert generation.cancelled == ["abort"]
 
 
 async def test_a_gateway_that_shuts_down_waits_for_no_client_to_come_back(nats_connect, nats_server, subjects):
     transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(manual=True)
-    async with gateway(transport, subjects, backend) as (port, streams):
+    recorder = Recorder(8)
+    async with gateway(transport, subjects, backend, recorder=recorder) as (port, streams):
         async with Connection(port) as connection:
             body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
             await connection.send("POST", CHAT, body, {"x-antiphon-resumable": "1"})
@@ -248,14 +252,30 @@ async def test_a_gateway_that_shuts_down_waits_for_no_client_to_come_back(nats_c
         assert not generation.stopped.is_set()
         streams.leave()
         await asyncio.wait_for(generation.stopped.wait(), 10)
+        assert await endings(recorder) == [("cancelled", "draining")]
+
+
+async def test_a_stream_that_a_gateway_hands_over_ends_because_of_the_shutdown(nats_connect, nats_server, subjects):
+    transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(manual=True)
+    recorder = Recorder(8)
+    async with gateway(transport, subjects, backend, recorder=recorder) as (port, streams):
+        async with Connection(port) as connection:
+            body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
+            await connection.send("POST", CHAT, body, {"x-antiphon-resumable": "1"})
+            generation = await backend.generations.get()
+            generation.put(text_batches("Good ", "day")[0])
+            await connection.head()
+            streams.hand_over()
+            await asyncio.wait_for(generation.stopped.wait(), 10)
+        assert await endings(recorder) == [("cancelled", "draining")]
 
 
 async def test_the_former_run_at_another_gateway_ends(nats_connect, nats_server, subjects):
     transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(manual=True)
-    other = ScriptedBackend()
+    other, recorder = ScriptedBackend(), Recorder(8)
     told: list[Any] = []
     async with (
-        gateway(transport, subjects, backend) as (port, streams),
+        gateway(transport, subjects, backend, recorder=recorder) as (port, streams),
         gateway(transport, subjects, other, "gateway-2") as (second, _),
         Connection(port) as connection,
     ):
@@ -277,6 +297,7 @@ async def test_the_former_run_at_another_gateway_ends(nats_connect, nats_server,
         streams.on_taken(StreamTaken(request_id, 2))
         assert b"stream_taken" in await connection.rest()
         await subscription.unsubscribe()
+        assert await endings(recorder) == [("cancelled", "stream_taken")]
     assert other.requests[0].resumed.token_ids == ((1,),)
 
 

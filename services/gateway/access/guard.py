@@ -240,11 +240,11 @@ class GuardedGeneration:
             raise
         self._end("completed")
 
-    async def cancel(self, reason: str) -> None:
+    async def cancel(self, reason: str, cause: str = "") -> None:
         """See Generation."""
         if self._inner is not None:
-            await self._inner.cancel(reason)
-        self._end("cancelled")
+            await self._inner.cancel(reason, cause)
+        self._end("cancelled", cause=cause)
         self._request.record.closed()
 
     async def _admit(self) -> None:
@@ -264,13 +264,13 @@ class GuardedGeneration:
         if self._num_shown and not self._first_token_s:
             self._first_token_s = time.perf_counter() - self._started_s
 
-    def _end(self, outcome: UsageOutcome, error_code: str = "") -> None:
+    def _end(self, outcome: UsageOutcome, error_code: str = "", cause: str = "") -> None:
         if self._ended:
             return
         self._ended = True
-        counts = self.token_counts
+        counts, code = self.token_counts, error_code or cause
         self._request.record.ended(
-            outcome, error_code, counts.prompt, counts.cached, counts.generated, tuple(self._finish_reasons)
+            outcome, code, counts.prompt, counts.cached, counts.generated, tuple(self._finish_reasons)
         )
         if self._reservation is not None:
             if self._inner is None:

@@ -16,10 +16,11 @@ T = TypeVar("T")
 
 
 class ClientGoneError(ServiceError):
-    """The client has closed the connection."""
+    """The client has closed the connection, or does not read. `cause`: which one, for the record of the request."""
 
-    def __init__(self) -> None:
+    def __init__(self, cause: str = "client_closed_request") -> None:
         super().__init__("client_closed_request", "The client closed the connection.")
+        self.cause = cause
 
 
 class HandedOverError(ServiceError):

@@ -18,6 +18,8 @@ DATA = b"data: "
 END = b"\n\n"
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+NOT_READING = "client_stopped_reading"
+"""The cause of a ClientGoneError if the client accepts no data."""
 CONTENT_TYPE = b"text/event-stream; charset=utf-8"
 HEADERS = [
     (b"cache-control", b"no-cache"),
@@ -81,7 +83,7 @@ class EventChannel:
             if time.monotonic() < self._due():
                 continue
             if self._writing:
-                raise ClientGoneError
+                raise ClientGoneError(NOT_READING)
             await self._comment()
 
     async def _comment(self) -> None:
@@ -89,7 +91,7 @@ class EventChannel:
             async with asyncio.timeout(self._stall_s):
                 await self.write(KEEP_ALIVE)
         except TimeoutError:
-            raise ClientGoneError from None
+            raise ClientGoneError(NOT_READING) from None
 
     def _due(self) -> float:
         return self._written_s + (self._stall_s if self._writing else self._keep_alive_s)

@@ -5,6 +5,7 @@ or as a stream. The generation is always cancelled at the end (success, error, c
 no effect on a generation that has already ended.
 """
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -14,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from services.gateway.access.call import current_call
 from services.gateway.generation import (
     Backend,
     Generation,
@@ -325,7 +327,7 @@ class ResponseRunner:
 
     @contextlib.asynccontextmanager
     async def _generating(self) -> AsyncIterator[Generation]:
-        reason = "abort"
+        reason, cause = "abort", ""
         generation: Generation | None = None
         try:
             generation = self._backend.generate(self._context.request)
@@ -333,14 +335,20 @@ class ResponseRunner:
             reason = "stop"
         except ClientGoneError as gone:
             self._trace.failed(gone.code)
+            cause = gone.cause
+            raise
+        except asyncio.CancelledError as cancelled:
+            # Who cancels the task of a request names the cause as the message; the task group of a batch cannot.
+            cause = str(cancelled.args[0]) if cancelled.args else "batch_stopped" if current_call().in_batch else ""
             raise
         except Exception as error:
             reason = "error"
-            self._trace.failed(error.code if isinstance(error, ServiceError) else "internal_error")
+            cause = error.code if isinstance(error, ServiceError) else "internal_error"
+            self._trace.failed(cause)
             raise
         finally:
             if generation is not None:
-                await generation.cancel(reason)
+                await generation.cancel(reason, cause)
             self._meter.ended(self._accumulator, reason)
             self._trace.end(self._accumulator, _num_prompt_tokens(generation), self._meter.time_to_first_token_s)
 

@@ -132,7 +132,7 @@ class RequestActor:
         if self.error is not None:
             raise self.error
 
-    async def cancel(self, reason: str) -> None:
+    async def cancel(self, reason: str, cause: str = "") -> None:
         """See Generation."""
         if not self._over:
             self._finish(ServiceError("client_closed_request", f"The request was cancelled: {reason}."))

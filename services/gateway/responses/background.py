@@ -34,7 +34,7 @@ class BackgroundResponse:
         """Cancels the response unless it has ended. Returns when it is stored."""
         assert self._task is not None
         if not self.encoder.is_final:
-            self._task.cancel()
+            self._task.cancel("cancelled_by_api")
         await asyncio.wait([self._task])
 
     async def _generate(self, store: Callable[["BackgroundResponse"], Awaitable[None]]) -> None:

@@ -165,11 +165,11 @@ class BackgroundStreams:
         """Ends all runs in this gateway, because it shuts down; other gateways continue them."""
         self._is_leaving = True
         for found in list(self.running.values()):
-            found.stream.take_away()
+            found.stream.take_away("draining")
 
     async def _take_away(self, record: StreamRecord, token: int) -> None:
         if (here := self.running.get(record.request_id)) is not None:
-            here.stream.take_away()
+            here.stream.take_away("cancelled_by_api")
             await here.stream.over()
         elif not self._is_own(record):
             subject = self._host.subjects.gateway_control(record.owner_id, record.owner_instance_id)

@@ -82,16 +82,18 @@ class RunningStream:
         sink = DetachableSink(channel)
         # This avoids one await per token for streams that end with their clients.
         self._work = asyncio.create_task(run.detached(sink if self._grace_s else channel))
+        cause: str | None = None
         try:
             await unless_gone(receive, self._result(self._work), channel.mind())
-        except ClientGoneError:
+        except ClientGoneError as gone:
+            cause = gone.cause
             sink.detach()
             self._is_alone = True
             if self._grace_s and not self._work.done():
                 await asyncio.wait({self._work}, timeout=self._grace_s)
             raise
         finally:
-            self._work.cancel()
+            self._work.cancel(cause)
             await asyncio.gather(self._work, return_exceptions=True)
             self._end()
 
@@ -119,19 +121,19 @@ class RunningStream:
         """Ends the wait for a client, because the gateway shuts down: the stream can be resumed at another gateway."""
         self._grace_s = 0.0
         if self._is_alone and self._work is not None:
-            self._work.cancel()
+            self._work.cancel("draining")
 
-    def take_away(self) -> None:
-        """Ends the run, because another gateway continues the stream."""
+    def take_away(self, cause: str = "stream_taken") -> None:
+        """Ends the run, because another gateway continues the stream or, by another `cause`, has ended it."""
         self._taken = True
         if self._work is not None:
-            self._work.cancel()
+            self._work.cancel(cause)
 
     def hand_over(self) -> None:
         """Ends the run, because the gateway ends: the client resumes the stream at another gateway."""
         self._is_handed_over = True
         if self._work is not None:
-            self._work.cancel()
+            self._work.cancel("draining")
 
     async def over(self) -> None:
         """Returns when the run has ended."""

@@ -55,7 +55,7 @@ class Finished:
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         raise NotImplementedError
 
-    async def cancel(self, reason: str) -> None:
+    async def cancel(self, reason: str, cause: str = "") -> None:
         pass
 
 

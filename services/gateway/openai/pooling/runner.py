@@ -35,21 +35,22 @@ async def run(
     """Returns the vectors of all prompts. Raises ServiceError. The request's body must have been read before."""
     found = Pooled([b""] * request.num_prompts)
     generation: Generation | None = None
-    reason = "abort"
+    reason, cause = "abort", ""
     with _span(request, headers) as span:
         request.trace_headers.update(span.headers())
         try:
             generation = backend.generate(request)
             await unless_gone(receive, _collect(generation, found))
             reason = "stop"
-        except ClientGoneError:
+        except ClientGoneError as gone:
+            cause = gone.cause
             raise
-        except Exception:
-            reason = "error"
+        except Exception as error:
+            reason, cause = "error", error.code if isinstance(error, ServiceError) else "internal_error"
             raise
         finally:
             if generation is not None:
-                await generation.cancel(reason)
+                await generation.cancel(reason, cause)
             metrics.success.labels(request.model, reason).inc(len(found.vectors))
         span.set(Names.USAGE_INPUT_TOKENS, found.num_tokens)
         span.set(Names.USAGE_CACHE_READ_INPUT_TOKENS, found.num_cached_tokens)

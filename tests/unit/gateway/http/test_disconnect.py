@@ -54,8 +54,9 @@ async def test_work_is_cancelled_when_the_client_leaves():
         finally:
             cancelled.set()
 
-    with pytest.raises(ClientGoneError):
+    with pytest.raises(ClientGoneError) as gone:
         await unless_gone(leaving, work())
+    assert gone.value.cause == "client_closed_request"
     assert cancelled.is_set()
 
 

@@ -67,8 +67,9 @@ async def test_a_client_that_takes_nothing_counts_as_gone():
     channel = sse.EventChannel(client.send, keep_alive_s=60, stall_s=0.02)
     await channel.write(b"a")
     client.open.clear()
-    with pytest.raises(ClientGoneError):
+    with pytest.raises(ClientGoneError) as gone:
         await unless_gone(never, channel.write(b"b"), channel.mind())
+    assert gone.value.cause == "client_stopped_reading"
 
 
 @pytest.mark.matrix("G-02")
@@ -76,5 +77,6 @@ async def test_a_client_that_does_not_even_take_a_comment_counts_as_gone():
     client = Client()
     channel = sse.EventChannel(client.send, keep_alive_s=0.01, stall_s=0.02)
     client.open.clear()
-    with pytest.raises(ClientGoneError):
+    with pytest.raises(ClientGoneError) as gone:
         await unless_gone(never, never(), channel.mind())
+    assert gone.value.cause == "client_stopped_reading"
