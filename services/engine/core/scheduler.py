@@ -51,12 +51,9 @@ from services.engine.core.policy.waiting import WaitingQueue
 from services.engine.core.rows import RowTable
 from services.engine.core.sequence import Sequence, Status
 from services.engine.core.step_draft import StepDraft, joining, part_of
+from shared.batch_rows import num_reserved_rows
 
 _AGE = attrgetter("age")
-RESERVED_SHARE = 64
-"""One row, plus one for each RESERVED_SHARE rows, is reserved for clients without a running sequence."""
-RESERVING_ROWS_MIN = 16
-"""With fewer rows none is reserved, because a single client would lose too large a part of them."""
 
 
 class Scheduler:
@@ -98,7 +95,7 @@ class Scheduler:
         ratio = limits.kv_cache_ratio
         self._reserve = 0 if ratio is None else pool.num_blocks - int(ratio * pool.num_blocks)
         rows = limits.max_num_seqs
-        self._reserved_rows = 1 + rows // RESERVED_SHARE if rows >= RESERVING_ROWS_MIN else 0
+        self._reserved_rows = num_reserved_rows(rows)
         self._delay = AdmissionDelay(limits.scheduler_delay_factor)
         self.newcomers = NewcomerSteps()
         self._speculation = SpeculationController()

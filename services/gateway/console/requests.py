@@ -14,6 +14,7 @@ from services.gateway.access.call import current_call, reachable_key
 from services.gateway.http.json_response import NOT_KEPT, json_response
 from services.gateway.openai.listing import check_query, page
 from services.gateway.record import RecordDirectory, trace_events_of
+from services.gateway.record.slowness import mark_outliers
 from shared.errors import ServiceError
 from shared.messages import RecordListQuery, RecordOrder, RecordQuery, RequestState
 from shared.request.checks import refuse
@@ -63,6 +64,7 @@ class RequestEndpoints:
         # A gateway of an older version does not tell which requests were slow.
         requests = [one for one in found.requests if not slow or one.get("slow")]
         body = page(requests, limit=limit, order="asc", after=after)
+        mark_outliers(body["data"])
         num_slow = sum(bool(one.get("slow")) for one in requests)
         return json_response({**body, "num_slow": num_slow, "silent_gateways": found.silent_gateways}, headers=NOT_KEPT)
 

@@ -7,15 +7,42 @@ itself. Of several sequences, the one that ended last counts: the request waited
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
+
+from shared.batch_rows import num_reserved_rows
 
 MOST, ALSO = 0.5, 0.2
 """Shares of the whole time: of a cause that took most of it, and of a second one that is named too."""
 FEW_STEPS = 10
 """Of fewer steps, one may well take a fifth of the time."""
 
+UNKNOWN_LACK = "Its batch had no place, or too few KV blocks were free."
+NO_LACK = (
+    "The batch had a place and enough KV blocks were free: the prompts of others came first, or the engine stood still."
+)
+TWO_QUEUES = (
+    "It waited twice because an engine takes more sequences than its batch has places: the next ones are there already "
+    "when a place becomes free."
+)
+
 TOKENIZER_CALL_S, TOKENS_PER_S = 0.1, 10_000
 """Tokenizing that takes longer than a call and this rate allow, on a slow machine too, did not depend on the prompt."""
+
+ENDINGS = {
+    "client_closed_request": "the client closed the connection",
+    "client_stopped_reading": "the client did not read the answer",
+    "cancelled_by_api": "a call of the API cancelled it",
+    "stream_taken": "another connection or gateway continued it, or a call of the API cancelled it",
+    "draining": "the gateway was shutting down",
+    "batch_stopped": "its batch was cancelled, has expired, or goes on at another gateway",
+    "deadline_exceeded": "it did not end within its timeout",
+    "server_is_overloaded": "the server had no room for it",
+    "no_engine": "no engine of the model was running",
+    "no_tokenizer": "no tokenizer of the model answered",
+    "engine_failure": "its engine failed",
+}
+"""Causes of an early end in words: codes of errors, and of cancellations (`Generation.cancel`)."""
 
 
 @dataclass(slots=True)
@@ -30,8 +57,8 @@ class _Cause:
     duration_s: float = 0.0
     num_tokens: int = 0
     why: str = ""
-    places: int = 0
-    """Of `engine_queue`: the most sequences in the engine's batch; 0: unknown."""
+    attempt: dict[str, Any] | None = None
+    """Of `engine_queue`: the placement on the engine, if its first step is known."""
     steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
 
@@ -131,7 +158,7 @@ def _divided(timeline: dict[str, Any], sequence: dict[str, Any] | None) -> _Divi
 
 def _tokenizer(timeline: dict[str, Any]) -> str:
     """Returns the tokenizer that the request was with; empty if it is unknown, or if there were several."""
-    answered, silent = timeline["tokenizer"], set(filter(None, timeline["silent_tokenizers"]))
+    answered, silent = timeline["tokenizer"], set(_silent(timeline))
     if not timeline["silent_tokenizers"]:
         return answered or ""
     return silent.pop() if len(silent) == 1 and answered in (None, *silent) else ""
@@ -160,7 +187,7 @@ def _divide_attempt(
         if steps:
             cause = division.until(min(steps[0]["start_s"], end if first is None else first), "engine_queue", engine)
             assert cause is not None
-            cause.steps, cause.places = steps[:1], attempt["batch_places"] or 0
+            cause.attempt = attempt
         began = bool(steps) or first is not None
         cause = division.until(end if first is None else first, "prefill" if began else "engine_queue", engine)
         if cause is not None and began:
@@ -204,9 +231,11 @@ def _sentences(timeline: dict[str, Any], sequence: dict[str, Any] | None, causes
         yield f"{text[0].upper()}{text[1:]} took {_s(one.duration_s)}."
         if one.duration_s >= ALSO * total:
             yield from _detail(one, timeline)
+    if {"gateway_queue", "engine_queue"} <= {one.name for one in causes if one.duration_s >= ALSO * total}:
+        yield TWO_QUEUES
     yield from _early_losses(sequence)
-    if timeline["error_code"]:
-        yield f"It failed: {timeline['error_code']}."
+    if timeline["state"] in ("failed", "cancelled"):
+        yield _ending(timeline)
     if sequence is not None and len(timeline["sequences"]) > 1:
         yield f"These are the times of output {sequence['index']}, which ended last."
 
@@ -252,7 +281,7 @@ def _detail(cause: _Cause, timeline: dict[str, Any]) -> Iterator[str]:
     if cause.name == "tokenization":
         yield from _tokenization_detail(cause, timeline)
     if cause.name == "engine_queue":
-        yield from _engine_queue_detail(cause)
+        yield from _engine_queue_detail(cause.attempt)
     if cause.name == "prefill":
         others = sum(one["batch_tokens"] - one["num_tokens"] for one in cause.steps)
         if others > sum(one["num_tokens"] for one in cause.steps):
@@ -262,7 +291,9 @@ def _detail(cause: _Cause, timeline: dict[str, Any]) -> Iterator[str]:
     if cause.name == "decode" and cause.num_tokens and cause.steps:
         sizes = sum(one["batch_size"] for one in cause.steps) / len(cause.steps)
         shared = "alone in its batch" if sizes < 1.5 else f"in batches of about {sizes:.0f} sequences"
-        yield f"That is {_s(cause.duration_s / cause.num_tokens)} for each token, {shared}."
+        usual_s = timeline["usual_token_s"]
+        usual = f" (usual: {_s(usual_s)})" if usual_s else ""
+        yield f"That is {_s(cause.duration_s / cause.num_tokens)} for each token{usual}, {shared}."
         longest = max(one["end_s"] - one["start_s"] for one in cause.steps)
         if longest >= ALSO * cause.duration_s and len(cause.steps) >= FEW_STEPS:
             yield f"One step alone took {_s(longest)}: the engine stood still, or its machine was busy."
@@ -270,37 +301,83 @@ def _detail(cause: _Cause, timeline: dict[str, Any]) -> Iterator[str]:
         yield "What had been computed was computed again there."
 
 
-def _engine_queue_detail(cause: _Cause) -> Iterator[str]:
-    behind = sum(one["num_waiting"] for one in cause.steps)
-    # The batch of its first step is as full as that of the steps which it had to wait for.
-    is_full = any(one["batch_size"] >= cause.places > 0 for one in cause.steps)
-    yield _full(cause.places) if is_full else "Its batch had no place, or too few KV blocks were free."
-    if behind:
+def _engine_queue_detail(attempt: dict[str, Any] | None) -> Iterator[str]:
+    if attempt is None:
+        yield UNKNOWN_LACK
+        return
+    yield _full_batch(attempt) or _blocks(attempt) or UNKNOWN_LACK
+    if behind := attempt["steps"][0]["num_waiting"]:
         yield f"{behind} more waited when it began."
+
+
+def _full_batch(attempt: dict[str, Any]) -> str:
+    """Returns how full the batch was for which a sequence waited; empty if it was not full, or that is unknown."""
+    places, taken = attempt["batch_places"] or 0, attempt["batch_size_before"]
+    if taken is None:  # its own first step had about as many
+        taken = attempt["steps"][0]["batch_size"]
+    if not places or taken < places - num_reserved_rows(places):
+        return ""
+    if taken < places:
+        return f"{taken} of the {places} places of its batch were taken; the rest is kept for API keys that have none."
+    return f"All {places} places of its batch were taken." if places > 1 else "Its batch takes one sequence at a time."
+
+
+def _blocks(attempt: dict[str, Any]) -> str:
+    """Returns whether a sequence that had a place waited for KV blocks; empty if that is unknown."""
+    free, size = attempt["free_blocks_before"], attempt["block_size"]
+    num_tokens = 0
+    for one in attempt["steps"]:
+        num_tokens += one["num_tokens"]
+        if one["num_output"]:
+            break
+    if free is None or not size or not attempt["batch_places"]:
+        return ""
+    needed = -(-num_tokens // size)
+    return (
+        f"Too few KV blocks were free: its prompt needs {needed}, and {free} were free." if needed > free else NO_LACK
+    )
 
 
 def _tokenization_detail(cause: _Cause, timeline: dict[str, Any]) -> Iterator[str]:
     """Yields why the prompt's tokens took so long, if the length of the prompt is not the reason."""
-    asked = timeline["silent_tokenizers"]
-    silent = list(dict.fromkeys(filter(None, asked)))
+    silent, tries = " and ".join(_silent(timeline)), timeline["silent_tokenizers"]
     if timeline["tokenized_s"] is None:
-        yield f"{' and '.join(silent)} did not answer." if silent else "No tokenizer has answered."
+        yield f"{silent} did not answer." if silent else "No tokenizer has answered."
+        if tries:
+            yield f"The request went {_asked(tries)}."
     elif cause.duration_s > TOKENIZER_CALL_S + timeline["prompt_tokens"] / TOKENS_PER_S:
         count = _count(timeline["prompt_tokens"], "token")
-        yield f"{count} need far less: {_slow_tokenizer(timeline['tokenizer'], silent, len(asked))}."
+        if timeline["tokenizer"] is None:
+            yield f"{count} need far less: the tokenizers had other work, stood still or were being started."
+            return
+        who = silent or ("a tokenizer" if tries else timeline["tokenizer"])
+        yield f"{count} need far less: {who} stood still or had other work."
+        if tries:
+            again = " again" if tries[-1]["tokenizer"] == timeline["tokenizer"] else ""
+            yield f"The request went {_asked(tries)}, then to {timeline['tokenizer']}{again}, which answered."
 
 
-def _slow_tokenizer(answered: str | None, silent: list[str], num_silent: int) -> str:
-    """Returns which tokenizer was slow. `silent`: those that did not answer in time, in `num_silent` tries."""
-    if answered is None:
-        return "the tokenizers had other work, stood still or were being started"
-    who = " and ".join(silent) or ("another tokenizer" if num_silent else answered)
-    tries = f" (the tokenizers were asked {num_silent + 1} times until {answered} answered)" if num_silent else ""
-    return f"{who} stood still or had other work{tries}"
+def _silent(timeline: dict[str, Any]) -> list[str]:
+    """Returns the known tokenizers that did not answer in time, each once."""
+    return list(dict.fromkeys(one["tokenizer"] for one in timeline["silent_tokenizers"] if one["tokenizer"]))
 
 
-def _full(places: int) -> str:
-    return f"All {places} places of its batch were taken." if places > 1 else "Its batch takes one sequence at a time."
+def _asked(tries: list[dict[str, Any]]) -> str:
+    """Returns which tokenizers were asked in turn without an answer."""
+    parts: list[str] = []
+    for name, group in groupby(tries, key=lambda one: one["tokenizer"]):
+        waits = [one["waited_s"] for one in group]
+        who = name or "a tokenizer that the bus chose and whose name is unknown"
+        often = f" ({len(waits)} tries)" if len(waits) > 1 else ""
+        parts.append(f"to {who}, which did not answer within {_s(sum(waits))}{often}")
+    return ", then ".join(parts)
+
+
+def _ending(timeline: dict[str, Any]) -> str:
+    """Returns how a request ended that was not completed."""
+    code, how = timeline["error_code"], "failed" if timeline["state"] == "failed" else "was cancelled"
+    why = f": {ENDINGS[code]} ({code})" if code in ENDINGS else f": {code}" if code else ""
+    return f"It {how} after {_s(timeline['duration_s'])}{why}."
 
 
 def _count(number: int, what: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from services.gateway.record.recorder import Recorder
 from services.gateway.record.request_record import RequestRecord
-from services.gateway.record.slowness import mark_slow
+from services.gateway.record.slowness import mark_slow, usual_token_s
 from services.gateway.record.timeline import summary_of, timeline_of
 from shared import limits
 from shared.messages import RecordListQuery, RecordQuery
@@ -36,8 +36,19 @@ def find_record(recorder: Recorder, gateway_id: str, query: RecordQuery) -> dict
         return None
     if query.form == "content":
         return {"content": record.data, "content_bytes": recorder.content_bytes}
-    convert = timeline_of if query.form == "timeline" else summary_of
-    return {**convert(record), "gateway": gateway_id}
+    found = (
+        timeline_of(record, _usual_token_s(recorder, record, query.key))
+        if query.form == "timeline"
+        else summary_of(record)
+    )
+    return {**found, "gateway": gateway_id}
+
+
+def _usual_token_s(recorder: Recorder, record: RequestRecord, key: str) -> float | None:
+    """Returns the usual seconds for each token of output, among the requests of the model that the key may see."""
+    model = record.facts.model
+    similar = [one for one in recorder.all() if one.facts.model == model and key in ("", one.facts.key)]
+    return usual_token_s([summary_of(one) for one in similar])
 
 
 def ordered(summaries: list[dict[str, Any]], query: RecordListQuery) -> list[dict[str, Any]]:

@@ -6,7 +6,12 @@ from collections.abc import Callable
 
 from services.gateway.record.request_record import NOT_RECORDED, RecordedRequest, RequestFacts, RequestRecord
 from shared import limits
-from shared.messages import StepEvents
+from shared.messages import StepEvent, StepEvents
+
+STEPS_BEFORE = 3
+"""Last steps of each engine that are remembered, for the sequences that begin next."""
+ENGINES_MAX = 256
+"""Engines whose last steps are remembered: those that have told of steps last."""
 
 
 class Recorder:
@@ -30,6 +35,8 @@ class Recorder:
         self._failed: deque[RequestRecord] = deque(maxlen=limits.RECORD_PINNED_MAX)
         self._slowest: list[RequestRecord] = []
         self._by_id: dict[str, RequestRecord] = {}
+        self._last_steps: dict[str, tuple[StepEvent, ...]] = {}
+        """The last STEPS_BEFORE steps that each engine has told of, the engine that told last at the end."""
         self.num_unrecorded = 0
         """Requests that got no record because `limits.RECORD_RUNNING_MAX` others were in progress."""
 
@@ -65,7 +72,9 @@ class Recorder:
         """Adds an engine's steps to the records of the requests that they computed."""
         # The steps of one message are of the same few sequences.
         known: dict[str, tuple[RequestRecord | None, int]] = {}
-        for event in message.steps:
+        last = self._last_steps.get(message.engine_id, ())
+        recent = (*last, *message.steps)
+        for at, event in enumerate(message.steps, len(last)):
             for ref in event.preempted:
                 record, index = known.get(ref.sequence_id) or self._place(ref.sequence_id, known)
                 if record is not None:
@@ -73,7 +82,14 @@ class Recorder:
             for share in event.sequences:
                 record, index = known.get(share.sequence_id) or self._place(share.sequence_id, known)
                 if record is not None:
-                    record.step(index, share, event)
+                    record.step(index, share, event, recent[max(0, at - STEPS_BEFORE) : at])
+        self._remember(message.engine_id, recent[-STEPS_BEFORE:])
+
+    def _remember(self, engine: str, steps: tuple[StepEvent, ...]) -> None:
+        self._last_steps.pop(engine, None)
+        self._last_steps[engine] = steps
+        if len(self._last_steps) > ENGINES_MAX:
+            del self._last_steps[next(iter(self._last_steps))]
 
     def _place(
         self, sequence_id: str, known: dict[str, tuple[RequestRecord | None, int]]

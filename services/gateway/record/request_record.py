@@ -2,7 +2,7 @@
 
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -48,8 +48,8 @@ class RecordedRequest:
     def admitted(self) -> None:
         """The limits of the key let the request pass."""
 
-    def tokenizer_silent(self, name: str) -> None:
-        """A tokenizer has not answered in time; empty: the one of the queue group that got the request."""
+    def tokenizer_silent(self, name: str, waited_s: float) -> None:
+        """A tokenizer has not answered within `waited_s`; empty: the one of the queue group that got the request."""
 
     def tokenizer_answered(self, name: str) -> None:
         """A tokenizer has answered; empty: it did not tell its name."""
@@ -57,8 +57,13 @@ class RecordedRequest:
     def tokenized(self, num_prompt_tokens: int) -> None:
         """The prompts are token ids."""
 
-    def placed(self, index: int, attempt: int, engine: str, detokenizer: str, places: int = 0) -> None:
-        """The sequence is sent to an engine. `places`: the maximum batch size of the engine; 0: unknown."""
+    def placed(
+        self, index: int, attempt: int, engine: str, detokenizer: str, places: int = 0, block_size: int = 0
+    ) -> None:
+        """The sequence is sent to an engine.
+
+        `places`: the maximum batch size of the engine. `block_size`: tokens in one of its KV blocks. 0: unknown.
+        """
 
     def accepted(self, index: int, attempt: int) -> None:
         """The engine has confirmed that it accepts the sequence."""
@@ -81,7 +86,10 @@ class RecordedRequest:
     def ended(
         self, outcome: UsageOutcome, error_code: str, prompt: int, cached: int, generated: int, reasons: tuple[str, ...]
     ) -> None:
-        """The request has ended, with these numbers of tokens and the finish reasons of its sequences."""
+        """The request has ended, with these numbers of tokens and the finish reasons of its sequences.
+
+        `error_code`: of the error that it failed with, or who cancelled it (`Generation.cancel`); may be empty.
+        """
 
     def closed(self) -> None:
         """The last bytes of the answer are written, if it is streamed. Called after `ended`."""
@@ -100,6 +108,12 @@ class Attempt:
     placed_us: int
     places: int = 0
     """The most sequences in the engine's batch; 0: unknown."""
+    block_size: int = 0
+    """Tokens in a KV block of the engine; 0: unknown."""
+    batch_size_before: int | None = None
+    """Sequences in the engine's batch when the sequence had to wait for the last time; None: unknown."""
+    free_blocks_before: int | None = None
+    """The engine's free KV blocks at that time; None: unknown."""
     accepted_us: int | None = None
     lost_us: int | None = None
     reason: str = ""
@@ -107,6 +121,17 @@ class Attempt:
     """STEP_COLUMNS numbers for each step."""
     preempted_before: set[int] = field(default_factory=set[int])
     """Numbers of the steps before which the sequence was preempted."""
+
+    def waited_during(self, steps: list[StepEvent]) -> None:
+        """Adds the engine's load during the wait for the first step, from the third and second last step before it.
+
+        An engine plans a step when the last step before it has ended, or the second last. What it found there was
+        enough to begin; at the end of the step before that one it was not. So the least room of these two counts. The
+        last step tells nothing: it may have ended when the sequence had its place and its blocks already.
+        """
+        if steps:
+            self.batch_size_before = max(max(one.num_sequences, one.num_running) for one in steps)
+            self.free_blocks_before = min(one.num_free_blocks for one in steps)
 
 
 @dataclass(slots=True)
@@ -146,8 +171,8 @@ class RequestRecord(RecordedRequest):
         self.admitted_us: int | None = None
         self.tokenizer = ""
         """The tokenizer that answered last; empty: unknown."""
-        self.silent_tokenizers: list[str] = []
-        """The tokenizers that did not answer in time, in order, one item for each try; empty: unknown which one."""
+        self.silent_tokenizers: list[tuple[str, float]] = []
+        """The tries without an answer: the tokenizer, empty if it is unknown, and how many seconds it had."""
         self.tokenized_us: int | None = None
         self.ended_us: int | None = None
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
@@ -155,6 +180,7 @@ class RequestRecord(RecordedRequest):
         self.outcome: UsageOutcome | None = None
         """None while the request is in progress."""
         self.error_code = ""
+        """The code of the error that it failed with, or who cancelled it (`explanation.ENDINGS`)."""
         self.finish_reasons: tuple[str, ...] = ()
         self.num_steps = self.num_pieces = self.num_marks = 0
         """Events so far, those that were not kept included."""
@@ -187,10 +213,10 @@ class RequestRecord(RecordedRequest):
         """See RecordedRequest."""
         self.admitted_us = self._elapsed_us()
 
-    def tokenizer_silent(self, name: str) -> None:
+    def tokenizer_silent(self, name: str, waited_s: float) -> None:
         """See RecordedRequest."""
         if self._has_room():
-            self.silent_tokenizers.append(name)
+            self.silent_tokenizers.append((name, waited_s))
 
     def tokenizer_answered(self, name: str) -> None:
         """See RecordedRequest."""
@@ -200,11 +226,13 @@ class RequestRecord(RecordedRequest):
         """See RecordedRequest."""
         self.tokenized_us, self.prompt_tokens = self._elapsed_us(), num_prompt_tokens
 
-    def placed(self, index: int, attempt: int, engine: str, detokenizer: str, places: int = 0) -> None:
+    def placed(
+        self, index: int, attempt: int, engine: str, detokenizer: str, places: int = 0, block_size: int = 0
+    ) -> None:
         """See RecordedRequest."""
         if self._has_room():
             one = self.sequences.setdefault(index, SequenceRecord())
-            one.attempts.append(Attempt(attempt, engine, detokenizer, self._elapsed_us(), places))
+            one.attempts.append(Attempt(attempt, engine, detokenizer, self._elapsed_us(), places, block_size))
 
     def accepted(self, index: int, attempt: int) -> None:
         """See RecordedRequest."""
@@ -250,12 +278,14 @@ class RequestRecord(RecordedRequest):
         """See RecordedRequest."""
         self.ended_us = self._elapsed_us()
 
-    def step(self, index: int, share: SequenceStep, event: StepEvent) -> None:
-        """Adds what an engine's step did for a sequence."""
+    def step(self, index: int, share: SequenceStep, event: StepEvent, before: Sequence[StepEvent] = ()) -> None:
+        """Adds what an engine's step did for a sequence. `before`: the engine's steps before it, as far as known."""
         self.num_steps += 1
         one = self.sequences.get(index)
         if one is None or self.num_steps > limits.RECORD_STEPS_MAX or (found := one.attempt(share.attempt)) is None:
             return
+        if not found.steps:
+            found.waited_during([one for one in before if event.step - 3 <= one.step <= event.step - 2])
         found.steps.extend(
             (
                 event.step, share.age_us, event.duration_us, share.start, share.num_tokens, share.num_output,

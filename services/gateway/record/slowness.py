@@ -17,6 +17,10 @@ SLOW_SHARE = 0.2
 SIMILAR_MIN = 5
 """Fewest finished requests of a model that tell what is usual."""
 QUARTER = 0.25
+MOST = 0.75
+"""Share of the largest weight from which a slow request stands out among the slow ones."""
+OUTLIERS_MAX = 5
+"""Requests that stand out at most."""
 
 _TOKENS: dict[str, Callable[[dict[str, Any]], int]] = {
     "tokenization": lambda one: one["prompt_tokens"],
@@ -32,14 +36,35 @@ def mark_slow(summaries: list[dict[str, Any]]) -> None:
     `phase`: the phase that took most beyond its usual time; `move` or `preemption` for a `decode` with one.
     `duration_s`: of this phase; `usual_s`: its usual time; `excess_s`: seconds beyond the usual times, of all phases
     that took SLOW_FACTOR times as long as usual.
+
+    Also sets `token_s`: the seconds of `decode` for each token of output after the first, None without such a token;
+    and `usual_token_s`: what is usual for the model, None if unknown.
     """
     by_model: dict[str, list[dict[str, Any]]] = {}
     for one in summaries:
         by_model.setdefault(one["model"], []).append(one)
     for similar in by_model.values():
         usual = _Usual([one for one in similar if one["state"] == "completed"])
+        token_s = usual.token_s
         for one in similar:
             one["slow"] = _slow(one, usual)
+            one["token_s"], one["usual_token_s"] = _token_s(one), token_s
+
+
+def mark_outliers(summaries: list[dict[str, Any]]) -> None:
+    """Sets the field `stands_out` of each `slow`: whether the request is among the few slowest of these requests.
+
+    The excess is weighted with its share of the request's time: among many requests that waited equally long, the one
+    that would have been done first has lost most.
+    """
+    slow = sorted((one for one in summaries if one.get("slow")), key=_weight, reverse=True)
+    for number, one in enumerate(slow):
+        one["slow"]["stands_out"] = number < OUTLIERS_MAX and _weight(one) >= MOST * _weight(slow[0])
+
+
+def usual_token_s(summaries: list[dict[str, Any]]) -> float | None:
+    """Returns the usual seconds of `decode` for each token of output, of requests of one model; None if unknown."""
+    return _Usual([one for one in summaries if one["state"] == "completed"]).token_s
 
 
 class _Usual:
@@ -52,9 +77,10 @@ class _Usual:
         for phase in {phase for one in finished for phase in one["phases"]}:
             self._durations_s[phase] = _quarter(one["phases"].get(phase, 0.0) for one in finished)
             if phase in _TOKENS:
-                ones = (one for one in finished if phase in one["phases"])
-                rates = (one["phases"][phase] / max(1, _TOKENS[phase](one)) for one in ones)
-                self._per_token_s[phase] = _quarter(rates)
+                counts = [(one["phases"].get(phase), _TOKENS[phase](one)) for one in finished]
+                rates = [duration_s / count for duration_s, count in counts if duration_s is not None and count > 0]
+                if rates:
+                    self._per_token_s[phase] = _quarter(rates)
 
     def of(self, phase: str, request: dict[str, Any]) -> float | None:
         """Returns the usual seconds of a phase for a request with these numbers of tokens; None if unknown."""
@@ -64,6 +90,22 @@ class _Usual:
         if phase in self._per_token_s:
             usual = max(usual, self._per_token_s[phase] * _TOKENS[phase](request))
         return usual
+
+    @property
+    def token_s(self) -> float | None:
+        """The usual seconds of `decode` for each token of output; None if unknown."""
+        found = self._per_token_s.get("decode") if self._is_known else None
+        return found and round(found, 6)
+
+
+def _weight(request: dict[str, Any]) -> float:
+    excess_s = request["slow"]["excess_s"]
+    return excess_s * excess_s / max(request["duration_s"], excess_s)
+
+
+def _token_s(request: dict[str, Any]) -> float | None:
+    num_tokens = _TOKENS["decode"](request)
+    return round(request["phases"].get("decode", 0.0) / num_tokens, 6) if num_tokens > 0 else None
 
 
 def _quarter(values: Iterable[float]) -> float:

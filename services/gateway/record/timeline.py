@@ -48,8 +48,11 @@ def summary_of(record: RequestRecord) -> dict[str, Any]:
     }
 
 
-def timeline_of(record: RequestRecord) -> dict[str, Any]:
-    """Returns the timeline of one request: its summary, phases, placements, steps, pieces of output, explanation."""
+def timeline_of(record: RequestRecord, usual_token_s: float | None = None) -> dict[str, Any]:
+    """Returns the timeline of one request: its summary, phases, placements, steps, pieces of output, explanation.
+
+    `usual_token_s`: the usual seconds for each token of output of the model; None: unknown.
+    """
     found: dict[str, Any] = {
         **summary_of(record),
         "object": "request.timeline",
@@ -57,8 +60,11 @@ def timeline_of(record: RequestRecord) -> dict[str, Any]:
         "admitted_s": _s(record.admitted_us),
         "tokenized_s": _s(record.tokenized_us),
         "tokenizer": record.tokenizer or None,
-        "silent_tokenizers": [name or None for name in record.silent_tokenizers],
+        "silent_tokenizers": [
+            {"tokenizer": name or None, "waited_s": round(waited_s, 6)} for name, waited_s in record.silent_tokenizers
+        ],
         "detokenizer_work_s": _s(record.detokenizer_us),
+        "usual_token_s": usual_token_s,
         "sequences": [
             {
                 "index": index,
@@ -113,6 +119,9 @@ def _attempt(one: Attempt) -> dict[str, Any]:
         "engine": one.engine,
         "detokenizer": one.detokenizer or None,
         "batch_places": one.places or None,
+        "batch_size_before": one.batch_size_before,
+        "block_size": one.block_size or None,
+        "free_blocks_before": one.free_blocks_before,
         "placed_s": _s(one.placed_us),
         "accepted_s": _s(one.accepted_us),
         "lost_s": _s(one.lost_us),

@@ -50,7 +50,7 @@ PICTURE_TRY_S = 2.0
 RETRY_PAUSE_S = 0.05
 
 
-def _ignored(name: str) -> None:
+def _ignored(name: str, waited_s: float) -> None:
     """The default of `on_silent`."""
 
 
@@ -70,13 +70,14 @@ class ServiceClients:
         message: TokenizeRequest | DetokenizeRequest,
         size: int,
         headers: Headers | None,
-        on_silent: Callable[[str], None] = _ignored,
+        on_silent: Callable[[str, float], None] = _ignored,
     ) -> Message:
         """Sends a request to the model's tokenizers and returns the reply. Raises ServiceError.
 
         The first try goes to the queue group; if there is no answer, retries go to tokenizers that are known to be
         alive. `size` is the number of characters of the text or of tokens in the list. `on_silent` is called after a
-        try without an answer in time, with the id of the tokenizer; empty: the one that the queue group has chosen.
+        try without an answer in time, with the id of the tokenizer, which is empty for the one that the queue group has
+        chosen, and the seconds for which it was silent.
         """
         deadline = self._now() + limits.QUEUE_WAIT_S
         (subject, name), attempt, tried = (self._host.subjects.tokenize(message.model), ""), 0, set[str]()
@@ -88,7 +89,7 @@ class ServiceClients:
                 )
             except (NoRespondersError, RequestTimeoutError) as error:
                 if isinstance(error, RequestTimeoutError):
-                    on_silent(name)
+                    on_silent(name, timeout_s)
                 attempt += 1
                 if self._now() > deadline:
                     reason = f"No tokenizer of the model {message.model!r} answers. Try again shortly."

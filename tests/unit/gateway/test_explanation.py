@@ -39,6 +39,11 @@ class Story:
         )
         self._recorder.add_steps(StepEvents(engine, "b", (event,)))
 
+    def steps_of_others(self, engine: str, *loads: tuple[int, int]) -> None:
+        """Steps with this many sequences and, at their end, free KV blocks."""
+        events = [StepEvent(next(self._numbers), 50_000, size, size, 1, free, size, ()) for size, free in loads]
+        self._recorder.add_steps(StepEvents(engine, "b", tuple(events)))
+
     def ends(self, seconds: float, outcome: Any = "completed", code: str = "") -> None:
         self.at(seconds).ended(outcome, code, 5, 0, 2, ("length",))
         self.record.closed()
@@ -78,6 +83,83 @@ def test_a_wait_for_a_full_batch(places: int, told: str):
     story.at(2.5).arrived(0, 1)
     story.ends(2.6)
     assert story.told()["explanation"][1:] == [told]
+
+
+NO_LACK = (
+    "The batch had a place and enough KV blocks were free: the prompts of others came first, or the engine stood still."
+)
+
+
+@pytest.mark.parametrize(
+    ("loads", "size", "told"),
+    [
+        # The step that ended last before the first one had room already, as had the one before if two are in flight.
+        ([(4, 20), (4, 20), (3, 28)], 2, "All 4 places of its batch were taken."),
+        ([(4, 20), (3, 28), (4, 20)], 2, "All 4 places of its batch were taken."),
+        ([(2, 1), (2, 1), (1, 30)], 2, "Too few KV blocks were free: its prompt needs 3, and 1 were free."),
+        ([(2, 2), (1, 30), (2, 27)], 4, "Too few KV blocks were free: its prompt needs 3, and 2 were free."),
+        ([(3, 40), (3, 40), (4, 2)], 4, NO_LACK),
+        ([], 2, "Its batch had no place, or too few KV blocks were free."),
+    ],
+)
+def test_a_wait_for_a_place_is_told_from_one_for_kv_blocks(loads: list[tuple[int, int]], size: int, told: str):
+    story = Story()
+    story.begins(40)
+    story.at(0.02).placed(0, 1, "engine-1", "d", 4, 16)
+    story.steps_of_others("engine-1", *loads)
+    story.step("engine-1", 1, 2.3, 2.4, size=size, kind=(0, 24, 0))
+    story.step("engine-1", 1, 2.4, 2.5, size=size, kind=(24, 16, 1))
+    story.at(2.6).arrived(0, 1)
+    story.ends(2.7)
+    assert story.told()["explanation"][1:] == [told]
+
+
+def test_a_wait_for_places_that_other_keys_may_take():
+    story = Story()
+    story.begins()
+    story.at(0.02).placed(0, 1, "engine-1", "d", 64, 16)
+    story.steps_of_others("engine-1", (62, 500), (62, 500), (61, 510))
+    story.step("engine-1", 1, 2.3, 2.4, size=62)
+    story.at(2.5).arrived(0, 1)
+    story.ends(2.6)
+    assert story.told()["explanation"][1:] == [
+        "62 of the 64 places of its batch were taken; the rest is kept for API keys that have none."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "told"),
+    [
+        ("cancelled", "client_closed_request", "the client closed the connection (client_closed_request)"),
+        ("cancelled", "client_stopped_reading", "the client did not read the answer (client_stopped_reading)"),
+        ("cancelled", "cancelled_by_api", "a call of the API cancelled it (cancelled_by_api)"),
+        ("cancelled", "draining", "the gateway was shutting down (draining)"),
+        ("cancelled", "internal_error", "internal_error"),
+        ("failed", "deadline_exceeded", "it did not end within its timeout (deadline_exceeded)"),
+    ],
+)
+def test_who_ended_a_request_early_is_told_with_the_time(outcome: str, code: str, told: str):
+    story = Story()
+    story.begins()
+    story.ends(3.0, outcome, code)
+    found = story.told()
+    how = "failed" if outcome == "failed" else "was cancelled"
+    assert found["explanation"][-1] == f"It {how} after 3.0 s: {told}."
+    assert found["error_code"] == code
+
+
+def test_the_usual_time_for_each_token_is_told():
+    story = Story()
+    story.begins()
+    story.at(0.02).placed(0, 1, "engine-1", "d")
+    for number in range(5):
+        story.step("engine-1", 1, 0.1 * number, 0.1 * number + 0.1, kind=(4 + number, 1, 1))
+        story.at(0.1 * number + 0.15).arrived(0, 1)
+    story.ends(0.55)
+    told = timeline_of(story.record, 0.0055)
+    assert told["usual_token_s"] == 0.0055
+    assert "That is 100 ms for each token (usual: 5.5 ms), alone in its batch." in told["explanation"]
+    assert "That is 100 ms for each token, alone in its batch." in story.told()["explanation"]
 
 
 def test_one_step_in_which_the_engine_stood_still():
@@ -188,7 +270,7 @@ def test_a_request_in_progress_a_failed_one_and_one_without_a_dominant_cause():
         "So far, most of the time: waiting in the queue of engine-1 (3.9 s"
     )
     story.ends(5.0, "failed", "request_timeout")
-    assert story.told()["explanation"][-1] == "It failed: request_timeout."
+    assert story.told()["explanation"][-1] == "It failed after 5.0 s: request_timeout."
     even = Story()
     even.at(0.4).admitted()
     even.at(0.8).tokenized(3)
@@ -197,6 +279,7 @@ def test_a_request_in_progress_a_failed_one_and_one_without_a_dominant_cause():
     told = even.told()["explanation"]
     assert told[0].startswith("The longest part of the time: ")
     assert any(one.endswith(" took 300 ms.") for one in told)
+    assert told[-1] == "It was cancelled after 1.2 s."
 
 
 def test_the_output_that_ended_last_counts():
@@ -241,49 +324,72 @@ def test_a_second_long_wait_is_explained_too():
         "Waiting in the queue of engine-1 took 3.8 s.",
         "All 4 places of its batch were taken.",
         "2 more waited when it began.",
+        "It waited twice because an engine takes more sequences than its batch has places: the next ones are there "
+        "already when a place becomes free.",
     ]
 
 
 @pytest.mark.parametrize(
     ("silent", "answered", "text", "detail"),
     [
-        ([], "t-1", " on t-1", "t-1 stood still or had other work."),
+        ([], "t-1", " on t-1", ["t-1 stood still or had other work."]),
         (
-            ["", "t-1", "t-1"],
+            [("", 0.1), ("t-1", 0.2), ("t-1", 1.0)],
             "t-1",
             " on t-1",
-            "t-1 stood still or had other work (the tokenizers were asked 4 times until t-1 answered).",
+            [
+                "t-1 stood still or had other work.",
+                "The request went to a tokenizer that the bus chose and whose name is unknown, which did not answer "
+                "within 100 ms, then to t-1, which did not answer within 1.2 s (2 tries), then to t-1 again, which "
+                "answered.",
+            ],
         ),
         (
-            ["", "t-1"],
+            [("t-1", 0.1), ("t-3", 0.2)],
             "t-2",
             "",
-            "t-1 stood still or had other work (the tokenizers were asked 3 times until t-2 answered).",
+            [
+                "t-1 and t-3 stood still or had other work.",
+                "The request went to t-1, which did not answer within 100 ms, then to t-3, which did not answer within "
+                "200 ms, then to t-2, which answered.",
+            ],
         ),
         (
-            [""],
+            [("", 0.1)],
             "t-2",
             "",
-            "another tokenizer stood still or had other work (the tokenizers were asked 2 times until t-2 answered).",
+            [
+                "a tokenizer stood still or had other work.",
+                "The request went to a tokenizer that the bus chose and whose name is unknown, which did not answer "
+                "within 100 ms, then to t-2, which answered.",
+            ],
         ),
     ],
 )
-def test_the_tokenizer_that_stood_still_is_named(silent: list[str], answered: str, text: str, detail: str):
+def test_the_tokenizers_that_stood_still_are_named(
+    silent: list[tuple[str, float]], answered: str, text: str, detail: list[str]
+):
     story = Story()
     story.at(0.01).admitted()
-    for name in silent:
-        story.at(1.0).tokenizer_silent(name)
-    if "t-1" in silent:
+    for name, waited_s in silent:
+        story.at(1.0).tokenizer_silent(name, waited_s)
+    if ("t-1", 1.0) in silent:
         told = story.at(2.0) and story.told()["explanation"]
         assert told[0].startswith("So far, most of the time: turning the text into tokens on t-1 (")
-        assert told[1] == "t-1 did not answer."
+        assert told[1:] == [
+            "t-1 did not answer.",
+            "The request went to a tokenizer that the bus chose and whose name is unknown, which did not answer within "
+            "100 ms, then to t-1, which did not answer within 1.2 s (2 tries).",
+        ]
     story.at(2.5).tokenizer_answered(answered)
     story.at(2.5).tokenized(5)
     story.ends(2.6)
     found = story.told()
     assert found["explanation"][0] == f"Most of the time: turning the text into tokens{text} (2.5 s of 2.6 s)."
-    assert found["explanation"][1] == f"5 tokens need far less: {detail}"
-    assert (found["tokenizer"], found["silent_tokenizers"]) == (answered, [name or None for name in silent])
+    first, *more = detail
+    assert found["explanation"][1:] == [f"5 tokens need far less: {first}", *more]
+    assert found["tokenizer"] == answered
+    assert found["silent_tokenizers"] == [{"tokenizer": name or None, "waited_s": value} for name, value in silent]
 
 
 def test_an_engine_that_is_lost_before_the_first_token_is_told():

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from services.gateway.record import NOT_RECORDED, Recorder, RequestFacts, RequestRecord, timeline_of, trace_events_of
+from services.gateway.record.recorder import ENGINES_MAX
 from services.gateway.record.timeline import phases_of
 from shared import limits
 from shared.messages import SequenceRef, SequenceStep, StepEvent, StepEvents, UsageOutcome
@@ -206,3 +207,59 @@ def test_contents_are_kept_within_their_bytes_and_go_with_their_records():
     assert not Recorder(2).begin(RequestFacts("r", "m", ""), 0.0).keeps_content
     recorder.begin(RequestFacts("large", "m", ""), 0.0).content(b"12345678901")
     assert not any(record.data for record in records if isinstance(record, RequestRecord))
+
+
+def waited(recorder: Recorder, clock: Hand, *messages: StepEvents) -> dict[str, Any]:
+    """Returns the placement of a sequence on engine-1 of which these steps tell."""
+    record = begin(recorder, "r", clock)
+    record.placed(0, 1, "engine-1", "d", 4, 16)
+    for message in messages:
+        recorder.add_steps(message)
+    return timeline_of(record)["sequences"][0]["attempts"][0]
+
+
+def load(number: int, running: int, free: int) -> StepEvent:
+    return StepEvent(number, 50, running, running, 1, free, running, ())
+
+
+def test_the_load_of_an_engine_before_the_first_step_of_a_sequence_is_kept():
+    found = waited(
+        Recorder(4, Hand()),
+        Hand(),
+        StepEvents("engine-1", "b", (load(6, 9, 1), load(7, 4, 12))),
+        StepEvents("engine-2", "b", (load(8, 9, 0),)),
+        StepEvents("engine-1", "b", (load(8, 3, 20), load(9, 8, 2), step(10, 900, 90, 0, 5, 1), load(11, 7, 7))),
+        StepEvents("engine-1", "b", (step(12, 990, 90, 5, 1, 1),)),
+    )
+    assert (found["batch_size_before"], found["free_blocks_before"], found["block_size"]) == (4, 12, 16)
+    assert found["batch_places"] == 4
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        (),
+        (load(9, 4, 0),),
+        (load(2, 4, 0), load(3, 4, 0), load(4, 4, 0)),
+    ],
+)
+def test_without_the_steps_just_before_it_the_load_is_unknown(before: tuple[StepEvent, ...]):
+    steps = (*before, step(10, 900, 90, 0, 5, 1))
+    found = waited(Recorder(4, Hand()), Hand(), StepEvents("engine-1", "b", steps))
+    assert (found["batch_size_before"], found["free_blocks_before"]) == (None, None)
+
+
+def test_the_last_steps_of_few_engines_are_remembered():
+    recorder = Recorder(4, Hand())
+    for number in range(ENGINES_MAX):
+        recorder.add_steps(StepEvents(f"engine-{number}", "b", (load(7, 4, 3), load(8, 4, 3), load(9, 4, 3))))
+    recorder.add_steps(StepEvents("engine-0", "b", (load(10, 4, 3),)))
+    recorder.add_steps(StepEvents("another", "b", (load(1, 1, 1),)))
+    clock, found = Hand(), list[Any]()
+    for number in (0, 1):
+        record = begin(recorder, f"q{number}", clock)
+        record.placed(0, 1, f"engine-{number}", "d")
+        event = step(11 - number, 900, 90, 0, 5, 1, f"q{number}-0")
+        recorder.add_steps(StepEvents(f"engine-{number}", "b", (event,)))
+        found.append(timeline_of(record)["sequences"][0]["attempts"][0]["batch_size_before"])
+    assert found == [4, None], "the engine that has told of no step for longest is forgotten"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.record.slowness import mark_slow
+from services.gateway.record.slowness import OUTLIERS_MAX, mark_outliers, mark_slow, usual_token_s
 
 
 def request(decode_s: float = 0.3, tokens: int = 40, prompt: int = 4, **more: Any) -> dict[str, Any]:
@@ -82,3 +82,46 @@ def test_a_move_or_a_preemption_within_the_output_is_named():
     assert marks(*usual, request(decode_s=4.0, moves=1))[-1] == "move"
     assert marks(*usual, request(decode_s=4.0, preemptions=2))[-1] == "preemption"
     assert marks(*usual, request(gateway_queue=4.0, moves=1))[-1] == "gateway_queue"
+
+
+def outliers(*requests: dict[str, Any]) -> list[bool]:
+    mark_slow([*[request() for _ in range(8)], *requests])
+    mark_outliers(list(requests))
+    return [one["slow"]["stands_out"] for one in requests]
+
+
+def test_a_single_slow_request_stands_out():
+    assert outliers(request(tokenization=2.4)) == [True]
+    usual = request()
+    mark_outliers([usual, {**usual, "slow": None}])
+    assert "slow" not in usual
+
+
+def test_of_many_slow_requests_only_those_that_lost_most_stand_out():
+    assert outliers(*[request(gateway_queue=2.0**number) for number in range(1, 8)]) == [False] * 6 + [True]
+    alike = outliers(*[request(gateway_queue=9.0 + 0.01 * number) for number in range(20)])
+    assert alike == [False] * (20 - OUTLIERS_MAX) + [True] * OUTLIERS_MAX, "few stand out, however alike all are"
+
+
+def test_of_requests_that_waited_equally_long_the_short_one_stands_out():
+    long = [request(gateway_queue=9.0, decode_s=8.0, tokens=1000) for _ in range(6)]
+    assert outliers(*long, request(gateway_queue=9.0, tokens=4, decode_s=0.03)) == [False] * 6 + [True]
+
+
+def test_the_time_for_each_token_is_told_beside_the_usual_one():
+    usual = [request(decode_s=0.005 * (tokens - 1), tokens=tokens) for tokens in (21, 41, 81, 41, 21, 81)]
+    long, none = request(decode_s=4.9, tokens=80), request(tokens=1, decode_s=0.0)
+    mark_slow([*usual, long, none])
+    assert (long["token_s"], long["usual_token_s"]) == (pytest.approx(4.9 / 79, abs=1e-6), 0.005)
+    assert none["token_s"] is None, "no token came after the first one"
+    assert usual_token_s([*usual, long, none]) == 0.005
+    assert usual_token_s(usual[:3]) is None
+    few = [request(tokens=1, decode_s=0.0) for _ in range(8)]
+    mark_slow(few)
+    assert few[0]["usual_token_s"] is None
+
+
+def test_outputs_of_one_token_do_not_change_what_a_token_usually_takes():
+    short = [request(tokens=1, decode_s=0.0) for _ in range(20)]
+    usual = [request(decode_s=4.0, tokens=41) for _ in range(20)]
+    assert marks(*short, *usual, request(decode_s=40.0, tokens=401))[-1] is None

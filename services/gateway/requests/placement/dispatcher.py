@@ -228,8 +228,9 @@ class Dispatcher:
             self._router.stream_opened(to_detokenizer, sequence.sequence_id)
         sequence.start_placement(to_engine, to_detokenizer, now, prefill)
         stream_at = "" if to_detokenizer is None else to_detokenizer.id
-        places = engine.status.max_num_seqs if isinstance(engine.status, EngineStatus) else 0
-        candidate.messages.request.record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, places)
+        status = engine.status if isinstance(engine.status, EngineStatus) else None
+        size = (status.max_num_seqs, status.block_size) if status is not None else ()
+        candidate.messages.request.record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, *size)
         num_tokens = 1 if has_kv or prefill is not None else candidate.num_tokens
         idle = candidate.ticket.idle
         self._router.record_dispatch(engine, sequence.sequence_id, num_tokens, candidate.hashes, client, idle=idle)

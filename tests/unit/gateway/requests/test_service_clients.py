@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.gateway.requests.service_clients import ServiceClients
+from services.gateway.requests.service_clients import RETRY_PAUSE_S, ServiceClients
 from shared import limits
 from shared.actors.host import Host
 from shared.actors.presence import Members
@@ -58,7 +58,7 @@ def test_every_try_without_an_answer_in_time_is_told_with_the_tokenizer_that_was
     async def main() -> None:
         bus, subjects, clock = MemoryBus(0), Subjects(), SimClock()
         own, pool = bus.connect("gateway"), bus.connect("pool")
-        members, silent, heard = Members(), list[str](), list[str]()
+        members, silent, heard = Members(), list[tuple[str, float]](), list[str]()
         clients = ServiceClients(Host(own, subjects, clock, "gateway", "b0"), members)
 
         def ignore(delivery: Delivery) -> None:
@@ -71,8 +71,11 @@ def test_every_try_without_an_answer_in_time_is_told_with_the_tokenizer_that_was
         members.observe(Heartbeat("tokenizer", "t-1", "b1", 2, "ready", 1, 100.0, status), clock.monotonic())
         for subject in (subjects.tokenize("m"), subjects.tokenizer_direct("t-1", "b1")):
             await pool.subscribe(subject, ignore)
-        await clients.tokenizer(TokenizeRequest("r", "m", ("text",)), 4, None, silent.append)
-        assert silent == ["", "t-1"]
+        began, request = clock.monotonic(), TokenizeRequest("r", "m", ("text",))
+        await clients.tokenizer(request, 4, None, lambda name, waited_s: silent.append((name, waited_s)))
+        assert [name for name, _ in silent] == ["", "t-1"]
+        waited_s = sum(waited_s for _, waited_s in silent) + 2 * RETRY_PAUSE_S
+        assert clock.monotonic() - began == pytest.approx(waited_s, abs=0.01)
         assert len(heard) == 3
 
     run_simulation(main, 0)
