@@ -200,7 +200,8 @@ def test_a_slow_request_stands_out_and_every_moment_of_it_has_a_lane(console: Se
     slow_tokenizer(console, "planted-tokenizer")
     browser.open(address(console, "requests"))
     marked = "[...document.querySelectorAll('tr.slow')].find((one) => one.innerText.includes('planted-tokenizer'))"
-    browser.wait(f"/slow: tokenizer \\d+\\.\\d s/.test({marked}?.innerText)")
+    browser.wait(f"/slow: tokenization \\d+\\.\\d s/.test({marked}?.innerText)")
+    assert "tokenization" in browser.text("ul.legend"), "one word for one phase"
     # Durations have one unit and one number of decimals.
     durations = browser.js("[...document.querySelectorAll('td.duration')].map((one) => one.innerText)")
     assert len(durations) > 6
@@ -216,6 +217,9 @@ def test_a_slow_request_stands_out_and_every_moment_of_it_has_a_lane(console: Se
     browser.wait("document.querySelector('.verdict strong')")
     assert "turning the text into tokens on tokenizer-1" in browser.text(".verdict strong")
     assert "tokenizer-1 stood still or had other work" in browser.text(".verdict")
+    assert re.search(
+        r"The request went to .*which did not answer within \d.*, which answered\.", browser.text(".verdict")
+    )
     names = browser.text("dl.names")
     assert re.search(r"client's id \(X-Request-Id\)\s+planted-tokenizer", names)
     assert re.search(r"own id\s+[\w-]{10,}", names)
@@ -229,6 +233,71 @@ def test_a_slow_request_stands_out_and_every_moment_of_it_has_a_lane(console: Se
     assert tokenizing > axis / 4
     lanes = browser.js("[...document.querySelectorAll('svg.timeline > g > text')].map((one) => one.textContent)")
     assert {"gateway", "tokenizer-1", "gateway queue", "arrived", "written"} <= set(lanes)
+
+
+def planted(number: int, **more: Any) -> dict[str, Any]:
+    """A request as the list of requests gives it."""
+    facts = {
+        "id": f"r{number}",
+        "client_request_id": f"job-{number}",
+        "key": "anonymous",
+        "created": 1.0,
+        "engines": [],
+    }
+    facts |= {"state": "completed", "duration_s": 5.0, "phases": {"decode": 4.9}, "longest_phase": "decode"}
+    facts |= {"time_to_first_token_s": 0.1, "prompt_tokens": 4, "completion_tokens": 80, "error_code": None}
+    return {**facts, "moves": 0, "preemptions": 0, "slow": None, "token_s": 0.062, "usual_token_s": 0.0055, **more}
+
+
+def test_of_many_slow_requests_few_stand_out_and_a_long_output_has_its_time_for_each_token(
+    console: Served, browser: Browser
+):
+    slow = {"phase": "gateway_queue", "duration_s": 4.0, "usual_s": 0.0, "excess_s": 4.0}
+    data = [planted(number, slow={**slow, "stands_out": number < 2}) for number in range(9)]
+    data += [planted(20), planted(21, token_s=0.006)]
+    body = json.dumps({"data": data, "num_slow": 9, "silent_gateways": [], "has_more": False})
+    browser.open(address(console, "requests"))
+    browser.js(
+        "(() => { const real = window.fetch; window.fetch = (url, ...more) => String(url).includes('v1/requests?') "
+        f"? Promise.resolve(new Response({json.dumps(body)})) : real(url, ...more); }})()"
+    )
+    browser.wait("document.querySelectorAll('tr.slow').length === 9")
+    assert browser.js("document.querySelectorAll('tr.most').length") == 2
+    assert browser.js("document.querySelectorAll('tbody .badge.most').length") == 2
+    grounds = "[...document.querySelectorAll('tbody tr')].map((one) => getComputedStyle(one).backgroundColor)"
+    found = browser.js(grounds)
+    assert len({*found[:2]}) == len({*found[2:]}) == len({*found}) - 1 == 1, "the others look like any row"
+    assert "slow: gateway queue 4.0 s" in browser.text("tbody tr:nth-child(3)")
+    assert "decode, 62 ms a token (usual 5.5)" in browser.text("tbody tr:nth-child(10)")
+    assert "decode, 6.0 ms a token" in browser.text("tbody tr:nth-child(11)")
+    assert "usual" not in browser.text("tbody tr:nth-child(11)")
+    # Those that stand out come first above the list, where the rule is told, too.
+    assert browser.js("document.querySelectorAll('.outliers li .badge.most').length") == 2
+    assert "at least 3 times as long as usual" in browser.text(".outliers")
+
+
+def test_who_cancelled_a_request_is_told(console: Served, browser: Browser):
+    body = {"prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+    browser.open(address(console, "requests"))
+    browser.js(
+        "window.leaving = new AbortController(); fetch('v1/completions', {method: 'POST', signal: leaving.signal, "
+        "headers: {'content-type': 'application/json', 'x-request-id': 'planted-leaver'}, "
+        f"body: {json.dumps(json.dumps(body))}}}).then((reply) => reply.text()).catch(() => {{}}), null"
+    )
+
+    def in_state(state: str) -> bool:
+        return bool(fetch(console, "GET", f"/v1/requests?q=planted-leaver&state={state}").json["data"])
+
+    wait_until(lambda: in_state("running"), 20)
+    browser.js("leaving.abort(), null")
+    wait_until(lambda: in_state("cancelled"), 20)
+    browser.open("about:blank")
+    browser.open(address(console, "requests/planted-leaver"))
+    browser.wait("document.querySelector('.verdict')")
+    assert re.search(
+        r"It was cancelled after .* m?s: the client closed the connection \(client_closed_request\)\.",
+        browser.text(".verdict"),
+    )
 
 
 def test_an_engine_shows_its_batch_blocks_and_requests(console: Served, browser: Browser):

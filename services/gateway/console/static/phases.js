@@ -3,13 +3,9 @@
 import { html } from "./preact.js";
 import { seconds } from "./api.js";
 
-// In the order of time; the reason is what a slow request is marked with.
-const REASONS = {
-  turn: "turn", admission: "admission", tokenization: "tokenizer", gateway_queue: "gateway queue", engine_queue: "engine queue", prefill: "prompt",
-  decode: "output", move: "move to another engine", preemption: "preemption", delivery: "delivery",
-};
+// In the order of time.
+export const ORDER = ["turn", "admission", "tokenization", "gateway_queue", "engine_queue", "prefill", "decode", "move", "preemption", "delivery"];
 export const title = (phase) => phase.replace("_", " ");
-export const reason = (phase) => REASONS[phase] || title(phase);
 export const colour = (phase) => `var(--${phase})`;
 
 // The phases of one request as a bar, as long as its share of `whole` seconds.
@@ -20,5 +16,3 @@ export function PhaseBar({ phases, whole }) {
 
 export const Legend = ({ phases }) => html`<ul class="legend">${phases.map((phase) => html`<li>
   <span class="swatch" style=${{ background: colour(phase) }}></span>${title(phase)}</li>`)}</ul>`;
-
-export const ORDER = Object.keys(REASONS);
