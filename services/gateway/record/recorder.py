@@ -4,9 +4,9 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
-from services.gateway.record.request_record import NOT_RECORDED, RecordedRequest, RequestFacts, RequestRecord
+from services.gateway.record.request_record import NOT_RECORDED, RecordedRequest, RequestFacts, RequestRecord, ToldStep
 from shared import limits
-from shared.messages import StepEvent, StepEvents
+from shared.messages import StepEvents
 
 STEPS_BEFORE = 3
 """Last steps of each engine that are remembered, for the sequences that begin next."""
@@ -35,7 +35,7 @@ class Recorder:
         self._failed: deque[RequestRecord] = deque(maxlen=limits.RECORD_PINNED_MAX)
         self._slowest: list[RequestRecord] = []
         self._by_id: dict[str, RequestRecord] = {}
-        self._last_steps: dict[str, tuple[StepEvent, ...]] = {}
+        self._last_steps: dict[str, tuple[ToldStep, ...]] = {}
         """The last STEPS_BEFORE steps that each engine has told of, the engine that told last at the end."""
         self.num_unrecorded = 0
         """Requests that got no record because `limits.RECORD_RUNNING_MAX` others were in progress."""
@@ -73,7 +73,8 @@ class Recorder:
         # The steps of one message are of the same few sequences.
         known: dict[str, tuple[RequestRecord | None, int]] = {}
         last = self._last_steps.get(message.engine_id, ())
-        recent = (*last, *message.steps)
+        now_s = self._now()
+        recent = (*last, *((now_s, event) for event in message.steps))
         for at, event in enumerate(message.steps, len(last)):
             for ref in event.preempted:
                 record, index = known.get(ref.sequence_id) or self._place(ref.sequence_id, known)
@@ -85,7 +86,7 @@ class Recorder:
                     record.step(index, share, event, recent[max(0, at - STEPS_BEFORE) : at])
         self._remember(message.engine_id, recent[-STEPS_BEFORE:])
 
-    def _remember(self, engine: str, steps: tuple[StepEvent, ...]) -> None:
+    def _remember(self, engine: str, steps: tuple[ToldStep, ...]) -> None:
         self._last_steps.pop(engine, None)
         self._last_steps[engine] = steps
         if len(self._last_steps) > ENGINES_MAX:

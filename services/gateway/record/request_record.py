@@ -4,7 +4,6 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from shared import limits
 from shared.messages import SequenceStep, StepEvent, UsageOutcome
@@ -18,7 +17,8 @@ duration in microseconds, first position, computed tokens, output tokens, sequen
 sequences that waited, free blocks."""
 PIECE_COLUMNS = 2
 """Numbers of one piece of output: microseconds since the arrival of the request, number of tokens."""
-MarkKind = Literal["placed", "accepted", "lost", "stream_moved", "preempted"]
+ToldStep = tuple[float, StepEvent]
+"""When the gateway was told of a step, by its clock in seconds, and the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,14 +278,16 @@ class RequestRecord(RecordedRequest):
         """See RecordedRequest."""
         self.ended_us = self._elapsed_us()
 
-    def step(self, index: int, share: SequenceStep, event: StepEvent, before: Sequence[StepEvent] = ()) -> None:
+    def step(self, index: int, share: SequenceStep, event: StepEvent, before: Sequence[ToldStep] = ()) -> None:
         """Adds what an engine's step did for a sequence. `before`: the engine's steps before it, as far as known."""
         self.num_steps += 1
         one = self.sequences.get(index)
         if one is None or self.num_steps > limits.RECORD_STEPS_MAX or (found := one.attempt(share.attempt)) is None:
             return
         if not found.steps:
-            found.waited_during([one for one in before if event.step - 3 <= one.step <= event.step - 2])
+            placed_s = self._received_s + found.placed_us / _MICROSECONDS
+            here = [one for told_s, one in before if told_s >= placed_s]  # the engine may have rested before
+            found.waited_during([one for one in here if event.step - 3 <= one.step <= event.step - 2])
         found.steps.extend(
             (
                 event.step, share.age_us, event.duration_us, share.start, share.num_tokens, share.num_output,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -128,3 +129,22 @@ def test_the_topology_shows_every_process_and_its_traffic(pair: Served):
     for one in members().values():
         assert one["state"] == "ready"
         assert one["heartbeat_age_s"] <= 3 * one["heartbeat_interval_s"]
+
+
+def test_a_request_that_waited_for_kv_blocks_says_so():
+    flags = ("--engines=1", "--served-model-name=tiny", "--num-gpu-blocks-override=18", "--no-enable-prefix-caching")
+    with until_the_end(Served(*flags)) as served:
+        names: list[str] = []
+        thread = threading.Thread(target=lambda: names.append(complete(served, 1100)[0]))
+        thread.start()
+
+        def holds_most() -> bool:
+            found = fetch(served, "GET", "/v1/requests?state=running").json["data"]
+            return bool(found) and found[0]["completion_tokens"] > 500
+
+        wait_until(holds_most, 30)
+        name, _ = complete(served, 2, prompt="word " * 700)
+        thread.join()
+        # Of 18 blocks of 64 tokens, the first request has 8 and more, and the prompt needs 11.
+        lack = r"Too few KV blocks were free: its prompt needs 11, and \d were free\."
+        wait_until(lambda: re.search(lack, " ".join(timeline(served, name)["explanation"])) is not None, 10)

@@ -114,6 +114,19 @@ def test_a_wait_for_a_place_is_told_from_one_for_kv_blocks(loads: list[tuple[int
     assert story.told()["explanation"][1:] == [told]
 
 
+def test_steps_before_the_sequence_came_to_the_engine_do_not_tell_what_it_waited_for():
+    story = Story()
+    story.begins()
+    story.steps_of_others("engine-1", (4, 0), (4, 0), (4, 0))
+    story.at(7.0).placed(0, 1, "engine-1", "d", 4, 16)
+    story.step("engine-1", 1, 9.3, 9.4)
+    story.at(16.5).arrived(0, 1)
+    story.ends(16.6)
+    [attempt] = story.told()["sequences"][0]["attempts"]
+    assert (attempt["batch_size_before"], attempt["free_blocks_before"]) == (None, None)
+    assert "Its batch had no place, or too few KV blocks were free." in story.told()["explanation"]
+
+
 def test_a_wait_for_places_that_other_keys_may_take():
     story = Story()
     story.begins()
