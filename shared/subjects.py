@@ -24,6 +24,7 @@ is `model_token` of the model's served name.
 |                              | gateway              | RecordListQuery, RecordQuery (request)                       |
 | `models`                     | launcher             | ModelsChanged                                                |
 | `models.ctl`                 | gateway              | ChangeModel (request)                                        |
+| `ended`                      | launcher             | MemberEnded                                                  |
 | `hb.<service>.<id>`          | every service        | Heartbeat                                                    |
 | `usage`                      | gateway              | UsageRecord                                                  |
 | `step.<id>`                  | engine               | StepEvents                                                   |
@@ -112,6 +113,10 @@ class Subjects:
     def models(self) -> str:
         """Changes of the versions of models, to all gateways and launchers."""
         return self._join("models")
+
+    def ended(self) -> str:
+        """What launchers tell of processes that have ended, to all gateways."""
+        return self._join("ended")
 
     def models_control(self) -> str:
         """Orders to the launchers of a deployment, a queue group."""

@@ -345,7 +345,8 @@ def service_spec(
     where: dict[str, object] = {"service_id": member_id, "nats": "", "nats_credentials": credentials}
     flags = to_argv(of_service(settings, SERVICES[service], **where, **changes))
     argv = [sys.executable, "-m", f"services.{service}", *flags]
-    return ChildSpec(name, service, argv, child_environment(environ, ANTIPHON_NATS=place.nats, **(secret or {})))
+    own = child_environment(environ, ANTIPHON_NATS=place.nats, **(secret or {}))
+    return ChildSpec(name, service, argv, own, member_id=member_id)
 
 
 def assign_gpus(models: Sequence[ServeSettings], visible: Sequence[str]) -> devices.Assignment:

@@ -86,6 +86,8 @@ class Fleet:
         """Models whose processes are not restarted when they end."""
         self.on_failure: dict[str, Callable[[Failure], None]] = {}
         """For models without which the fleet can continue: called when one of their processes is given up."""
+        self.on_end: Callable[[ChildSpec], None] = lambda spec: None
+        """Called when a child has ended by itself."""
         self._sink = sink
         self._members: list[_Member] = []
 
@@ -144,6 +146,7 @@ class Fleet:
                 return
             if member.stopping.is_set():
                 return
+            self.on_end(member.spec)
             now = time.monotonic()
             if member.spec.model in self.trials:
                 why = member.child.last_error if member.child else ""

@@ -37,6 +37,8 @@ class ChildSpec:
     """Whether a line of output is forwarded."""
     model: str = ""
     """Served name of the model that the child works for. Replicas have the same service and model."""
+    member_id: str = ""
+    """The child's id on the bus; empty if it has none."""
 
 
 _ERROR = re.compile(r" (?:ERROR|CRITICAL) \S+ (.+)")

@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -38,7 +38,8 @@ from shared.deployment.model_versions import (
     version_name,
 )
 from shared.errors import ServiceError
-from shared.messages import ChangeModel, ModelsChanged
+from shared.messages import ChangeModel, MemberEnded, ModelsChanged
+from shared.messages.base import ServiceName
 from shared.models.model_files import model_name
 from shared.subjects import LAUNCHER_QUEUE, Subjects, new_instance_id
 
@@ -100,6 +101,7 @@ async def run(fleet: Fleet, plan: VersionPlan, where: BusAddress, namespace: str
     actor = ModelSupervisor(Host(transport, subjects, SystemClock(), name, new_instance_id()), fleet, plan, sink)
     try:
         await actor.listen()
+        fleet.on_end = actor.member_ended
         await asyncio.gather(actor.run(), actor.keep_in_sync())
     finally:
         await actor.cancel()
@@ -156,6 +158,16 @@ class ModelSupervisor(Actor):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def member_ended(self, spec: ChildSpec) -> None:
+        """Tells the gateways that the process of a child has ended: they need not wait for missing heartbeats."""
+        if spec.member_id:
+            self._spawn(self._tell_ended(MemberEnded(cast(ServiceName, spec.service), spec.member_id)))
+
+    async def _tell_ended(self, message: MemberEnded) -> None:
+        # Without the bus nobody can be told, and gateways notice missing heartbeats when it is back.
+        with contextlib.suppress(ServiceError):
+            await self.tell(self._host.subjects.ended(), message)
 
     # --- orders ---
 

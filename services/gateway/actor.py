@@ -147,6 +147,7 @@ class GatewayActor(Actor):
         await self.bind(subjects.gateway_control(*here), *control)
         await self.bind(subjects.all_adapters(), AdaptersChanged)
         await self.bind(subjects.models(), ModelsChanged)
+        await self._probe.listen()
         await self.versions.read()
         await self.bind(subjects.gateway_pictures(*here), ReadPicture)
         for service in (*SERVICES, VISION):

@@ -167,6 +167,13 @@ class GatewayStatus(Part, frozen=True, array_like=True, tag=True):
     """The sequences of the idle lane among `num_waiting`."""
 
 
+class MemberEnded(Message, frozen=True, array_like=True, tag=True):
+    """A launcher tells that the process of a member has ended. Gateways then ask the bus whether this is so."""
+
+    service: ServiceName
+    member_id: str
+
+
 class Heartbeat(Message, frozen=True, array_like=True, tag=True):
     """Shows that a service process is alive.
 

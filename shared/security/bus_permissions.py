@@ -87,6 +87,7 @@ def _gateway(subjects: Subjects, member: str) -> Permissions:
             subjects.gateway_pictures(member, "*"),
             subjects.all_adapters(),
             subjects.models(),
+            subjects.ended(),
             subjects.heartbeats(),
             subjects.steps(),
             *_own_subscribe("gateway", subjects, member),
@@ -158,7 +159,7 @@ def _vision(subjects: Subjects, member: str) -> Permissions:
 def _launcher(subjects: Subjects, member: str) -> Permissions:
     """Permissions of `antiphon serve` itself, which changes the versions of models and watches their processes."""
     return Permissions(
-        publish=(subjects.models(), *_own_publish("launcher", subjects, member)),
+        publish=(subjects.models(), subjects.ended(), *_own_publish("launcher", subjects, member)),
         subscribe=(
             f"{subjects.models_control()} {LAUNCHER_QUEUE}",
             subjects.models(),

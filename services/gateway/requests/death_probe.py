@@ -1,10 +1,12 @@
 """Finds engines and detokenizers that died before their leases expire.
 
-A member that misses a heartbeat is asked something. If its process has ended, the bus answers at once that nobody
-receives messages on its subject, so it is lost. A process that is only slow or frozen still has its subscription: it
-keeps its lease.
+A member that misses a heartbeat, or of which its launcher says that its process has ended, is asked something. If it
+has ended, the bus answers at once that nobody receives messages on its subject, so it is lost. A process that is only
+slow or frozen still has its subscription: it keeps its lease.
 """
 
+import asyncio
+import logging
 from collections.abc import Callable
 
 from services.gateway.requests.sequence_state import Address
@@ -13,8 +15,18 @@ from shared import limits
 from shared.actors.background import Background
 from shared.actors.host import Host
 from shared.actors.presence import Members
+from shared.actors.transport import Delivery
+from shared.codec import DecodeError, Decoder
+from shared.messages import Heartbeat, MemberEnded
 
+log = logging.getLogger(__name__)
 PROBED = ("engine", "detokenizer")
+CLOSES_S = 0.02
+"""How long the bus may take to notice that the connection of a process that has ended is closed."""
+ENDED_S = 0.1
+"""Time in which a member answers of which a launcher says that it has ended. A question that the bus has given to the
+closed connection gets no answer at all; then the member is asked again when a heartbeat is missing."""
+_ENDED = Decoder([MemberEnded])
 
 
 class DeathProbe:
@@ -33,26 +45,47 @@ class DeathProbe:
         """Members that are being asked."""
         self._background = Background("a probe failed")
 
+    async def listen(self) -> None:
+        """Subscribes to what launchers tell of processes that have ended."""
+        await self._host.transport.subscribe(self._host.subjects.ended(), self._on_ended)
+
     def tick(self, now: float) -> None:
         """Asks the members whose last heartbeat is older than PROBE_INTERVALS of their intervals."""
-        transport = self._host.transport
-        # A connection may have been lost and be back since the last tick.
-        if not transport.connected or transport.losses != self._losses:
-            self._quiet_until, self._losses = now + limits.LEASE_S, transport.losses
-        if now < self._quiet_until:
+        if self._is_quiet(now):
             return
         for beat, age_s in self._members.ages(now):
-            address = Address(beat.id, beat.instance_id)
-            is_late = age_s > limits.PROBE_INTERVALS * beat.interval_s
-            # A member that ends hands its work over first, and nobody may answer for it meanwhile.
-            probed = beat.service in PROBED and beat.state != "draining"
-            if is_late and probed and address not in self._asked:
-                self._asked.add(address)
-                self._background.spawn(self._ask(beat.service, address))
+            if age_s > limits.PROBE_INTERVALS * beat.interval_s:
+                self._look(beat)
 
-    async def _ask(self, service: str, address: Address) -> None:
+    def _on_ended(self, delivery: Delivery) -> None:
         try:
-            is_gone = await self._clients.is_gone(service, address)
+            ended = _ENDED.decode(delivery.payload)
+        except DecodeError as error:
+            log.warning("malformed message on %s: %s", delivery.subject, error)
+            return
+        beat = self._members.get(ended.service, ended.member_id)
+        if beat is not None and not self._is_quiet(self._host.clock.monotonic()):
+            self._look(beat, CLOSES_S, ENDED_S)
+
+    def _is_quiet(self, now: float) -> bool:
+        transport = self._host.transport
+        # A connection may have been lost and be back since the last call.
+        if not transport.connected or transport.losses != self._losses:
+            self._quiet_until, self._losses = now + limits.LEASE_S, transport.losses
+        return now < self._quiet_until
+
+    def _look(self, beat: Heartbeat, wait_s: float = 0.0, timeout_s: float = limits.LEASE_S) -> None:
+        address = Address(beat.id, beat.instance_id)
+        # A member that ends hands its work over first, and nobody may answer for it meanwhile.
+        if beat.service in PROBED and beat.state != "draining" and address not in self._asked:
+            self._asked.add(address)
+            self._background.spawn(self._ask(beat.service, address, wait_s, timeout_s))
+
+    async def _ask(self, service: str, address: Address, wait_s: float, timeout_s: float) -> None:
+        try:
+            if wait_s:
+                await asyncio.sleep(wait_s)
+            is_gone = await self._clients.is_gone(service, address, timeout_s)
         finally:
             self._asked.discard(address)
         if is_gone and self._members.forget(service, *address):

@@ -142,16 +142,16 @@ class ServiceClients:
         assert isinstance(reply, SubmitBatchReply)
         return reply
 
-    async def is_gone(self, service: str, member: Address) -> bool:
+    async def is_gone(self, service: str, member: Address, timeout_s: float = limits.LEASE_S) -> bool:
         """Whether the process of an engine or a detokenizer has ended: nobody subscribes to its subject any more.
 
-        False also if it does not answer within a lease.
+        False also if it does not answer in time.
         """
         is_engine = service == "engine"
         subject = self._engine(member) if is_engine else self._detokenizer(member)
         nothing = SubmitBatch(()) if is_engine else OpenBatch(())
         try:
-            await self._host.transport.request(subject, encode(nothing), timeout_s=limits.LEASE_S)
+            await self._host.transport.request(subject, encode(nothing), timeout_s=timeout_s)
         except NoRespondersError:
             return True
         except (RequestTimeoutError, ServiceError):

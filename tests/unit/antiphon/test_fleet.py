@@ -100,6 +100,18 @@ async def test_a_killed_child_is_started_again(fleet: Fleet, output: Output) -> 
     assert any("SIGKILL" in line for name, line in output.lines if name == "antiphon")
 
 
+async def test_that_a_child_has_ended_is_told_at_once_unless_it_was_stopped(fleet: Fleet, output: Output) -> None:
+    ended = asyncio.Queue[str]()
+    fleet.on_end = lambda spec: ended.put_nowait(spec.member_id)
+    fleet.start([spec("a", SLEEPER, member_id="one"), spec("b", SLEEPER, member_id="two")])
+    await output.until_up("a")
+    await output.until_up("b")
+    await fleet.stop({"b"}, 5)
+    os.kill(fleet.pids()["a"], signal.SIGKILL)
+    assert await asyncio.wait_for(ended.get(), 10) == "one"
+    assert ended.empty()
+
+
 async def test_a_child_with_a_running_replica_leaves_it_the_processor_first(
     fleet: Fleet, output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:

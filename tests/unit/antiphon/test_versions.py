@@ -1,24 +1,29 @@
-"""What the launcher checks before it starts a version, and when it takes its processes for ready."""
+"""What the launcher checks before it starts a version, when it takes its processes for ready, and what it tells."""
 
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from antiphon.launch.launcher import Place, VersionPlan
 from antiphon.settings import ServeSettings
+from antiphon.supervision.processes import ChildSpec
+from antiphon.versions.supervisor import ModelSupervisor
 from antiphon.versions.watch import MemberWatch
 from services.gateway.model_versions import VersionDirectory
 from shared.actors.host import Host
 from shared.clock import SystemClock
-from shared.codec import encode
+from shared.codec import Decoder, encode
 from shared.config import SettingsError
 from shared.deployment.model_versions import ENCODER, ModelState, ModelStates, ModelVersion
 from shared.messages import (
     ChangeModel,
     EngineStatus,
     Heartbeat,
+    MemberEnded,
     ModelsChanged,
     PoolStatus,
     ServiceName,
@@ -99,3 +104,18 @@ async def test_an_order_reaches_a_launcher_that_joins_the_bus_a_moment_after_its
     )
     await sent
     assert versions.states.find("tiny") == state
+
+
+async def test_a_launcher_tells_the_gateways_that_a_process_has_ended() -> None:
+    bus, subjects, told = MemoryBus(), Subjects("antiphon"), asyncio.Queue[bytes]()
+    launcher, gateway = bus.connect("launcher"), bus.connect("gateway")
+    await gateway.subscribe(subjects.ended(), lambda delivery: told.put_nowait(delivery.payload))
+    nothing: Any = SimpleNamespace(models=(), keep_s=0.0)
+    host = Host(launcher, subjects, SystemClock(), "launcher", "i")
+    actor = ModelSupervisor(host, nothing, nothing, lambda name, line: None)
+    actor.member_ended(ChildSpec("nats", "nats", ()))
+    actor.member_ended(ChildSpec("engine-1", "engine", (), member_id="host-7-engine-1"))
+    message = Decoder([MemberEnded]).decode(await asyncio.wait_for(told.get(), 10))
+    assert message == MemberEnded("engine", "host-7-engine-1")
+    await actor.cancel()
+    assert told.empty()

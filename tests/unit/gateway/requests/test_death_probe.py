@@ -3,15 +3,18 @@
 import asyncio
 from typing import Any
 
-from services.gateway.requests.death_probe import DeathProbe
+import pytest
+
+from services.gateway.requests.death_probe import CLOSES_S, DeathProbe
 from services.gateway.requests.sequence_state import Address
 from shared import limits
 from shared.actors.host import Host
 from shared.actors.presence import Members
-from shared.messages import Heartbeat, PoolStatus, StreamStatus
+from shared.codec import encode
+from shared.messages import Heartbeat, MemberEnded, PoolStatus, StreamStatus
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus
-from tests.support.simulation import SimClock
+from tests.support.simulation import SimClock, run_simulation
 
 INTERVAL_S = limits.HEARTBEAT_INTERVAL_S
 LATE_S = limits.PROBE_INTERVALS * INTERVAL_S + 0.01
@@ -23,6 +26,7 @@ class Gateway:
 
     def __init__(self, *, is_gone: bool) -> None:
         self.bus = MemoryBus(0)
+        self.launcher = self.bus.connect("launcher")
         self.members = Members()
         self.asked: list[Address] = []
         self.dead: list[Address] = []
@@ -33,10 +37,15 @@ class Gateway:
         self.members.observe(Heartbeat("detokenizer", *D1, 1, "ready", 1, INTERVAL_S, StreamStatus()), 0.0)
         self.members.observe(Heartbeat("tokenizer", *T1, 1, "ready", 1, INTERVAL_S, PoolStatus()), 0.0)
 
-    async def is_gone(self, service: str, member: Address) -> bool:
+    async def is_gone(self, service: str, member: Address, timeout_s: float = 0.0) -> bool:
         self.asked.append(member)
         await asyncio.sleep(0)
         return self.is_gone_answer
+
+    async def told(self, service: Any, member_id: str) -> None:
+        """A launcher says that a member has ended."""
+        await self.launcher.publish(Subjects().ended(), encode(MemberEnded(service, member_id)))
+        await asyncio.sleep(CLOSES_S + 0.1)
 
     async def tick(self, now: float) -> None:
         self.probe.tick(now)
@@ -98,3 +107,41 @@ async def test_one_that_ends_hands_its_work_over_and_is_not_asked() -> None:
     gateway.members.observe(Heartbeat("detokenizer", *D1, 1, "draining", 2, INTERVAL_S, StreamStatus()), 0.0)
     await gateway.tick(LATE_S)
     assert gateway.asked == []
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_one_of_which_a_launcher_says_that_it_has_ended_is_asked_at_once(is_gone: bool) -> None:
+    async def main() -> None:
+        gateway = Gateway(is_gone=is_gone)
+        await gateway.probe.listen()
+        await gateway.told("tokenizer", "t1")
+        await gateway.told("detokenizer", "unknown")
+        assert gateway.asked == []
+        await gateway.told("detokenizer", "d1")
+        assert (gateway.asked, gateway.dead) == ([D1], [D1] if is_gone else [])
+        assert (gateway.members.get("detokenizer", "d1") is None) is is_gone
+
+    run_simulation(main, 0)
+
+
+def test_what_a_launcher_says_counts_no_more_than_a_missing_heartbeat_after_the_bus_was_gone() -> None:
+    async def main() -> None:
+        gateway = Gateway(is_gone=True)
+        await gateway.probe.listen()
+        gateway.bus.partition("g1")
+        gateway.bus.heal("g1")
+        await gateway.told("detokenizer", "d1")
+        assert gateway.asked == []
+
+    run_simulation(main, 0)
+
+
+def test_a_malformed_message_of_a_launcher_is_ignored() -> None:
+    async def main() -> None:
+        gateway = Gateway(is_gone=True)
+        await gateway.probe.listen()
+        await gateway.bus.connect("other").publish(Subjects().ended(), b"\xc1")
+        await gateway.told("detokenizer", "d1")
+        assert gateway.dead == [D1]
+
+    run_simulation(main, 0)
