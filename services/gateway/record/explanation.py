@@ -367,9 +367,10 @@ def _asked(tries: list[dict[str, Any]]) -> str:
     parts: list[str] = []
     for name, group in groupby(tries, key=lambda one: one["tokenizer"]):
         waits = [one["waited_s"] for one in group]
-        who = name or "a tokenizer that the bus chose and whose name is unknown"
-        often = f" ({len(waits)} tries)" if len(waits) > 1 else ""
-        parts.append(f"to {who}, which did not answer within {_s(sum(waits))}{often}")
+        often, together = (f"{len(waits)} times ", " in all") if len(waits) > 1 else ("", "")
+        parts.append(
+            f"{often}to {name or 'one of the tokenizers'}, which did not answer for {_s(sum(waits))}{together}"
+        )
     return ", then ".join(parts)
 
 

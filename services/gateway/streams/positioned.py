@@ -17,9 +17,9 @@ Take = Callable[[SequenceUpdate], tuple[Choice, str]]
 class PositionedEvents:
     """The events of one stream. Implements `serving.StreamEvents` with an encoder's methods.
 
-    Each event of a choice is encoded separately; its id has the position of every choice. Output that gives no event
-    yet, such as the beginning of a tag, is counted with the next event. If events have numbers, ids contain them too,
-    and a resumed stream continues with the client's number.
+    Each event of a choice is encoded separately; its id has the position of every choice. The tokens of output that
+    gives no event yet, such as the beginning of a tag, belong to the next event. If events have numbers, ids contain
+    them too, and a resumed stream continues with the client's number.
     """
 
     def __init__(

@@ -352,9 +352,8 @@ def test_a_second_long_wait_is_explained_too():
             " on t-1",
             [
                 "t-1 stood still or had other work.",
-                "The request went to a tokenizer that the bus chose and whose name is unknown, which did not answer "
-                "within 100 ms, then to t-1, which did not answer within 1.2 s (2 tries), then to t-1 again, which "
-                "answered.",
+                "The request went to one of the tokenizers, which did not answer for 100 ms, then 2 times to t-1, "
+                "which did not answer for 1.2 s in all, then to t-1 again, which answered.",
             ],
         ),
         (
@@ -363,7 +362,7 @@ def test_a_second_long_wait_is_explained_too():
             "",
             [
                 "t-1 and t-3 stood still or had other work.",
-                "The request went to t-1, which did not answer within 100 ms, then to t-3, which did not answer within "
+                "The request went to t-1, which did not answer for 100 ms, then to t-3, which did not answer for "
                 "200 ms, then to t-2, which answered.",
             ],
         ),
@@ -373,8 +372,8 @@ def test_a_second_long_wait_is_explained_too():
             "",
             [
                 "a tokenizer stood still or had other work.",
-                "The request went to a tokenizer that the bus chose and whose name is unknown, which did not answer "
-                "within 100 ms, then to t-2, which answered.",
+                "The request went to one of the tokenizers, which did not answer for 100 ms, then to t-2, which "
+                "answered.",
             ],
         ),
     ],
@@ -391,8 +390,8 @@ def test_the_tokenizers_that_stood_still_are_named(
         assert told[0].startswith("So far, most of the time: turning the text into tokens on t-1 (")
         assert told[1:] == [
             "t-1 did not answer.",
-            "The request went to a tokenizer that the bus chose and whose name is unknown, which did not answer within "
-            "100 ms, then to t-1, which did not answer within 1.2 s (2 tries).",
+            "The request went to one of the tokenizers, which did not answer for 100 ms, then 2 times to t-1, which "
+            "did not answer for 1.2 s in all.",
         ]
     story.at(2.5).tokenizer_answered(answered)
     story.at(2.5).tokenized(5)

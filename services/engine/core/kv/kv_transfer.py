@@ -53,7 +53,7 @@ class KvSave(msgspec.Struct, frozen=True):
 
 
 class KvMeta(msgspec.Struct, frozen=True):
-    """Commands for the other half, in order: announced transfers, saves, dropped transfers, loads."""
+    """Commands of the scheduler's half for `services.engine.kv`, which carries them out in the order of the fields."""
 
     opened: tuple[str, ...] = ()
     """Transfers whose blocks will be computed."""
