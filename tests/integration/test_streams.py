@@ -78,6 +78,15 @@ def again(*texts: str) -> Callable[[GenerationRequest], list[Any]]:
 good_day_again = again("Good ", "day")
 
 
+async def opened(backend: ScriptedBackend, connection: Connection) -> Any:
+    """Begins a resumable stream, which gets its first token; returns its generation."""
+    await connection.send("POST", CHAT, json.dumps(BODY).encode(), {"x-antiphon-resumable": "1"})
+    generation = await backend.generations.get()
+    generation.put(text_batches(*GREETING)[0])
+    await connection.head()
+    return generation
+
+
 def ids_of(body: bytes) -> list[str]:
     return [line[4:] for line in body.decode().split("\n") if line.startswith("id: ")]
 
@@ -228,11 +237,7 @@ async def test_the_grace_of_a_stream_without_its_client_ends(nats_connect, nats_
     recorder = Recorder(8)
     async with gateway(transport, subjects, backend, grace_s=0.3, recorder=recorder) as (port, _):
         async with Connection(port) as connection:
-            body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
-            await connection.send("POST", CHAT, body, {"x-antiphon-resumable": "1"})
-            generation = await backend.generations.get()
-            generation.put(text_batches("Good ", "day")[0])
-            await connection.head()
+            generation = await opened(backend, connection)
         await asyncio.wait_for(generation.stopped.wait(), 10)
         assert await endings(recorder) == [("cancelled", "client_closed_request")]
     assert generation.cancelled == ["abort"]
@@ -243,11 +248,7 @@ async def test_a_gateway_that_shuts_down_waits_for_no_client_to_come_back(nats_c
     recorder = Recorder(8)
     async with gateway(transport, subjects, backend, recorder=recorder) as (port, streams):
         async with Connection(port) as connection:
-            body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
-            await connection.send("POST", CHAT, body, {"x-antiphon-resumable": "1"})
-            generation = await backend.generations.get()
-            generation.put(text_batches("Good ", "day")[0])
-            await connection.head()
+            generation = await opened(backend, connection)
         await asyncio.sleep(0.2)
         assert not generation.stopped.is_set()
         streams.leave()
@@ -260,11 +261,7 @@ async def test_a_stream_that_a_gateway_hands_over_ends_because_of_the_shutdown(n
     recorder = Recorder(8)
     async with gateway(transport, subjects, backend, recorder=recorder) as (port, streams):
         async with Connection(port) as connection:
-            body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
-            await connection.send("POST", CHAT, body, {"x-antiphon-resumable": "1"})
-            generation = await backend.generations.get()
-            generation.put(text_batches("Good ", "day")[0])
-            await connection.head()
+            generation = await opened(backend, connection)
             streams.hand_over()
             await asyncio.wait_for(generation.stopped.wait(), 10)
         assert await endings(recorder) == [("cancelled", "draining")]
@@ -321,13 +318,9 @@ async def test_a_run_that_missed_the_takeover_ends_when_it_renews_its_record(
         assert b"stream_taken" in await connection.rest()
 
 
-async def begun(port: int, backend: ScriptedBackend, connection: Connection) -> tuple[Any, str]:
+async def begun(backend: ScriptedBackend, connection: Connection) -> tuple[Any, str]:
     """A resumable stream with one token; returns its generation, and the id of its last event."""
-    body = b'{"messages":[{"role":"user","content":"hi"}],"stream":true,"seed":1}'
-    await connection.send("POST", CHAT, body, {"x-antiphon-resumable": "1"})
-    generation = await backend.generations.get()
-    generation.put(text_batches(*GREETING)[0])
-    await connection.head()
+    generation = await opened(backend, connection)
     found: list[str] = []
     while not found:
         found = ids_of(await connection.chunk())
@@ -349,14 +342,14 @@ async def test_streams_from_before_and_during_a_restart_of_the_bus_can_be_resume
         Connection(port) as during,
     ):
         async with asyncio.timeout(60):
-            generation, first = await begun(port, backend, before)
+            generation, first = await begun(backend, before)
             await asyncio.sleep(3 * limits.STREAM_FLUSH_S)
             private_nats_server.kill()  # its memory, and the records in it, are lost
             generation.put(text_batches(*GREETING)[1])
             while streams.journal.is_open:
                 await asyncio.sleep(0.01)
             assert streams.journal.opens_soon
-            _, other = await begun(port, backend, during)
+            _, other = await begun(backend, during)
             private_nats_server.start()
             while not streams.journal.is_open or any(one.revision == 0 for one in streams.journal.running.values()):
                 await asyncio.sleep(0.01)
