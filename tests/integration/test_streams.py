@@ -52,7 +52,7 @@ async def gateway(
     streams = Streams(host, StreamStore(host, "memory"), options.pop("grace_s", 30.0), records_all=True)
     running = asyncio.create_task(streams.journal.run())
     async with serving(backend, streams=streams, **options) as port:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):  # each try of the store waits 2 s on a busy machine
             while not streams.journal.is_open:
                 await asyncio.sleep(0.01)
         yield port, streams
@@ -223,12 +223,12 @@ async def test_a_client_that_disconnects_cancels_its_stream_unless_it_is_resumab
                 await connection.head()
                 await connection.chunk()
             if resumable == "0":
-                await asyncio.wait_for(generation.stopped.wait(), 10)
+                await asyncio.wait_for(generation.stopped.wait(), 60)
             else:
                 await asyncio.sleep(0.2)
                 assert not generation.stopped.is_set()
                 generation.put(steps[1], None)
-                await asyncio.wait_for(generation.stopped.wait(), 10)
+                await asyncio.wait_for(generation.stopped.wait(), 60)
                 assert generation.waiting == 0
 
 
@@ -238,7 +238,7 @@ async def test_the_grace_of_a_stream_without_its_client_ends(nats_connect, nats_
     async with gateway(transport, subjects, backend, grace_s=0.3, recorder=recorder) as (port, _):
         async with Connection(port) as connection:
             generation = await opened(backend, connection)
-        await asyncio.wait_for(generation.stopped.wait(), 10)
+        await asyncio.wait_for(generation.stopped.wait(), 60)
         assert await endings(recorder) == [("cancelled", "client_closed_request")]
     assert generation.cancelled == ["abort"]
 
@@ -252,7 +252,7 @@ async def test_a_gateway_that_shuts_down_waits_for_no_client_to_come_back(nats_c
         await asyncio.sleep(0.2)
         assert not generation.stopped.is_set()
         streams.leave()
-        await asyncio.wait_for(generation.stopped.wait(), 10)
+        await asyncio.wait_for(generation.stopped.wait(), 60)
         assert await endings(recorder) == [("cancelled", "draining")]
 
 
@@ -263,7 +263,7 @@ async def test_a_stream_that_a_gateway_hands_over_ends_because_of_the_shutdown(n
         async with Connection(port) as connection:
             generation = await opened(backend, connection)
             streams.hand_over()
-            await asyncio.wait_for(generation.stopped.wait(), 10)
+            await asyncio.wait_for(generation.stopped.wait(), 60)
         assert await endings(recorder) == [("cancelled", "draining")]
 
 

@@ -66,7 +66,8 @@ def test_every_token_has_its_step_and_the_phases_add_up(served: Served):
     assert steps[-1]["end_s"] <= sequence["pieces"][-1]["arrived_s"]
     assert attempt["placed_s"] <= steps[0]["start_s"] <= steps[0]["end_s"]
     assert sum(found["phases"].values()) == pytest.approx(found["duration_s"], rel=1e-3)
-    assert found["duration_s"] <= waited_s
+    # The client may have the last bytes before the gateway has noted the end.
+    assert sequence["pieces"][-1]["arrived_s"] <= waited_s
 
 
 def test_the_durations_are_those_that_the_client_measures(pair: Served):
