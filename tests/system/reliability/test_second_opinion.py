@@ -193,12 +193,15 @@ def test_in_lockstep_no_wrong_token_is_shown_and_a_third_engine_finds_the_wrong_
         fleet.engine(name, NO_CANARY, FLIP_WEIGHT="layer 1, down")
     fleet.wait("e1", "e2", "e3")
     right = {number: fleet.complete(number) for number in range(6)}
-    assert fleet.metric("antiphon:lockstep_requests_total") == 6
-    assert fleet.metric("antiphon:lockstep_compared_tokens_total") == 6 * 60
+    # A chosen request runs alone while heartbeats are late, on a busy machine.
+    chosen, alone = (fleet.metric(f"antiphon:lockstep_{name}_total") for name in ("requests", "unavailable"))
+    assert chosen > 0
+    assert chosen + alone == 6
+    assert fleet.metric("antiphon:lockstep_compared_tokens_total") == chosen * 60
     assert fleet.metric("vllm:generation_tokens_total") == 6 * 60, "tokens count once"
     for fields in VARIED:
-        alone, compared = ({"X-Antiphon-Lockstep": header} for header in ("0", "1"))
-        assert fleet.answer(0, compared, **fields) == fleet.answer(0, alone, **fields), fields
+        declined, compared = ({"X-Antiphon-Lockstep": header} for header in ("0", "1"))
+        assert fleet.answer(0, compared, **fields) == fleet.answer(0, declined, **fields), fields
     assert fleet.metric("antiphon:lockstep_differences_total") == 0
 
     streams = Streams(fleet, range(6))
@@ -217,8 +220,9 @@ def test_in_lockstep_no_wrong_token_is_shown_and_a_third_engine_finds_the_wrong_
     # With a single engine left, the sampled requests run alone, and one that asks for lockstep is refused.
     fleet.processes["e2"].kill()
     fleet.until(lambda: 'engine="e2"' not in fleet.metrics())
+    alone = fleet.metric("antiphon:lockstep_unavailable_total")
     assert fleet.complete(0) == right[0]
-    assert fleet.metric("antiphon:lockstep_unavailable_total") == 1
+    assert fleet.metric("antiphon:lockstep_unavailable_total") == alone + 1
     time.sleep(limits.LOCKSTEP_GRACE_S)
     body = {"prompt": PROMPT, "max_tokens": 4}
     status, text = fleet.request("POST", "/v1/completions", body, {"X-Antiphon-Lockstep": "1"})
