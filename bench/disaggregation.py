@@ -1,10 +1,15 @@
 """Time between the tokens of running streams while long prompts arrive: prefill and decode apart, or on each engine.
 
-    python -m bench.disaggregation MODEL_DIRECTORY [--streams 2] [--prompt 512] [--every 5] [--seconds 30]
+    python -m bench.disaggregation MODEL_DIRECTORY [--streams 8] [--prompt 192] [--every S] [--seconds 20] [--json FILE]
 
 Both servers have two engines and run one after the other, several times in turn, since a shared machine changes. The
-streams run all the time; a long prompt with a short answer arrives every few seconds. Prints for each server the
-quantiles of the time between two tokens of the streams, and the median time to the first token of the long prompts.
+streams run all the time; a prompt with a short answer arrives every few seconds. Prints for each server the quantiles
+of the time between two tokens of the streams, the median time to the first token of the prompts, and the ratio of the
+99th percentiles with its goal. Part of `make bench` for the models of `make bench-models`.
+
+The prompts must come often enough that more than one token of 100 meets one, else the 99th percentile does not show
+them; and one engine must be able to compute them all. By default they come every `LOAD` times the time that the first
+server needs for one of them.
 """
 
 import argparse
@@ -14,22 +19,23 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+import openai
 
-import openai  # noqa: E402  (after the path)
-
-from bench.serving import HOST, Serving, end_in_order  # noqa: E402  (after the path)
+from bench.output import print_and_save
+from bench.serving import HOST, Serving, end_in_order
 
 SERVERS = {"both on each engine": ("--engines=2",), "apart": ("--prefill=1", "--decode=1")}
 VOCABULARY = range(1000, 20_000)
 STREAM_PROMPT, LONG_OUTPUT = 64, 4
 READY_S = 180.0
+LOAD = 1.5
+GOAL = 0.5
+"""Of the 99th percentile between two tokens apart, as a share of that with both on each engine."""
 
 
 @dataclass
@@ -41,34 +47,63 @@ class Measured:
 
 
 def main() -> None:
+    """Measures and prints."""
+    options = parse()
+    end_in_order()
+    results = measure(options)
+    print_and_save(results, options.json)
+    print(text(results))
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parses the command-line options."""
     parser = argparse.ArgumentParser(description="Time between tokens while long prompts arrive.")
     parser.add_argument("model", type=Path)
-    parser.add_argument("--streams", type=int, default=2)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--every", type=float, default=5.0)
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    end_in_order()
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=192)
+    parser.add_argument("--every", type=float, default=0.0, help="seconds between two prompts (default: see above)")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    return parser.parse_args(arguments)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the times of each server in milliseconds, over all rounds, and the ratio of the 99th percentiles."""
     found = {name: Measured() for name in SERVERS}
+    every_s = options.every
     for number in range(options.rounds):
         for name, flags in SERVERS.items():
             with Serving(f"--model={options.model}", "--kv-cache-memory-gb=0.5", *flags) as server:
                 _wait_for_engines(server, 2)
-                asyncio.run(_load(server, options, found[name], number))
-            print(f"round {number + 1}, {name}: {_text(found[name])}", flush=True)
-    print()
-    for name, measured in found.items():
-        print(f"{name:<20} {_text(measured)}")
+                every_s = every_s or LOAD * asyncio.run(_prompt_s(server, options.prompt))
+                asyncio.run(_load(server, options, found[name], number, every_s))
+            print(f"round {number + 1}, {name}: done", file=sys.stderr, flush=True)
+    return summary(found) | {"streams": options.streams, "prompt": options.prompt, "every_s": round(every_s, 2)}
 
 
-def _text(measured: Measured) -> str:
+def summary(found: Mapping[str, Measured]) -> dict[str, Any]:
+    """Returns the quantiles of each server, and the ratio of the 99th percentiles: apart to both on each engine."""
+    servers = {name: _quantiles(measured) for name, measured in found.items()}
+    together, apart = (servers[name]["p99_ms"] for name in SERVERS)
+    return {"servers": servers, "p99_ratio": round(apart / together, 3), "goal": GOAL}
+
+
+def text(results: Mapping[str, Any]) -> str:
+    """Returns the results as text for the terminal."""
+    load = f"{results['streams']} streams, a prompt of {results['prompt']} tokens every {results['every_s']} s"
+    lines = [f"Between two tokens of running streams while prompts arrive: {load}, two engines"]
+    for name, one in results["servers"].items():
+        quantiles = f"p50 {one['p50_ms']:.0f} ms, p99 {one['p99_ms']:.0f} ms, longest {one['max_ms']:.0f} ms"
+        lines.append(f"{name:<20} {quantiles}; first token of a prompt {one['first_ms']:.0f} ms")
+    return "\n".join([*lines, f"p99 apart / both: {results['p99_ratio']} (goal {results['goal']})"])
+
+
+def _quantiles(measured: Measured) -> dict[str, float]:
     cuts = statistics.quantiles(measured.between, n=100)
-    p50, p99, most = (1000 * x for x in (cuts[49], cuts[98], max(measured.between)))
-    first = 1000 * statistics.median(measured.first)
-    return (
-        f"between tokens p50 {p50:.0f} ms, p99 {p99:.0f} ms, max {most:.0f} ms; first token of a prompt {first:.0f} ms"
-    )
+    times = {"p50_ms": cuts[49], "p99_ms": cuts[98], "max_ms": max(measured.between)}
+    times["first_ms"] = statistics.median(measured.first)
+    return {name: round(1000 * value, 1) for name, value in times.items()}
 
 
 def _wait_for_engines(server: Serving, count: int) -> None:
@@ -79,9 +114,22 @@ def _wait_for_engines(server: Serving, count: int) -> None:
         time.sleep(0.2)
 
 
-async def _load(server: Serving, options: argparse.Namespace, measured: Measured, number: int) -> None:
+async def _prompt_s(server: Serving, length: int) -> float:
+    """Returns the seconds to the first token of a prompt on the idle server; the second one, after it is warm."""
+    measured, draw = Measured(), random.Random(0)
+    async with _client(server) as client:
+        for _ in range(2):
+            await _long(client, server.model_name(), draw, length, measured)
+    return measured.first[-1]
+
+
+def _client(server: Serving) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"http://{HOST}:{server.port}/v1", api_key="none", timeout=300)
+
+
+async def _load(server: Serving, options: argparse.Namespace, measured: Measured, number: int, every_s: float) -> None:
     draw = random.Random(number)
-    async with openai.AsyncOpenAI(base_url=f"http://{HOST}:{server.port}/v1", api_key="none", timeout=300) as client:
+    async with _client(server) as client:
         model = server.model_name()
         end = time.perf_counter() + options.seconds
         streams = [asyncio.create_task(_stream(client, model, draw, measured, end)) for _ in range(options.streams)]
@@ -89,7 +137,7 @@ async def _load(server: Serving, options: argparse.Namespace, measured: Measured
         prompts: list[asyncio.Task[None]] = []
         while time.perf_counter() < end:
             prompts.append(asyncio.create_task(_long(client, model, draw, options.prompt, measured)))
-            await asyncio.sleep(options.every)
+            await asyncio.sleep(every_s)
         await asyncio.gather(*streams, *prompts)
 
 

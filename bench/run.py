@@ -7,7 +7,8 @@ machine's limits are measured, the load runs through the gateway and then, with 
 engine alone (or in the other order), and the limits are measured again. Both runs are paused at intervals to measure
 the limits in their own moments (`bench.limits_of_machine.moments`). The bus tax is the share of the engine's rate that
 is lost in the whole system, within a round. For the demo model, `bench.record_cost` compares the system with and
-without the record of requests. Results go to bench/results/MODEL.json; docs/performance.md shows published ones.
+without the record of requests; for the others, `bench.disaggregation` compares prefill and decode apart with both on
+each engine. Results go to bench/results/MODEL.json; docs/performance.md shows published ones.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import cold_start, isolation, kv_transfer, loads, measure, record_cost, report
+from bench import cold_start, disaggregation, isolation, kv_transfer, loads, measure, record_cost, report
 from bench.engine import bus_tax
 from bench.engine.engine_stream import EngineAlone, Work
 from bench.limits_of_machine import cpu_accounting, machine, processes, roofline
@@ -101,6 +102,8 @@ def measured(model: Path, options: argparse.Namespace) -> dict[str, Any]:
         results |= {f"cost_of_{kind}": record_cost.measure(pairs, kind) for kind in record_cost.GOALS_PERCENT}
         results["isolation"] = isolation.measure(isolation.parse([]))
         results["kv_transfer"] = kv_transfer.measure()
+    if model != DEMO and not options.short:
+        results["disaggregation"] = disaggregation.measure(disaggregation.parse([str(model)]))
     return results
 
 
@@ -189,6 +192,8 @@ def text(results: dict[str, Any]) -> str:
     ]
     if "kv_transfer" in results:
         lines += ["", kv_transfer.text(results["kv_transfer"])]
+    if "disaggregation" in results:
+        lines += ["", disaggregation.text(results["disaggregation"])]
     return "\n".join(lines)
 
 
