@@ -370,6 +370,9 @@ ORPHAN_S = 5.0
 gateway about a stream after this time without tokens."""
 LOCKSTEP_VOTE_S = 10.0
 """Time in which an engine must compute a single token with which it votes on a difference between two others."""
+LOCKSTEP_TRIES = 3
+"""How often a gateway tries to find out which of two engines that differ is wrong, `LOCKSTEP_GRACE_S` apart, before the
+request fails. Another engine that can vote may be busy or starting."""
 LOCKSTEP_GRACE_S = 2.0
 """How long after a model last had two comparable engines a request that asks for lockstep is still accepted. It waits
 for the second engine, because heartbeats may only be late."""

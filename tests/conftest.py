@@ -138,7 +138,8 @@ class NatsServer:
         user = f'{{ user: "{self.user}", password: "{self.password}"{self.permissions} }}'
         config = f"listen: 127.0.0.1:{self.port}\nauthorization {{ users: [{user}] }}\n"
         if self.jetstream:
-            stored = f'store_dir: "{self.directory / "jetstream"}", max_memory_store: 16GB, max_file_store: 16GB'
+            # Logs reserve their largest size until the server ends, and hundreds of tests make logs of their own.
+            stored = f'store_dir: "{self.directory / "jetstream"}", max_memory_store: 1TB, max_file_store: 1TB'
             config += f"jetstream {{ {stored} }}\n"
         config += f"max_payload: {self.max_payload}\nmax_pending: {4 * self.max_payload}\n"
         (self.directory / "nats.conf").write_text(config)

@@ -310,7 +310,7 @@ async def call(port: int, method: str, path: str, body: Any = b"", headers: Mapp
 
 async def endings(recorder: Recorder) -> list[tuple[str | None, str]]:
     """Returns how each recorded request has ended, and the cause, when none runs any more."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while any(one.outcome is None for one in recorder.all()):
             await asyncio.sleep(0.01)
     return [(one.outcome, one.error_code) for one in recorder.all()]

@@ -52,7 +52,7 @@ async def gateway(
     streams = Streams(host, StreamStore(host, "memory"), options.pop("grace_s", 30.0), records_all=True)
     running = asyncio.create_task(streams.journal.run())
     async with serving(backend, streams=streams, **options) as port:
-        async with asyncio.timeout(60):  # each try of the store waits 2 s on a busy machine
+        async with asyncio.timeout(60):
             while not streams.journal.is_open:
                 await asyncio.sleep(0.01)
         yield port, streams

@@ -37,7 +37,7 @@ def build(
 
 def numbers(command: list[str]) -> dict[str, list[float]]:
     """What the driver prints: a few logits for each model. Fails with what it complains of."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     assert not done.stderr
     lines = (line.rpartition(":") for line in done.stdout.splitlines())

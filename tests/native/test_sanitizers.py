@@ -12,7 +12,7 @@ from tests.native.libraries import need_compiler
 pytestmark = pytest.mark.timeout(900)  # two builds the first time, beside other tests
 
 SANITIZERS = {
-    "memory": ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *HEAP),
+    "memory": ("-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *HEAP),
     "threads": ("-O1", "-fsanitize=thread", *HEAP),
 }
 

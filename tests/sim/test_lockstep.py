@@ -116,6 +116,22 @@ def test_of_two_engines_the_one_that_changes_its_mind_is_wrong(model_dir, seed):
     simulate(model_dir, scenario, seed, engine=2)
 
 
+def test_a_difference_waits_for_a_third_engine_that_is_starting(model_dir):
+    async def scenario(society: Society) -> None:
+        await known(society)
+        lie(society, "engine0", steady=True)
+        asked = asyncio.create_task(compared(society))
+        while not lockstep_of(society).counts.votes["self_test"]:
+            await asyncio.sleep(0.01)
+        await society.start("engine")
+        await asked
+        assert lockstep_of(society).counts.undecided == 0
+        assert [address.id for address in lockstep_of(society).trust.quarantined] == ["engine0"]
+        quiet(society)
+
+    simulate(model_dir, scenario, engine=2)
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "subject", [f"{BUS}.gw.*.*.tok", f"{BUS}.det.*.*.tok", f"{BUS}.gw.*.*.txt", f"{BUS}.eng.*.*.ctl"]

@@ -220,12 +220,16 @@ class LockstepSequence:
             "the engines %s and %s differ at token %d of %s: %s and %s",
             engines[0].id, engines[1].id, difference.position, state.sequence_id, *difference.tokens,
         )  # fmt: skip
-        loser, reason = await self._loser(difference, engines)
-        if self._over and loser is None:
-            return
-        if loser is None and self._start_again(engines):
-            return
-        if loser is None:
+        for number in range(limits.LOCKSTEP_TRIES):
+            loser, reason = await self._loser(difference, engines)
+            if loser is not None:
+                break
+            if self._over or self._start_again(engines):
+                return
+            if number + 1 < limits.LOCKSTEP_TRIES:
+                # A third engine may be busy, its heartbeats may be late, or it may be starting.
+                await asyncio.sleep(limits.LOCKSTEP_GRACE_S)
+        else:
             counts.undecided += 1
             log.error("it could not be decided which of %s and %s is right", engines[0].id, engines[1].id)
             message = "Two engines computed different tokens, and it is unknown which is right. Send the request again."
