@@ -27,8 +27,8 @@ from infra.demo_model.model import SHAPES, Llama, document_mask
 from infra.demo_model.muon import StackedMuon
 from infra.demo_model.tokenizer import DEMO, load
 
-#: The learning rate warms up for this many steps, and falls from this share of the run on.
-WARM_UP_STEPS, DECAY_FROM = 200, 0.25
+#: The learning rate falls from this share of the run on.
+DECAY_FROM = 0.25
 REPORT_SECONDS = 5.0
 
 
@@ -52,6 +52,7 @@ class Plan:
     checkpoint_minutes: float = 1.0
     threads: int = 2
     float32: bool = False
+    warm_up: int = 200
 
     @property
     def precision(self) -> torch.dtype:
@@ -59,10 +60,10 @@ class Plan:
         return torch.float32 if self.float32 else torch.bfloat16
 
 
-def pace(progress: float, steps: int) -> float:
+def pace(progress: float, steps: int, warm_up: int = 200) -> float:
     """Factor of the learning rate: warm-up, constant, then a linear decrease to zero."""
-    if steps < WARM_UP_STEPS:
-        return (steps + 1) / WARM_UP_STEPS
+    if steps < warm_up:
+        return (steps + 1) / warm_up
     if progress < DECAY_FROM:
         return 1.0
     return max(1.0 - (progress - DECAY_FROM) / (1.0 - DECAY_FROM), 0.0)
@@ -143,7 +144,7 @@ class Run:
     def one_step(self) -> None:
         """Trains on one batch."""
         batch = self.batches.next()
-        set_pace(self.optimizers, pace(self.progress(), self.step - self.first))
+        set_pace(self.optimizers, pace(self.progress(), self.step - self.first, self.plan.warm_up))
         loss = loss_of(self.model, batch, self.device, self.plan.precision)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -213,11 +214,12 @@ def arguments() -> Plan:
     parser.add_argument("--makers", type=int, default=0, help="processes that make batches; 0 makes them here")
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--matrix-rate", type=float, default=4e-3, help="rate of Muon; 0 trains all with AdamW")
+    parser.add_argument("--warm-up", type=int, default=200, help="steps until the rates are whole")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, default=DEMO, help="folder of tokenizer.json")
     parser.add_argument("--shape", choices=SHAPES, default="demo", help="sizes of the network")
-    parser.add_argument("--start", type=Path, help="checkpoint to go on from (checkpoint.py makes one)")
+    parser.add_argument("--start", type=Path, help="checkpoint to go on from (checkpoint.py and grow.py make one)")
     parser.add_argument("--threads", type=int, default=2, help="1 where other work fills the cores: two would wait")
     parser.add_argument("--compile", action="store_true", help="compile the trunk: a slow start, then faster")
     parser.add_argument("--float32", action="store_true", help="for CPUs without bfloat16 instructions")

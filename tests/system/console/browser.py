@@ -89,12 +89,11 @@ class Browser:
         self.js(f"document.querySelector({json.dumps(selector)}).click()")
 
     def fill(self, selector: str, text: str) -> None:
-        """Replaces the value of a field, as typing does."""
+        """Replaces the value of a field, as typing does. `text`: not empty."""
         self.wait(f"document.querySelector({json.dumps(selector)})")
-        self.js(
-            f"(() => {{ const field = document.querySelector({json.dumps(selector)}); field.focus();"
-            "field.value = ''; })()"
-        )
+        # The old value is selected, not removed: a page that renders meanwhile would put it back.
+        field = f"document.querySelector({json.dumps(selector)})"
+        self.js(f"(() => {{ {field}.focus(); {field}.select(); }})()")
         self._call("Input.insertText", text=text)
 
     def key(self, name: str, text: str = "", *, shift: bool = False) -> None:

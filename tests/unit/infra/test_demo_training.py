@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from infra.demo_model.exercises.tasks import conversation
 from infra.demo_model.exercises.tasks_tools import tool_conversation
 from infra.demo_model.export import export
 from infra.demo_model.generate import load_model
+from infra.demo_model.grow import grown
 from infra.demo_model.makers import Batches, MakerFailedError
 from infra.demo_model.model import SHAPES, Llama, Shape, document_mask
 from infra.demo_model.muon import StackedMuon
@@ -202,3 +204,39 @@ def test_a_model_of_another_shape_is_trained_and_exported(tmp_path: Path, monkey
     assert (shape.hidden_size, shape.intermediate_size, shape.num_hidden_layers) == (64, 96, 2)
     large = SHAPES["qwen2-0.5b"]
     assert large.num_attention_heads * large.head_dim == large.hidden_size
+
+
+TINY: dict[str, Any] = {"head_dim": 16, "rms_norm_eps": 1e-12}
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        Shape(hidden_size=80, intermediate_size=150, num_hidden_layers=5, num_attention_heads=6, **TINY),
+        Shape(hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, **TINY),
+    ],
+    ids=["wider and deeper", "the same"],
+)
+def test_a_model_grows_into_a_larger_one_that_computes_the_same_and_learns(large: Shape) -> None:
+    torch.manual_seed(1)
+    small = Llama(Shape(hidden_size=32, intermediate_size=48, num_hidden_layers=2, **TINY))
+    for weight in small.parameters():
+        torch.nn.init.normal_(weight, mean=1.0 if weight.dim() == 1 else 0.0, std=0.1)
+    model = Llama(large)
+    model.load_state_dict(grown(small.state_dict(), small.shape, large))
+    ids = torch.randint(0, 4096, (2, 24))
+    wanted = small.logits(small.hidden(ids))
+    logits = model.logits(model.hidden(ids))
+    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+    F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+    for name, weight in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight", "embed_tokens.weight")):
+            assert weight.grad is not None
+            assert weight.grad.abs().max() > 0, name
+
+
+def test_only_a_shape_with_the_same_heads_grows() -> None:
+    small = Shape(hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=16)
+    for large in (Shape(), Shape(hidden_size=16, head_dim=16), Shape(num_hidden_layers=1, head_dim=16)):
+        with pytest.raises(ValueError, match=r"same size of a head|as wide and as deep"):
+            grown({}, small, large)
