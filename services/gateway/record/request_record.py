@@ -6,15 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shared import limits
-from shared.messages import SequenceStep, StepEvent, UsageOutcome
+from shared.messages import StepEvent, UsageOutcome
+from shared.step_rows import STEP_COLUMNS
 
 _MICROSECONDS = 1e6
 TURN_SHOWN_S = 1e-3
 """A shorter wait for a turn counts as part of the admission."""
-STEP_COLUMNS = 10
-"""Numbers of one step in `Attempt.steps`: step, microseconds from the arrival at the engine to the end of the step, its
-duration in microseconds, first position, computed tokens, output tokens, sequences in the step, tokens of all of them,
-sequences that waited, free blocks."""
 PIECE_COLUMNS = 2
 """Numbers of one piece of output: microseconds since the arrival of the request, number of tokens."""
 ToldStep = tuple[float, StepEvent]
@@ -278,22 +275,21 @@ class RequestRecord(RecordedRequest):
         """See RecordedRequest."""
         self.ended_us = self._elapsed_us()
 
-    def step(self, index: int, share: SequenceStep, event: StepEvent, before: Sequence[ToldStep] = ()) -> None:
-        """Adds what an engine's step did for a sequence. `before`: the engine's steps before it, as far as known."""
-        self.num_steps += 1
-        one = self.sequences.get(index)
-        if one is None or self.num_steps > limits.RECORD_STEPS_MAX or (found := one.attempt(share.attempt)) is None:
+    def add_steps(self, index: int, attempt: int, rows: "array[int]", told: Sequence[ToldStep] = ()) -> None:
+        """Adds what steps of an engine did for a sequence (`shared.step_rows`).
+
+        `told`: the engine's steps in the same message, and those before it, as far as known.
+        """
+        count, room = len(rows) // STEP_COLUMNS, max(0, limits.RECORD_STEPS_MAX - self.num_steps)
+        self.num_steps += count
+        found = self._attempt(index, attempt)
+        if found is None or not rows or not room:
             return
         if not found.steps:
-            placed_s = self._received_s + found.placed_us / _MICROSECONDS
-            here = [one for told_s, one in before if told_s >= placed_s]  # the engine may have rested before
-            found.waited_during([one for one in here if event.step - 3 <= one.step <= event.step - 2])
-        found.steps.extend(
-            (
-                event.step, share.age_us, event.duration_us, share.start, share.num_tokens, share.num_output,
-                event.num_sequences, event.num_tokens, event.num_waiting, event.num_free_blocks,
-            )
-        )  # fmt: skip
+            first, placed_s = rows[0], self._received_s + found.placed_us / _MICROSECONDS
+            here = [one for told_s, one in told if told_s >= placed_s]  # the engine may have rested before
+            found.waited_during([one for one in here if first - 3 <= one.step <= first - 2])
+        found.steps.extend(rows if count <= room else rows[: room * STEP_COLUMNS])
 
     def preempted(self, index: int, attempt: int, before_step: int) -> None:
         """An engine has taken the blocks of a sequence for others, and computes it again later."""
@@ -305,9 +301,11 @@ class RequestRecord(RecordedRequest):
         return None if one is None else one.attempt(number)
 
     def _add_piece(self, pieces: "array[int]", num_tokens: int) -> None:
-        self.num_pieces += 1
-        if self.num_pieces <= 2 * limits.RECORD_PIECES_MAX:
-            pieces.extend((self._elapsed_us(), num_tokens))
+        self.num_pieces = count = self.num_pieces + 1
+        if count <= 2 * limits.RECORD_PIECES_MAX:
+            # Cheaper than `extend`, which makes an iterator; this runs twice for each token.
+            pieces.append(self._elapsed_us())
+            pieces.append(num_tokens)
 
     def _has_room(self) -> bool:
         self.num_marks += 1
