@@ -1,6 +1,7 @@
 """Keeps the records of the latest requests of one gateway, and in addition those that failed and the slowest ones."""
 
 import time
+from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
@@ -104,8 +105,7 @@ class Recorder:
         if record.outcome == "failed":
             self._keep_in(self._failed, record)
         record.num_lists += 1
-        self._slowest.append(record)
-        self._slowest.sort(key=lambda one: one.duration_us, reverse=True)
+        insort(self._slowest, record, key=lambda one: -one.duration_us)
         if len(self._slowest) > limits.RECORD_PINNED_MAX:
             self._drop(self._slowest.pop())
 

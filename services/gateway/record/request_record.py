@@ -13,7 +13,7 @@ _MICROSECONDS = 1e6
 TURN_SHOWN_S = 1e-3
 """A shorter wait for a turn counts as part of the admission."""
 PIECE_COLUMNS = 2
-"""Numbers of one piece of output: microseconds since the arrival of the request, number of tokens."""
+"""Numbers of one piece of output: seconds of the gateway's clock (`RequestRecord.since_us`), number of tokens."""
 ToldStep = tuple[float, StepEvent]
 """When the gateway was told of a step, by its clock in seconds, and the step."""
 
@@ -136,8 +136,8 @@ class SequenceRecord:
     """The record of one sequence. `arrived` and `written` have PIECE_COLUMNS numbers for each piece of output."""
 
     attempts: list[Attempt] = field(default_factory=list[Attempt])
-    arrived: "array[int]" = field(default_factory=lambda: array("Q"))
-    written: "array[int]" = field(default_factory=lambda: array("Q"))
+    arrived: "array[float]" = field(default_factory=lambda: array("d"))
+    written: "array[float]" = field(default_factory=lambda: array("d"))
 
     def attempt(self, number: int) -> Attempt | None:
         """Returns the attempt with this number; None if it is not recorded."""
@@ -253,13 +253,15 @@ class RequestRecord(RecordedRequest):
     def arrived(self, index: int, num_tokens: int) -> None:
         """See RecordedRequest."""
         self.completion_tokens += num_tokens
-        if (one := self.sequences.get(index)) is not None:
-            self._add_piece(one.arrived, num_tokens)
+        if (one := self.sequences.get(index)) is not None and self._has_room_for_piece():
+            one.arrived.append(self._now())
+            one.arrived.append(num_tokens)
 
     def written(self, index: int, num_tokens: int) -> None:
         """See RecordedRequest."""
-        if num_tokens and (one := self.sequences.get(index)) is not None:
-            self._add_piece(one.written, num_tokens)
+        if num_tokens and (one := self.sequences.get(index)) is not None and self._has_room_for_piece():
+            one.written.append(self._now())
+            one.written.append(num_tokens)
 
     def ended(
         self, outcome: UsageOutcome, error_code: str, prompt: int, cached: int, generated: int, reasons: tuple[str, ...]
@@ -300,17 +302,17 @@ class RequestRecord(RecordedRequest):
         one = self.sequences.get(index)
         return None if one is None else one.attempt(number)
 
-    def _add_piece(self, pieces: "array[int]", num_tokens: int) -> None:
+    def since_us(self, at_s: float) -> int:
+        """Returns the microseconds from the arrival of the request to a time of the gateway's clock."""
+        return max(0, int((at_s - self._received_s) * _MICROSECONDS + 0.5))
+
+    def _has_room_for_piece(self) -> bool:
         self.num_pieces = count = self.num_pieces + 1
-        if count <= 2 * limits.RECORD_PIECES_MAX:
-            # Cheaper than `extend`, which makes an iterator; this runs twice for each token.
-            pieces.append(self._elapsed_us())
-            pieces.append(num_tokens)
+        return count <= 2 * limits.RECORD_PIECES_MAX
 
     def _has_room(self) -> bool:
         self.num_marks += 1
         return self.num_marks <= limits.RECORD_MARKS_MAX
 
     def _elapsed_us(self) -> int:
-        elapsed = int((self._now() - self._received_s) * _MICROSECONDS + 0.5)
-        return elapsed if elapsed > 0 else 0
+        return self.since_us(self._now())
