@@ -7,6 +7,7 @@ and computes nothing (`worker` does). It runs on the event loop; `core`, `loop` 
 
 import asyncio
 import functools
+import itertools
 import logging
 import math
 from collections import defaultdict
@@ -48,6 +49,7 @@ from shared.messages import (
     SelfTest,
     SelfTestReply,
     SequenceRef,
+    SequenceSteps,
     StepEvent,
     StepEvents,
     Submit,
@@ -511,8 +513,11 @@ class EngineActor(Actor):
 
     async def _publish_steps(self) -> None:
         """Publishes the steps recorded since the last call. Steps that cannot be sent are dropped and counted."""
-        make = functools.partial(_step_events, self._host.id, self._host.instance_id)
-        await self._send(self._host.subjects.steps(self._host.id), make, self._steps.take())
+        steps, sequences = self._steps.take()
+        if steps:
+            make = functools.partial(_step_events, self._host.id, self._host.instance_id, tuple(steps))
+            parts: list[tuple[SequenceSteps, ...]] = [(one,) for one in sequences] or [()]
+            await self._send(self._host.subjects.steps(self._host.id), make, parts)
 
     async def _send(self, subject: str, make: Callable[[Sequence[T]], Message], items: Sequence[T]) -> None:
         # A message that cannot be sent is dropped, like a message lost on the bus: the sender repeats the exchange
@@ -535,8 +540,10 @@ class EngineActor(Actor):
         return self._host.clock.monotonic()
 
 
-def _step_events(engine_id: str, instance_id: str, steps: Sequence[StepEvent]) -> StepEvents:
-    return StepEvents(engine_id, instance_id, tuple(steps))
+def _step_events(
+    engine_id: str, instance_id: str, steps: tuple[StepEvent, ...], parts: Sequence[tuple[SequenceSteps, ...]]
+) -> StepEvents:
+    return StepEvents(engine_id, instance_id, steps, tuple(itertools.chain.from_iterable(parts)))
 
 
 def core_id(sequence_id: str, attempt: int) -> str:

@@ -266,17 +266,12 @@ class TokenEvent(Part, frozen=True, array_like=True):
     """For a pooling sequence: the components of its vector, little-endian float32."""
 
 
-class SequenceStep(Part, frozen=True, array_like=True, gc=False):
-    """What one step did for one sequence: `num_tokens` tokens from position `start` (prompt, then output) on."""
+class SequenceSteps(Part, frozen=True, array_like=True, gc=False):
+    """What the steps of a `StepEvents` did for one sequence: rows of `shared.step_rows`, in the order of the steps."""
 
     sequence_id: str
     attempt: int
-    start: int
-    num_tokens: int
-    num_output: int
-    """Output tokens that the step gave: 0 in the middle of a prompt, more than 1 if draft tokens were accepted."""
-    age_us: int
-    """Microseconds from the arrival of the sequence at this engine to the end of the step, by the engine's clock."""
+    rows: bytes
 
 
 class StepEvent(Part, frozen=True, array_like=True):
@@ -291,8 +286,6 @@ class StepEvent(Part, frozen=True, array_like=True):
     num_free_blocks: int
     num_sequences: int
     """Sequences in the step, those that are not recorded included."""
-    sequences: tuple[SequenceStep, ...]
-    """Those that are recorded."""
     preempted: tuple[SequenceRef, ...] = ()
     """Sequences that were preempted since the step before, and wait again."""
 
@@ -301,12 +294,14 @@ class StepEvents(Message, frozen=True, array_like=True, tag=True):
     """The steps that an engine has run since its last `StepEvents`, for gateways that record requests. Not answered.
 
     An engine sends them only for recorded sequences (`Submit.recorded`), at the latest after `limits.STEP_EVENTS_S`.
-    They contain no prompts, tokens or text.
+    They contain no prompts, tokens or text. If they are too large for one message, each part has all `steps`.
     """
 
     engine_id: str
     engine_instance_id: str
     steps: tuple[StepEvent, ...]
+    sequences: tuple[SequenceSteps, ...] = ()
+    """Those that are recorded."""
 
 
 class TokenEvents(Message, frozen=True, array_like=True, tag=True):

@@ -4,12 +4,14 @@ Nothing is collected, and the step loop computes no details, while no recorded s
 Times are differences of this process's monotonic clock.
 """
 
-from collections.abc import Iterator
+from array import array
+from collections.abc import Sequence
 
 from services.engine.steps.loop import StepDetail, StepReport
 from shared import limits
 from shared.clock import Clock
-from shared.messages import SequenceRef, SequenceStep, StepEvent
+from shared.messages import SequenceRef, SequenceSteps, StepEvent
+from shared.step_rows import empty, packed
 
 _MICROSECONDS = 1e6
 
@@ -22,6 +24,8 @@ class StepRecorder:
         self._arrived: dict[str, tuple[float, str, int]] = {}
         """For each live recorded sequence, by the core's id: its arrival in seconds, its id on the bus, its attempt."""
         self._steps: list[StepEvent] = []
+        self._rows: dict[tuple[str, int], array[int]] = {}
+        """For each sequence of these steps, by its id on the bus and its attempt: its rows (`shared.step_rows`)."""
         self._oldest_s = 0.0
 
     @property
@@ -45,17 +49,20 @@ class StepRecorder:
         if not self._steps:
             self._oldest_s = self._clock.monotonic()
         num_output = {outcome.sequence_id: len(outcome.token_ids) for outcome in report.outcomes}
-        # A report of several steps has their output merged; it is counted at the last step.
-        self._steps += [self._event(detail, num_output) for detail in reversed(report.details)][::-1]
+        for detail, last in zip(report.details, _last_here(report.details), strict=True):
+            event = self._event(detail)
+            self._steps.append(event)
+            self._add_rows(detail, event, num_output, last)
         is_late = self._clock.monotonic() - self._oldest_s >= limits.STEP_EVENTS_S
         return is_late or len(self._steps) >= limits.STEP_EVENTS_MAX
 
-    def take(self) -> list[StepEvent]:
-        """Returns the collected steps and forgets them."""
+    def take(self) -> tuple[list[StepEvent], list[SequenceSteps]]:
+        """Returns the collected steps and what they did for each recorded sequence, and forgets them."""
         steps, self._steps = self._steps, []
-        return steps
+        rows, self._rows = self._rows, {}
+        return steps, [SequenceSteps(*sequence, packed(each)) for sequence, each in rows.items()]
 
-    def _event(self, detail: StepDetail, num_output: dict[str, int]) -> StepEvent:
+    def _event(self, detail: StepDetail) -> StepEvent:
         return StepEvent(
             detail.step,
             _microseconds(detail.ended_s - detail.started_s),
@@ -64,18 +71,39 @@ class StepRecorder:
             detail.num_waiting,
             detail.num_free_blocks,
             len(detail.scheduled),
-            tuple(self._shares(detail, num_output)),
             tuple(SequenceRef(*_split(name)) for name in map(_member, detail.preempted) if name in self._arrived),
         )
 
-    def _shares(self, detail: StepDetail, num_output: dict[str, int]) -> Iterator[SequenceStep]:
+    def _add_rows(
+        self, detail: StepDetail, event: StepEvent, num_output: dict[str, int], last: frozenset[str] | None
+    ) -> None:
+        """Adds a step's row of each recorded sequence. `last`: those with no later step here; None: all."""
+        whole = event.num_sequences, event.num_tokens, event.num_waiting, event.num_free_blocks
         for beam, start, num_tokens in detail.scheduled:
             name = _member(beam)
             found = self._arrived.get(name)
-            if found is not None:
-                arrived_s, sequence_id, attempt = found
-                age_us = _microseconds(detail.ended_s - arrived_s)
-                yield SequenceStep(sequence_id, attempt, start, num_tokens, num_output.pop(name, 0), age_us)
+            if found is None:
+                continue
+            arrived_s, sequence_id, attempt = found
+            age_us = _microseconds(detail.ended_s - arrived_s)
+            # A report of several steps has their output merged; it is counted at the last step.
+            output = num_output.pop(name, 0) if last is None or name in last else 0
+            rows = self._rows.get((sequence_id, attempt))
+            if rows is None:
+                rows = self._rows[sequence_id, attempt] = empty()
+            rows.extend((event.step, age_us, event.duration_us, start, num_tokens, output, *whole))
+
+
+def _last_here(details: Sequence[StepDetail]) -> list[frozenset[str] | None]:
+    """Returns for each step the sequences that have no later one among these; None: that is so for all."""
+    if len(details) == 1:
+        return [None]
+    seen, found = set[str](), list[frozenset[str] | None]()
+    for detail in reversed(details):
+        names = {_member(beam) for beam, _, _ in detail.scheduled}
+        found.append(frozenset(names - seen))
+        seen |= names
+    return found[::-1]
 
 
 def _member(core_sequence_id: str) -> str:

@@ -1,12 +1,14 @@
 """Keeps the records of the latest requests of one gateway, and in addition those that failed and the slowest ones."""
 
 import time
+from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from services.gateway.record.request_record import NOT_RECORDED, RecordedRequest, RequestFacts, RequestRecord, ToldStep
 from shared import limits
 from shared.messages import StepEvents
+from shared.step_rows import unpacked
 
 STEPS_BEFORE = 3
 """Last steps of each engine that are remembered, for the sequences that begin next."""
@@ -70,20 +72,18 @@ class Recorder:
 
     def add_steps(self, message: StepEvents) -> None:
         """Adds an engine's steps to the records of the requests that they computed."""
-        # The steps of one message are of the same few sequences.
-        known: dict[str, tuple[RequestRecord | None, int]] = {}
         last = self._last_steps.get(message.engine_id, ())
         now_s = self._now()
         recent = (*last, *((now_s, event) for event in message.steps))
-        for at, event in enumerate(message.steps, len(last)):
+        for event in message.steps:
             for ref in event.preempted:
-                record, index = known.get(ref.sequence_id) or self._place(ref.sequence_id, known)
+                record, index = self._place(ref.sequence_id)
                 if record is not None:
                     record.preempted(index, ref.attempt, event.step)
-            for share in event.sequences:
-                record, index = known.get(share.sequence_id) or self._place(share.sequence_id, known)
-                if record is not None:
-                    record.step(index, share, event, recent[max(0, at - STEPS_BEFORE) : at])
+        for one in message.sequences:
+            record, index = self._place(one.sequence_id)
+            if record is not None:
+                record.add_steps(index, one.attempt, unpacked(one.rows), recent)
         self._remember(message.engine_id, recent[-STEPS_BEFORE:])
 
     def _remember(self, engine: str, steps: tuple[ToldStep, ...]) -> None:
@@ -92,14 +92,11 @@ class Recorder:
         if len(self._last_steps) > ENGINES_MAX:
             del self._last_steps[next(iter(self._last_steps))]
 
-    def _place(
-        self, sequence_id: str, known: dict[str, tuple[RequestRecord | None, int]]
-    ) -> tuple[RequestRecord | None, int]:
-        """Returns the record of a sequence and its index in it, and adds them to `known`."""
+    def _place(self, sequence_id: str) -> tuple[RequestRecord | None, int]:
+        """Returns the record of a sequence and its index in it."""
         request_id, _, index = sequence_id.rpartition("-")
         record = self._by_id.get(request_id)
-        found = known[sequence_id] = record, 0 if record is None else int(index)
-        return found
+        return record, 0 if record is None else int(index)
 
     def _end(self, record: RequestRecord) -> None:
         """Moves a record to the finished ones, and forgets those that nothing keeps any more."""
@@ -108,8 +105,7 @@ class Recorder:
         if record.outcome == "failed":
             self._keep_in(self._failed, record)
         record.num_lists += 1
-        self._slowest.append(record)
-        self._slowest.sort(key=lambda one: one.duration_us, reverse=True)
+        insort(self._slowest, record, key=lambda one: -one.duration_us)
         if len(self._slowest) > limits.RECORD_PINNED_MAX:
             self._drop(self._slowest.pop())
 

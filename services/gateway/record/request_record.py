@@ -6,17 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shared import limits
-from shared.messages import SequenceStep, StepEvent, UsageOutcome
+from shared.messages import StepEvent, UsageOutcome
+from shared.step_rows import STEP_COLUMNS
 
 _MICROSECONDS = 1e6
 TURN_SHOWN_S = 1e-3
 """A shorter wait for a turn counts as part of the admission."""
-STEP_COLUMNS = 10
-"""Numbers of one step in `Attempt.steps`: step, microseconds from the arrival at the engine to the end of the step, its
-duration in microseconds, first position, computed tokens, output tokens, sequences in the step, tokens of all of them,
-sequences that waited, free blocks."""
 PIECE_COLUMNS = 2
-"""Numbers of one piece of output: microseconds since the arrival of the request, number of tokens."""
+"""Numbers of one piece of output: seconds of the gateway's clock (`RequestRecord.since_us`), number of tokens."""
 ToldStep = tuple[float, StepEvent]
 """When the gateway was told of a step, by its clock in seconds, and the step."""
 
@@ -139,8 +136,8 @@ class SequenceRecord:
     """The record of one sequence. `arrived` and `written` have PIECE_COLUMNS numbers for each piece of output."""
 
     attempts: list[Attempt] = field(default_factory=list[Attempt])
-    arrived: "array[int]" = field(default_factory=lambda: array("Q"))
-    written: "array[int]" = field(default_factory=lambda: array("Q"))
+    arrived: "array[float]" = field(default_factory=lambda: array("d"))
+    written: "array[float]" = field(default_factory=lambda: array("d"))
 
     def attempt(self, number: int) -> Attempt | None:
         """Returns the attempt with this number; None if it is not recorded."""
@@ -256,13 +253,15 @@ class RequestRecord(RecordedRequest):
     def arrived(self, index: int, num_tokens: int) -> None:
         """See RecordedRequest."""
         self.completion_tokens += num_tokens
-        if (one := self.sequences.get(index)) is not None:
-            self._add_piece(one.arrived, num_tokens)
+        if (one := self.sequences.get(index)) is not None and self._has_room_for_piece():
+            one.arrived.append(self._now())
+            one.arrived.append(num_tokens)
 
     def written(self, index: int, num_tokens: int) -> None:
         """See RecordedRequest."""
-        if num_tokens and (one := self.sequences.get(index)) is not None:
-            self._add_piece(one.written, num_tokens)
+        if num_tokens and (one := self.sequences.get(index)) is not None and self._has_room_for_piece():
+            one.written.append(self._now())
+            one.written.append(num_tokens)
 
     def ended(
         self, outcome: UsageOutcome, error_code: str, prompt: int, cached: int, generated: int, reasons: tuple[str, ...]
@@ -278,22 +277,21 @@ class RequestRecord(RecordedRequest):
         """See RecordedRequest."""
         self.ended_us = self._elapsed_us()
 
-    def step(self, index: int, share: SequenceStep, event: StepEvent, before: Sequence[ToldStep] = ()) -> None:
-        """Adds what an engine's step did for a sequence. `before`: the engine's steps before it, as far as known."""
-        self.num_steps += 1
-        one = self.sequences.get(index)
-        if one is None or self.num_steps > limits.RECORD_STEPS_MAX or (found := one.attempt(share.attempt)) is None:
+    def add_steps(self, index: int, attempt: int, rows: "array[int]", told: Sequence[ToldStep] = ()) -> None:
+        """Adds what steps of an engine did for a sequence (`shared.step_rows`).
+
+        `told`: the engine's steps in the same message, and those before it, as far as known.
+        """
+        count, room = len(rows) // STEP_COLUMNS, max(0, limits.RECORD_STEPS_MAX - self.num_steps)
+        self.num_steps += count
+        found = self._attempt(index, attempt)
+        if found is None or not rows or not room:
             return
         if not found.steps:
-            placed_s = self._received_s + found.placed_us / _MICROSECONDS
-            here = [one for told_s, one in before if told_s >= placed_s]  # the engine may have rested before
-            found.waited_during([one for one in here if event.step - 3 <= one.step <= event.step - 2])
-        found.steps.extend(
-            (
-                event.step, share.age_us, event.duration_us, share.start, share.num_tokens, share.num_output,
-                event.num_sequences, event.num_tokens, event.num_waiting, event.num_free_blocks,
-            )
-        )  # fmt: skip
+            first, placed_s = rows[0], self._received_s + found.placed_us / _MICROSECONDS
+            here = [one for told_s, one in told if told_s >= placed_s]  # the engine may have rested before
+            found.waited_during([one for one in here if first - 3 <= one.step <= first - 2])
+        found.steps.extend(rows if count <= room else rows[: room * STEP_COLUMNS])
 
     def preempted(self, index: int, attempt: int, before_step: int) -> None:
         """An engine has taken the blocks of a sequence for others, and computes it again later."""
@@ -304,15 +302,17 @@ class RequestRecord(RecordedRequest):
         one = self.sequences.get(index)
         return None if one is None else one.attempt(number)
 
-    def _add_piece(self, pieces: "array[int]", num_tokens: int) -> None:
-        self.num_pieces += 1
-        if self.num_pieces <= 2 * limits.RECORD_PIECES_MAX:
-            pieces.extend((self._elapsed_us(), num_tokens))
+    def since_us(self, at_s: float) -> int:
+        """Returns the microseconds from the arrival of the request to a time of the gateway's clock."""
+        return max(0, int((at_s - self._received_s) * _MICROSECONDS + 0.5))
+
+    def _has_room_for_piece(self) -> bool:
+        self.num_pieces = count = self.num_pieces + 1
+        return count <= 2 * limits.RECORD_PIECES_MAX
 
     def _has_room(self) -> bool:
         self.num_marks += 1
         return self.num_marks <= limits.RECORD_MARKS_MAX
 
     def _elapsed_us(self) -> int:
-        elapsed = int((self._now() - self._received_s) * _MICROSECONDS + 0.5)
-        return elapsed if elapsed > 0 else 0
+        return self.since_us(self._now())

@@ -11,13 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from services.gateway.record.explanation import explain
-from services.gateway.record.request_record import (
-    PIECE_COLUMNS,
-    STEP_COLUMNS,
-    Attempt,
-    RequestRecord,
-    SequenceRecord,
-)
+from services.gateway.record.request_record import PIECE_COLUMNS, Attempt, RequestRecord, SequenceRecord
+from shared.step_rows import STEP_COLUMNS
 
 
 def summary_of(record: RequestRecord) -> dict[str, Any]:
@@ -69,7 +64,7 @@ def timeline_of(record: RequestRecord, usual_token_s: float | None = None) -> di
             {
                 "index": index,
                 "attempts": [_attempt(one) for one in sequence.attempts],
-                "pieces": list(_pieces(sequence)),
+                "pieces": list(_pieces(record, sequence)),
             }
             for index, sequence in sorted(record.sequences.items())
         ],
@@ -154,11 +149,11 @@ def _steps(one: Attempt) -> Iterator[dict[str, Any]]:
         ended_before = ended
 
 
-def _pieces(sequence: SequenceRecord) -> Iterator[dict[str, Any]]:
+def _pieces(record: RequestRecord, sequence: SequenceRecord) -> Iterator[dict[str, Any]]:
     """Yields each piece of output: the position of its first token, and when it arrived and was written."""
-    written = list(_written_by_position(sequence))
+    written = list(_written_by_position(record, sequence))
     position = 0
-    for arrived_us, num_tokens in _rows(sequence.arrived, PIECE_COLUMNS):
+    for arrived_us, num_tokens in _times(record, sequence.arrived):
         end = position + num_tokens
         while len(written) > 1 and written[0][0] < end:
             written.pop(0)
@@ -172,10 +167,10 @@ def _pieces(sequence: SequenceRecord) -> Iterator[dict[str, Any]]:
         position = end
 
 
-def _written_by_position(sequence: SequenceRecord) -> Iterator[tuple[int, int]]:
+def _written_by_position(record: RequestRecord, sequence: SequenceRecord) -> Iterator[tuple[int, int]]:
     """Yields (number of tokens written so far, time) for each write."""
     total = 0
-    for written_us, num_tokens in _rows(sequence.written, PIECE_COLUMNS):
+    for written_us, num_tokens in _times(record, sequence.written):
         total += num_tokens
         yield total, written_us
 
@@ -195,11 +190,19 @@ def _engine_queue_us(record: RequestRecord) -> int | None:
 
 
 def _first_token_us(record: RequestRecord) -> int | None:
-    return min((one.arrived[0] for one in record.sequences.values() if one.arrived), default=None)
+    found = [one.arrived[0] for one in record.sequences.values() if one.arrived]
+    return record.since_us(min(found)) if found else None
 
 
 def _last_token_us(record: RequestRecord) -> int | None:
-    return max((one.arrived[-PIECE_COLUMNS] for one in record.sequences.values() if one.arrived), default=None)
+    found = [one.arrived[-PIECE_COLUMNS] for one in record.sequences.values() if one.arrived]
+    return record.since_us(max(found)) if found else None
+
+
+def _times(record: RequestRecord, pieces: "array[float]") -> Iterator[tuple[int, int]]:
+    """Yields for each piece of output the microseconds since the arrival of the request, and its number of tokens."""
+    for at in range(0, len(pieces), PIECE_COLUMNS):
+        yield record.since_us(pieces[at]), int(pieces[at + 1])
 
 
 def _rows(values: "array[int]", width: int) -> Iterator[tuple[int, ...]]:

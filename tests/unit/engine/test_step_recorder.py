@@ -8,7 +8,9 @@ from services.engine.engine import Engine
 from services.engine.steps.loop import StepReport
 from services.engine.steps.step_recorder import StepRecorder
 from shared import limits
+from shared.messages import SequenceSteps
 from shared.parameters.sampling import SamplingParams
+from shared.step_rows import STEP_COLUMNS, unpacked
 from tests.unit.engine.test_loop import CountingWorker
 
 
@@ -35,6 +37,11 @@ class SmallWorker(CountingWorker):
 def spec(name: str, num_prompt: int = 5, max_tokens: int = 3, number: int = 0) -> SequenceSpec:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     return SequenceSpec(name, tuple(range(1, num_prompt + 1)), params, (), (), b"", 0, number)
+
+
+def rows_of(sequence: SequenceSteps) -> list[tuple[int, ...]]:
+    numbers = unpacked(sequence.rows)
+    return [tuple(numbers[at : at + STEP_COLUMNS]) for at in range(0, len(numbers), STEP_COLUMNS)]
 
 
 def engine_of(worker: CountingWorker, steps_per_report: int = 1) -> tuple[Engine, list[StepReport]]:
@@ -68,14 +75,19 @@ def test_the_events_say_which_tokens_a_step_computed_and_how_long_the_sequence_i
     for report in reports:
         assert all(detail.ended_s >= detail.started_s for detail in report.details)
         recorder.add(report)
-    first, second, third = recorder.take()
-    assert [(one.sequence_id, one.attempt, one.start, one.num_tokens, one.num_output) for one in first.sequences] == [
-        ("a-0", 1, 0, 5, 1),
-        ("b-0", 2, 0, 5, 1),
-    ]
-    assert [(one.start, one.num_tokens, one.num_output) for one in third.sequences] == [(6, 1, 1)] * 2
+    steps, sequences = recorder.take()
+    first, second, third = steps
     assert (first.num_tokens, second.num_tokens, first.step, third.step) == (10, 2, 1, 3)
-    assert recorder.take() == []
+    assert [(one.sequence_id, one.attempt) for one in sequences] == [("a-0", 1), ("b-0", 2)]
+    for one, submitted_s in zip(sequences, (10.0, 10.25), strict=True):
+        rows = rows_of(one)
+        assert [row[0] for row in rows] == [1, 2, 3]
+        assert [row[3:6] for row in rows] == [(0, 5, 1), (5, 1, 1), (6, 1, 1)], "position, tokens, output"
+        for row, event, detail in zip(rows, steps, (each.details[0] for each in reports), strict=True):
+            assert row[1] == max(0, round((detail.ended_s - submitted_s) * 1e6))
+            assert row[2] == event.duration_us
+            assert row[6:] == (event.num_sequences, event.num_tokens, event.num_waiting, event.num_free_blocks)
+    assert recorder.take() == ([], [])
 
 
 def test_a_report_of_several_steps_gives_an_event_for_each():
@@ -83,14 +95,17 @@ def test_a_report_of_several_steps_gives_an_event_for_each():
     engine.loop.records = True
     recorder = StepRecorder(Hand())
     recorder.submitted("a-0#1")
+    recorder.submitted("b-0#1")
     engine.add(spec("a-0#1", max_tokens=6))
+    engine.add(spec("b-0#1", max_tokens=3))
     while engine.step():
         pass
     for report in reports:
         recorder.add(report)
-    steps = recorder.take()
+    steps, sequences = recorder.take()
     assert [one.step for one in steps] == [1, 2, 3, 4, 5, 6]
-    assert sum(share.num_output for one in steps for share in one.sequences) == 6
+    outputs = [[row[5] for row in rows_of(one)] for one in sequences]
+    assert outputs == [[1, 0, 0, 0, 4, 1], [1, 0, 2]], "that of a report is counted at the sequence's last step"
 
 
 def test_a_preempted_sequence_is_named():
@@ -104,7 +119,7 @@ def test_a_preempted_sequence_is_named():
         pass
     for report in reports:
         recorder.add(report)
-    named = [ref.sequence_id for one in recorder.take() for ref in one.preempted]
+    named = [ref.sequence_id for one in recorder.take()[0] for ref in one.preempted]
     assert named == ["b-0"] * engine.counters().preemptions != []
 
 
@@ -142,5 +157,5 @@ def test_sequences_that_are_not_recorded_are_only_counted():
         engine.add(spec(name))
     engine.step()
     recorder.add(reports[0])
-    [event] = recorder.take()
-    assert ([one.sequence_id for one in event.sequences], event.num_sequences, event.num_tokens) == (["a-0"], 2, 10)
+    [event], [sequence] = recorder.take()
+    assert (sequence.sequence_id, event.num_sequences, event.num_tokens) == ("a-0", 2, 10)

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from services.gateway.record import Recorder, RequestFacts, RequestRecord, timeline_of
-from shared.messages import SequenceRef, SequenceStep, StepEvent, StepEvents
+from shared.messages import SequenceRef, StepEvent
+from tests.unit.gateway.step_events import Told, told
 
 
 class Story:
@@ -32,17 +33,15 @@ class Story:
     ) -> None:
         """Times since the sequence was with the engine."""
         kind: tuple[int, int, int] = more.get("kind", (0, 5, 1))
-        share = SequenceStep("r-0", attempt, *kind, round(ended_s * 1e6))
         gone = (SequenceRef("r-0", attempt),) if more.get("preempted") else ()
-        event = StepEvent(
-            next(self._numbers), round((ended_s - began_s) * 1e6), 9, size, waiting, 40, size, (share,), gone
-        )
-        self._recorder.add_steps(StepEvents(engine, "b", (event,)))
+        event = StepEvent(next(self._numbers), round((ended_s - began_s) * 1e6), 9, size, waiting, 40, size, gone)
+        share = {("r-0", attempt): (round(ended_s * 1e6), *kind)}
+        self._recorder.add_steps(told(engine, Told(event, share)))
 
     def steps_of_others(self, engine: str, *loads: tuple[int, int]) -> None:
         """Steps with this many sequences and, at their end, free KV blocks."""
-        events = [StepEvent(next(self._numbers), 50_000, size, size, 1, free, size, ()) for size, free in loads]
-        self._recorder.add_steps(StepEvents(engine, "b", tuple(events)))
+        events = [StepEvent(next(self._numbers), 50_000, size, size, 1, free, size) for size, free in loads]
+        self._recorder.add_steps(told(engine, *map(Told, events)))
 
     def ends(self, seconds: float, outcome: Any = "completed", code: str = "") -> None:
         self.at(seconds).ended(outcome, code, 5, 0, 2, ("length",))

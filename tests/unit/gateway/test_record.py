@@ -9,7 +9,8 @@ from services.gateway.record import NOT_RECORDED, Recorder, RequestFacts, Reques
 from services.gateway.record.recorder import ENGINES_MAX
 from services.gateway.record.timeline import phases_of
 from shared import limits
-from shared.messages import SequenceRef, SequenceStep, StepEvent, StepEvents, UsageOutcome
+from shared.messages import SequenceRef, StepEvent, StepEvents, UsageOutcome
+from tests.unit.gateway.step_events import Told, told
 
 
 class Hand:
@@ -33,8 +34,8 @@ def end(record: RequestRecord, outcome: UsageOutcome = "completed", code: str = 
 
 
 def step(number: int, age_us: int, duration_us: int, start: int, num_tokens: int, num_output: int, name="r-0"):
-    share = SequenceStep(name, 1, start, num_tokens, num_output, age_us)
-    return StepEvent(number, duration_us, num_tokens + 1, 2, 7, 40, 2, (share, SequenceStep("other-0", 1, 9, 1, 1, 5)))
+    shares = {(name, 1): (age_us, start, num_tokens, num_output), ("other-0", 1): (5, 9, 1, 1)}
+    return Told(StepEvent(number, duration_us, num_tokens + 1, 2, 7, 40, 2), shares)
 
 
 def test_nothing_is_recorded_without_capacity():
@@ -84,7 +85,7 @@ def test_a_timeline_adds_up_to_the_time_that_the_client_waited():
         clock.now += seconds
         event()
     steps = (step(1, 150_000, 100_000, 0, 5, 1), step(2, 240_000, 30_000, 5, 1, 1))
-    recorder.add_steps(StepEvents("engine-1", "b", steps))
+    recorder.add_steps(told("engine-1", *steps))
     end(record)
     clock.now += 0.004
     record.closed()
@@ -129,8 +130,9 @@ def test_moves_and_preemptions_show():
     recorder = Recorder(4, clock)
     record = begin(recorder, "r", clock)
     record.placed(0, 1, "engine-1", "d")
-    again = msgspec.structs.replace(step(8, 900, 90, 0, 5, 1), preempted=(SequenceRef("r-0", 1),))
-    recorder.add_steps(StepEvents("engine-1", "b", (step(7, 800, 80, 0, 5, 0), again)))
+    again = step(8, 900, 90, 0, 5, 1)
+    again = Told(msgspec.structs.replace(again.event, preempted=(SequenceRef("r-0", 1),)), again.shares)
+    recorder.add_steps(told("engine-1", step(7, 800, 80, 0, 5, 0), again))
     clock.now += 1
     record.lost(0, 1, "the engine stopped responding")
     record.placed(0, 2, "engine-2", "d")
@@ -139,6 +141,22 @@ def test_moves_and_preemptions_show():
     first, second = found["sequences"][0]["attempts"]
     assert (first["lost_s"], first["reason"], second["engine"]) == (1.0, "the engine stopped responding", "engine-2")
     assert [each["preempted_before"] for each in first["steps"]] == [False, True]
+
+
+def test_parts_of_a_large_message_give_the_same_record_as_the_whole():
+    found = list[Any]()
+    for in_parts in (False, True):
+        recorder = Recorder(4, Hand())
+        records = [begin(recorder, name, Hand()) for name in ("r", "q")]
+        for record in records:
+            record.placed(0, 1, "engine-1", "d", 4, 16)
+        first, second = step(8, 900, 90, 0, 5, 1), step(9, 950, 50, 0, 5, 1, "q-0")
+        gone = msgspec.structs.replace(second.event, preempted=(SequenceRef("r-0", 1),))
+        message = told("engine-1", load(6, 4, 2), load(7, 4, 3), first, Told(gone, second.shares))
+        for one in message.sequences if in_parts else (None,):
+            recorder.add_steps(message if one is None else msgspec.structs.replace(message, sequences=(one,)))
+        found.append([timeline_of(record)["sequences"] for record in records])
+    assert found[0] == found[1]
 
 
 def test_the_latest_requests_are_kept_and_failed_and_slow_ones_longer(monkeypatch):
@@ -168,7 +186,7 @@ def test_a_record_is_bounded(monkeypatch):
     recorder = Recorder(4, clock)
     record = begin(recorder, "r", clock)
     record.placed(0, 1, "engine-1", "d")
-    recorder.add_steps(StepEvents("engine-1", "b", tuple(step(n, n, 1, 5 + n, 1, 1) for n in range(10))))
+    recorder.add_steps(told("engine-1", *(step(n, n, 1, 5 + n, 1, 1) for n in range(10))))
     for _ in range(10):
         record.arrived(0, 1)
     for attempt in range(2, 12):
@@ -191,7 +209,12 @@ def test_a_request_may_take_hours():
     record.placed(0, 1, "engine-1", "d")
     clock.now += 10 * 3600
     record.arrived(0, 1)
-    recorder.add_steps(StepEvents("engine-1", "b", (step(2**33, 36_000_000_000, 5_000_000_000, 2**20, 1, 1),)))
+    recorder.add_steps(
+        told(
+            "engine-1",
+            step(2**33, 36_000_000_000, 5_000_000_000, 2**20, 1, 1),
+        )
+    )
     [found] = timeline_of(record)["sequences"][0]["attempts"][0]["steps"]
     assert (found["step"], found["end_s"], found["start_s"]) == (2**33, 36000.0, 31000.0)
 
@@ -218,18 +241,18 @@ def waited(recorder: Recorder, clock: Hand, *messages: StepEvents) -> dict[str, 
     return timeline_of(record)["sequences"][0]["attempts"][0]
 
 
-def load(number: int, running: int, free: int) -> StepEvent:
-    return StepEvent(number, 50, running, running, 1, free, running, ())
+def load(number: int, running: int, free: int) -> Told:
+    return Told(StepEvent(number, 50, running, running, 1, free, running))
 
 
 def test_the_load_of_an_engine_before_the_first_step_of_a_sequence_is_kept():
     found = waited(
         Recorder(4, Hand()),
         Hand(),
-        StepEvents("engine-1", "b", (load(6, 9, 1), load(7, 4, 12))),
-        StepEvents("engine-2", "b", (load(8, 9, 0),)),
-        StepEvents("engine-1", "b", (load(8, 3, 20), load(9, 8, 2), step(10, 900, 90, 0, 5, 1), load(11, 7, 7))),
-        StepEvents("engine-1", "b", (step(12, 990, 90, 5, 1, 1),)),
+        told("engine-1", load(6, 9, 1), load(7, 4, 12)),
+        told("engine-2", load(8, 9, 0)),
+        told("engine-1", load(8, 3, 20), load(9, 8, 2), step(10, 900, 90, 0, 5, 1), load(11, 7, 7)),
+        told("engine-1", step(12, 990, 90, 5, 1, 1)),
     )
     assert (found["batch_size_before"], found["free_blocks_before"], found["block_size"]) == (4, 12, 16)
     assert found["batch_places"] == 4
@@ -243,23 +266,38 @@ def test_the_load_of_an_engine_before_the_first_step_of_a_sequence_is_kept():
         (load(2, 4, 0), load(3, 4, 0), load(4, 4, 0)),
     ],
 )
-def test_without_the_steps_just_before_it_the_load_is_unknown(before: tuple[StepEvent, ...]):
+def test_without_the_steps_just_before_it_the_load_is_unknown(before: tuple[Told, ...]):
     steps = (*before, step(10, 900, 90, 0, 5, 1))
-    found = waited(Recorder(4, Hand()), Hand(), StepEvents("engine-1", "b", steps))
+    found = waited(Recorder(4, Hand()), Hand(), told("engine-1", *steps))
     assert (found["batch_size_before"], found["free_blocks_before"]) == (None, None)
 
 
 def test_the_last_steps_of_few_engines_are_remembered():
     recorder = Recorder(4, Hand())
     for number in range(ENGINES_MAX):
-        recorder.add_steps(StepEvents(f"engine-{number}", "b", (load(7, 4, 3), load(8, 4, 3), load(9, 4, 3))))
-    recorder.add_steps(StepEvents("engine-0", "b", (load(10, 4, 3),)))
-    recorder.add_steps(StepEvents("another", "b", (load(1, 1, 1),)))
+        recorder.add_steps(told(f"engine-{number}", load(7, 4, 3), load(8, 4, 3), load(9, 4, 3)))
+    recorder.add_steps(
+        told(
+            "engine-0",
+            load(10, 4, 3),
+        )
+    )
+    recorder.add_steps(
+        told(
+            "another",
+            load(1, 1, 1),
+        )
+    )
     clock, found = Hand(), list[Any]()
     for number in (0, 1):
         record = begin(recorder, f"q{number}", clock)
         record.placed(0, 1, f"engine-{number}", "d")
         event = step(11 - number, 900, 90, 0, 5, 1, f"q{number}-0")
-        recorder.add_steps(StepEvents(f"engine-{number}", "b", (event,)))
+        recorder.add_steps(
+            told(
+                f"engine-{number}",
+                event,
+            )
+        )
         found.append(timeline_of(record)["sequences"][0]["attempts"][0]["batch_size_before"])
     assert found == [4, None], "the engine that has told of no step for longest is forgotten"

@@ -1,0 +1,39 @@
+"""What an engine's steps did for one sequence, as rows of numbers: the form in `SequenceSteps` and in records. Pure.
+
+A gateway with many streams gets a row for each token, so rows are copied as bytes and not decoded one by one.
+"""
+
+import array
+import sys
+
+from shared.codec import DecodeError
+
+STEP_COLUMNS = 10
+"""Numbers of one step: step, microseconds from the arrival at the engine to the end of the step, its duration in
+microseconds, first position, computed tokens, output tokens (0 in the middle of a prompt, more than 1 if draft tokens
+were accepted), sequences and tokens of the whole step, sequences that waited, free blocks."""
+_ROW_BYTES = 8 * STEP_COLUMNS
+_SWAP = sys.byteorder == "big"
+
+
+def empty() -> "array.array[int]":
+    """Returns no rows."""
+    return array.array("Q")
+
+
+def packed(rows: "array.array[int]") -> bytes:
+    """Returns rows as little-endian u64."""
+    if _SWAP:
+        rows = rows[:]
+        rows.byteswap()
+    return rows.tobytes()
+
+
+def unpacked(data: bytes) -> "array.array[int]":
+    """Returns the rows that `packed` has packed. Raises DecodeError if there is a part of a row."""
+    if len(data) % _ROW_BYTES:
+        raise DecodeError(f"rows of steps of {len(data)} bytes")
+    rows = array.array("Q", data)
+    if _SWAP:
+        rows.byteswap()
+    return rows
