@@ -32,7 +32,7 @@ from shared.subjects import Subjects
 from tests.support.memory import MemoryBus, MemoryTransport
 
 pytest_plugins = ("infra.checks.spec_plugin", "tests.support.schedule")
-START_S = 10.0
+START_S = 60.0
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 PORTS = range(16_000 + WORKER % 8 * 2_000, 18_000 + WORKER % 8 * 2_000)
 """Each process of a run in several has its own."""
@@ -158,7 +158,7 @@ class NatsServer:
     def kill(self, number: int = signal.SIGKILL) -> None:
         assert self.process is not None
         self.process.send_signal(number)
-        self.process.wait(10)
+        self.process.wait(60)
         self.process = None
 
     def freeze(self) -> None:

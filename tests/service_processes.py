@@ -16,7 +16,7 @@ from shared.messages import Heartbeat
 from shared.subjects import Subjects
 from tests.conftest import NatsServer
 
-START_S = 30.0
+START_S = 60.0
 
 
 @dataclass

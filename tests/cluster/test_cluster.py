@@ -134,7 +134,7 @@ def test_a_killed_server_of_the_bus_costs_no_stream_and_comes_back(
     for host in cluster.hosts:
         node = cluster.running[f"nats-{host.number}"]
         os.kill(node.process.pid, signal.SIGKILL)  # `ip` and the script replace themselves by the server
-        node.process.wait(10)
+        node.process.wait(60)
         node.stop()
         note(report, f"NATS server {host.number} killed", load.read(2))
         cluster.start_node(host)

@@ -29,7 +29,7 @@ class Subject(Actor):
         self.noted.set()
 
     async def noted_all(self, count: int) -> list[str]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.log) < count:
                 self.noted.clear()
                 await self.noted.wait()
@@ -85,7 +85,7 @@ class Stage:
 
     async def ask(self, order: str) -> Message:
         request = DetokenizeRequest(order, "model", b"")
-        return await ask(self._client, self.address, request, REPLIES, timeout_s=10)
+        return await ask(self._client, self.address, request, REPLIES, timeout_s=60)
 
     def ask_soon(self, order: str) -> asyncio.Task[Message]:
         return asyncio.create_task(self.ask(order))
@@ -96,7 +96,7 @@ class Stage:
         await self._client.barrier()
 
     async def send(self, payload: bytes) -> Message:
-        delivery = await self._client.request(self.address, payload, timeout_s=10)
+        delivery = await self._client.request(self.address, payload, timeout_s=60)
         return REPLIES.decode(delivery.payload)
 
 
@@ -287,7 +287,7 @@ async def test_a_failure_that_cannot_be_told_is_logged_and_the_actor_goes_on(sta
 async def test_settle_returns_after_a_crash(stage):
     await stage.tell(Cancel("break", 1))
     await asyncio.wait({stage.running})
-    await asyncio.wait_for(stage.subject.settle(), 5)
+    await asyncio.wait_for(stage.subject.settle(), 60)
 
 
 async def test_a_subclass_keeps_the_handlers_of_its_base(bus, namespace):

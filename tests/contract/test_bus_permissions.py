@@ -212,7 +212,7 @@ async def test_requests_are_answered_once_and_unasked_replies_are_refused(connec
     answers: list[asyncio.Future[None]] = []
     await tokenizer.transport.subscribe(S.tokenize("m"), receive, queue=TOKENIZER_QUEUE)
     await tokenizer.transport.barrier()
-    reply = await gateway.transport.request(S.tokenize("m"), b"text", timeout_s=5)
+    reply = await gateway.transport.request(S.tokenize("m"), b"text", timeout_s=60)
     assert reply.payload == b"tokens"
     await asyncio.gather(*answers)
     assert await tokenizer.refuses(asked[0].reply, publish=True), "a second answer is not allowed"

@@ -46,7 +46,7 @@ class Records:
         self.all += records
 
     async def wait(self, count: int) -> list[UsageRecord]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.all) < count:
                 await asyncio.sleep(0.01)
         return self.all

@@ -167,7 +167,7 @@ async def test_a_response_whose_gateway_is_gone_goes_on_at_another_and_ends_once
         assert resumed.request.params.seed == 1
         resumed.put(*again(resumed.request, 2))
         generation.put(*steps[2:], None)
-        await asyncio.wait_for(generation.stopped.wait(), 10)
+        await asyncio.wait_for(generation.stopped.wait(), 60)
         first = again(resumed.request, 9)
         resumed.put(*first[2:], None)
         ended = await is_in(two, name, "completed")
@@ -200,7 +200,7 @@ async def test_a_response_is_cancelled_at_any_gateway(
         assert cancelled["output"][0]["content"][0]["text"] == "Good "
         generation.put(steps[1])
         one.streams.on_taken(StreamTaken(name.removeprefix("resp_"), 9))
-        await asyncio.wait_for(generation.stopped.wait(), 10)
+        await asyncio.wait_for(generation.stopped.wait(), 60)
         assert await endings(recorder) == [("cancelled", "stream_taken")]
         for gateway in (one, two):
             assert (await gateway.ask("GET", f"/{name}")).json == cancelled

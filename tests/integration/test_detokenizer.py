@@ -110,7 +110,7 @@ class Rig:
             output_token_ids=pack_ids(owned.token_ids), text_offset=len(owned.text), stop=(STOP,), **options,
         )  # fmt: skip
         control = self.subjects.detokenizer_control(self.detokenizer.id, self.detokenizer.instance_id)
-        assert await ask(self.transport, control, message, REPLIES, timeout_s=10) == Ack(owned.sequence_id)
+        assert await ask(self.transport, control, message, REPLIES, timeout_s=60) == Ack(owned.sequence_id)
 
     async def heartbeat(self) -> None:
         beat = Heartbeat("gateway", "g", "b", 1, "ready", 1, 0.25, GatewayStatus(len(self.owned)))
@@ -195,7 +195,7 @@ async def test_streams_end_at_their_stop_string_and_the_engine_is_told(rig: Rig)
     await rig.use(await rig.roster.wait_for("d1"))
     await rig.finish()
     rig.check()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not all(o.cancelled for o in rig.owned.values() if o.finish_reason == "stop"):
             rig.progress.clear()
             await rig.progress.wait()

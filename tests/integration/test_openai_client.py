@@ -154,5 +154,5 @@ async def test_a_client_that_closes_its_stream_cancels_the_generation():
         stream = await asking
         assert (await anext(stream)).choices[0].delta.role == "assistant"
         await stream.close()
-        await asyncio.wait_for(generation.stopped.wait(), 5)
+        await asyncio.wait_for(generation.stopped.wait(), 60)
         assert generation.cancelled == ["abort"]

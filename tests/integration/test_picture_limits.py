@@ -147,7 +147,7 @@ async def test_a_response_with_a_url_takes_one_place_and_gives_it_back(fields: A
         assert (await ask(port, RESPONSES, "sk-narrow", **fields)).status == 429
         generation.put(*end)
         await running
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             # In the background, a response ends after its answer.
             while not await _is_admitted(backend, asyncio.create_task(ask(port, CHAT, "sk-narrow"))):
                 await asyncio.sleep(0.01)

@@ -178,7 +178,7 @@ async def test_a_background_response_whose_picture_the_bus_has_dropped_fails(
         failed = await is_in(two, name, "failed")
         assert "dropped a picture" in failed["error"]["message"]
         one.streams.on_taken(StreamTaken(name.removeprefix("resp_"), 9))
-        await asyncio.wait_for(generation.stopped.wait(), 10)
+        await asyncio.wait_for(generation.stopped.wait(), 60)
         assert (await two.ask("GET", f"/{name}/input_items")).status == 200
 
 

@@ -405,7 +405,7 @@ async def test_only_the_key_that_made_a_response_is_told_of_it():
         name = (await call(port, "POST", "/v1/responses", body, header)).json["id"]
         assert await statuses("sk-two", name) == [404] * 5, "while it runs"
         (await backend.generations.get()).put(*text_batches("Good ", "day"), None)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while (await call(port, "GET", f"/v1/responses/{name}", None, header)).json["status"] != "completed":
                 await asyncio.sleep(0.01)
         assert await statuses("sk-two", name) == [404] * 5, "and when it is stored"

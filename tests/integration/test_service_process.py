@@ -79,7 +79,7 @@ async def launch(nats_server, nats_connect, subjects, namespace):
 
 async def tell_it(process: Process, heartbeat: Heartbeat, sequence_id: str = "r"):
     subject = process.subjects.detokenizer_control(heartbeat.id, heartbeat.instance_id)
-    return await ask(process.transport, subject, CloseStream(sequence_id, 1), REPLIES, timeout_s=10)
+    return await ask(process.transport, subject, CloseStream(sequence_id, 1), REPLIES, timeout_s=60)
 
 
 @pytest.mark.parametrize("behaviour", ["good", "threaded"])
@@ -204,7 +204,7 @@ async def test_it_answers_the_discovery_of_nats(launch):
     answers = {}
     for verb in ("PING", "INFO", "STATS"):
         for subject in (f"$SRV.{verb}.{name}", f"$SRV.{verb}.{name}.tiny-2"):
-            delivery = await process.transport.request(subject, b"", timeout_s=10)
+            delivery = await process.transport.request(subject, b"", timeout_s=60)
             answers[verb] = json.loads(delivery.payload)
             assert answers[verb]["type"] == f"io.nats.micro.v1.{verb.lower()}_response"
             assert (answers[verb]["name"], answers[verb]["id"]) == (name, "tiny-2")
@@ -223,7 +223,7 @@ async def test_its_discovery_answers_are_those_that_nats_clients_read(launch):
     await process.line(" ready")
     for verb, reader in (("PING", ServicePing), ("INFO", ServiceInfo), ("STATS", ServiceStats)):
         name = f"{process.subjects.namespace}-detokenizer"
-        delivery = await process.transport.request(f"$SRV.{verb}.{name}", b"", timeout_s=10)
+        delivery = await process.transport.request(f"$SRV.{verb}.{name}", b"", timeout_s=60)
         answer = json.loads(delivery.payload)
         assert reader.from_dict(answer).to_dict() == answer
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium-headless-shell", "chromium", "google-chrome", "chrome")
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def find_chromium() -> str | None:

@@ -108,7 +108,7 @@ async def test_that_a_child_has_ended_is_told_at_once_unless_it_was_stopped(flee
     await output.until_up("b")
     await fleet.stop({"b"}, 5)
     os.kill(fleet.pids()["a"], signal.SIGKILL)
-    assert await asyncio.wait_for(ended.get(), 10) == "one"
+    assert await asyncio.wait_for(ended.get(), 60) == "one"
     assert ended.empty()
 
 
@@ -142,7 +142,7 @@ async def test_a_child_of_another_model_is_no_replica(
 
 async def test_a_configuration_error_is_not_tried_again(fleet: Fleet, output: Output) -> None:
     fleet.start([spec("a", "print('--port: impossible'); raise SystemExit(78)"), spec("b", SLEEPER)])
-    failure = await asyncio.wait_for(fleet.failed, 10)
+    failure = await asyncio.wait_for(fleet.failed, 60)
     assert failure.exit_code == CONFIGURATION_ERROR
     assert "a refused its configuration" in failure.message
     assert output.lines.count(("a", "--port: impossible")) == 1

@@ -60,7 +60,7 @@ async def test_a_version_is_ready_when_each_of_its_services_is_also_that_of_pict
         for service in services:
             assert not watch.is_ready(MODEL, services), service
             await beat(others, subjects, service)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             while not watch.is_ready(MODEL, services):
                 await asyncio.sleep(0.01)
         assert not watch.is_ready("tiny", services)
@@ -115,7 +115,7 @@ async def test_a_launcher_tells_the_gateways_that_a_process_has_ended() -> None:
     actor = ModelSupervisor(host, nothing, nothing, lambda name, line: None)
     actor.member_ended(ChildSpec("nats", "nats", ()))
     actor.member_ended(ChildSpec("engine-1", "engine", (), member_id="host-7-engine-1"))
-    message = Decoder([MemberEnded]).decode(await asyncio.wait_for(told.get(), 10))
+    message = Decoder([MemberEnded]).decode(await asyncio.wait_for(told.get(), 60))
     assert message == MemberEnded("engine", "host-7-engine-1")
     await actor.cancel()
     assert told.empty()

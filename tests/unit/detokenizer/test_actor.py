@@ -98,7 +98,7 @@ class Rig:
         options = {"reply_subject": GATEWAY, "engine_subject": ENGINE, **options}
         message = OpenStream(sequence_id, attempt, model, **options)
         control = self.subjects.detokenizer_control("d1", "b1")
-        reply = await ask(self.peer, control, message, REPLIES, timeout_s=5)
+        reply = await ask(self.peer, control, message, REPLIES, timeout_s=60)
         assert reply == Ack(sequence_id)
 
     async def tell(self, message: Message) -> None:
@@ -348,7 +348,7 @@ async def test_early_tokens_behind_a_gap_have_it_asked_for_as_the_stream_opens(r
 async def test_each_stream_of_a_batch_is_opened_or_refused_by_itself(rig: Rig) -> None:
     good, bad = OpenStream("r1", 1, "model", GATEWAY, ENGINE), OpenStream("r2", 1, "another", GATEWAY, ENGINE)
     control = rig.subjects.detokenizer_control("d1", "b1")
-    reply = await ask(rig.peer, control, OpenBatch((good, bad)), REPLIES, timeout_s=5)
+    reply = await ask(rig.peer, control, OpenBatch((good, bad)), REPLIES, timeout_s=60)
     assert isinstance(reply, OpenBatchReply)
     assert reply.replies[0] == OpenReply("r1", 1)
     assert (reply.replies[1].code, reply.replies[1].param) == ("model_not_found", "model")

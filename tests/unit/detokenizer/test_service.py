@@ -24,9 +24,9 @@ async def test_a_drain_waits_for_open_streams_and_still_takes_new_ones(tmp_path:
     await service.start(Host(own, subjects, SystemClock(), "d1", "b1"))
     run, control = asyncio.create_task(service.run()), subjects.detokenizer_control("d1", "b1")
     replies = Decoder([Ack, ErrorReply])
-    await ask(peer, control, OpenStream("r1", 1, "m", "reply", "engine"), replies, timeout_s=5)
+    await ask(peer, control, OpenStream("r1", 1, "m", "reply", "engine"), replies, timeout_s=60)
     drain = asyncio.create_task(service.drain())
-    await ask(peer, control, OpenStream("r2", 1, "m", "reply", "engine"), replies, timeout_s=5)
+    await ask(peer, control, OpenStream("r2", 1, "m", "reply", "engine"), replies, timeout_s=60)
     assert service.status().num_streams == 2
     await peer.publish(control, encode(CloseStream("r1", 1)))
     await asyncio.wait({drain}, timeout=0.5)

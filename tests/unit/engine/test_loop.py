@@ -131,7 +131,7 @@ def test_a_loop_without_work_for_a_while_says_so_once_until_it_has_worked_again(
     thread.start()
     for count in (3, 6):
         add(loop, f"s{count}", 3)
-        assert rests.get(timeout=5) == count
+        assert rests.get(timeout=60) == count
     thread.stop()
     asyncio.run(thread.join(5))
     assert rests.empty()
@@ -167,7 +167,7 @@ def test_an_idle_loop_ends_with_an_error_when_its_core_is_inconsistent(
     damage(loop)
     add(loop, "b", 3)  # the check follows work
     thread.start()
-    error = ends.get(timeout=5)
+    error = ends.get(timeout=60)
     assert isinstance(error, AssertionError)
     assert told in str(error)
     assert told in caplog.text
@@ -191,7 +191,7 @@ def test_the_thread_that_computes_takes_its_turn_at_once_though_the_process_wait
         thread = ThreadedLoop(loop, lambda _: classes.put(os.sched_getscheduler(0)), lambda: None)
         thread.start()
         thread.stop()
-        assert classes.get(timeout=5) == os.SCHED_OTHER
+        assert classes.get(timeout=60) == os.SCHED_OTHER
         asyncio.run(thread.join(5))
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))

@@ -295,7 +295,7 @@ async def threaded(nats_server, nats_connect, subjects):
 async def test_the_thread_sends_while_the_main_loop_is_busy(threaded):
     sender, heard, watcher = threaded
     await sender.start("ready")
-    first = await asyncio.wait_for(heard.get(), 5)
+    first = await asyncio.wait_for(heard.get(), 60)
     time.sleep(0.3)  # noqa: ASYNC251 - a step that blocks the loop
     await watcher.barrier()  # the bus has delivered what was sent meanwhile
     assert heard.qsize() >= 5
@@ -311,7 +311,7 @@ async def test_the_thread_announces_a_state_and_says_a_last_word(threaded):
     await sender.failed()
     states = []
     while not states or states[-1] != "draining":
-        states.append((await asyncio.wait_for(heard.get(), 5)).state)
+        states.append((await asyncio.wait_for(heard.get(), 60)).state)
     assert states[0] == "ready"
 
 

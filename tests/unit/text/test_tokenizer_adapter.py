@@ -241,7 +241,7 @@ async def _asked(service: Any, subject: str, *messages: Message) -> list[Message
     found: list[Message] = []
     for message in messages:
         try:
-            found.append(await ask(peer, subject, message, replies, timeout_s=10))
+            found.append(await ask(peer, subject, message, replies, timeout_s=60))
         except ServiceError as error:
             found.append(ErrorReply(error.code, error.message, error.param))
     await service._actor.stop()

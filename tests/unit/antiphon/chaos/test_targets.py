@@ -43,7 +43,7 @@ async def _launcher(*, restarts: bool) -> AsyncIterator[int]:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)

@@ -136,7 +136,7 @@ def gathering_of(folder: Path, ports: list[int], said: list[str]) -> Gathering:
 
 
 async def failure_of(gathering: Gathering) -> str:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         failure = await gathering.run()
     assert isinstance(failure, Failure)
     assert failure.exit_code == 78
@@ -181,7 +181,7 @@ async def test_it_waits_for_silent_instances_and_says_so_once(
     said: list[str] = []
     port = await listening(worker_of(tmp_path, "6").answer)
     gathering = asyncio.create_task(gathering_of(tmp_path, [unused, port], said).run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(said) < 2:
             await asyncio.sleep(0.01)
     await asyncio.sleep(0.3)

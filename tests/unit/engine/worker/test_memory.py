@@ -117,7 +117,7 @@ def test_a_file_that_is_mapped_is_read_before_it_is_needed(tmp_path: Path) -> No
     if num_resident(numbers) == num_pages(numbers):
         pytest.skip("this system keeps the file in memory")
     memory.fetch(numbers.ctypes.data + 100, numbers.nbytes - 100)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while num_resident(numbers) < num_pages(numbers) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert num_resident(numbers) == num_pages(numbers)

@@ -140,7 +140,7 @@ async def test_a_changed_file_is_used_and_an_invalid_one_changes_nothing(tmp_pat
     watching = asyncio.create_task(file.watch(keys.replace))
 
     async def until(condition) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.01)
 

@@ -100,7 +100,7 @@ async def test_the_bus_carries_records_as_messages():
     await listener.subscribe(subject, lambda delivery: came.append(delivery.payload))
     await listener.barrier()
     await BusSink(sender, subject).deliver([record(1), record(2)])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(came) < 2:
             await asyncio.sleep(0)
     assert [Decoder([UsageRecord]).decode(data) for data in came] == [record(1), record(2)]
@@ -179,7 +179,7 @@ async def test_a_web_server_gets_lines_and_is_tried_again(webhook: Webhook, monk
     receiver = Receiver("sink", sink.deliver)
     for number in range(3):
         receiver.put(record(number))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while receiver.num_delivered < 3:
             await asyncio.sleep(0.01)
     [(kind, body)] = webhook.bodies
