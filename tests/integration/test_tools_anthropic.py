@@ -112,7 +112,7 @@ async def test_a_stream_gives_the_same_blocks_in_pieces(system: System) -> None:
         ({"type": "auto"}, CALL + CALL, ["get_weather"] * 2),
         ({"type": "auto", "disable_parallel_tool_use": True}, CALL + CALL, ["get_weather"]),
         ({"type": "any"}, CALL, ["get_weather"]),
-        ({"type": "tool", "name": "get_weather"}, ROME, ["get_weather"]),
+        ({"type": "tool", "name": "get_weather"}, CALL, ["get_weather"]),
     ],
 )
 async def test_the_choice_decides_whether_a_tool_is_called(

@@ -144,7 +144,7 @@ async def test_a_background_response_shows_the_call_so_far(system: System) -> No
         ({"tool_choice": "auto"}, CALL + CALL, ["get_weather"] * 2),
         ({"parallel_tool_calls": False}, CALL + CALL, ["get_weather"]),
         ({"tool_choice": "required"}, CALL, ["get_weather"]),
-        ({"tool_choice": {"type": "function", "name": "get_weather"}}, ROME, ["get_weather"]),
+        ({"tool_choice": {"type": "function", "name": "get_weather"}}, CALL, ["get_weather"]),
         ({"tool_choice": "none"}, "Hello.", []),
     ],
 )

@@ -16,6 +16,9 @@ from shared.parameters.tagged_text import Chain, Choice, Json, Literal, Name, Pi
 
 SPACE = r"[ \n\t\r]{0,20}"
 """Whitespace between the pieces of a part. Bounded, so that a model cannot write endless whitespace."""
+DENSE = "[ \\n]?"
+"""Whitespace in the JSON of an output that is a call from its first token on, as models write it in calls. With more, a
+small model that was not asked for what the tool does may fill its output with whitespace."""
 _ANY = r"(.|\n)"
 _BLANK = r"[\s\x1c-\x1f]"
 """Whitespace of Python's regular expressions, which parsers skip before a part."""
@@ -92,7 +95,7 @@ class _Grammar:
             case Name():
                 return "NAME"
             case Json(schema):
-                return self._rule("json", f"%json {json.dumps(_with_whitespace(schema))}")
+                return self._rule("json", f"%json {json.dumps(self._with_whitespace(schema))}")
             case Raw():
                 return self._raw(piece)
             case Choice(pieces):
@@ -101,6 +104,10 @@ class _Grammar:
                 return " ".join(map(self._piece, pieces)) if pieces else '""'
             case Repeat(repeated, at_most_once):
                 return f"({self._piece(repeated)}){'?' if at_most_once else '*'}"
+
+    def _with_whitespace(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        pattern = SPACE if self._tagged.is_free else DENSE
+        return {**schema, "x-guidance": {"whitespace_pattern": pattern}}
 
     def _literal(self, text: str) -> str:
         parts = self._specials.split(text) if self._specials is not None else [text]
@@ -136,10 +143,6 @@ class _Grammar:
         name = f"{name}_{self._num_rules}"
         self._lines.append(f"{name}: {expression}")
         return name
-
-
-def _with_whitespace(schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {**schema, "x-guidance": {"whitespace_pattern": SPACE}}
 
 
 def _escaped(text: str) -> str:

@@ -92,6 +92,16 @@ def test_an_opening_stands_where_the_text_begins_and_free_text_does_not_look_lik
         assert allows(tagged, text) is fits, text
 
 
+def test_json_has_little_whitespace_if_the_output_is_nothing_else() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
+    call = Chain((Literal("<call>"), Json(schema, 0)))
+    only = TaggedText((), opening=call, is_free=False)
+    for text in ('<call>{"a":1}', '<call>{"a": 1}', '<call>{\n"a": 1\n}'):
+        assert allows(only, text), text
+    assert not allows(only, '<call>{"a":  1}')
+    assert allows(TaggedText((Tag("<call>", Json(schema, 0)),)), '<call>{"a":  1}')
+
+
 def test_raw_text_ends_at_the_first_closing_mark() -> None:
     value = Chain((Raw("</v>", "\n", 2, 4), Literal("!")))
     for special in ((), ("</v>",)):

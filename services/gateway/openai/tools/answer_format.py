@@ -67,11 +67,10 @@ class AnswerFormat:
 
     def _call_parser(self) -> CallParser | None:
         """Returns the parser of calls. For the forms of forced calls see `forced_calls`."""
-        if self.choice.mode == "named":
-            return NamedCallParser(self.choice.name)
         own = self.tool_format
-        if self.choice.mode == "required" and (own is None or own.only_calls is None):
-            return Llama3JsonParser(self.choice.tools)
+        if self.choice.is_forced and (own is None or own.only_calls is None):
+            named = self.choice.mode == "named"
+            return NamedCallParser(self.choice.name) if named else Llama3JsonParser(self.choice.tools)
         return None if own is None else own.parser(self.choice.tools)
 
     def _splitter(self, prompt_tail: str) -> ReasoningSplitter | None:

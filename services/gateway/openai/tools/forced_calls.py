@@ -1,8 +1,8 @@
 """The constraint on the output if a request forces tool calls (`tool_choice` required, or a function's name). Pure.
 
-With a named function the output consists of the arguments alone. Otherwise it has calls in the model's own format,
-which the model writes best, or if that has no such grammar (`ToolFormat.only_calls`) or is unknown, a list of objects
-with `name` and `parameters`. `answer_format.AnswerFormat.parser` reads all of them.
+The output has calls in the model's own format, which the model writes best. If that has no such grammar
+(`ToolFormat.only_calls`) or is unknown, it consists of the arguments of the named function alone, or of a list of
+objects with `name` and `parameters`. `answer_format.AnswerFormat.parser` reads all of them.
 """
 
 from collections.abc import Mapping
@@ -25,10 +25,12 @@ def forced_calls(choice: ToolChoice, tool_format: ToolFormat | None) -> Constrai
 
     `tool_format`: the model's own format of calls, None if it is unknown.
     """
-    if choice.mode == "named" or tool_format is None or tool_format.only_calls is None:
+    if tool_format is None or tool_format.only_calls is None:
         return json_constraint(forced_calls_schema(choice), choice.tools_param)
-    tools = callable_tools(choice.tools, choice.places, choice.schema_param, all_strict=True)
-    calls = tool_format.only_calls(tools, choice.parallel)
+    tools, parallel = callable_tools(choice.tools, choice.places, choice.schema_param, all_strict=True), choice.parallel
+    if choice.mode == "named":
+        tools, parallel = [tool for tool in tools if tool.name == choice.name], False
+    calls = tool_format.only_calls(tools, parallel)
     return tagged_constraint(TaggedText((), opening=calls, is_free=False), choice.schema_param)
 
 

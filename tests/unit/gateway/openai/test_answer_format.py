@@ -163,11 +163,11 @@ def test_forced_calls_are_a_list_of_known_calls_or_the_arguments_of_one() -> Non
 def test_forced_calls_are_in_the_models_own_format_if_that_holds_every_schema(name: str, kind: str) -> None:
     card = dataclasses.replace(CARD, tool_format=name)
     settings = GatewaySettings()
-    for fields, expected in (({"tool_choice": "required"}, kind), ({"tool_choice": NAMED}, "json")):
-        asked = body(tools=TOOLS, **fields)
+    for choice in ("required", NAMED):
+        asked = body(tools=TOOLS, tool_choice=choice)
         grammar = chat_request(asked, card, "r", RequestDefaults(), settings).request.params.grammar
         assert grammar is not None
-        assert grammar.kind == expected
+        assert grammar.kind == kind
     unread = GatewaySettings(tool_call_parser="none")
     asked = body(tools=TOOLS, tool_choice="required")
     grammar = chat_request(asked, card, "r", RequestDefaults(), unread).request.params.grammar
@@ -191,6 +191,11 @@ def test_output_of_forced_calls_is_read() -> None:
     named = AnswerFormat(choice=ToolChoice(mode="named", tools=(tool("now"),), name="now"))
     parser = named.parser("")
     assert collect(_Calls(parser), "{", "}") == Output(calls=[("now", "{}")])
+    assert named.finish_reason("stop", parser) == "stop"
+    parser = dataclasses.replace(named, tool_format=TOOL_FORMATS["hermes"]).parser("")
+    assert collect(_Calls(parser), '<tool_call>{"name": "now", ', '"arguments": {}}</tool_call>').calls == [
+        ("now", "{}")
+    ]
     assert named.finish_reason("stop", parser) == "stop"
 
 
