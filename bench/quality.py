@@ -1,19 +1,21 @@
 """Quality of quantized weights: the demo model by every method, and what each costs in perplexity.
 
-    python -m bench.quality [--texts 40] [--model DIRECTORY]
+    python -m bench.quality [--texts 40] [--model DIRECTORY] [--prepared awq gptq] [--token FILE]
 
 The model must know the demo model's tokens and texts: `python -m infra.demo_model.train --shape qwen2-0.5b` trains a
 larger one.
 
 Prepared checkpoints are written by `antiphon quantize` into a temporary directory. Each form is served by the C++
 backend and scores stories that neither training nor calibration has seen. Printed is the perplexity relative to that of
-the original weights.
+the original weights. A large model takes a quarter of an hour for each method on a few cores; `--prepared` chooses
+the methods, and with `--token` they are calibrated with the token ids of a file, a sample in each line.
 """
 
 import argparse
 import contextlib
 import io
 import math
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -43,6 +45,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Perplexity of quantized weights.")
     parser.add_argument("--texts", type=int, default=40)
     parser.add_argument("--model", type=Path, default=DEMO_DIRECTORY)
+    parser.add_argument("--prepared", nargs="*", choices=PREPARED, default=PREPARED, metavar="METHOD")
+    parser.add_argument("--token", type=Path, help="file of token ids for the calibration")
     options = parser.parse_args()
     texts, model = unseen_stories(options.texts), options.model
     original = perplexity(texts, model)
@@ -55,16 +59,22 @@ def main() -> None:
     for mode, name in ONLINE.items():
         tell(name, perplexity(texts, model, quantization=mode))
     with tempfile.TemporaryDirectory(prefix="antiphon-quality-") as directory:
-        for algorithm in PREPARED:
-            tell(f"`{algorithm}`", perplexity(texts, prepared(model, algorithm, Path(directory) / algorithm)))
+        for algorithm in options.prepared:
+            target = Path(directory) / algorithm
+            tell(f"`{algorithm}`", perplexity(texts, prepared(model, algorithm, target, options.token)))
+            shutil.rmtree(target)
     for name, rounded in NEAREST.items():
         with rounding(name, rounded):
             tell(name, perplexity(texts, model))
 
 
-def prepared(model: Path, algorithm: str, target: Path) -> Path:
-    """Writes a checkpoint of a model as a user does. `algorithm`: value of `-quant_type`, then other options."""
+def prepared(model: Path, algorithm: str, target: Path, token: Path | None = None) -> Path:
+    """Writes a checkpoint of a model as a user does. `algorithm`: value of `-quant_type`, then other options.
+
+    `token`: file of token ids for the calibration; None: the text that comes with antiphon.
+    """
     words = ["-i", str(model), "-o", str(target), "-quant_type", *algorithm.split(), "-tp", "2", "-t", "bf16"]
+    words += [] if token is None else ["-token", str(token)]
     with contextlib.redirect_stdout(io.StringIO()):
         code = antiphon(["quantize", *words])
     if code:
