@@ -27,10 +27,12 @@ def forced_calls(choice: ToolChoice, tool_format: ToolFormat | None) -> Constrai
     """
     if tool_format is None or tool_format.only_calls is None:
         return json_constraint(forced_calls_schema(choice), choice.tools_param)
-    tools, parallel = callable_tools(choice.tools, choice.places, choice.schema_param, all_strict=True), choice.parallel
-    if choice.mode == "named":
-        tools, parallel = [tool for tool in tools if tool.name == choice.name], False
-    calls = tool_format.only_calls(tools, parallel)
+    is_named = choice.mode == "named"
+    places = dict(zip(choice.places, choice.tools, strict=True))
+    if is_named:
+        places = {at: tool for at, tool in places.items() if tool_name(tool) == choice.name}
+    tools = callable_tools(list(places.values()), list(places), choice.schema_param, all_strict=True)
+    calls = tool_format.only_calls(tools, choice.parallel and not is_named)
     return tagged_constraint(TaggedText((), opening=calls, is_free=False), choice.schema_param)
 
 

@@ -168,6 +168,10 @@ def test_forced_calls_are_in_the_models_own_format_if_that_holds_every_schema(na
         grammar = chat_request(asked, card, "r", RequestDefaults(), settings).request.params.grammar
         assert grammar is not None
         assert grammar.kind == kind
+    other = {"type": "function", "function": {"name": "other", "parameters": {"oneOf": 1}}}
+    named = chat_request(body(tools=[*TOOLS, other], tool_choice=NAMED), card, "r", RequestDefaults(), settings)
+    assert named.request.params.grammar is not None, "the schemas of other tools do not matter"
+    assert '"other"' not in named.request.params.grammar.text
     unread = GatewaySettings(tool_call_parser="none")
     asked = body(tools=TOOLS, tool_choice="required")
     grammar = chat_request(asked, card, "r", RequestDefaults(), unread).request.params.grammar
