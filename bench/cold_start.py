@@ -8,7 +8,7 @@ import statistics
 import time
 
 from antiphon.benchmark.client import Result, stream
-from bench.serving import ROOT, Serving
+from bench.serving import ROOT, Serving, end_in_order
 from services.engine.cpu.packed import START_S
 
 WRITING_S = 10.0
@@ -53,4 +53,5 @@ if __name__ == "__main__":
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--model", default="")
     options = parser.parse_args()
+    end_in_order()
     print(json.dumps(measure(options.runs, options.model)))

@@ -27,7 +27,7 @@ from pathlib import Path
 from bench.engine import bus_tax
 from bench.limits_of_machine import processes
 from bench.output import print_and_save
-from bench.serving import ROOT, Serving
+from bench.serving import ROOT, Serving, end_in_order
 
 GOALS_PERCENT = {"requests": 1.0, "streams": 1.0, "streams-in-files": 2.0}
 SIDES = "on", "off"
@@ -51,6 +51,7 @@ class Run:
 def main() -> int:
     """Measures the kinds that the command line names and prints their figures."""
     options = parse()
+    end_in_order()
     print_and_save({kind: measure(options, kind) for kind in options.of}, options.json)
     return 0
 

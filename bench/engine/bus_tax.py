@@ -14,7 +14,7 @@ from pathlib import Path
 
 from antiphon.benchmark.client import run
 from bench.engine.engine_stream import EngineAlone, Work
-from bench.serving import ROOT, Serving
+from bench.serving import ROOT, Serving, end_in_order
 
 
 def workload(options: argparse.Namespace, vocab: int, seed: int) -> Work:
@@ -92,4 +92,5 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    end_in_order()
     print(json.dumps(measure(parser().parse_args()), indent=1))
