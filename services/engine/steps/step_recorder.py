@@ -71,7 +71,9 @@ class StepRecorder:
             detail.num_waiting,
             detail.num_free_blocks,
             len(detail.scheduled),
-            tuple(SequenceRef(*_split(name)) for name in map(_member, detail.preempted) if name in self._arrived),
+            preempted=tuple(
+                SequenceRef(*_split(name)) for name in map(_member, detail.preempted) if name in self._arrived
+            ),
         )
 
     def _add_rows(

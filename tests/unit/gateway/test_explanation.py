@@ -34,7 +34,9 @@ class Story:
         """Times since the sequence was with the engine."""
         kind: tuple[int, int, int] = more.get("kind", (0, 5, 1))
         gone = (SequenceRef("r-0", attempt),) if more.get("preempted") else ()
-        event = StepEvent(next(self._numbers), round((ended_s - began_s) * 1e6), 9, size, waiting, 40, size, gone)
+        event = StepEvent(
+            next(self._numbers), round((ended_s - began_s) * 1e6), 9, size, waiting, 40, size, preempted=gone
+        )
         share = {("r-0", attempt): (round(ended_s * 1e6), *kind)}
         self._recorder.add_steps(told(engine, Told(event, share)))
 
