@@ -3,7 +3,7 @@
     python -m bench.quality [--texts 40] [--model DIRECTORY] [--prepared awq gptq] [--token FILE]
 
 The model must know the demo model's tokens and texts: `python -m infra.demo_model.train --shape qwen2-0.5b` trains a
-larger one.
+larger one, on a CPU from what `python -m infra.demo_model.grow` makes.
 
 Prepared checkpoints are written by `antiphon quantize` into a temporary directory. Each form is served by the C++
 backend and scores stories that neither training nor calibration has seen. Printed is the perplexity relative to that of

@@ -12,14 +12,13 @@ is that of Net2Net (Chen and others, 2015, arXiv:1511.05641).
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from infra.demo_model.checkpoint import RESULTS
+from infra.demo_model.checkpoint import trained, write_checkpoint
 from infra.demo_model.generate import load_model
 from infra.demo_model.model import SHAPES, Shape
 from infra.demo_model.tokenizer import DEMO
@@ -122,15 +121,8 @@ def main() -> None:
     options = parser.parse_args()
     model = load_model(options.model)
     large = replace(SHAPES[options.shape], vocab_size=model.shape.vocab_size)
-    trained = json.loads(RESULTS.read_text(encoding="utf-8"))["training"]
-    state = {
-        "weights": grown(model.state_dict(), model.shape, large, options.seed),
-        "shape": options.shape,
-        "step": trained["steps"],
-        "tokens": trained["token positions"],
-        "minutes": 0.0,
-    }
-    torch.save(state, options.out)
+    weights = grown(model.state_dict(), model.shape, large, options.seed)
+    write_checkpoint(weights, options.out, *trained(), options.shape)
 
 
 if __name__ == "__main__":

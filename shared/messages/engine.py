@@ -287,8 +287,8 @@ class StepEvent(Part, frozen=True, array_like=True):
     num_sequences: int
     """Sequences in the step, those that are not recorded included."""
     former_sequences: tuple[tuple[int | str, ...], ...] = ()
-    """Always empty. Engines that do not know `SequenceSteps` tell here what the step did for each sequence; a reader skips
-    it, so that `preempted` is where it was."""
+    """Always empty. Engines that do not know `SequenceSteps` tell here what the step did for each sequence. It is not
+    used, and keeps `preempted` in its place."""
     preempted: tuple[SequenceRef, ...] = ()
     """Sequences that were preempted since the step before, and wait again."""
 

@@ -15,6 +15,7 @@ from infra.demo_model.exercises.tasks import task_names
 from infra.demo_model.exercises.tasks_tools import TOOL_TASKS, tool_conversation
 from infra.demo_model.exercises.tool_questions import question
 from infra.demo_model.export import export
+from infra.demo_model.generate import load_model
 from infra.demo_model.sample import Sample, assistant, is_held_out, passes, read_call, user
 from infra.demo_model.tokenizer import load, render
 from services.gateway.parsers.formats import TOOL_FORMATS
@@ -106,7 +107,7 @@ def test_a_prompt_without_tools_is_that_of_before() -> None:
 
 
 def test_the_shipped_weights_become_a_checkpoint_and_weights_again(tmp_path: Path) -> None:
-    write_checkpoint(DEMO_DIRECTORY, tmp_path / "start.pt", 7, 9)
+    write_checkpoint(load_model(DEMO_DIRECTORY).state_dict(), tmp_path / "start.pt", 7, 9)
     state = torch.load(tmp_path / "start.pt", weights_only=True)
     assert (state["step"], state["tokens"]) == (7, 9)
     export(tmp_path / "start.pt", tmp_path, DEMO_DIRECTORY)
