@@ -85,17 +85,16 @@ class GrammarProcessor:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._error = error
+        self._new_tokens: list[int] = []
 
     def append(self, token_id: int) -> None:
-        """See LogitsProcessor."""
-        matcher = self._matcher
-        if matcher is None or matcher.is_error():
-            return
-        if not matcher.consume_token(token_id):
-            self._error = constraint.invalid(matcher.get_error()).message
+        """See LogitsProcessor. The matcher gets the token in `adjust`, which runs while the model computes."""
+        self._new_tokens.append(token_id)
 
     def adjust(self, adjustment: Adjustment, position: int, drafts: Sequence[int]) -> None:
         """See LogitsProcessor."""
+        if self._new_tokens:
+            self._consume()
         if self._error or self._matcher is None:
             adjustment.error = self._error
             return
@@ -104,6 +103,12 @@ class GrammarProcessor:
             self._add_mask(adjustment, self._matcher)
         if taken:
             self._matcher.rollback(taken)
+
+    def _consume(self) -> None:
+        tokens, self._new_tokens = self._new_tokens, []
+        matcher = self._matcher
+        if matcher is not None and not matcher.is_error() and not matcher.consume_tokens(tokens):
+            self._error = constraint.invalid(matcher.get_error()).message
 
     def _add_mask(self, adjustment: Adjustment, matcher: LLMatcher) -> None:
         packed = matcher.compute_bitmask()
