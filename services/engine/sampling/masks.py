@@ -69,6 +69,22 @@ def forbidden(mask: Mask, vocab_size: int) -> NDArray[np.bool_]:
     return bits.view(np.bool_)
 
 
+def greatest_logits(mask: Mask, vocab_size: int) -> NDArray[np.float32]:
+    """Returns the greatest possible logit of each token, [vocab_size]: +inf if it is allowed, otherwise -inf.
+
+    For masks [n, words], [n, vocab_size]. Looked up by byte, which is several times as fast as `forbidden`.
+    """
+    values = np.take(_of_byte(), mask.view(np.uint8), axis=0)
+    return values.reshape(*mask.shape[:-1], -1)[..., :vocab_size]
+
+
+@functools.cache
+def _of_byte() -> NDArray[np.float32]:
+    """Returns the greatest logits of eight tokens for each byte of a mask, [256, 8]."""
+    bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+    return np.where(bits == 1, np.float32(np.inf), np.float32(-np.inf))
+
+
 def allowed_ids(mask: Mask, vocab_size: int) -> NDArray[np.int64]:
     """Returns the ids of the allowed tokens, ascending."""
     return np.flatnonzero(~forbidden(mask, vocab_size))

@@ -158,17 +158,19 @@ def _forbid(logits: Tensor, batch: SamplingBatch) -> None:
     # A row with an error gets no token; its mask, which may forbid all tokens, is not applied.
     found = {row: one.mask for row, one in batch.adjustments.items() if one.mask is not None and not one.error}
     for rows in _slices(np.fromiter(found, dtype=np.int64, count=len(found)), logits):
-        forbidden = masks.forbidden(np.stack([found[row] for row in rows.tolist()]), logits.shape[1])
+        chosen = np.stack([found[row] for row in rows.tolist()])
         if logits.device.type != "cpu":
-            places, everywhere = torch.from_numpy(rows).to(logits.device), torch.from_numpy(forbidden).to(logits.device)
-            logits[places] = logits[places].masked_fill_(everywhere, float("-inf"))
+            forbidden = torch.from_numpy(masks.forbidden(chosen, logits.shape[1])).to(logits.device)
+            places = torch.from_numpy(rows).to(logits.device)
+            logits[places] = logits[places].masked_fill_(forbidden, float("-inf"))
             continue
-        values = logits.numpy()
-        if len(rows) == len(values):
-            np.copyto(values, -np.inf, where=forbidden)
-            continue
-        for row, places in zip(rows.tolist(), forbidden, strict=True):
-            np.copyto(values[row], -np.inf, where=places)
+        values, greatest = logits.numpy(), masks.greatest_logits(chosen, logits.shape[1])
+        # Consecutive rows, which are the usual case, are changed in place.
+        consecutive = rows[-1] - rows[0] + 1 == len(rows)
+        target = values[rows[0] : rows[-1] + 1] if consecutive else values[rows]
+        np.minimum(target, greatest, out=target)
+        if not consecutive:
+            values[rows] = target
 
 
 def add_biases(logits: Tensor, batch: SamplingBatch) -> None:

@@ -54,6 +54,18 @@ def test_a_nucleus_of_nearly_everything_keeps_nearly_everything(seed: int) -> No
     assert len(candidates(weights, top_p=math.nextafter(1.0, 0.0))) >= VOCAB - 1
 
 
+def test_weights_are_relative_probabilities_and_those_of_forbidden_tokens_are_zero() -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(1)) * 3
+    logits[:, ::7] = -math.inf
+    logits[1, 1] = -500.0
+    weights = relative_weights(logits, torch.tensor([0.5, 1.0, 2.0]))
+    scaled = logits.double() / torch.tensor([[0.5], [1.0], [2.0]])
+    expected = (scaled - scaled.amax(dim=-1, keepdim=True)).exp()
+    torch.testing.assert_close(weights.double(), expected, rtol=1e-4, atol=2e-38)
+    assert weights[:, ::7].count_nonzero() == 0
+    assert weights[1, 1] == 0
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_logits_of_a_broken_model_still_give_a_token_of_the_vocabulary(broken: float) -> None:
     logits = torch.randn(2, VOCAB)

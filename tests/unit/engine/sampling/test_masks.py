@@ -23,3 +23,11 @@ def test_several_masks_at_once_forbid_what_each_forbids(vocab_size: int) -> None
     found = masks.forbidden(np.stack(each), vocab_size)
     assert found.tolist() == [masks.forbidden(mask, vocab_size).tolist() for mask in each]
     assert found.sum(axis=1).tolist() == [vocab_size - 1, vocab_size - 2, vocab_size, 0]
+
+
+@pytest.mark.parametrize("vocab_size", [32, 50])
+def test_the_greatest_logit_of_a_forbidden_token_is_minus_infinity(vocab_size: int) -> None:
+    each = np.stack([masks.only(ids, vocab_size) for ids in ([0], [3, 31], [], list(range(vocab_size)))])
+    forbidden = masks.forbidden(each, vocab_size)
+    assert masks.greatest_logits(each, vocab_size).tolist() == np.where(forbidden, -np.inf, np.inf).tolist()
+    assert masks.greatest_logits(each[1], vocab_size).tolist() == np.where(forbidden[1], -np.inf, np.inf).tolist()

@@ -73,7 +73,11 @@ def settings(directory: Path, **changes: Any) -> EngineSettings:
 
 
 def compare(chosen: EngineSettings, directory: Path, rel: float = 0.1) -> Needs:
-    """Loads an engine's worker, and compares its report with the prediction. `rel`: relative tolerance of the sum."""
+    """Loads an engine's worker, and compares its report with the prediction, which may be 20 % too high.
+
+    The library's buffers depend on the processor, and the prediction is for those that need most. `rel`: the share by
+    which it may be too low.
+    """
     worker = load_worker(chosen)
     assert isinstance(worker, CpuWorker | TorchWorker)
     needs = predict(chosen, directory, "cpp" if isinstance(worker, CpuWorker) else "torch")
@@ -85,7 +89,7 @@ def compare(chosen: EngineSettings, directory: Path, rel: float = 0.1) -> Needs:
     cache = facts.num_blocks * needs.block_bytes
     predicted = needs.weights_bytes + cache + needs.rows_bytes + needs.step_bytes
     reported = report.weights_bytes + report.cache_bytes + report.rows_bytes + report.step_bytes
-    assert predicted == pytest.approx(reported, rel=rel), (needs, report)
+    assert (1 - rel) * reported <= predicted <= 1.2 * reported, (needs, report)
     return needs
 
 
