@@ -73,7 +73,7 @@ class _Gateway:
 
 
 class DetokenizerActor(Actor):
-    """One detokenizer on the bus. `late_events` counts token events that were dropped: no open stream expects them."""
+    """One detokenizer on the bus. `late_events` counts dropped token events, which no open stream expected."""
 
     def __init__(
         self, host: Host, vocabulary: Vocabulary, model: str, *, streams_max: int = limits.STREAMS_MAX
@@ -305,7 +305,8 @@ class DetokenizerActor(Actor):
 
     async def _publish(self, subject: str, data: bytes) -> None:
         """Sends a message. Raises ServiceError('request_too_large'); the caller may then send the message in parts."""
-        # Other failures are only logged: as for a message lost on the bus, the owner notices and reopens the stream.
+        # Other failures are only logged: as after the loss of a message on the bus, the owner notices that text is
+        # missing and reopens the stream.
         try:
             await self.transport.publish(subject, data)
         except ServiceError as error:
@@ -324,7 +325,7 @@ class DetokenizerActor(Actor):
         return now - max(entry.opened_at, gateway.heard_at if gateway else entry.opened_at) > limits.ORPHAN_S
 
     async def _check_ownership(self, now: float) -> None:
-        """Asks gateways whether they own streams without tokens for ORPHAN_S: a `CloseStream` may have been lost."""
+        """Asks gateways whether they still own streams that got no tokens for ORPHAN_S: a `CloseStream` may be lost."""
         due: dict[str, list[_OpenStream]] = {}
         for entry in sorted(self._streams.values(), key=lambda each: each.confirmed_at):
             if now - entry.confirmed_at <= limits.ORPHAN_S:

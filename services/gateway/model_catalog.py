@@ -1,4 +1,4 @@
-"""Determines from heartbeats which models can be used, which services others lack, and which model a request names.
+"""Determines from heartbeats which models can be used, which services the others lack, and which one a request names.
 
 A model can be used if it has an engine, a tokenizer and a detokenizer that are ready. A model that lost the last member
 of a service less than `QUEUE_WAIT_S` ago can still be used: its requests wait for a new one. Called by the gateway's
@@ -120,8 +120,8 @@ class ModelCatalog:
     def waiting_for(self) -> str:
         """Returns '' if at least one model has a ready member of each service now; else the missing services.
 
-        Engines that get no work because they compute wrong results do not count; the sentence has their number. It has
-        no names of models. Required engines that have not been ready yet come first.
+        Engines that get no work because they compute wrong results do not count; the sentence has their number. The
+        sentence has no names of models. Required engines that have not been ready yet come first.
         """
         if self._required:
             return f"Waiting for the instances: {', '.join(self._required)}."
@@ -190,7 +190,7 @@ class ModelCatalog:
         return sorted(name for name in known if self._public(name) is not None)
 
     def _public(self, name: str) -> str | None:
-        """Returns the model name in requests for that of a model on the bus; None for a version that is not in use."""
+        """Returns the name that requests use for the model with this bus name; None for an inactive version."""
         return name if self._versions is None else self._versions.public(name)
 
     def _refusal(self, wanted: str, cards: list[ModelCard]) -> ServiceError:

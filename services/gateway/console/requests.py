@@ -50,7 +50,8 @@ class RequestEndpoints:
     ) -> Response:
         """Lists running and finished requests whose fields contain all words of `q`, in the order `sort`.
 
-        With `slow`, only those that were much slower than others (`record.slowness`). `num_slow` counts them.
+        With `slow`, only those that were much slower than others (`record.slowness`). `num_slow` in the answer is the
+        number of slow requests.
         """
         check_query(request, _LIST_PARAMETERS)
         if state is not None and state not in _STATES:

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ClientGoneError(ServiceError):
-    """The client has closed the connection, or does not read. `cause`: which one, for the record of the request."""
+    """The client has closed the connection, or does not read. `cause`: which of the two, for the request's record."""
 
     def __init__(self, cause: str = "client_closed_request") -> None:
         super().__init__("client_closed_request", "The client closed the connection.")

@@ -41,7 +41,7 @@ _RULES = unsupported_params.OPENAI._replace(
 
 
 class GenerateEndpoint:
-    """The endpoint. Running requests in the engine's form have different answer ids.
+    """The endpoint. No two running requests in the engine's form have the same answer id.
 
     An answer id is the `request_id` that the client gave in the body, or the server's own request id if it gave none.
     """
@@ -110,7 +110,7 @@ class RunningIds:
 
 
 class EngineAnswer(Response):
-    """An ASGI response that runs an engine's request. Its failures are `RequestOutput`s too."""
+    """An ASGI response that runs a request in the engine's form. Its failures are `RequestOutput`s too."""
 
     def __init__(self, run: ResponseRunner, running: RunningIds, answer_id: str, *, stream: bool) -> None:
         # The constructor of Response is not called, because it would render a body.

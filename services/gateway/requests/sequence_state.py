@@ -101,8 +101,9 @@ class SequenceState:
     carried_logprob: float = 0.0
     losses: int = 0
     lost_engines: set[Address] = field(default_factory=set[Address])
-    """Engines that ran the sequence and were lost: dead, stalled, silent for a lease, or no longer holding it. Emptied
-    when the sequence has gone on by `DEATH_TOKENS`, because then it was not what killed them."""
+    """Engines that ran the sequence and were lost: dead, stalled, silent for a lease, or no longer holding it. The set
+    is emptied at a loss before which the sequence got `DEATH_TOKENS` tokens, because then the sequence is not what
+    ended these engines."""
     lost_at: int = 0
     """Number of output tokens at the last loss."""
     engines: list[str] = field(default_factory=list[str])

@@ -98,7 +98,8 @@ class ChunkEncoder:
     def _events(self, choice: Choice) -> bytes:
         """Returns the encoded events of a choice: one chunk for each event, and one at the end of the choice.
 
-        Token ids and log probabilities are in the first of the chunks. They wait if there is no event.
+        Token ids and log probabilities are in the first of the chunks. If there is no event, they stay in the choice
+        until the next event or the end.
         """
         assert self._messages is not None
         events, choice.events = choice.events, []

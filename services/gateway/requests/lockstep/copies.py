@@ -33,7 +33,7 @@ from shared.messages import (
 log = logging.getLogger(__name__)
 ATTEMPT = 1
 MARK = "~"
-"""Between the request's id and the number of a copy."""
+"""Separates the request's id from the number of the copy in the copy's id."""
 
 
 @dataclass(eq=False, slots=True)

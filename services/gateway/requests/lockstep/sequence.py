@@ -247,9 +247,9 @@ class LockstepSequence:
         self.advance()
 
     def _start_again(self, engines: tuple[Address, Address]) -> bool:
-        """If one of the two engines is gone, replaces it instead of deciding the difference.
+        """If an engine of the two is gone, replaces it instead of deciding the difference.
 
-        Returns whether it is gone.
+        Returns whether one of the two is gone.
 
         The remaining engine may be the wrong one, so its output is held until another engine confirms it.
         """
