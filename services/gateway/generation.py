@@ -32,7 +32,7 @@ class Client:
 
 
 class Reservation(Protocol):
-    """A request's part of the limits of its API key. The first call of a method ends it; later calls have no effect."""
+    """A request's part of the limits of its API key. The first method call ends it; later calls have no effect."""
 
     def withdraw(self) -> None:
         """Ends the reservation of a request that was not run, as if it had not been made."""

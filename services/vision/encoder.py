@@ -133,7 +133,7 @@ def processor_arguments(directory: Path, config: Any, kwargs: Mapping[str, Any])
 
 
 def wrong_arguments(error: Exception) -> SettingsError:
-    """Returns what is told about arguments of the processor with which it fails."""
+    """Returns the error for arguments of the image processor with which it fails."""
     return SettingsError(f"--mm-processor-kwargs: no picture can be processed with them: {error}")
 
 

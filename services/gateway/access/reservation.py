@@ -5,7 +5,7 @@ from services.gateway.access.quotas import Admission, KeyQuota
 
 
 class QuotaReservation:
-    """Implements `generation.Reservation`. The first call of a method ends it; later calls have no effect."""
+    """Implements `generation.Reservation`. The first method call ends the reservation; later calls have no effect."""
 
     def __init__(self, quota: KeyQuota, admission: Admission) -> None:
         self._quota = quota

@@ -104,7 +104,7 @@ class RequestMessages:
         )
 
     def submit(self, index: int) -> Submit:
-        """Returns the message that runs a sequence, with its tokens so far as output. It must have a placement."""
+        """Returns the message that runs a sequence, with its tokens so far as output. The sequence must be placed."""
         request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
         choices = self.choices(index)
         params = sequence_params(request.params, index % request.num_sequences, prompt.num_tokens, self.card)

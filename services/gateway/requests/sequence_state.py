@@ -101,9 +101,9 @@ class SequenceState:
     carried_logprob: float = 0.0
     losses: int = 0
     lost_engines: set[Address] = field(default_factory=set[Address])
-    """Engines that ran the sequence and were lost: dead, stalled, silent for a lease, or no longer holding it. The set
-    is emptied at a loss before which the sequence got `DEATH_TOKENS` tokens, because then the sequence is not what
-    ended these engines."""
+    """Engines that ran the sequence and were lost: dead, stalled, silent for a lease, or no longer holding it. If the
+    sequence got `DEATH_TOKENS` tokens between two losses, the earlier engines are removed, because then the sequence
+    was not the cause of their loss."""
     lost_at: int = 0
     """Number of output tokens at the last loss."""
     engines: list[str] = field(default_factory=list[str])

@@ -16,7 +16,7 @@
 | `event_log`       | the events of one background response                                     |
 | `store`           | keeps finished responses                                                  |
 | `log_store`       | keeps finished responses on the bus, for all gateways                     |
-| `stored_pictures` | takes the files of pictures out of what is kept                           |
+| `stored_pictures` | takes the files of pictures out of stored responses                       |
 """
 
 from services.gateway.openai.openapi import Body

@@ -1,7 +1,7 @@
 """Takes the files of pictures out of the records of responses, and puts them back. Pure.
 
-A conversation goes on for many responses, and each record has all of it. With the files in the records, a picture would
-be stored twice for each response.
+A conversation continues over many responses, and each record has the whole conversation. If the records had the files,
+a picture would be stored twice for each response.
 """
 
 import base64
@@ -24,7 +24,7 @@ _Change = Callable[[str], str]
 
 
 def taken_out(record: StoredResponse) -> tuple[StoredResponse, dict[KeptPicture, bytes]]:
-    """Returns the record with a reference instead of each data URL, and the files of these."""
+    """Returns the record with a reference in place of each data URL, and the files of these data URLs."""
     files: dict[KeptPicture, bytes] = {}
     references: dict[str, str] = {}
 

@@ -19,7 +19,7 @@ from shared.actors.host import Host
 
 
 class Claim:
-    """A stream that this gateway has taken over and is about to run. Goes with the request to its endpoint.
+    """A stream that this gateway has taken over and is about to run. It is passed to the endpoint with the request.
 
     `whole`: the body of the request, and files that it names by URL.
     """

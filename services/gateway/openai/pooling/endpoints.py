@@ -36,7 +36,10 @@ class _Asked(Generic[B]):
     found: Pooled
 
     def scores(self, num_first: int) -> Iterator[float]:
-        """Returns the score of each pair; without a classification head, the first `num_first` vectors are paired."""
+        """Returns the score of each pair.
+
+        Without a classification head, the first `num_first` vectors are paired with the vectors after them.
+        """
         if self.card.labels:
             return answers.first_numbers(self.found.vectors)
         return answers.cosines(self.found.vectors[:num_first], self.found.vectors[num_first:])

@@ -85,7 +85,7 @@ class Copies:
         on_tokens: Callable[[Copy, TokenEvent], None],
         on_lost: Callable[[Copy], None],
     ) -> tuple[Copy, Submit]:
-        """Makes a copy for this engine and takes its credit. The sequence must have a placement. `send` starts it."""
+        """Makes a copy and takes credit of the engine for it. The sequence must be placed. `send` starts the copy."""
         assert isinstance(engine.status, EngineStatus)
         request = draft.messages.request
         name = f"{request.request_id}{MARK}{next(self._numbers)}"

@@ -247,7 +247,7 @@ class LockstepSequence:
         self.advance()
 
     def _start_again(self, engines: tuple[Address, Address]) -> bool:
-        """If an engine of the two is gone, replaces it instead of deciding the difference.
+        """If one of the two engines is gone, replaces it instead of deciding the difference.
 
         Returns whether one of the two is gone.
 
