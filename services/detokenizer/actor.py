@@ -1,4 +1,4 @@
-"""The detokenizer's actor: opens and closes streams, and turns each engine step into one message for each gateway.
+"""The detokenizer's actor: opens and closes streams, and converts each step's tokens to one message per gateway.
 
 A stream is the conversion of one sequence's tokens to text; `shared.text.detokenization.stream` implements it (pure).
 The actor passes token events to their streams, sends the resulting text events, asks the engine for missing tokens
@@ -123,7 +123,7 @@ class DetokenizerActor(Actor):
 
     @handles(CloseStream)
     def on_close(self, envelope: Envelope) -> None:
-        """Closes a stream, unless it has a newer attempt than the message."""
+        """Closes a stream, unless it belongs to a newer attempt (placement of the sequence) than the message."""
         message = envelope.message
         assert isinstance(message, CloseStream)
         entry = self._streams.get(message.sequence_id)

@@ -61,7 +61,7 @@ class EarlyEvents:
             self._closed.popitem(last=False)
 
     def expire(self, now: float) -> int:
-        """Drops all events of sequences whose first event is held longer than EARLY_EVENT_S. Returns their number."""
+        """Drops all events of sequences whose first event was held longer than EARLY_EVENT_S. Returns their number."""
         dropped = 0
         while self._held:
             sequence_id, held = next(iter(self._held.items()))

@@ -122,7 +122,7 @@ class GatewayActor(Actor):
         )  # fmt: skip
         self.engine_controls = EngineControls(host, self.members, self._parts.moves)
         self._num_requests = self._num_ended = self._num_sequences = self._num_idle = 0
-        """`_num_idle`: number of those sequences whose requests began in the idle lane (`idle_s` above 0)."""
+        """`_num_idle`: number of the sequences whose requests began in the idle lane (`idle_s` above 0)."""
         self._adapters = AdapterDirectory(host, self.members)
         self.versions = VersionDirectory(host)
         self._catalog = ModelCatalog(
@@ -552,8 +552,8 @@ class GatewayActor(Actor):
     def _move_away(self, beat: Heartbeat, now: float) -> None:
         """Moves sequences or streams from a draining engine or detokenizer to others, as far as these have room.
 
-        Called with each heartbeat of the draining member, so sequences that find no room now move later. Waiting
-        sequences are moved first.
+        Called with each heartbeat of the draining member, so sequences that find no room now move later. Sequences that
+        already wait in this gateway's queue get room first.
         """
         room = 0
         if beat.service == "engine":

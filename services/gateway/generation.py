@@ -134,7 +134,8 @@ class GenerationRequest:
     resumed: ResumedOutput | None = None
     """The output of a former run of this request that it continues, if any."""
     begun: tuple[int, ...] = ()
-    """Tokens with which the output of every sequence begins: the engines continue after them, as after a recovery."""
+    """Tokens with which the output of every sequence begins: the engines continue after them, as after the loss of an
+    engine."""
     engine: str = ""
     """Id of the only engine that may run the request; empty: any engine of the model."""
     prompt_names: tuple[str, ...] = ()

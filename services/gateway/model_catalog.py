@@ -31,10 +31,10 @@ _NO_NAME = ("", "default")
 class ModelCatalog:
     """The models of one gateway.
 
-    `default_model`: served name of the model of requests that name none; if empty, the first usable model by name.
-    `judging_time` returns the time at which leases are judged, in monotonic seconds (default: now).
-    `required_engines`: ids of engines that must each have been ready once before the gateway counts as ready.
-    `trusted` filters engines: it returns those that may get work; by default all.
+    `default_model`: served name of the model for requests that name none; if empty, the first usable model by name.
+    `judging_time` returns the time at which leases are judged, in monotonic seconds (default: now). `required_engines`:
+    ids of engines that must each have been ready once before the gateway counts as ready. `trusted` filters engines: it
+    returns those that may get work; by default all.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class ModelCatalog:
         return bool(known) and not any(_missing(model, ready) or self._unseeing(model) for model in known)
 
     def _unseeing(self, model: str) -> list[str]:
-        """Returns the image service if the model needs one and has had none yet. Without it only text is served."""
+        """Returns the image service if the model needs one and has had none yet. Until then, only text is served."""
         engines = self._members.alive("engine", self._now())
         status = served_models(engines).get(model)
         return [VISION] if status is not None and status.takes_pictures and model not in self._sees else []

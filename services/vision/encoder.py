@@ -70,7 +70,7 @@ class VisionEncoder:
         """Digest of everything that affects an image's embeddings besides weights and file."""
         try:
             self.encode(Image.new("RGB", (64, 48)))
-        except Exception as error:  # whatever wrong arguments lead to
+        except Exception as error:  # wrong arguments may lead to any exception
             raise wrong_arguments(error) from error
 
     def encode_file(self, file: bytes) -> EncodedPicture:

@@ -65,7 +65,7 @@ def vision_needs(directory: Path, processor_kwargs: Mapping[str, Any], device: s
         encoding = patches * _layer_bytes(family, config.vision_config) + family.mask_bytes()
     except SettingsError:
         raise
-    except Exception as error:  # whatever wrong arguments lead to
+    except Exception as error:  # wrong arguments may lead to any exception
         raise wrong_arguments(error) from error
     weights = sum(tensor.nbytes for tensor in (*family.module.parameters(), *family.module.buffers()))
     files, pixels = limits.VISION_FILES_MAX * limits.IMAGE_BYTES_MAX, limits.IMAGE_PIXELS_MAX
@@ -90,7 +90,7 @@ def _layer_bytes(family: PictureFamily, vision: Any) -> int:
 
     The encoder's input stays until its end, and a layer's input until the layer's end. Attention adds the norm,
     queries, keys, values, the attended values and the output: 8 rows as wide as the encoder. Rotation adds 4. An MLP
-    adds the residual, the norm and 2 rows of its own width, before and behind the activation; 3 if it is gated, or if
+    adds the residual, the norm and 2 rows of its own width, before and after the activation; 3 if it is gated, or if
     the activation is computed in steps (quick_gelu).
     """
     module = family.module

@@ -339,7 +339,7 @@ def _names(key: ApiKey) -> str:
 
 
 def _number(text: str) -> float:
-    """Returns the number of seconds; 0, which is no valid timeout, for anything else."""
+    """Returns the number of seconds in a text; 0, which is no valid timeout, if the text has none."""
     try:
         value = float(text)
     except ValueError:

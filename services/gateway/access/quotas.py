@@ -34,7 +34,7 @@ _SMOOTHING = 0.2
 
 @dataclass(slots=True)
 class Quotas:
-    """The limits of all keys at one gateway. `gateway` names it among the gateways that share the store.
+    """The limits of all keys at one gateway. `gateway`: its name among the gateways that share the store.
 
     Without a store this gateway counts alone.
     """

@@ -24,7 +24,7 @@ class ClientGoneError(ServiceError):
 
 
 class HandedOverError(ServiceError):
-    """The gateway ends before the stream does: its connection is closed, and the client resumes it elsewhere."""
+    """The gateway ends before the stream does: the connection is closed; the client resumes the stream elsewhere."""
 
     def __init__(self) -> None:
         super().__init__("draining", "The server is shutting down. Resume the stream with 'Last-Event-ID'.")

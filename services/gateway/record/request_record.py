@@ -290,7 +290,7 @@ class RequestRecord(RecordedRequest):
             return
         if not found.steps:
             first, placed_s = rows[0], self._received_s + found.placed_us / _MICROSECONDS
-            here = [one for told_s, one in told if told_s >= placed_s]  # the engine may have rested before
+            here = [one for told_s, one in told if told_s >= placed_s]  # the engine may have been idle before
             found.waited_during([one for one in here if first - 3 <= one.step <= first - 2])
         found.steps.extend(rows if count <= room else rows[: room * STEP_COLUMNS])
 

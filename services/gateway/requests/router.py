@@ -137,7 +137,7 @@ class Router:
         return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes, idle), self._used(e), e.id), default=None)
 
     def prefill_engines(self, engines: Sequence[Heartbeat], model: str, decode: Heartbeat) -> list[Heartbeat]:
-        """Returns the responsive prefill engines that can serve the given decode engine, those with its weights."""
+        """Returns the responsive prefill engines that can serve a decode engine: those with the same weights."""
         wanted = _engine_status(decode)
         ready = [e for e in ready_members(engines, model) if _engine_status(e).kv_address and not self._load(e).silent]
         return [e for e in ready if _engine_status(e).content == wanted.content]

@@ -235,7 +235,7 @@ class SequenceState:
     def report_progress(self, mark: SequenceMark, now: float) -> bool:
         """Applies the engine's report of the sequence's progress.
 
-        Returns whether output has not arrived at the gateway.
+        Returns whether some of its output has not arrived at the gateway.
         """
         if mark.attempt != self.attempt or self.phase is not Phase.RUNNING:
             return False

@@ -87,7 +87,7 @@ class UploadedFile(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Its size in bytes."""
         ...
 
     @property

@@ -69,7 +69,7 @@ class ResponseStore(Protocol):
         ...
 
     async def get(self, response_id: str) -> StoredResponse | None:
-        """Returns a response; None if it is not stored, or not any more. It may refer to its pictures only."""
+        """Returns a response; None if it is not stored, or not any more. It may have references for pictures."""
         ...
 
     async def with_pictures(self, record: StoredResponse) -> StoredResponse:

@@ -35,7 +35,7 @@ def taken_out(record: StoredResponse) -> tuple[StoredResponse, dict[KeptPicture,
             try:
                 file = read_image_url(url, pictures.TYPE).file
             except ServiceError:
-                return url  # Of a response that has failed because the bus had lost its picture.
+                return url  # It is of a response that failed because the bus had lost its picture.
             name = kept_picture(file)
             files[name] = file
             references[url] = f"{_REFERENCE}:{name.digest}:{name.size}:{url.partition(',')[0]}"
@@ -77,7 +77,7 @@ def put_back(record: StoredResponse, files: Mapping[KeptPicture, bytes]) -> Stor
 
 
 def _named(url: str) -> tuple[KeptPicture, str] | None:
-    """Returns the picture of a reference, and the beginning of its data URL; None for a URL."""
+    """Returns the picture of a reference, and the beginning of its data URL; None if `url` is not a reference."""
     kind, _, rest = url.partition(":")
     if kind != _REFERENCE:
         return None

@@ -21,11 +21,12 @@ _SPELLINGS = (
     (b"+", b"\\u002b", b"\\u002B"),
     (b"=", b"\\u003d", b"\\u003D"),
 )
-"""How writers of JSON spell the characters of base64 that some of them escape: PHP `/`, .NET `+`, Gson `=`. The first
-spelling of each is the character itself.
+"""How writers of JSON spell the characters of base64 that some of them escape: PHP escapes `/`, .NET `+`, Gson `=`. The
+first spelling of each is the character itself.
 """
 _ESCAPED = re.compile(rb"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/=]++|\\/|\\u00(?:2[fFbB]|3[dD]))++")
-"""A run of the characters of base64, each as itself or escaped. Takes time in proportion to the size of the body."""
+"""A run of the characters of base64, each as itself or escaped. Matching takes time in proportion to the size of the
+body."""
 _Found = list[tuple[int, int, bytes, tuple[bytes, ...]]]
 """Start and end of the base64 of a file in a body, the file, and `BodyPicture.spelling`."""
 

@@ -174,7 +174,7 @@ class Journal:
                     one.written(news)
                     changed.pop(one.record.request_id, None)
         finally:
-            for one in changed.values():  # of a part that was not written
+            for one in changed.values():  # streams of a part that was not written
                 self._changed.setdefault(one.record.request_id, one)
             if self._changed:
                 self._wake.set()

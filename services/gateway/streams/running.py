@@ -80,7 +80,7 @@ class RunningStream:
             self._end()
             raise taken()
         sink = DetachableSink(channel)
-        # This avoids one await per token for streams that end with their clients.
+        # A stream that ends with its client writes to the channel directly, which saves one await per token.
         self._work = asyncio.create_task(run.detached(sink if self._grace_s else channel))
         cause: str | None = None
         try:

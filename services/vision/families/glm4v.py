@@ -16,7 +16,7 @@ class Glm4vPictures(GridPictures):
     """See PictureFamily."""
 
     def pixels_max(self) -> int:
-        """See GridPictures. The processor counts a picture as the frames of a video."""
+        """See GridPictures. The processor counts a picture as `temporal_patch_size` frames of a video."""
         return super().pixels_max() // self._processor.temporal_patch_size
 
     def mlp_width(self) -> int:

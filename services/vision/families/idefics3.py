@@ -1,6 +1,6 @@
 """Idefics 3 and SmolVLM: a picture is cut into tiles of the encoder's size; a small copy of the whole picture follows.
 
-Each tile has the same number of tokens, behind a text that names its row and column (`<row_1_col_2>`). The checkpoint's
+Each tile has the same number of tokens, after a text that names its row and column (`<row_1_col_2>`). The checkpoint's
 tokenizer decides whether such a name is one token or several, so the tokens of a picture are those of that text.
 """
 
@@ -61,7 +61,7 @@ class Idefics3Pictures(TowerPictures):
         return Embedded(1, tiles.shape[0] * tiles.shape[1], tiles.flatten(0, 1), layout)
 
     def _layout(self, rows: int, columns: int, tokens_of_tile: int) -> tuple[int, ...]:
-        """Returns the tokens of a picture with these rows and columns of tiles; 0: it has only the whole picture.
+        """Returns the tokens of a picture with these rows and columns of tiles. With 0 rows it has only the small copy.
 
         The text is that of `Idefics3Processor`, but with one image token for each tile, which is then repeated.
         """

@@ -194,7 +194,7 @@ class Copies:
         return None if copy is None or copy.ended else SequenceRef(name, ATTEMPT)
 
     def _end(self, copy: Copy) -> None:
-        """The engine has nothing more to compute for this copy."""
+        """Records that the engine has nothing more to compute for this copy."""
         copy.ended = True
         self.watch.drop(copy.engine, copy.name)
         self.router.record_end(copy.engine, copy.name)

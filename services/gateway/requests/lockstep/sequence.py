@@ -64,7 +64,7 @@ class Engines(Protocol):
         ...
 
     def another(self, engines: tuple[Address, Address]) -> Heartbeat | None:
-        """Returns an engine besides these two that can vote; None if there is none."""
+        """Returns a third engine that can decide a difference between these two; None if there is none."""
         ...
 
     def heartbeat(self, engine: Address) -> Heartbeat | None:

@@ -140,7 +140,8 @@ class Dispatcher:
                 if isinstance(placement, Placement):
                     placed.append(placement)
                 elif placement is None:
-                    # If the next client has to wait for credit, another client may still send a sequence as a newcomer.
+                    # If the next client has to wait for credit, another client may still send a sequence as a newcomer
+                    # (see `Router.newcomers`).
                     newcomers = self._router.newcomers(ready_members(engines, model)) if eligible is None else None
                     if newcomers is None:
                         break
