@@ -28,7 +28,7 @@ from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
 RUNNING_MAX = 8
-"""Copies that run at the same time; further ones are skipped."""
+"""Maximum number of copies that run at the same time; further ones are skipped."""
 _SHARES = 1_000_000
 
 

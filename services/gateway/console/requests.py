@@ -62,7 +62,7 @@ class RequestEndpoints:
         words = tuple(q.lower().split())
         query = RecordListQuery(_whose_requests(all), _STATES.get(state or ""), words, _SORTS[sort], slow)
         found = await self._records.list(query)
-        # A gateway of an older version does not tell which requests were slow.
+        # A gateway of an older version does not report which requests were slow.
         requests = [one for one in found.requests if not slow or one.get("slow")]
         body = page(requests, limit=limit, order="asc", after=after)
         mark_outliers(body["data"])

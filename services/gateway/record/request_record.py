@@ -104,7 +104,7 @@ class Attempt:
     detokenizer: str
     placed_us: int
     places: int = 0
-    """The most sequences in the engine's batch; 0: unknown."""
+    """Maximum number of sequences in the engine's batch; 0: unknown."""
     block_size: int = 0
     """Tokens in a KV block of the engine; 0: unknown."""
     batch_size_before: int | None = None

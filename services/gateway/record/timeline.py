@@ -77,7 +77,7 @@ def phases_of(record: RequestRecord) -> dict[str, float]:
     """Returns how long each phase of a request has taken so far, in seconds, without phases that have not begun.
 
     `turn`: the wait for a turn of its key, only if it waited. `admission`: reading and checking the request, and the
-    limits of its key. `tokenization`. `gateway_queue`: the wait for an engine that takes another sequence.
+    limits of its key. `tokenization`. `gateway_queue`: the wait for an engine that accepts another sequence.
     `engine_queue`: the wait in the engine for a place in the batch. `prefill`: from then until the first token is at
     the gateway. `decode`: from the first to the last token. `delivery`: from the last token to the last byte of the
     answer. With several sequences, a phase ends with the first sequence that is placed, begins or gives a token;

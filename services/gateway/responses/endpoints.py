@@ -179,7 +179,7 @@ class ResponseEndpoints:
         return pictures.earlier(record.turns)
 
     async def _fetched(self, request: Request, context: RequestContext, turns: list[Turn]) -> RequestContext:
-        """Fetches the pictures that the input names by URL, so that a response that continues this one has the same."""
+        """Fetches the input's pictures that are URLs, so that a response that continues this one has the same files."""
         wanted = context.request
         if not any(picture.url for picture in wanted.pictures):
             return context
