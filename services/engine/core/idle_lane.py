@@ -118,8 +118,8 @@ class IdleLane:
             self.queue.withdraw(sequence)
         priority, arrival, number = sequence.age
         sequence.age, sequence.idle_until_s = (priority - IDLE_AGE, arrival, number), 0.0
-        # Its client was charged in the idle queue; from now on the client is charged for the whole output when that has
-        # ended.
+        # The client was charged for this sequence in the idle queue. In the ordinary queue it has not been charged yet;
+        # there it will have been charged for the whole output when the sequence has ended.
         sequence.num_charged_tokens = 0
         if runs:
             insort(self._running, sequence, key=_AGE)
