@@ -113,7 +113,7 @@ class Needs:
 def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> Needs:
     """Returns the needs of an engine with these settings.
 
-    Raises `ServiceError` or `SettingsError` if it is impossible.
+    Raises `ServiceError` or `SettingsError` if such an engine is impossible.
     """
     config, settings = read_config(model_dir), with_adapters(settings)
     if not has_family(config):
@@ -185,7 +185,7 @@ def predict_step(bounds: StepBounds, d: DecoderDescription, dtype: torch.dtype, 
         passing += int(seen * bytes_per_context_token(measured, d, dtype) * probe.more_tokens)
         per_token = bytes_per_context_token(bounds.num_tokens, d, dtype)
     else:
-        # The library computes the logits of all tokens that need some in one buffer.
+        # The C++ library writes the logits of all tokens that need logits into one buffer.
         passing += 4 * vocab * bounds.num_logits
     few, many = probe.few.num_tokens, probe.many.num_tokens
     at_once = int(probe.more_draws * few)
@@ -234,12 +234,12 @@ def _weights(
         shapes = tuple(source.shape for source in parameter.sources)
         key = within_layer(name), shapes
         if key not in known:
-            # The Triton kernels multiply plain experts.
+            # On a GPU, experts stay unquantized, because the Triton kernels multiply plain ones.
             plain = backend == "gpu" and "experts." in name
             known[key] = _parameter_bytes(parameter, d, dtype, None if plain else quantize, shard)
         total += known[key]
     if d.tied_embeddings and d.has_head and quantize is not None:
-        # Rounded, the head is a matrix beside the embedding.
+        # A quantized head is a second matrix, beside the embedding with which it is tied.
         with torch.device("meta"):
             head = quantize("head", torch.empty(d.vocab_size, d.hidden_size, dtype=dtype))
         total += head.nbytes if isinstance(head, QuantizedWeight) else 0
@@ -260,10 +260,10 @@ def _parameter_bytes(
 
 
 def _prepared_bytes(model_dir: Path, dtype: torch.dtype, layout: Iterable[Parameter], bits: int) -> int:
-    """Returns the bytes that the weights of a prepared checkpoint take; its scales and zero points become float32.
+    """Returns the bytes in memory of a prepared checkpoint's weights (one that was quantized beforehand).
 
-    Values of GPTQ have `bits` in the files, and at least four in memory. The matrices that make keys and values of
-    latents become plain.
+    Its scales and zero points become float32. A value of GPTQ has `bits` bits in the files and at least four in memory.
+    The matrices that compute keys and values from latents are dequantized.
     """
     files = sorted(model_dir.glob("*.safetensors"))
     if not files and not weight_file_bytes(model_dir):

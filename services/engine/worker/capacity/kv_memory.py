@@ -10,7 +10,7 @@ from services.engine.worker.capacity.kv_cache import KvCache
 
 
 class CacheMemory:
-    """A `KvMemory` of two `KvCache`: the device's, on a CPU or another device, and the host's.
+    """A `KvMemory` of two `KvCache`: that of the computing device (a CPU or another device), and the host's swap space.
 
     `native`: the C++ library's copy, if this machine has the library.
     """

@@ -1,7 +1,7 @@
 """The KV cache on a GPU as one tensor, the swap space in main memory, and the block copies of plans.
 
-    cache   [parts, num_blocks, block bytes]; layer l has its keys in part 2 l, its values in part 2 l + 1. Of latents a
-            layer has one part, its rows
+    cache   [parts, num_blocks, block bytes]; layer l has its keys in part 2 l, its values in part 2 l + 1. With latent
+            attention a layer has one part, its rows of latents
     host    [num_host_blocks, parts, block bytes]; the data of a block in all layers is contiguous
 
 Blocks that are swapped out or in are packed into one contiguous buffer on the device, so that one large copy moves many

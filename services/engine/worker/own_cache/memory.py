@@ -41,8 +41,8 @@ def plan_caches(
 ) -> CachePlan:
     """Returns the plan for the budget. A context that is not given is shortened, with a warning, to one that fits.
 
-    There is room for one more sequence than `num_sequences`: the engine's hidden one. Raises `ServiceError` if there is
-    no room for one sequence or for a given context.
+    There is room for one more sequence than `num_sequences`: the engine's hidden test sequence (`canary`). Raises
+    `ServiceError` if there is no room for one sequence or for a given context.
     """
     block_size, own = settings.block_size, context_length(settings, description)
     most = settings.max_num_seqs
