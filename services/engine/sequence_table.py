@@ -74,7 +74,7 @@ class SequenceTable:
 
     @property
     def num_idle(self) -> int:
-        """Number of these in the idle lane. May be read from any thread."""
+        """Number of live sequences in the idle lane. May be read from any thread."""
         return len(self._idle)
 
     def end_idle_times(self, now: float) -> None:

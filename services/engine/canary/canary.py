@@ -1,4 +1,6 @@
-"""Runs the hidden sequence among the requests and compares each result with the golden one. Used by the step loop.
+"""Runs the hidden test sequence among the requests and compares each result with the golden value (`measure`).
+
+Used by the step loop.
 
 A run is due every `interval_s`, with or without requests. On an idle engine it runs alone; otherwise it shares steps
 with requests. Runs on an idle engine may take at most `COST_SHARE` of its time, so for a large model the interval is
@@ -98,7 +100,7 @@ class Canary:
         return self._started_s is not None and (now_s - self._started_s > URGENT_S or bool(self._answers))
 
     def next(self, now_s: float) -> SequenceSpec | None:
-        """Returns the sequence if a run is due."""
+        """Returns the hidden sequence if a run is due; else None."""
         if self._due_s is None:
             self._due_s = now_s + self.interval_s
         if self._started_s is not None or (now_s < self._due_s and not self._asked):

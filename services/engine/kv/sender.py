@@ -70,7 +70,7 @@ class Sender:
             self._fail(export, reason)
 
     def expire(self) -> None:
-        """Frees the blocks of transfers that no engine fetches, and drops transfers and memory of long ago."""
+        """Frees the blocks of transfers that no engine fetches, and drops old transfers and old shared memory."""
         self._pool.expire()
         now = asyncio.get_running_loop().time()
         for transfer_id, export in list(self._exports.items()):
@@ -237,7 +237,7 @@ class _Sending:
         return self._own is not None
 
     def _read(self, block: int, num_tokens: int, data: Bytes) -> int:
-        """Copies a block, of which nothing is read afterwards. Returns the checksum."""
+        """Copies a block, which is not read again afterwards. Returns the checksum."""
         try:
             if self._own is not None:
                 return self._own.cache.read(block, data)
