@@ -40,7 +40,7 @@ _KINDS: Mapping[str, str] = {
     "modules_to_save": "it replaces whole modules",
     "bias": "it has biases",
 }
-"""Parts of tensor names, each with a description of unsupported tensors with that part."""
+"""Parts of the names of unsupported tensors; for each, the reason that is given when an adapter has such a tensor."""
 
 
 _Stamp = tuple[int, ...]

@@ -21,7 +21,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Row order of a fused query-key-value projection that is grouped by key head: its queries, its key, its value."""
+    """Row order of a fused query-key-value projection: for each key head, its queries, then its key, then its value."""
 
     num_groups: int
     head_dim: int
@@ -43,7 +43,7 @@ class Parameter:
     """Of a stacked tensor: whether gates are the even rows of an expert and their partners the odd ones, where the
     decoder has all gates first."""
     experts: int = 0
-    """How many experts the tensors are of, as many tensors for each; 0: of no expert, or all in one tensor."""
+    """Number of experts among which the tensors are divided equally; 0: no experts, or all experts in one tensor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """One layer's forward pass over whole sequences, in float32, with statistics of its matrices' inputs.
 
-The pass is the engine's own decoder with a single layer, so every family computes the same as in serving. Called by the
-loop.
+The pass is the engine's own decoder with a single layer, so every family computes the same as in serving. Called by
+`run`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +75,7 @@ class Statistics:
     total: Tensor
     """[in]: the sum of absolute values."""
     products: Tensor
-    """[in, in]: xᵀ x, the sum over tokens. Divided by `count`, it measures errors of outputs: tr(D P Dᵀ)."""
+    """[in, in]: P = xᵀ x, the sum over tokens. tr(D P Dᵀ) / `count` measures the output error for an error D."""
     count: int = 0
 
     @classmethod

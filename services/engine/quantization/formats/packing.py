@@ -9,7 +9,7 @@ WORD_BITS = 32
 def unpack(words: Tensor, bits: int) -> Tensor:
     """Unpacks words [..., n] int32 into values [..., n * 32 / bits] uint8; the first value has the lowest bits.
 
-    Values of 3 bits go on from one word to the next, so three words have 32 of them.
+    Values of 3 bits continue from one word into the next, so three words have 32 of them.
     """
     if WORD_BITS % bits:
         return _unpack_across(words, bits)
