@@ -111,7 +111,7 @@ class AdapterActor(Actor):
         began = self._now()
         state = await self._store.read(self._model)
         if not state.revision and self._records:
-            # The store is in the memory of the NATS server, which has been restarted.
+            # The stored state was lost: it was in the memory of the NATS server, which has been restarted.
             known = dict(self._records)
             state = await self._store.change(
                 self._model, lambda records: records.update(known) if not records else None

@@ -208,7 +208,7 @@ class SequenceTable:
                 self._touch(entry, now)
 
     def unconfirmed(self, now: float, heard: Mapping[GatewayKey, float]) -> dict[GatewayKey, list[SequenceRef]]:
-        """Returns, by living gateway, the sequences that it has not confirmed for OWNERSHIP_CHECK_S.
+        """Returns for each living gateway its sequences that it has not confirmed for OWNERSHIP_CHECK_S.
 
         At most LIVENESS_BATCH_MAX for each gateway, the longest unconfirmed first. A returned sequence is not returned
         again for another OWNERSHIP_CHECK_S. `heard` is the time of each gateway's last heartbeat.

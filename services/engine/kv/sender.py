@@ -48,7 +48,7 @@ class Sender:
         self._exports: dict[str, _Export] = {}
         self._pool = SenderPool()
         self._announced = asyncio.Event()
-        """Set, and replaced by a new one, when a transfer is announced."""
+        """The event that is set when the next transfer is announced; it is then replaced by a new one."""
 
     def take(self, meta: KvMeta) -> None:
         """Records announced transfers, saved blocks and dropped transfers."""
@@ -121,7 +121,7 @@ class Sender:
         return export
 
     async def _send_in(self, channel: Channel, fetch: Fetch, export: _Export) -> None:
-        """Sends all blocks, in the memory that the receiver shares if it can be used."""
+        """Sends all blocks in the memory that the receiver shares, or over the connection if that cannot be used."""
         own = self._memory.own
         if own is not None and own.name != fetch.form:
             own = None

@@ -36,12 +36,12 @@ class Parameter:
     transposed: bool = False
     """Whether the checkpoint stores [in, out]."""
     grouping: Grouping | None = None
-    """How the checkpoint's rows are grouped; None: they are all queries, all keys, all values, as the decoder's."""
+    """How the checkpoint's rows are grouped; None: in the decoder's order: all queries, then all keys, all values."""
     stacked: bool = False
     """Whether the tensor has a first dimension for experts, [experts, …]; the rows of all experts are joined."""
     alternating: bool = False
-    """Of a stacked tensor: whether gates are the even rows of an expert and their partners the odd ones, where the
-    decoder has all gates first."""
+    """For a stacked tensor: whether the even rows of an expert are gates and the odd rows the ups that belong to them.
+    The decoder's matrix has all gates first."""
     experts: int = 0
     """Number of experts among which the tensors are divided equally; 0: no experts, or all experts in one tensor."""
 

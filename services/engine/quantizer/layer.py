@@ -165,7 +165,7 @@ def _linear_of_experts(mlp: ExpertMlp, name: str, expert: int | None) -> Linear:
     if expert is not None:
         return (mlp.gate_up if name == "experts.up" else mlp.down)[expert]
     if name == "experts.up":
-        # The router reads every token, as all experts together do.
+        # The input of all experts together is that of the router, which reads every token.
         router = mlp.parts.router
         return router.product if isinstance(router, ExactRouter) else router
     assert mlp.parts.shared is not None

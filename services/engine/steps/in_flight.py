@@ -3,7 +3,7 @@
 If the executor takes one plan at a time, each step is computed before the next one is planned. If it takes two, the
 second step is planned while the device computes the first, so that the device does not wait for planning and for
 applying results. The second step is planned as late as is safe, so that requests that arrive meanwhile still join it.
-With several pipeline stages a plan is launched as soon as the first stage is free, because it is computed at once.
+With several pipeline stages a plan is launched as soon as the first stage is free, which then computes it at once.
 """
 
 from collections import deque

@@ -145,7 +145,7 @@ class StepLoop:
         self._work.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Blocks until a command arrives, `wake` is called, or a batch or the canary must start.
+        """Blocks until a command arrives, `wake` is called, or a gathering batch or the canary's sequence must start.
 
         Returns False on timeout.
         """

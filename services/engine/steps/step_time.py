@@ -26,7 +26,7 @@ class StepTimeEstimator:
 
     def __init__(self) -> None:
         self._timings: dict[int, tuple[Timing, Timing]] = {}
-        """By size class: the last step and the one before."""
+        """Maps a size class to its last step and the step of that class before it."""
 
     def took(self, plan: StepPlan, seconds: float) -> None:
         """Records the duration of a step that has ended."""

@@ -99,7 +99,7 @@ def _mend_interpreter() -> None:
 
     In this interpreter loop bounds are arrays of one element, which NumPy 2.4 and later no longer convert to int. The
     interpreter also replaces every function of the language when a kernel starts, and again for each call of another
-    jitted function, which took a quarter of the time. With the patch it replaces them only if they are not replaced.
+    jitted function, which took a quarter of the time. With the patch it replaces only functions not replaced yet.
     """
     from triton.runtime import interpreter
 

@@ -127,7 +127,7 @@ class KvTransfers:
         return (block for load in self._loads.values() for block in load.order.host_blocks)
 
     def matched_tokens(self, sequence: Sequence, num_hits: int) -> int:
-        """Returns how many tokens a transfer would add to `num_hits` cached blocks; 0 if it is not worth it.
+        """Returns how many tokens a transfer would add to `num_hits` cached blocks; 0 if a transfer is not worthwhile.
 
         The last token is always computed here, because the next token is sampled after it.
         """

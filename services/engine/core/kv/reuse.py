@@ -60,7 +60,7 @@ class Shortage:
     first_miss: bytes | None
 
     def goes_on(self, num_free_blocks: int, budget: int, pool: BlockPool) -> bool:
-        """Returns whether the head still cannot fit, without a lookup, whose time grows with the head's length."""
+        """Returns whether the head still cannot fit. Makes no lookup, because its time grows with the head's length."""
         if self.num_blocks <= num_free_blocks and self.num_tokens <= budget:
             return False
         return self.first_miss is None or pool.find(self.first_miss) is None

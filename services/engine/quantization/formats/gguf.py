@@ -36,7 +36,7 @@ from services.engine.quantization.weight import QuantizedWeight
 
 _GROUP, _SHORT_GROUP = 32, 16
 _K_BLOCK = 256
-"""Numbers of a block of the types whose names end with K."""
+"""How many numbers a block has if the name of its type ends with K."""
 _HALF = 2
 _ROWS_AT_ONCE = 2048
 """Rows that are dequantized at a time: the package needs several times the memory of its result."""

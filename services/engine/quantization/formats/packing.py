@@ -23,7 +23,7 @@ def _unpack_across(words: Tensor, bits: int) -> Tensor:
     wide = words.to(torch.int64).unflatten(-1, (-1, bits)) & ((1 << WORD_BITS) - 1)
     first = torch.arange(0, WORD_BITS * bits, bits)
     word, shift = first // WORD_BITS, first % WORD_BITS
-    # The word after the last one is not needed by a value that ends in it.
+    # A value that ends in the last word needs no word after it, so the last word is taken again.
     low, high = wide[..., word], wide[..., (word + 1).clamp(max=bits - 1)] << WORD_BITS
     values = ((high | low) >> shift) & ((1 << bits) - 1)
     return values.flatten(-2).to(torch.uint8)

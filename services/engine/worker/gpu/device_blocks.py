@@ -52,7 +52,8 @@ class DeviceBlocks:
         self.kv = KvCache(tuple(views[0::per_layer]), tuple(views[1::2]) if per_layer == 2 else ())
         size = next(size for size in (8, 4, 2, 1) if block_bytes % size == 0)
         self._words = whole.view(_WORDS[size])
-        # Pages are allocated when first written. An empty array of bytes could not be viewed as words afterwards.
+        # Pages are allocated when first written. The array has words, because an empty one of bytes could not be viewed
+        # as words afterwards.
         host = np.zeros((num_host_blocks, parts, block_bytes // size), dtype=f"i{size}")
         self._host = torch.from_numpy(host)
         self._device = device
