@@ -80,10 +80,10 @@ class EngineActor(Actor):
     """The actor of one engine.
 
     `exchanges_kv`: whether the engine exchanges KV with others; without it, prompts are always computed here. The
-    callbacks `add` and `abort` pass commands to the step loop; `record` turns the details of steps in its reports on or
-    off. `adapters` finds the adapters of sequences; None: the engine serves none. `pictures` reads the embeddings of
-    pictures; None: the engine accepts text only. `self_test` starts a test of the engine, after which `answer` must be
-    called. `report` must be called on the event loop.
+    callbacks `add` and `abort` pass commands to the step loop; `record` turns the details of steps in the loop's
+    reports on or off. `adapters` finds the adapters of sequences; None: the engine serves none. `pictures` reads the
+    embeddings of pictures; None: the engine accepts text only. `self_test` starts a test of the engine, after which
+    `answer` must be called. `report` must be called on the event loop.
     """
 
     def __init__(

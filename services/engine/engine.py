@@ -140,7 +140,10 @@ class Engine:
         )  # fmt: skip
 
     def _connect(self, settings: EngineSettings) -> None:
-        """Starts the KV connector if the engine has a role. Raises SettingsError if it cannot exchange KV."""
+        """Starts the KV connector if the engine has a role (`--role` prefill or decode).
+
+        Raises SettingsError if it cannot exchange KV.
+        """
         if settings.role == "both":
             return
         if not exchanges_kv(settings):

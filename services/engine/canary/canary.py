@@ -20,7 +20,9 @@ from services.engine.core.request import Outcome, SequenceSpec
 log = logging.getLogger(__name__)
 COST_SHARE = 0.01
 STRIKES = 3
-"""On a backend without bit-equal results, an engine is faulty only if this many runs in a row differ."""
+"""On a backend without bit-equal results, an engine is faulty only if this many runs in a row give a different result
+than the golden value.
+"""
 URGENT_S = 2.0
 """A run that could not join for this long is scheduled before the requests, seconds."""
 

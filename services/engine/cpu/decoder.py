@@ -223,7 +223,7 @@ class NativeDecoder:
         return not piece.quantized
 
     def _pack(self, layer: int, name: str, expert: int, weight: Matrix, bias: int) -> Piece:
-        """Packs a matrix with the bias at this address by the library, and returns the packed form."""
+        """Has the library pack a matrix with the bias at the address `bias`. Returns the packed form."""
         quantized = isinstance(weight, QuantizedWeight) and weight.kind in NATIVE_KINDS
         if isinstance(weight, QuantizedWeight) and not quantized:
             self._made_plain.append(name if layer < 0 else f"layers.{layer}.{name}")

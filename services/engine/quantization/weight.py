@@ -45,7 +45,7 @@ class QuantizedWeight:
     """Number of inputs that share a scale, a multiple of 32 (int8: of 16) or at least `in`. int8, fp8: 0 for one
     group."""
     zeros: Tensor | None = None
-    """Zero points [out, groups], for int8 with groups and for int4. int4: numbers like 0 … 15, or like `levels`."""
+    """Zero points [out, groups], for int8 with groups and int4. int4: in the unit of values 0 … 15 or of `levels`."""
     levels: Tensor | None = None
     """int4: the 16 numbers that the values represent. None: 0 … 15 with `zeros`, -8 … 7 without.
 

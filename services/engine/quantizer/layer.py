@@ -93,7 +93,7 @@ class Statistics:
 
 
 class Layer:
-    """A layer that can be run. `tensors` are those of a checkpoint by name; with a method they are quantized."""
+    """A layer that can be run. `tensors` are those of a checkpoint by name, quantized ones if `method` is given."""
 
     def __init__(self, plan: Plan, index: int, tensors: Mapping[str, Tensor], method: PreparedMethod | None) -> None:
         """Raises ServiceError if the tensors do not fit the model."""

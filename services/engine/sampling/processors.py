@@ -108,7 +108,7 @@ class MinTokens:
 class BadWords:
     """Forbids sequences of tokens in the output.
 
-    The last token of a sequence is forbidden where the output ends with the tokens before it.
+    The last token of such a sequence is forbidden whenever the output ends with all its other tokens.
     """
 
     def __init__(self, words: Sequence[Sequence[int]], vocab_size: int) -> None:

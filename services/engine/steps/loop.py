@@ -136,7 +136,7 @@ class StepLoop:
         self._work.set()
 
     def refuse(self, sequence_id: str, error: ServiceError) -> None:
-        """Lists a sequence that was not added as refused in the next report."""
+        """Makes the next report list a sequence, which has not been added, as refused."""
         self._inbox.append((sequence_id, error))
         self._work.set()
 

@@ -52,8 +52,8 @@ _WORD_BITS, _LEAST_BITS = 32, 4
 CONTEXT_BYTES = 512 * 2**20
 """Device memory of the driver's context, the kernels and the libraries."""
 _SAMPLING_BYTES, _DRAWING_BYTES, _REUSED_BYTES = 56, 62, 17
-"""Bytes per row and vocabulary entry for sampling on a CPU: for a row with penalties and candidates, for a sampled row,
-and for each row beyond those that are processed at once, whose memory is reused.
+"""Bytes per row and vocabulary entry for sampling on a CPU, for three kinds of rows: those with penalties and
+candidates; sampled ones; and those beyond the rows that are processed at once, whose memory they reuse.
 """
 _COUNTING_BYTES, _FIRST_BYTES = 2**20, 4 * 2**20
 """Bytes that a measurement of main memory adds to the measured value, and bytes that the first sampling adds."""

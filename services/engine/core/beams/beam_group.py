@@ -104,7 +104,7 @@ class BeamGroups:
     def __init__(self, block_size: int, vocab_size: int) -> None:
         self._block_size, self._vocab_size = block_size, vocab_size
         self._by_id: dict[str, BeamGroup] = {}
-        """By the sequence id that all beams of a group have."""
+        """The groups, by the sequence id that all beams of a group share."""
         self._by_key: dict[_Key, BeamGroup] = {}
         self._by_member: dict[str, BeamGroup] = {}
 

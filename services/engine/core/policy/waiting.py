@@ -36,7 +36,7 @@ class WaitingQueue:
     def __init__(self, *, idle: bool = False) -> None:
         """`idle`: whether this is the queue of the idle sequences.
 
-        A sequence in it that is no longer idle counts as removed.
+        A sequence in that queue counts as removed once it is no longer idle.
         """
         self._idle = idle
         self.num_waiting = 0

@@ -49,7 +49,7 @@ class StateTable:
         self._num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_prompt_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
-        """Number of candidates with each token of a prompt whose log probabilities are reported."""
+        """For a prompt whose log probabilities are reported: number of candidates to report with each of its tokens."""
         self.adapter_slots = np.full(max_num_seqs, -1, dtype=np.int64)
         """The slot of each row's adapter; -1: none."""
         self._num_adapted = 0
