@@ -1,4 +1,4 @@
-"""The detokenizer's actor: opens and closes streams, and turns each engine step into one message for each gateway.
+"""The detokenizer's actor: opens and closes streams, and converts each step's tokens to one message per gateway.
 
 A stream is the conversion of one sequence's tokens to text; `shared.text.detokenization.stream` implements it (pure).
 The actor passes token events to their streams, sends the resulting text events, asks the engine for missing tokens
@@ -73,7 +73,7 @@ class _Gateway:
 
 
 class DetokenizerActor(Actor):
-    """One detokenizer on the bus. `late_events` counts token events that were dropped: no open stream expects them."""
+    """One detokenizer on the bus. `late_events` counts dropped token events, which no open stream expected."""
 
     def __init__(
         self, host: Host, vocabulary: Vocabulary, model: str, *, streams_max: int = limits.STREAMS_MAX
@@ -123,7 +123,7 @@ class DetokenizerActor(Actor):
 
     @handles(CloseStream)
     def on_close(self, envelope: Envelope) -> None:
-        """Closes a stream, unless it has a newer attempt than the message."""
+        """Closes a stream, unless it belongs to a newer attempt (placement of the sequence) than the message."""
         message = envelope.message
         assert isinstance(message, CloseStream)
         entry = self._streams.get(message.sequence_id)
@@ -305,7 +305,8 @@ class DetokenizerActor(Actor):
 
     async def _publish(self, subject: str, data: bytes) -> None:
         """Sends a message. Raises ServiceError('request_too_large'); the caller may then send the message in parts."""
-        # Other failures are only logged: as for a message lost on the bus, the owner notices and reopens the stream.
+        # Other failures are only logged: as after the loss of a message on the bus, the owner notices that text is
+        # missing and reopens the stream.
         try:
             await self.transport.publish(subject, data)
         except ServiceError as error:
@@ -324,7 +325,7 @@ class DetokenizerActor(Actor):
         return now - max(entry.opened_at, gateway.heard_at if gateway else entry.opened_at) > limits.ORPHAN_S
 
     async def _check_ownership(self, now: float) -> None:
-        """Asks gateways whether they own streams without tokens for ORPHAN_S: a `CloseStream` may have been lost."""
+        """Asks gateways whether they still own streams that got no tokens for ORPHAN_S: a `CloseStream` may be lost."""
         due: dict[str, list[_OpenStream]] = {}
         for entry in sorted(self._streams.values(), key=lambda each: each.confirmed_at):
             if now - entry.confirmed_at <= limits.ORPHAN_S:

@@ -1,8 +1,9 @@
 """Holds token events whose stream is not open yet, for a limited time and in a limited number. Pure.
 
 A gateway opens a stream and submits its sequence at the same time, so the first tokens can arrive before `OpenBatch`.
-Without this buffer, missing first tokens would be requested only when the next tokens show the gap or, for a sequence
-of one step, when the gateway asks the engine for the sequence's progress.
+Without this buffer, missing first tokens would be requested only when the next tokens show the gap. If there are no
+next tokens, because one step has computed the whole sequence, they would be requested only when the gateway asks the
+engine for the sequence's progress.
 """
 
 from collections import OrderedDict
@@ -60,7 +61,7 @@ class EarlyEvents:
             self._closed.popitem(last=False)
 
     def expire(self, now: float) -> int:
-        """Drops all events of sequences whose first event is held longer than EARLY_EVENT_S. Returns their number."""
+        """Drops all events of sequences whose first event was held longer than EARLY_EVENT_S. Returns their number."""
         dropped = 0
         while self._held:
             sequence_id, held = next(iter(self._held.items()))

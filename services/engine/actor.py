@@ -80,10 +80,10 @@ class EngineActor(Actor):
     """The actor of one engine.
 
     `exchanges_kv`: whether the engine exchanges KV with others; without it, prompts are always computed here. The
-    callbacks `add` and `abort` pass commands to the step loop; `record` turns the details of steps in its reports on or
-    off. `adapters` finds the adapters of sequences; None: the engine serves none. `pictures` reads the embeddings of
-    images; None: the engine accepts text only. `self_test` starts a test of the engine, after which `answer` must be
-    called. `report` must be called on the event loop.
+    callbacks `add` and `abort` pass commands to the step loop; `record` turns the details of steps in the loop's
+    reports on or off. `adapters` finds the adapters of sequences; None: the engine serves none. `pictures` reads the
+    embeddings of pictures; None: the engine accepts text only. `self_test` starts a test of the engine, after which
+    `answer` must be called. `report` must be called on the event loop.
     """
 
     def __init__(
@@ -265,18 +265,18 @@ class EngineActor(Actor):
     def credits(self, max_num_seqs: int) -> int:
         """Returns the number of sequences that gateways may still place on this engine; negative if it holds too many.
 
-        The target is one sequence for each row (batch slot) plus a queue of `ENGINE_QUEUE_AHEAD` times as many, which
-        lasts until the next heartbeat, and at most `ENGINE_WAITING_MAX` in all. Sequences of the idle lane do not
-        count, because others preempt them. 0 while draining. May be called from any thread.
+        The target is one sequence for each row (batch slot) plus a queue of `ENGINE_QUEUE_AHEAD` times as many
+        sequences, which lasts until the next heartbeat; in all at most `ENGINE_WAITING_MAX` sequences. Sequences of the
+        idle lane do not count, because others preempt them. 0 while draining. May be called from any thread.
         """
         if self._draining or self.withdrawn:
             return 0
         return _wanted(max_num_seqs, limits.ENGINE_WAITING_MAX) - (self.sequences.num_live - self.sequences.num_idle)
 
     def idle_credits(self, max_num_seqs: int) -> int:
-        """Returns how many sequences of the idle lane may still be placed here. All sequences on the engine count.
+        """Returns how many sequences of the idle lane may still be placed here.
 
-        The lane takes at most half of `ENGINE_WAITING_MAX`. Otherwise like `credits`.
+        Unlike in `credits`, all sequences on the engine count, and the target is at most half of `ENGINE_WAITING_MAX`.
         """
         if self._draining or self.withdrawn:
             return 0
@@ -411,7 +411,7 @@ class EngineActor(Actor):
             self._add(spec, load_adapter)
 
     def _reserve_pictures(self, submit: Submit) -> SubmitReply | None:
-        """Returns the refusal if the engine does not accept images or has no memory for them now; else None."""
+        """Returns the refusal if the engine does not accept pictures or has no memory for them now; else None."""
         if self._pictures is None:
             message = "This engine takes text only: start it with --enable-mm."
             return self._submit_reply(submit, "invalid", ServiceError("unsupported_parameter", message))
@@ -422,7 +422,7 @@ class EngineActor(Actor):
         return None
 
     def _start_loading(self, spec: SequenceSpec, submit: Submit, load_adapter: LoadAdapter | None) -> None:
-        """Starts to read the embeddings of a sequence's images.
+        """Starts to read the embeddings of a sequence's pictures.
 
         Queues the sequence afterwards, unless it has ended meanwhile.
         """

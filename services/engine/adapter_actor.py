@@ -1,9 +1,9 @@
 """Synchronizes an engine's LoRA adapters with the desired state of its model, and finds the adapter of each sequence.
 
-The engine reads the desired state (`shared.deployment.adapter_state`) before it is ready, when a gateway announces a
-change, and now and then. Sequences name an adapter by its version. The old version of a replaced or unloaded adapter
-stays usable for `ADAPTERS_REPLACED_S`, for requests that were accepted before. The actor has its own mailbox, so that
-reading an adapter does not delay sequences.
+The desired state lists the adapters that a model has (`shared.deployment.adapter_state`). The engine reads it before
+the engine is ready, when a gateway announces a change, and periodically. Sequences name an adapter by its version. The
+old version of a replaced or unloaded adapter stays usable for `ADAPTERS_REPLACED_S`, for requests that were accepted
+before the change. The actor has its own mailbox, so that reading an adapter does not delay sequences.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ class AdapterActor(Actor):
         began = self._now()
         state = await self._store.read(self._model)
         if not state.revision and self._records:
-            # The store is in the memory of the NATS server, which has been restarted.
+            # The stored state was lost: it was in the memory of the NATS server, which has been restarted.
             known = dict(self._records)
             state = await self._store.change(
                 self._model, lambda records: records.update(known) if not records else None
@@ -124,7 +124,7 @@ class AdapterActor(Actor):
         self._forget()
 
     async def refresh(self) -> None:
-        """Like `sync`, but only logs that the store does not answer. Called now and then."""
+        """Like `sync`, but if the store does not answer, only logs this. Called periodically."""
         try:
             await self.sync()
         except ServiceError as error:

@@ -68,7 +68,7 @@ class Engine:
         self.loop = StepLoop(self.core, executor, clock or SystemClock(), report, steps_per_report)
         self.connector: KvConnector | None = None
         self.canary: Canary | None = None
-        """Compares the results of a hidden sequence; None without `on_fault` or with `--canary-interval=0`."""
+        """Tests the engine with its hidden sequence; None without `on_fault` or with `--canary-interval=0`."""
         self.guard: WeightGuard | None = None
         """Checks the weights in memory; None without a canary, or if this process has no weights in its memory."""
         self._gate = GrammarGate(executor.compile_grammar, self.loop.add, self.loop.abort, self.loop.refuse)
@@ -85,9 +85,10 @@ class Engine:
     ) -> "Engine":
         """Returns an engine with a loaded model. Loading takes seconds.
 
-        `make_worker` creates the worker instead of `load_model`. `on_fault`: if given, the engine tests itself, and
-        calls this once, on another thread, with a description of the fault; `step` then raises WrongResultError. Raises
-        SettingsError if settings contradict each other or the model, ServiceError if the model cannot be loaded.
+        `make_worker` creates the worker instead of `load_model`. `on_fault`: if given, the engine tests itself, and if
+        it finds a fault, it calls this function once, on another thread, with a description of the fault; `step` then
+        raises WrongResultError. Raises SettingsError if settings contradict each other or the model, ServiceError if
+        the model cannot be loaded.
         """
         check_engine(settings)
         check_adapters(settings)
@@ -139,7 +140,10 @@ class Engine:
         )  # fmt: skip
 
     def _connect(self, settings: EngineSettings) -> None:
-        """Starts the KV connector if the engine has a role. Raises SettingsError if it cannot exchange KV."""
+        """Starts the KV connector if the engine has a role (`--role` prefill or decode).
+
+        Raises SettingsError if it cannot exchange KV.
+        """
         if settings.role == "both":
             return
         if not exchanges_kv(settings):
@@ -155,7 +159,7 @@ class Engine:
 
     @property
     def adapters(self) -> AdapterLibrary | None:
-        """The LoRA adapters that sequences may use, from any thread; None without `--enable-lora`."""
+        """The adapters that sequences may use; None without `--enable-lora`. May be read from any thread."""
         return self.executor.adapters
 
     @property
@@ -266,7 +270,8 @@ def with_present_names(settings: EngineSettings) -> EngineSettings:
 def load_model(settings: EngineSettings) -> ModelWorker:
     """Returns a worker with a loaded model, of the backend that the settings select. Imports torch."""
     # Importing torch takes most of the start-up time; the import is here so that a service connects to the bus
-    # meanwhile. A later call imports nothing, and would exclude the garbage of this process from collections for ever.
+    # meanwhile. A later call imports nothing, so it must not use `without_collections`, which would exclude the garbage
+    # of this process from all later collections.
     is_first = "services.engine.worker.load" not in sys.modules
     with without_collections() if is_first else nullcontext():
         from services.engine.worker.load import load_worker

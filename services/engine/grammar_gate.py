@@ -1,7 +1,7 @@
 """Holds sequences back until their grammar is compiled and their adapter is in memory, so that no step waits for these.
 
-Both run on one thread of the lowest priority, so the computing threads are hardly slowed down. Sequences without
-grammar and adapter pass at once. Used by `Engine`.
+Compiling and loading run on one thread of the lowest priority, so the computing threads are hardly slowed down.
+Sequences without grammar and adapter pass at once. Used by `Engine`.
 """
 
 import contextlib

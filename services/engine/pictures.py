@@ -1,8 +1,9 @@
-"""Reads the embeddings of images from image services before a sequence is queued, and limits their memory.
+"""Reads the embeddings of pictures from image services before a sequence is queued, and limits their memory.
 
-The replica that has encoded an image is asked first. If it is gone or has evicted the embeddings, any replica of the
-model encodes the image again from its file, which the gateway keeps as long as the request runs. Recently read
-embeddings are cached, so the choices of a prompt and the next turns of a conversation read them only once.
+The replica of the image service that has encoded a picture is asked first. If it is gone or has evicted the embeddings,
+any replica for the model encodes the picture again from its file, which the gateway keeps as long as the request runs.
+Recently read embeddings are cached, so the choices of a prompt and the next turns of a conversation read them only
+once.
 """
 
 import asyncio
@@ -36,13 +37,13 @@ class PictureLoader:
         self._kept = ByteCache[bytes](bytes_kept)
         self._reading: dict[bytes, asyncio.Task[bytes]] = {}
         self._reserved: dict[str, int] = {}
-        """Bytes of the embeddings of each live sequence with images, and of some that have ended."""
+        """Bytes of the embeddings of each live sequence with pictures, and of some that have ended."""
         self._starting = Background("pictures were not loaded")
 
     def reserve(self, sequence: str, pictures: Sequence[PromptPicture], is_live: Callable[[str], bool]) -> None:
         """Reserves memory for the embeddings of a new sequence. `is_live`: whether an earlier sequence has not ended.
 
-        Raises ServiceError ('server_is_overloaded') if those of all live sequences would be too large.
+        Raises ServiceError ('server_is_overloaded') if the embeddings of all live sequences would be too large.
         """
         self._reserved = {name: size for name, size in self._reserved.items() if is_live(name)}
         size = sum(picture.encoded.num_bytes for picture in pictures)

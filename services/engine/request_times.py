@@ -1,8 +1,8 @@
 """Measures how long sequences wait, are prefilled and decode in this engine, for the metrics.
 
 Durations are differences of this process's monotonic clock. The wait lasts from the arrival until the sequence joins
-the batch (if it is preempted before its first token, for the last time); the prefill lasts from then to the first
-token, and the decoding from the first to the last token.
+the batch (a sequence that is preempted before its first token joins several times; the last time counts). The prefill
+lasts from then to the first token, and the decoding from the first to the last token.
 """
 
 from dataclasses import dataclass

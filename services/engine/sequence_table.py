@@ -59,7 +59,7 @@ class SequenceTable:
         self._entries: dict[str, Entry] = {}
         self._tombstones: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._leases: dict[GatewayKey, OrderedDict[str, float]] = {}
-        """By gateway: the time at which each sequence was last confirmed or asked about, oldest time first."""
+        """For each gateway, the time at which each of its sequences was last confirmed or asked about, oldest first."""
         self._finished = 0
         self._idle: dict[str, float] = {}
         """The live sequences of the idle lane, with the times at which they become ordinary ones."""
@@ -74,11 +74,11 @@ class SequenceTable:
 
     @property
     def num_idle(self) -> int:
-        """Number of these in the idle lane. May be read from any thread."""
+        """Number of live sequences in the idle lane. May be read from any thread."""
         return len(self._idle)
 
     def end_idle_times(self, now: float) -> None:
-        """Makes ordinary sequences of those whose time in the idle lane is over."""
+        """Turns the sequences whose time in the idle lane is over into ordinary ones."""
         self._idle = {name: until for name, until in self._idle.items() if until > now}
 
     def entries(self) -> Iterator[Entry]:
@@ -208,7 +208,7 @@ class SequenceTable:
                 self._touch(entry, now)
 
     def unconfirmed(self, now: float, heard: Mapping[GatewayKey, float]) -> dict[GatewayKey, list[SequenceRef]]:
-        """Returns, by living gateway, the sequences that it has not confirmed for OWNERSHIP_CHECK_S.
+        """Returns for each living gateway its sequences that it has not confirmed for OWNERSHIP_CHECK_S.
 
         At most LIVENESS_BATCH_MAX for each gateway, the longest unconfirmed first. A returned sequence is not returned
         again for another OWNERSHIP_CHECK_S. `heard` is the time of each gateway's last heartbeat.

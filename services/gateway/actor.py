@@ -122,7 +122,7 @@ class GatewayActor(Actor):
         )  # fmt: skip
         self.engine_controls = EngineControls(host, self.members, self._parts.moves)
         self._num_requests = self._num_ended = self._num_sequences = self._num_idle = 0
-        """`_num_idle`: of the sequences, those whose requests came for the idle lane."""
+        """`_num_idle`: number of the sequences whose requests began in the idle lane (`idle_s` above 0)."""
         self._adapters = AdapterDirectory(host, self.members)
         self.versions = VersionDirectory(host)
         self._catalog = ModelCatalog(
@@ -192,7 +192,7 @@ class GatewayActor(Actor):
         return self._start(request, card, copies=True, in_lockstep=in_lockstep)
 
     def _check_wait(self, request: GenerationRequest, model: str) -> None:
-        """Raises ServiceError if it would wait for an engine longer than `--max-queue-wait`, except idle requests."""
+        """Raises ServiceError if a request that is not idle would wait for an engine longer than `--max-queue-wait`."""
         most, dispatcher = self._max_queue_wait_s, self._parts.dispatcher
         if most and not request.idle_s and dispatcher.waits_longer(model, most):
             message = f"A new request would wait longer than {most:g} s. Try again later."
@@ -300,7 +300,7 @@ class GatewayActor(Actor):
 
     @handles(TokenEvents)
     def on_token_events(self, envelope: Envelope) -> None:
-        """Passes the vectors of pooling sequences to their requests, and tokens of copies to the lockstep."""
+        """Passes vectors of pooling sequences to their requests, and tokens of lockstep copies to `lockstep`."""
         message = envelope.message
         assert isinstance(message, TokenEvents)
         engine = Address(message.engine_id, message.engine_instance_id)
@@ -330,7 +330,7 @@ class GatewayActor(Actor):
 
     @handles(RecordQuery)
     def on_record_query(self, envelope: Envelope) -> RecordList | RecordReply:
-        """Tells another gateway of one recorded request."""
+        """Sends another gateway the record of one request."""
         assert isinstance(envelope.message, RecordQuery)
         return self.records.answer(envelope.message)
 
@@ -552,8 +552,8 @@ class GatewayActor(Actor):
     def _move_away(self, beat: Heartbeat, now: float) -> None:
         """Moves sequences or streams from a draining engine or detokenizer to others, as far as these have room.
 
-        Called with each heartbeat of the draining member, so sequences that find no room now move later. Waiting
-        sequences are moved first.
+        Called with each heartbeat of the draining member, so sequences that find no room now move later. Sequences that
+        already wait in this gateway's queue get room first.
         """
         room = 0
         if beat.service == "engine":

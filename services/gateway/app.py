@@ -199,7 +199,7 @@ async def continue_batches(app: FastAPI) -> None:
 
 
 def _allow_pages(app: FastAPI, settings: GatewaySettings) -> None:
-    """Adds CORS for web pages of other origins. It is outermost, because preflight requests have no key."""
+    """Adds CORS for web pages of other origins, as the outermost middleware, because preflight requests have no key."""
     if origins := json_words(settings.allowed_origins):
         app.add_middleware(
             CORSMiddleware,

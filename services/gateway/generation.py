@@ -32,7 +32,7 @@ class Client:
 
 
 class Reservation(Protocol):
-    """A request's part of the limits of its API key. Ends once: later calls have no effect."""
+    """A request's part of the limits of its API key. The first method call ends it; later calls have no effect."""
 
     def withdraw(self) -> None:
         """Ends the reservation of a request that was not run, as if it had not been made."""
@@ -47,10 +47,11 @@ class Reservation(Protocol):
 class ResumedOutput:
     """Output that a former run of a request has accepted, for each sequence. It is continued, not computed again.
 
-    The updates have the text of all output, but not these tokens. `token`: fencing token of the run, above that of
-    every former run; it makes the attempts of the sequences higher than all earlier ones. `num_cached_tokens`: prompt
-    tokens that the first run found in the prefix cache, None if it had no output. `engines`: id and instance id of the
-    engine on which each sequence ran last; it has the sequence's KV, and may still compute it.
+    The updates of the new run contain the text of the whole output, but not these tokens again. `token`: fencing token
+    of the run, above that of every former run; it makes the attempts of the sequences higher than all earlier ones.
+    `num_cached_tokens`: prompt tokens that the first run found in the prefix cache, None if it had no output.
+    `engines`: id and instance id of the engine on which each sequence ran last; it has the sequence's KV, and may still
+    compute it.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
@@ -133,17 +134,18 @@ class GenerationRequest:
     resumed: ResumedOutput | None = None
     """The output of a former run of this request that it continues, if any."""
     begun: tuple[int, ...] = ()
-    """Tokens with which the output of every sequence begins: the engines continue after them, as after a recovery."""
+    """Tokens with which the output of every sequence begins: the engines continue after them, as after the loss of an
+    engine."""
     engine: str = ""
-    """Id of the only engine that may run the request; empty: any of the model's."""
+    """Id of the only engine that may run the request; empty: any engine of the model."""
     prompt_names: tuple[str, ...] = ()
     """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
     pictures: tuple[PictureInput, ...] = ()
     """The pictures of `messages`, in order."""
     second_texts: tuple[str, ...] = ()
-    """For each of `texts`, the second text of a pair, which becomes one prompt with it; empty: there are no pairs."""
+    """For each of `texts`, the second text of a pair; the two texts become one prompt. Empty: there are no pairs."""
     reservation: Reservation | None = None
-    """The part of its key's limits that the request already has, if they have admitted it before `Backend.generate`."""
+    """The part of its key's limits that the request already has, if it was admitted before `Backend.generate`."""
 
     @property
     def num_prompts(self) -> int:
@@ -250,7 +252,7 @@ class Generation(Protocol):
 
     @property
     def prompt_tail(self) -> str:
-        """The last characters of the rendered conversation. Valid like `num_prompt_tokens`; "" without messages."""
+        """The last characters of the rendered conversation. Valid when `num_prompt_tokens` is; "" without messages."""
         ...
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
@@ -333,10 +335,10 @@ class Backend(Protocol):
         ...
 
     async def fetch_pictures(self, request: GenerationRequest) -> GenerationRequest:
-        """Returns the request, its pictures that are named by URL with their files. Raises ServiceError that names one.
+        """Returns the request with the files of pictures that are given by URL. Raises ServiceError naming a picture.
 
         Nothing is fetched for a request that the limits of its key do not admit. The returned request may have a
-        `reservation`: the caller passes the request to `generate`, or withdraws it.
+        `reservation`: the caller passes the request to `generate`, or withdraws the reservation.
         """
         ...
 

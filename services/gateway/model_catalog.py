@@ -1,4 +1,4 @@
-"""Determines from heartbeats which models can be used, which services others lack, and which model a request names.
+"""Determines from heartbeats which models can be used, which services the others lack, and which one a request names.
 
 A model can be used if it has an engine, a tokenizer and a detokenizer that are ready. A model that lost the last member
 of a service less than `QUEUE_WAIT_S` ago can still be used: its requests wait for a new one. Called by the gateway's
@@ -31,10 +31,10 @@ _NO_NAME = ("", "default")
 class ModelCatalog:
     """The models of one gateway.
 
-    `default_model`: served name of the model of requests that name none; if empty, the first usable model by name.
-    `judging_time` returns the time at which leases are judged, in monotonic seconds (default: now).
-    `required_engines`: ids of engines that must each have been ready once before the gateway counts as ready.
-    `trusted` filters engines: it returns those that may get work; by default all.
+    `default_model`: served name of the model for requests that name none; if empty, the first usable model by name.
+    `judging_time` returns the time at which leases are judged, in monotonic seconds (default: now). `required_engines`:
+    ids of engines that must each have been ready once before the gateway counts as ready. `trusted` filters engines: it
+    returns those that may get work; by default all.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class ModelCatalog:
     def waiting_for(self) -> str:
         """Returns '' if at least one model has a ready member of each service now; else the missing services.
 
-        Engines that get no work because they compute wrong results do not count; the sentence has their number. It has
-        no names of models. Required engines that have not been ready yet come first.
+        Engines that get no work because they compute wrong results do not count; the sentence has their number. The
+        sentence has no names of models. Required engines that have not been ready yet come first.
         """
         if self._required:
             return f"Waiting for the instances: {', '.join(self._required)}."
@@ -148,7 +148,7 @@ class ModelCatalog:
         return bool(known) and not any(_missing(model, ready) or self._unseeing(model) for model in known)
 
     def _unseeing(self, model: str) -> list[str]:
-        """Returns the image service if the model needs one and has had none yet. Without it only text is served."""
+        """Returns the image service if the model needs one and has had none yet. Until then, only text is served."""
         engines = self._members.alive("engine", self._now())
         status = served_models(engines).get(model)
         return [VISION] if status is not None and status.takes_pictures and model not in self._sees else []
@@ -190,7 +190,7 @@ class ModelCatalog:
         return sorted(name for name in known if self._public(name) is not None)
 
     def _public(self, name: str) -> str | None:
-        """Returns the model name in requests for that of a model on the bus; None for a version that is not in use."""
+        """Returns the name that requests use for the model with this bus name; None for an inactive version."""
         return name if self._versions is None else self._versions.public(name)
 
     def _refusal(self, wanted: str, cards: list[ModelCard]) -> ServiceError:

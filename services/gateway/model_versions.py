@@ -30,7 +30,8 @@ _CHANGED = Decoder([ModelsChanged, ErrorReply])
 ORDER_S = 5.0
 """Time for a launcher to accept an order, seconds. It carries the order out afterwards."""
 LAUNCHER_TRIES, LAUNCHER_POLL_S = 10, 0.2
-"""How often and at which interval, in seconds, a launcher is looked for: it joins the bus after its server is ready."""
+"""How often and at which interval, in seconds, an order is sent until a launcher takes it: a launcher joins the bus
+only after its server is ready."""
 
 
 class VersionDirectory:

@@ -33,7 +33,7 @@ from shared.subjects import bucket_name
 
 
 class GatewayService:
-    """One gateway. Raises SettingsError if the files for HTTPS or of API keys or the settings cannot be used."""
+    """One gateway. Raises SettingsError if the settings, the files for HTTPS or the file of API keys cannot be used."""
 
     name: ServiceName = "gateway"
 
@@ -131,7 +131,7 @@ class GatewayService:
             await asyncio.gather(*self._background, return_exceptions=True)
 
     async def _end_the_rest(self, actor: GatewayActor) -> None:
-        """Ends the requests that take longer than the drain may, while the bus still answers."""
+        """Ends the requests that take longer than the drain may take, while the bus still answers."""
         await asyncio.sleep(limits.HAND_OVER_S)
         if self._streams is not None:
             self._streams.hand_over()
@@ -169,7 +169,7 @@ class GatewayService:
 
     async def _serve(self, actor: GatewayActor, listener: socket.socket) -> None:
         # Connections wait in the listening socket meanwhile. Otherwise a client that connects during the start would
-        # get an error about a missing service, although only its heartbeat has not arrived yet.
+        # get an error about a missing service, although only that service's first heartbeat has not arrived yet.
         await actor.first_heartbeats()
         await continue_batches(self._app)
         if (responses := self._recorded_responses()) is not None:

@@ -28,7 +28,7 @@ from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
 RUNNING_MAX = 8
-"""Copies that run at the same time; further ones are skipped."""
+"""Maximum number of copies that run at the same time; further ones are skipped."""
 _SHARES = 1_000_000
 
 
@@ -91,7 +91,7 @@ class ShadowTraffic:
             comparison.failed += 1
             log.info("the copy of %s failed: %s", actor.request.request_id, error.message)
             return
-        # From the sequences, because the updates lack the tokens with which a fork begins.
+        # The tokens are taken from the sequences, because the updates lack the tokens with which a fork begins.
         tokens = [(one.token_ids, other.token_ids) for one, other in zip(actor.sequences, copy.sequences, strict=True)]
         position = min((_first(*pair) for pair in tokens if pair[0] != pair[1]), default=None)
         if position is None:

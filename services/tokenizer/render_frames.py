@@ -20,7 +20,7 @@ class RenderSetup(msgspec.Struct, frozen=True, array_like=True):
 class RenderJob(msgspec.Struct, frozen=True, array_like=True):
     """One conversation to render. Answered by `Rendered`.
 
-    `messages` is a JSON list of objects and `variables` a JSON object: msgpack has no integers beyond 64 bits.
+    `messages` is a JSON list of objects and `variables` a JSON object, because msgpack has no integers beyond 64 bits.
     """
 
     messages: bytes

@@ -29,7 +29,7 @@ from shared.subjects import VISION_QUEUE
 log = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0
 WAITING_MAX = 16 * limits.VISION_JOBS_MAX
-"""Requests that wait for jobs; several may wait for the same one."""
+"""Maximum number of requests that wait for jobs; several requests may wait for the same job."""
 
 
 class FileEncoder(Protocol):

@@ -70,7 +70,7 @@ class VisionEncoder:
         """Digest of everything that affects an image's embeddings besides weights and file."""
         try:
             self.encode(Image.new("RGB", (64, 48)))
-        except Exception as error:  # whatever wrong arguments lead to
+        except Exception as error:  # wrong arguments may lead to any exception
             raise wrong_arguments(error) from error
 
     def encode_file(self, file: bytes) -> EncodedPicture:
@@ -133,7 +133,7 @@ def processor_arguments(directory: Path, config: Any, kwargs: Mapping[str, Any])
 
 
 def wrong_arguments(error: Exception) -> SettingsError:
-    """Returns what is told about arguments of the processor with which it fails."""
+    """Returns the error for arguments of the image processor with which it fails."""
     return SettingsError(f"--mm-processor-kwargs: no picture can be processed with them: {error}")
 
 

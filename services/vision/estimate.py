@@ -4,8 +4,8 @@
     reading    a file becomes pixels: the decoded picture, its copies, and the processor's arrays
     encoding   the activations of one layer for the largest picture; the layers use the same memory in turn
 
-A service encodes one picture at a time, and has the file of a second one meanwhile. How often a layer keeps a row of
-numbers for each patch at its peak follows from the modules of transformers (`_layer_bytes`).
+A service encodes one picture at a time, and has the file of a second one meanwhile. How many rows of numbers a layer
+keeps for each patch at its peak follows from the modules of transformers (`_layer_bytes`).
 """
 
 from collections.abc import Mapping
@@ -25,22 +25,23 @@ from shared.models.picture_models import check_takes_pictures, read_model_fields
 
 _COLOURS = 3
 _READING_BYTES, _KEPT_BYTES = 15, 4
-"""Bytes for each pixel of the file: two copies in 4 bytes and two in 3 while it is made smaller, which is more than
-while it is decoded, and a margin; one copy in 4 bytes until it is encoded."""
+"""Bytes for each pixel of the file. While the picture is made smaller, which needs more than decoding: two copies with
+4 bytes a pixel, two with 3, and a margin. Then, until the picture is encoded: one copy with 4 bytes a pixel."""
 _SCALING_BYTES, _SCALED_BYTES = 20, 4
-"""Bytes for each colour of each pixel that the encoder sees: two in float64 and one in float32 while the processor
-scales them, one in float32 when it has."""
+"""Bytes for each colour of each pixel that the encoder sees. While the processor scales the pixels: two copies in
+float64 and one in float32. Then: one copy in float32."""
 _MAPPED_BYTES, _FREED_ROWS = 32 * 2**20, 8
-"""The C library takes smaller arrays from its heap, which keeps pieces of freed ones: for each patch about so many rows
-as wide as the encoder. Larger arrays have pages of their own."""
+"""The C library takes arrays below the first number, in bytes, from its heap. The heap keeps pieces of freed arrays:
+for each patch, about the second number of rows that are as wide as the encoder. Larger arrays have pages of their
+own."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisionNeeds:
-    """What one image service needs, in bytes. `weights` and `step`, for one picture, are memory of its device.
+    """What one image service needs, in bytes. `weights`, and `step` for one picture: memory of the service's device.
 
-    `reading`: main memory in which a picture is decoded and processed. On a CPU `step` has it too, as the larger of
-    both. `kept`: main memory for the embeddings of the last pictures.
+    `reading`: main memory in which a picture is decoded and processed. On a CPU this is the same memory, so `step` is
+    the larger of the needs of reading and encoding. `kept`: main memory for the embeddings of the last pictures.
     """
 
     weights: int
@@ -64,7 +65,7 @@ def vision_needs(directory: Path, processor_kwargs: Mapping[str, Any], device: s
         encoding = patches * _layer_bytes(family, config.vision_config) + family.mask_bytes()
     except SettingsError:
         raise
-    except Exception as error:  # whatever wrong arguments lead to
+    except Exception as error:  # wrong arguments may lead to any exception
         raise wrong_arguments(error) from error
     weights = sum(tensor.nbytes for tensor in (*family.module.parameters(), *family.module.buffers()))
     files, pixels = limits.VISION_FILES_MAX * limits.IMAGE_BYTES_MAX, limits.IMAGE_PIXELS_MAX
@@ -79,17 +80,17 @@ def vision_needs(directory: Path, processor_kwargs: Mapping[str, Any], device: s
 
 
 def _values(vision: Any, patches: int) -> int:
-    """Returns how many numbers a picture of so many patches is for the encoder."""
+    """Returns how many numbers the encoder gets for a picture with this number of patches."""
     side = vision.patch_size if isinstance(vision.patch_size, int) else vision.patch_size[0]
     return patches * side * side * _COLOURS * getattr(vision, "temporal_patch_size", 1)
 
 
 def _layer_bytes(family: PictureFamily, vision: Any) -> int:
-    """Returns the bytes of a patch at the peak of a layer, or of the projection behind the layers if that is more.
+    """Returns the bytes for each patch at the peak of a layer, or of the projection after the layers if that is more.
 
     The encoder's input stays until its end, and a layer's input until the layer's end. Attention adds the norm,
     queries, keys, values, the attended values and the output: 8 rows as wide as the encoder. Rotation adds 4. An MLP
-    adds the residual, the norm and 2 rows of its own width, before and behind the activation; 3 if it is gated, or if
+    adds the residual, the norm and 2 rows of its own width, before and after the activation; 3 if it is gated, or if
     the activation is computed in steps (quick_gelu).
     """
     module = family.module

@@ -95,7 +95,7 @@ def target_sizes(d: DecoderDescription) -> dict[Place, tuple[int, int]]:
 def adapter_bytes(d: DecoderDescription, rank: int, itemsize: int) -> int:
     """Returns the memory in bytes of an adapter of this rank for all matrices, with elements of `itemsize` bytes.
 
-    Stacked matrices count the ranks of all their parts.
+    For a stacked matrix, the ranks of all its parts are counted.
     """
     parts = {"qkv": 3, "o": 1, "up": 2 if d.gated_mlp else 1, "down": 1}
     sizes = target_sizes(d).items()

@@ -40,7 +40,7 @@ _KINDS: Mapping[str, str] = {
     "modules_to_save": "it replaces whole modules",
     "bias": "it has biases",
 }
-"""Parts of tensor names, each with a description of unsupported tensors with that part."""
+"""Parts of the names of unsupported tensors; for each, the reason that is given when an adapter has such a tensor."""
 
 
 _Stamp = tuple[int, ...]
@@ -235,7 +235,7 @@ def _names(source: str) -> tuple[str, str]:
 
 
 def _sorted_heads(rows: Tensor, grouping: Grouping) -> Tensor:
-    """Reorders the rows of a fused projection that is grouped by key head, as the decoder's own weights are."""
+    """Reorders the rows of a fused projection that is grouped by key head, as is done with the decoder's weights."""
     heads = rows.view(grouping.num_groups, -1, grouping.head_dim, *rows.shape[1:])
     return torch.cat([part.flatten(0, 2) for part in (heads[:, :-2], heads[:, -2:-1], heads[:, -1:])])
 

@@ -68,7 +68,7 @@ class AdapterStep:
         return embeddings.index_copy(0, tokens, rows[:, : embeddings.shape[1]])
 
     def with_further(self, layer: int, hidden: Tensor) -> Tensor:
-        """Returns a layer's output [num_tokens, hidden] plus the images' embeddings for this layer."""
+        """Returns a layer's output [num_tokens, hidden] plus the pictures' embeddings for this layer."""
         if self._given is None:
             return hidden
         tokens, rows = self._given

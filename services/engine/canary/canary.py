@@ -1,4 +1,6 @@
-"""Runs the hidden sequence among the requests and compares each result with the golden one. Used by the step loop.
+"""Runs the hidden test sequence among the requests and compares each result with the golden value (`measure`).
+
+Used by the step loop.
 
 A run is due every `interval_s`, with or without requests. On an idle engine it runs alone; otherwise it shares steps
 with requests. Runs on an idle engine may take at most `COST_SHARE` of its time, so for a large model the interval is
@@ -18,7 +20,9 @@ from services.engine.core.request import Outcome, SequenceSpec
 log = logging.getLogger(__name__)
 COST_SHARE = 0.01
 STRIKES = 3
-"""On a backend without bit-equal results, an engine is faulty only if this many runs in a row differ."""
+"""On a backend without bit-equal results, an engine is faulty only if this many runs in a row give a different result
+than the golden value.
+"""
 URGENT_S = 2.0
 """A run that could not join for this long is scheduled before the requests, seconds."""
 
@@ -98,7 +102,7 @@ class Canary:
         return self._started_s is not None and (now_s - self._started_s > URGENT_S or bool(self._answers))
 
     def next(self, now_s: float) -> SequenceSpec | None:
-        """Returns the sequence if a run is due."""
+        """Returns the hidden sequence if a run is due; else None."""
         if self._due_s is None:
             self._due_s = now_s + self.interval_s
         if self._started_s is not None or (now_s < self._due_s and not self._asked):

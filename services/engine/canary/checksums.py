@@ -1,7 +1,7 @@
 """Checksums of the weights in host memory, which detect any changed bit.
 
-Rounding may hide a small change from the canary; a checksum detects it. Each portion is summed as unsigned 64-bit
-integers, so one changed bit, or any number of them in one word, always changes the sum.
+Rounding may hide a small change of the weights from the canary; a checksum detects it. Each portion is summed as
+unsigned 64-bit integers, so one changed bit, or any number of changed bits in one word, always changes the sum.
 """
 
 import ctypes

@@ -16,7 +16,9 @@ from shared.flags import SettingsError
 from shared.parameters.sampling import SamplingParams
 
 TIMING_S = 0.1
-"""The sequence is repeated for this long to measure its duration, because other processes may be busy at the start."""
+"""The sequence is repeated for this long, and its fastest run is its duration, because other processes may be busy at
+the start.
+"""
 BESIDE_MAX = 4
 """Number of other sequences in the check of batch invariance: enough to change the shapes of all matrix products."""
 

@@ -1,12 +1,12 @@
-"""The hidden sequence that each engine runs periodically, and the comparison of its results. Pure.
+"""The hidden sequence, a test that each engine runs periodically and no client sees; comparison of its results. Pure.
 
 The prompt's token ids are spread over the vocabulary. The sequence is greedy, and each of its log probabilities depends
 on the logits of the whole vocabulary, and so on every layer and every row of the language model head. For a model
 without a head the result is a vector.
 
-On a backend that is batch invariant a result must equal the golden one to the last bit. On any other backend, log
-probabilities may differ by up to `TOLERANCE`, and a token may differ if the golden value has two candidates within that
-tolerance.
+On a backend that is batch invariant, a result must equal the golden value (the expected result, computed at start) to
+the last bit. On any other backend, log probabilities may differ by up to `TOLERANCE`, and a token may differ if the
+golden value has two candidates within that tolerance.
 """
 
 import hashlib

@@ -44,7 +44,7 @@ from shared.parameters.pooling import check as check_pooling
 from shared.parameters.sampling import check_vocabulary
 
 HIDDEN_PRIORITY = -(2**64)
-"""Priority of the engine's own hidden sequence: before every priority that a request may have."""
+"""Priority of the engine's own test sequence (`SequenceSpec.hidden`): before every priority of a request."""
 
 
 class Core:
@@ -72,8 +72,8 @@ class Core:
         """The live members of each sequence group (sequences with a common prefix), by its name and cache salt."""
         self.beam_groups = BeamGroups(facts.block_size, facts.vocab_size)
         self.sequences: dict[str, Sequence] = {}
-        """The live sequences (added and not ended), by sequence id. Those of beam searches are not scheduled themselves
-        (see `beam_group`)."""
+        """The live sequences (added and not ended), by sequence id. For those of a beam search the scheduler computes
+        other sequences, the beams (see `beam_group`)."""
         self.hidden_outcomes: list[Outcome] = []
         """Outcomes of hidden sequences. The caller of `apply` clears the list."""
         self.failed: list[tuple[str, ServiceError]] = []
@@ -122,7 +122,7 @@ class Core:
             sequence.lookahead = Lookahead(self.num_speculative_tokens)
         self._num_added += 1
         if spec.hidden:
-            # Oldest of all: scheduled first once it runs, and preempted last.
+            # This makes it the oldest sequence of all: it is scheduled first once it runs, and preempted last.
             sequence.age = (HIDDEN_PRIORITY, 0, sequence.age[-1])
         if spec.sequence_group:
             sequence.siblings = self._groups.setdefault((spec.sequence_group, spec.cache_salt), [])
@@ -175,12 +175,13 @@ class Core:
     def schedule(self, now_s: float = 0.0) -> StepPlan:
         """Plans the next step. The plan is empty if there is nothing to compute; an empty plan must not be run.
 
-        `now_s` is the caller's clock in seconds, 0 if there is none. It is used for the scheduler delay, for batches
-        that gather and for deciding whether to draft tokens.
+        `now_s` is the caller's clock in seconds, 0 if there is none. It is used for the scheduler delay (`delay`), for
+        gathering batches (`batching`) and for deciding whether to draft tokens (`speculation`).
 
-        Every plan that is not empty must be run and applied, in order. The next step may be planned before that. It
-        then leaves out sequences with draft tokens in flight, because the tokens after these depend on the result; with
-        several pipeline stages, it also leaves out sequences whose next token is sampled by a plan in flight.
+        Every plan that is not empty must be run and applied, in order. The next step may be planned before the earlier
+        plans are applied. It then leaves out sequences with draft tokens in flight, because the tokens after the drafts
+        depend on the result; with several pipeline stages, it also leaves out sequences whose next token is sampled by
+        a plan in flight.
         """
         return self.scheduler.schedule(now_s)
 
@@ -191,7 +192,7 @@ class Core:
     def apply(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> list[Outcome]:
         """Applies a step's result. Returns one outcome for each live sequence with tokens or a vector, in plan order.
 
-        The sequences of a beam search get all their tokens when the search is over.
+        The sequences of a beam search have an outcome only when the search is over, with all their tokens.
 
         A sequence whose outcome has a finish reason has ended. Its row and blocks are free, or, if a later plan in
         flight contains the sequence, will be free when that plan is applied.
@@ -263,9 +264,9 @@ class Core:
         return tuple(name for name in self.beam_groups.joined(plan) if name not in hidden)
 
     def scheduled_sequences(self) -> list[Sequence]:
-        """Returns the sequences that the scheduler has: the live ones, with the beams of a search for its members.
+        """Returns the sequences that the scheduler has: the live ones, with a search's beams instead of its members.
 
-        Sequences that wait for KV are not among them.
+        Sequences that wait for the KV of another engine are not among them.
         """
         own = [one for one in self.sequences.values() if one.params.beam is None]
         own = [one for one in own if one.status is not Status.WAITING_FOR_KV]
@@ -308,7 +309,7 @@ class Core:
     def _take_tokens(
         self, sequence: Sequence, token_ids: tuple[int, ...], logprobs: tuple[SampledLogprobs, ...]
     ) -> Outcome:
-        # A later plan in flight assumed exactly one token.
+        # A later plan in flight that contains the sequence was made for exactly one new token.
         assert len(token_ids) == 1 or sequence.num_in_flight == 0, f"{sequence.sequence_id} was planned ahead"
         position = sequence.num_output_tokens
         verdict = _append(sequence, token_ids)
@@ -473,7 +474,7 @@ class Core:
                 picture.start >= end and 0 < picture.num_tokens - len(picture.plain) == picture.rows * picture.columns
             )
             end = picture.start + picture.num_tokens
-            # Equal keys mean equal KV, so with an empty key another image's KV would be found.
+            # Equal keys mean equal KV, so with an empty key another picture's KV would be found.
             whole = fits and end <= len(spec.prompt_token_ids) and bool(picture.key) and bool(picture.embeddings)
             _require(whole, "messages", "The pictures do not lie in the prompt as the request says.")
 
@@ -506,7 +507,7 @@ class Core:
         width, num_prompt = spec.params.beam.width, spec.num_prompt_tokens
         most = min(self.scheduler.num_rows, self.facts.vocab_size - len(rules.end_token_ids))
         _require(width <= most, "best_of", f"This engine runs at most {most} beams: lower 'best_of'.")
-        # All beams share the full blocks of the prompt. The last token of each is never computed.
+        # All beams share the full blocks of the prompt. The last token of each beam is never computed.
         num_shared = num_prompt // self.facts.block_size
         num_all = -(-(num_prompt + rules.max_tokens - 1) // self.facts.block_size)
         num_blocks = num_shared + width * (num_all - num_shared)
@@ -529,7 +530,7 @@ class Core:
 
 
 def _prompt_logprobs(sequence: Sequence) -> tuple[PromptLogprobs, ...]:
-    """Returns the log probabilities of the prompt, if the sequence asked for them, and drops them here."""
+    """Returns the log probabilities of the prompt, if the sequence asked for them, and removes them from it."""
     if sequence.params.prompt_logprobs is None:
         return ()
     first = PromptLogprobs(0, pack_ids(sequence.tokens[:1]), struct.pack("<f", math.nan))

@@ -76,7 +76,7 @@ class IdleLane:
         return tokens, blocks
 
     def num_blocks(self, pool: BlockPool) -> int:
-        """Returns how many blocks would be free if no idle sequence ran: those that only they hold."""
+        """Returns how many more blocks would be free if no idle sequence ran: those that only idle sequences hold."""
         held = Counter(block for one in self.running for block in one.block_table)
         return sum(count == pool.ref_count(block) for block, count in held.items())
 
@@ -96,7 +96,7 @@ class IdleLane:
         self.queue.push(sequence)
 
     def promote(self, now_s: float, waiting: WaitingQueue) -> None:
-        """Makes ordinary sequences of those whose time in the lane is over, whether running or waiting.
+        """Turns the sequences whose time in the lane is over into ordinary ones, whether they run or wait.
 
         `waiting`: the queue of the ordinary ones.
         """
@@ -118,8 +118,8 @@ class IdleLane:
             self.queue.withdraw(sequence)
         priority, arrival, number = sequence.age
         sequence.age, sequence.idle_until_s = (priority - IDLE_AGE, arrival, number), 0.0
-        # Its client was charged in the idle queue; from now on the client is charged for the whole output when that has
-        # ended.
+        # The client was charged for this sequence in the idle queue. In the ordinary queue it has not been charged yet;
+        # there it will have been charged for the whole output when the sequence has ended.
         sequence.num_charged_tokens = 0
         if runs:
             insort(self._running, sequence, key=_AGE)

@@ -78,7 +78,7 @@ def _check_references(core: Core) -> None:
 
 
 def _check_host(core: Core) -> None:
-    """Each used host block is held by one load or waiting sequence, which has as many as its host tokens need."""
+    """Each used host block is held by one load or waiting sequence. A sequence has as many as its host tokens need."""
     held = Counter(core.transfers.host_blocks())
     for sequence in core.scheduled_sequences():
         held.update(sequence.host_blocks)

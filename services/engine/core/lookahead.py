@@ -29,7 +29,7 @@ class Lookahead:
         self._rest = 0
         self._blanks = 0
         self._latest: dict[int, int] = {}
-        """Maps a token pair to the index after its latest occurrence; occurrences at the very end are not entered."""
+        """Maps a token pair to the index after its latest occurrence. A pair at the end of the tokens has no entry."""
         self._earlier = array("I", (0, 0))
         """For each such index, the index after the previous occurrence of the same pair; 0 if there is none."""
 

@@ -38,9 +38,11 @@ longer and all sequences wait longer, with hardly more throughput. A worker that
 
 
 PROMPT_LOGPROBS_BYTES = 32 * 2**20
-"""Maximum bytes of logits in a step for log probabilities of prompts. Longer prompts with them take more steps."""
+"""Maximum bytes of logits in a step for log probabilities of prompts. A longer prompt with them takes more steps."""
 PROMPT_LOGPROBS_ROWS_MAX = 256
-"""Maximum number of such prompt tokens in a step, for small vocabularies: more tokens are hardly faster."""
+"""Maximum number of prompt tokens with log probabilities in a step. It is the lower limit for small vocabularies; with
+more tokens in a step, a prompt would hardly be faster.
+"""
 
 
 def prompt_logprob_rows(vocab_size: int) -> int:
@@ -54,7 +56,7 @@ def default_batched_tokens(on_cpu: bool, max_num_seqs: int) -> int:
 
 
 class PlacedPicture(msgspec.Struct, frozen=True, eq=False):
-    """A picture in a prompt, as tokens [start, start + num_tokens) of it.
+    """A picture in a prompt: tokens [start, start + num_tokens) of the prompt.
 
     `rows` and `columns`: how the embedded tokens lie in the picture, row by row. `embeddings`: those of these tokens,
     in order, [rows * columns, width] numbers of the type `dtype` (as torch names it) as bytes. `width` is hidden * (1 +
@@ -71,7 +73,7 @@ class PlacedPicture(msgspec.Struct, frozen=True, eq=False):
     embeddings: bytes
     dtype: str
     plain: tuple[int, ...] = ()
-    """Positions among the image's tokens that use the embedding of their own token id, not one of the image."""
+    """Positions among the picture's tokens that use the embedding of their own token id, not one of the picture."""
 
 
 class NewSequence(msgspec.Struct, frozen=True):
@@ -220,13 +222,13 @@ class EngineFacts:
     max_rows: int | None = None
     """Maximum number of sequences for which the worker has memory; None: `--max-num-seqs`."""
     takes_pictures: bool = False
-    """Whether prompts may contain images."""
+    """Whether prompts may contain pictures."""
     mutual_pictures: bool = False
     """Whether the tokens of a picture attend to each other in both directions. Then a step must contain all tokens of
-    an image.
+    the picture.
     """
     num_stages: int = 1
-    """Number of pipeline stages. With several stages, as many plans are computed at the same time, so a plan cannot
+    """Number of pipeline stages. With several stages, that many plans are computed at the same time, so a plan cannot
     contain a token that another plan in flight samples.
     """
     variant_because: str = ""
@@ -248,7 +250,7 @@ class CoreLimits:
     enable_prefix_caching: bool = True
     enable_chunked_prefill: bool = True
     kv_cache_ratio: float | None = None
-    """Maximum share of KV blocks in use after a sequence joins while others run; None: all blocks."""
+    """Maximum share of the KV blocks that may be in use after a sequence joins running ones; None: all blocks."""
     scheduler_delay_factor: float = 0.0
     """Factor of the wait between admissions; see `delay`."""
     num_speculative_tokens: int = 0
@@ -264,7 +266,7 @@ class CoreLimits:
     max_prompt_adapters: int = 0
     """As `max_loras`, for prompt adapters."""
     has_hidden_row: bool = False
-    """Whether the worker has one row more than `max_num_seqs`, for the engine's hidden sequence."""
+    """Whether the worker has one row more than `max_num_seqs`, for the hidden sequence (`SequenceSpec.hidden`)."""
 
     def step_tokens(self, num_running: int, num_proposers: int) -> int:
         """Returns the token budget of a step with `num_running` sequences, of which `num_proposers` may get drafts."""

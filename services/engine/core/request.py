@@ -45,8 +45,8 @@ class SequenceSpec:
     sequence_group: str = ""
     """Sequences of one group and cache salt share the KV of their common prefix while they run. Empty: no group."""
     client: str = ""
-    """Name of the client; clients share the engine by their weights, see `waiting`. Empty: no client. With clients,
-    `priority` orders only the sequences of one client.
+    """Name of the client; clients share the engine by their weights, see `waiting`. Empty: no client. `priority` orders
+    only the sequences of one client.
     """
     client_weight: float = 1.0
     client_priority: int = 0
@@ -65,7 +65,9 @@ class SequenceSpec:
     pictures: tuple[PlacedPicture, ...] = ()
     """The pictures of the prompt, in order. Not together with a prompt adapter."""
     hidden: bool = False
-    """The engine's own test sequence (`canary`), see `scheduler`: always computed, never counted or reported."""
+    """Whether this is the hidden sequence, with which the engine tests itself (`canary`); see `scheduler`. It reuses no
+    KV and is neither counted nor reported.
+    """
     idle_until_s: float = 0.0
     """Time of the caller's clock until which the sequence is in the idle lane (`idle_lane`), where other sequences
     preempt it; 0: it is an ordinary sequence.

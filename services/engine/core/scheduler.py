@@ -1,31 +1,34 @@
 """The scheduling policy: which sequences compute which tokens in the next step.
 
 There is no prefill phase and no decode phase. Each sequence has a number of known tokens and a number of scheduled
-tokens, and each step schedules some of the difference under one token budget. This covers chunked prefill, prefix hits,
-preemption and resumption. Running sequences are scheduled first, oldest first; then waiting sequences join (get a row)
-in queue order while there are rows, KV blocks and budget. No waiting sequence overtakes the head of the queue. If a
-running sequence finds no free block, the youngest one is preempted: its blocks are freed, and it waits again and later
-is loaded from the host's memory or recomputed (`swap`). The oldest sequence therefore always progresses.
+tokens, and each step schedules some of the tokens that are known but not scheduled, as many as one token budget allows.
+This covers chunked prefill, prefix hits, preemption and resumption. Running sequences are scheduled first, oldest
+first; then waiting sequences join (get a row of the worker's batch) in queue order while there are rows, KV blocks and
+budget. No waiting sequence overtakes the head of the queue. If a running sequence finds no free block, the youngest
+running sequence is preempted: its blocks are freed, it waits again, and later its KV is loaded from the host's memory
+or recomputed (`swap`). The oldest sequence therefore always progresses.
 
 Steps may be planned ahead: `schedule` treats plans in flight as if they had been applied, and the worker takes tokens
 that the core does not know yet from its own row. A sequence's row and blocks are freed only when no plan in flight
-contains the sequence. A sequence in flight is not preempted; planning waits for it instead. When a plan is applied, its
-effect on a sequence is read from the plan itself, so the scheduler keeps no record of earlier plans.
+contains the sequence. A sequence in flight is not preempted: the sequence that lacks blocks, and all younger ones, are
+left out of the plan instead. When a plan is applied, its effect on a sequence is read from the plan itself, so the
+scheduler keeps no record of earlier plans.
 
-With several pipeline stages, plans in flight are computed at the same time, so they have different sequences: a
-sequence is left out while its next token is sampled in flight, and each plan takes an equal part of those that decode
-(`step_draft.part_of`), oldest first. Parts of one prompt may follow each other, as each stage computes plans in order.
+With several pipeline stages, plans in flight are computed at the same time, so they have different sequences: a plan
+leaves out sequences whose next token is sampled by a plan in flight, and takes an equal part of the decoding sequences
+(`step_draft.part_of`), oldest first. Chunks of one prompt may be in successive plans, as each stage computes the plans
+in order.
 
 The beams of a beam search (`beam_group`) are scheduled like other sequences, but join and are preempted together: the
 leader waits until there are rows for all of them, and a preempted search begins anew with its leader alone. For a
 sequence with log probabilities of its prompt, the whole prompt is computed, in chunks whose logits have a bounded size.
 
-The engine's own hidden sequence (`canary`) has a reserved row and does not queue. It joins when a step has budget for
-its whole prompt, or before all others once it is `urgent`. It is not counted. Other sequences may be preempted to get
-blocks for it, as for any older sequence.
+The hidden sequence, with which the engine tests itself (`canary`), has a reserved row and does not queue. It joins when
+a step has budget for its whole prompt, or before all others once it is `urgent`. It is not counted as a running
+sequence. Other sequences may be preempted to get blocks for it, as for any older sequence.
 
-Idle sequences (`idle_lane`) are scheduled after all others in each step, which may preempt them. Newcomers may get a
-step without the others (`newcomers`).
+Idle sequences (`idle_lane`) are scheduled after all others in each step, and the others may preempt them. Newcomers
+(waiting sequences of a client with few running ones) may get a step without the running sequences (`newcomers`).
 
 Not here: stop conditions and results (`core`), and the reuse of KV by joining sequences (`reuse`). Called by `core`.
 """
@@ -102,7 +105,7 @@ class Scheduler:
         self.batches = BatchGate(limits.max_batch_size, limits.batch_wait_timeout)
         self._tally = tally
         self.preempted: list[str] = []
-        """Ids of the sequences preempted since the list was last cleared, which the step loop does."""
+        """Ids of the sequences preempted since the step loop last cleared the list."""
         self._shortage: Shortage | None = None
         self._head_went_first = False
 
@@ -176,11 +179,11 @@ class Scheduler:
         self._speculation.step_ended(step, now_s, num_accepted)
 
     def apply_result(self, share: ScheduledSequence, num_given: int) -> Sequence:
-        """Applies the result of one scheduled sequence of the oldest plan in flight, which got `num_given` tokens.
+        """Applies the result of one scheduled sequence of the oldest plan in flight.
 
-        Returns the sequence. If it is finished and no other plan in flight contains it, its row and blocks are freed.
-        Rejected draft tokens count as never scheduled; the blocks that were added for them stay in the block table for
-        later tokens.
+        `num_given`: number of tokens that the sequence got. Returns the sequence. If it is finished and no other plan
+        in flight contains it, its row and blocks are freed. Rejected draft tokens count as never scheduled; the blocks
+        that were added for them stay in the block table for later tokens.
         """
         sequence = self.rows[share.row]
         sequence.num_in_flight -= 1

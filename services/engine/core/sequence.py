@@ -68,7 +68,8 @@ class Sequence:
     age: tuple[int, int, int]
     """Priority, arrival, order of `add`. The sequence with the smaller tuple runs first and is preempted last.
 
-    The priority is the client's, because clients choose the priorities of their own sequences.
+    If the sequence has a client, the priority is the client's, because clients choose the priorities of their own
+    sequences.
     """
     cache_salt: bytes
     sequence_group: str
@@ -191,8 +192,8 @@ class Sequence:
         """Number of tokens that the next plan can compute.
 
         0 while draft tokens are in flight, or if the tokens in flight reach the sequence's maximum length. Also 0 while
-        the next tokens of a beam are in flight, because they may continue another beam, and while the next token is,
-        if the sequence `waits_for_tokens`.
+        a beam's next token is in flight, because that token may continue another beam; and, for a sequence that
+        `waits_for_tokens`, while its next token is in flight.
         """
         if self.num_drafted_tokens or (self.num_pending_tokens and (self.waits_for_tokens or self.beams)):
             return 0
@@ -229,11 +230,11 @@ class Sequence:
         self.num_pending_tokens = 0
 
     def uncut(self, start: int, num_tokens: int) -> int:
-        """Returns how many tokens from `start` on a step with room for `num_tokens` computes, so that no image is cut.
+        """Returns how many tokens from `start` on a step computes, so that no picture is cut.
 
-        If the tokens would end inside an image that must not be cut, the step computes only those before the image. If
-        there are none before it, the step computes the whole image, even beyond its budget, so that the sequence
-        progresses.
+        The step has room for `num_tokens`. If these would end inside a picture that must not be cut, the step computes
+        only the tokens before the picture. If there are none before it, the step computes the whole picture, even
+        beyond its budget, so that the sequence progresses.
         """
         end = start + num_tokens
         for picture in self.pictures if self.whole_pictures and num_tokens > 0 else ():

@@ -13,7 +13,7 @@ takes most of a step's time, and two smaller plans would read them twice.
 
 
 def part_of(num_sequences: int, num_stages: int) -> int:
-    """Returns how many of these sequences a plan may have, so that the plans in flight have equal parts of them."""
+    """Returns how many of the decoding sequences a plan may have, so that the plans in flight have equal parts."""
     return num_sequences if num_stages == 1 else max(PART_MIN, -(-num_sequences // num_stages))
 
 
@@ -21,8 +21,8 @@ def part_of(num_sequences: int, num_stages: int) -> int:
 class StepDraft:
     """The tokens that are scheduled so far, and the rest of the budget.
 
-    `budget` is the number of tokens that may still be scheduled, `prompt_logprobs` the number of those after which log
-    probabilities of a prompt may be reported.
+    `budget` is the number of tokens that may still be scheduled; `prompt_logprobs` is the number of prompt tokens after
+    which log probabilities may still be reported.
     """
 
     step: int

@@ -64,8 +64,8 @@ def rules_for(
     """Returns the rules of a sequence whose prompt and output together may have `max_model_len` tokens.
 
     `eos_token_ids`: the model's end tokens. A grammar allows an end token only after a complete output, and then
-    nothing else, so the sequence ends there in spite of `min_tokens` and `ignore_eos`. Output of a free grammar can
-    continue, so the worker does not sample an end token before `min_tokens`.
+    nothing else, so the sequence ends there in spite of `min_tokens` and `ignore_eos`. Output of a free grammar
+    (`Grammar.is_free`) can always continue, so the worker does not sample an end token before `min_tokens`.
     """
     grammar = params.grammar
     return StopRules(

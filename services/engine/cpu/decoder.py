@@ -39,7 +39,7 @@ from services.engine.worker.loading.parameters import Matrix, ParameterReader, m
 logger = logging.getLogger(__name__)
 
 HEAD_DIM_MAX = 576
-"""That of DeepSeek's rows of latents."""
+"""Largest supported head dimension: that of DeepSeek's rows of latents."""
 _CPU = torch.device("cpu")
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 """The 8-bit types of the KV cache, in the order of the library's enumeration, where the model's type comes first."""
@@ -82,7 +82,7 @@ class NativeDecoder:
         self.model = library.new(make_spec(description, dtype, block_size, threads, lora, cache_dtype))
         self._kept: list[Tensor] = []
         self.weights: list[WeightMemory] = []
-        """The matrices and tables in memory. What is missing, vectors of the layers, is small."""
+        """The matrices and tables in memory. The vectors of the layers are left out, because they are small."""
         self._caches: dict[int, tuple[Tensor, ...]] = {}
         with ParameterReader(model_dir, description, layout, dtype, _CPU, form) as reader:
             self._load(reader)
@@ -127,7 +127,8 @@ class NativeDecoder:
         if reader.has("positions"):
             self._table(-1, "positions", reader.tensor("positions"))
         self._norm(reader, -1, "final_norm", "final_norm")
-        embedding = cache(lambda: reader.tensor("embedding"))  # The reader counts what it reads.
+        # Read once, because the reader counts the bytes that it reads.
+        embedding = cache(lambda: reader.tensor("embedding"))
         as_it_is = self._matrix(-1, "head", 0, lambda: self._head(reader, embedding), _bias(reader, "head"))
         if not (as_it_is and d.tied_embeddings and not d.normalised_head):
             self._table(-1, "embedding", embedding())
@@ -171,7 +172,7 @@ class NativeDecoder:
             self._vector(layer, "sinks", reader.exact(f"{prefix}.sinks") * math.log2(math.e))
 
     def _load_latents(self, reader: ParameterReader, layer: int, shape: LatentAttention) -> None:
-        """Passes the matrices of each head: those that queries and what is attended are multiplied by."""
+        """Passes the norms of the latents, and for each head the matrices of `_Heads.key` and `_Heads.value`."""
         prefix, heads = f"layers.{layer}", self.description.num_heads
         for name in _LATENT_NORMS:
             if reader.has(f"{prefix}.{name}"):
@@ -222,7 +223,7 @@ class NativeDecoder:
         return not piece.quantized
 
     def _pack(self, layer: int, name: str, expert: int, weight: Matrix, bias: int) -> Piece:
-        """Packs a matrix with the bias at this address by the library, and returns the packed form."""
+        """Has the library pack a matrix with the bias at the address `bias`. Returns the packed form."""
         quantized = isinstance(weight, QuantizedWeight) and weight.kind in NATIVE_KINDS
         if isinstance(weight, QuantizedWeight) and not quantized:
             self._made_plain.append(name if layer < 0 else f"layers.{layer}.{name}")
@@ -273,9 +274,9 @@ class _Experts:
 
 
 class _Heads:
-    """The matrices that make keys and values of latents, which are one parameter [heads * (nope + value), rank].
+    """The matrices that compute keys and values from latents, which are one parameter [heads * (nope + value), rank].
 
-    It is read when the first head's are requested.
+    It is read when the matrices of the first head are requested.
     """
 
     def __init__(self, read: Callable[[], Tensor], count: int, nope_dim: int) -> None:
@@ -283,11 +284,11 @@ class _Heads:
         self._weights: Sequence[Tensor] = ()
 
     def key(self, head: int) -> Tensor:
-        """Returns the matrix [rank, nope] that makes a query of rows."""
+        """Returns the matrix [rank, nope] that converts a head's query to a query for latents."""
         return self._of(head)[: self._nope_dim].t()
 
     def value(self, head: int) -> Tensor:
-        """Returns the matrix [value, rank] that makes a value of a latent."""
+        """Returns the matrix [value, rank] that computes a head's value from a latent."""
         return self._of(head)[self._nope_dim :]
 
     def _of(self, head: int) -> Tensor:

@@ -6,8 +6,8 @@ p = min(32, block_size), u = min(64, block_size), e = min(t, u):
     keys    [blocks, kv_heads, block_size / p, width / t, p tokens, t dimensions]
     values  [blocks, kv_heads, block_size / u, width / 32, u / e, 32 dimensions, e tokens]
 
-Of latents there are keys only. Engines with the same panels exchange them as they are (`OwnForm`), the others convert
-blocks.
+With latent attention there are only keys. Engines with the same panels exchange them as they are (`OwnForm`); other
+engines convert blocks.
 """
 
 import numpy as np
@@ -25,14 +25,14 @@ _NUMBERS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 """Unsigned types by size in bytes."""
 _TERMS = {torch.float32: 1, torch.bfloat16: 2}
 _FORM = "panels 1"
-"""Name of this order of the numbers: to be changed together with it. The number of terms is added."""
+"""Name of this order of the numbers, to be changed when the order changes. `t` (`_TERMS`) is appended to the name."""
 Numbers = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
 
 
 class PanelMemory:
     """A `KvMemory` of the C++ backend. `head_dim` is without the padding; `dtype` is the model's type.
 
-    `native`: the library's copy; None: numpy copies.
+    `native`: the C++ library's function that copies blocks; None: numpy copies them.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Finds the compiled library for this process, or compiles it and keeps it for the next start.
 
-Libraries that an image or an installation compiled in advance are in a directory next to the sources. Other libraries
-are kept in the user's cache, and only used if no other user could have written them: the directory and all its parents
-must belong to this user or root. If there is no such directory, the library is compiled into a temporary one for this
-process alone. Called by the CPU worker and by `__main__`.
+Libraries that the build of a container image or an installation compiled in advance are in a directory next to the
+sources. Other libraries are kept in the user's cache directory, and only used if no other user could have written them:
+the directory and all its parents must belong to this user or root. If there is no such directory, the library is
+compiled into a temporary one for this process alone. Called by the CPU worker and by `__main__`.
 """
 
 import logging
@@ -23,7 +23,7 @@ from services.engine.cpu.native import Library
 from shared.cache_dirs import is_private, is_usable, user_directory
 
 if TYPE_CHECKING:
-    # This module is also imported where images are built, without numpy.
+    # This module is also imported where container images are built, without numpy.
     from services.engine.kv.pieces import NativeCopy
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,10 @@ def load_library(asked_cache: str = "") -> Library:
 
 
 def compiled_copy() -> "NativeCopy | None":
-    """Returns the copy of blocks of a compiled library, for workers without one; None without one. Compiles nothing."""
+    """Returns a compiled library's function that copies blocks, for workers that use no library; None without one.
+
+    Compiles nothing.
+    """
     for variant in usable_variants():
         library = _found(variant, cache_directory(""))
         if library is not None and library.usable():
@@ -106,7 +109,7 @@ def _made(variant: Variant, cache: Path | None) -> Library:
     """Compiles into the cache, or into a temporary directory if others can write the cache. Raises `CompileError`."""
     if cache is not None and is_usable(cache):
         logger.info("compiling the CPU backend for %s, once", variant.name)
-        # A library that is already there could not be loaded.
+        # If a library is already there, it could not be loaded.
         (cache / library_name(variant)).unlink(missing_ok=True)
         return Library(make_library(variant, cache))
     logger.info("compiling the CPU backend for %s: %s cannot keep it for the next start", variant.name, cache)

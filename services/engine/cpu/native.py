@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    # This module is also imported where images are built, without torch.
+    # This module is also imported where container images are built, without torch.
     from services.engine.quantization.weight import QuantizedWeight, WeightKind
 
 
@@ -217,7 +217,7 @@ class NativeModel:
     def __init__(self, library: Library, handle: int) -> None:
         self._library, self._handle = library, handle
         self._free = weakref.finalize(self, library.call, "free", handle)
-        self._free.atexit = False  # the system frees what an ending process has
+        self._free.atexit = False  # when the process ends, the system frees its memory
 
     def set_matrix(self, layer: int, name: str, expert: int, address: int, shape: tuple[int, int], bias: int) -> None:
         """Packs and copies a weight [out, in] with its float32 bias."""

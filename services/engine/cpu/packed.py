@@ -1,9 +1,9 @@
 """A file of packed weights, which a later start maps and reads in place.
 
-Such a start packs nothing and allocates no memory for its weights, and the engines of a machine share the file's pages
-in the system's page cache. The file's name contains a hash of everything that its contents depend on. The file is in a
-directory where no other user can write, and is renamed into place only when it is complete. Only the latest file of a
-model is kept. Called by the decoder while it loads; a thread writes the file later.
+A start with such a file packs nothing and allocates no memory for its weights, and the engines of a machine share the
+file's pages in the system's page cache. The file's name contains a hash of everything that its contents depend on. The
+file is in a directory where no other user can write, and is renamed into place only when it is complete. Only the
+latest file of a model is kept. Called by the decoder while it loads; a thread writes the file later.
 
     length of the header, 8 bytes, little endian | header, msgpack | matrices, each aligned to ALIGNMENT
 """
@@ -139,7 +139,7 @@ class WeightCache:
     def keep(self, pieces: Iterable[Piece], owner: object) -> None:
         """Starts a thread that writes these matrices after start-up. Their memory must stay valid until `close`.
 
-        `owner` has this memory and must not free it before; the thread keeps it alive.
+        `owner` is the object that holds this memory. The thread refers to it, so that it is not freed before.
         """
         self._thread = threading.Thread(target=self._write, args=(list(pieces), owner), name="weights", daemon=True)
         self._thread.start()

@@ -1,4 +1,4 @@
-"""Messages that send adapters from the first rank, which reads them, to the others: matrix by matrix, in float32.
+"""Messages that send adapters from the first rank, which reads their files, to the others: by matrix, in float32.
 
 Each rank gets its own part (`adapters.shards`) and needs no files. A rank keeps an adapter until the first rank tells
 it to drop it. The messages are sent over `channel`, before the plans that use the adapters.
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 class AdapterMatrix(msgspec.Struct, frozen=True, tag=True):
-    """One matrix of an adapter, whose last message is `AdapterComplete`: `a` [rank, inputs] and `b` [outputs, rank].
+    """The adapter's matrices for one matrix of the model: `a` [rank, inputs] and `b` [outputs, rank].
 
-    `blocks`: see `adapters.delta.Block`.
+    `blocks`: see `adapters.delta.Block`. After all matrices of an adapter, `AdapterComplete` is sent.
     """
 
     version: str

@@ -1,7 +1,7 @@
 """Messages between the first rank of an engine and its other ranks: length-prefixed msgpack over a socket.
 
 The socket is one of a pair between processes of one machine, and a TCP connection between machines (`joining`). The
-first rank sends the address at which the ranks meet, then plans, grammars, adapters and embeddings of images; the
+first rank sends the address at which the ranks meet, then plans, grammars, adapters and embeddings of pictures; the
 others answer each plan with a digest of their result. Blocking; used by `multiproc` and `rank`.
 """
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """Command: meet the other ranks, and load the model for `max_num_seqs` sequences, hidden ones included."""
+    """Command: meet the other ranks, and load the model for `max_num_seqs` sequences, the hidden one included."""
 
     meeting: Meeting
     max_num_seqs: int
@@ -38,7 +38,7 @@ class RunPlan(msgspec.Struct, frozen=True, tag=True):
 
 
 class Collect(msgspec.Struct, frozen=True, tag=True):
-    """Command: collect the oldest plan that the first rank has not collected yet, unless it is already collected."""
+    """Command: collect the oldest plan that the first rank has not collected, unless this rank has collected it."""
 
 
 class CompileGrammar(msgspec.Struct, frozen=True, tag=True):

@@ -56,7 +56,7 @@ class Executor(Protocol):
 
     @property
     def adapters(self) -> AdapterLibrary | None:
-        """Returns the LoRA adapters of the worker, from any thread; None without `--enable-lora`."""
+        """Returns the library of the worker's adapters; None without `--enable-lora`. May be called from any thread."""
         ...
 
     def watch(self, wake: Callable[[], None]) -> None:

@@ -2,10 +2,10 @@
 
 The first rank's worker runs in this process, the others in processes of their own (`rank`), on this machine or others
 (`starting`). Each plan is sent to all ranks. Their workers exchange partial sums and hidden states; the first rank's
-result is returned. With pipeline stages, as many plans as stages are in flight, each in another stage; all ranks launch
-and collect them in the first rank's order (`rank`). Every rank samples the tokens itself; after each step it is checked
-that all results are equal. If a rank ends or its result differs, the engine ends, and its sequences continue on another
-engine.
+result is returned. With pipeline stages, as many plans are in flight as there are stages, each plan in another stage;
+all ranks launch and collect them in the first rank's order (`rank`). Every rank samples the tokens itself; after each
+step the first rank checks that all results are equal. If a rank ends or its result differs, the engine ends, and its
+sequences continue on another engine.
 """
 
 from __future__ import annotations

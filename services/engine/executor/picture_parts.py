@@ -1,8 +1,8 @@
-"""Messages that send embeddings of images from the first rank, which reads them, to the ranks of its pipeline stage.
+"""Messages that send embeddings of pictures from the first rank, which reads them, to the ranks of its pipeline stage.
 
 Only the first stage computes token embeddings, so the other stages get plans without embeddings. A picture's embeddings
-are sent once before the plan whose new sequences have it, in parts that are much smaller than the largest message, and
-a rank keeps them until that plan. Messages of `channel`.
+are sent once, before the plan whose new sequences have the picture, in parts that are much smaller than the largest
+message. A rank keeps the parts until that plan. The messages are sent over `channel`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ class EmbeddingsPart(msgspec.Struct, frozen=True, tag=True):
 
 
 def parts_of(plan: StepPlan, part_bytes: int = PART_BYTES) -> Iterator[EmbeddingsPart]:
-    """Yields the messages that send a rank the embeddings of a plan's images; equal images are sent once."""
+    """Yields the messages that send a rank the embeddings of a plan's pictures; equal pictures are sent once."""
     for key, embeddings in {each.key: each.embeddings for each in _pictures(plan)}.items():
         for start in range(0, len(embeddings), part_bytes):
             yield EmbeddingsPart(key, embeddings[start : start + part_bytes])
@@ -35,7 +35,7 @@ def without_embeddings(plan: StepPlan) -> StepPlan:
 
 
 class EmbeddingsReceiver:
-    """Receives the embeddings of a plan's images on a rank, and puts them into the plan."""
+    """Receives the embeddings of a plan's pictures on a rank, and puts them into the plan."""
 
     def __init__(self) -> None:
         self._parts: dict[bytes, bytearray] = {}

@@ -1,7 +1,7 @@
 """The other ranks of an engine, as its first rank sees them, and a watch that detects their end.
 
-A rank is a process that this one has started, or one of another machine that has joined. `RankWatch` detects the end of
-a rank even while no message is sent to it.
+A rank is a process that this process has started, or a process of another machine that has joined. `RankWatch` detects
+the end of a rank even while no message is sent to it.
 """
 
 import contextlib

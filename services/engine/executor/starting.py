@@ -57,7 +57,7 @@ def _on_this_machine(settings: EngineSettings, directory: Path) -> Started:
 
 
 def _over_machines(settings: EngineSettings) -> Started:
-    """Waits for the ranks of the other machines, and then starts those of this one, the head."""
+    """Waits for the ranks of the other machines, and then starts the ranks of this machine, the head."""
     machines, size = find_machines(settings), world_size(settings)
     if not machines.is_head:
         raise SettingsError(

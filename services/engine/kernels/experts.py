@@ -5,8 +5,9 @@
     logits [n, experts] → scores in float32: their softmax, or the sigmoid of each
     weights: the k largest scores, divided by their sum if `normalise`, times a scale
 
-A correction [experts] is added to the scores only for the selection (arXiv 2408.15664). With groups (arXiv 2412.19437)
-the experts are selected from the groups with the highest sums of their best scores, usually two.
+A correction [experts] is added to the scores only for the selection (arXiv 2408.15664). With groups (arXiv 2412.19437),
+each group has the sum of its best scores, usually the best two, and the experts are selected from the groups with the
+highest sums.
 
 The plain reference: tokens are grouped by expert, and each expert multiplies its group once. Called by the expert MLP.
 """

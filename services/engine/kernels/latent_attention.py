@@ -9,8 +9,8 @@ two ways to compute this:
 
     absorbed   q · W_key c = (W_keyᵀ q) · c: rows are keys and values of one head that all query heads share, and
                W_value is applied to the attention output. Rows are used directly, without conversion
-    expanded   keys and values of each head are computed from the rows, which is more work per row and less per
-               pair of a query and a row. Cheaper for tiles with many queries (`expands`)
+    expanded   keys and values of each head are computed from the rows, which is more work for each row and less for
+               each pair of a query and a row. It is cheaper for tiles with many queries (`expands`)
 
 The sequences of a step are planned by `paged_attention.plan_attention`. Called by the decoder's latent attention.
 """

@@ -5,11 +5,11 @@
     queries                  [num_tokens, heads, head_dim]; query head h reads key head h // (heads / kv_heads)
     keys, values             [num_tokens, kv_heads, head_dim], the step's own
 
-A query at position p sees keys at positions [max(0, p - window + 1), p], and in a span of tokens that attend to each
-other (`Spans`) also those up to the end of the span. With a soft cap a score s becomes
-cap · tanh(s / cap) before the mask. A sink (arXiv 2309.17453) is one more score of a head, with a value of zero: it
-takes a part of the softmax's sum. Linear biases (ALiBi, arXiv 2108.12409) add slope · (key position - p); they are
-part of the masks. There are two kinds of sequences:
+A query at position p sees keys at positions [max(0, p - window + 1), p]. A query in a span of tokens that attend to
+each other (`Spans`) also sees the keys up to the end of the span. With a soft cap a score s becomes cap · tanh(s / cap)
+before the mask. A sink (arXiv 2309.17453) is one more score of a head, with a value of zero: it takes a part of the
+softmax's sum. Linear biases (ALiBi, arXiv 2108.12409) add slope · (key position - p); they are part of the masks. There
+are two kinds of sequences:
 
     decode   one query token. Sequences of similar length are gathered into one padded batch. The query heads that share
              a key head are placed on the query axis of the batch, so that keys need not be repeated for each head
@@ -43,8 +43,8 @@ GATHER_BYTES_MAX = 4 * 2**20
 
 Integers = NDArray[np.int64]
 Spans = Sequence[tuple[int, int]]
-"""Positions [start, end) of a sequence whose tokens attend to each other in both directions, such as those of an image,
-in order. A step contains the rest of a span completely or not at all; earlier tokens are in the cache.
+"""Positions [start, end) of a sequence whose tokens attend to each other in both directions, such as those of a
+picture, in order. A step has all tokens of a span that are not in the cache yet, or none of them.
 """
 
 
@@ -130,7 +130,7 @@ def paged_attention(
 ) -> Tensor:
     """Returns the attention output [num_tokens, heads, head_dim]. The step's keys and values must be in the caches.
 
-    Keys and values may be the same: then the key cache is passed for both.
+    If keys and values are the same, the key cache is passed for both.
     """
     if len(batch.decodes) == 1 and batch.decodes[0].tokens is None:
         return _decode(queries, key_cache, value_cache, batch.decodes[0], scores)
@@ -306,7 +306,7 @@ def _chunk(
 
 
 def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns x rounded to the cache's type, as later steps read it, so that results do not depend on prompt chunks."""
+    """Returns x rounded to the cache's type, as later steps read it, so that the chunks of a prompt do not matter."""
     return as_stored(x, dtype).to(x.dtype)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SAMPLING: Final = 0
-"""Purpose of the draw that chooses a token. Other uses of randomness for the same token need other numbers."""
+"""Purpose of the draw that chooses a token. Another use of randomness for the same token needs another purpose."""
 
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))

@@ -20,7 +20,7 @@ from torch.nn import functional
 HEAD_CANDIDATES = 256
 """Number of most likely tokens that are sorted, unless top-k needs more.
 
-They usually contain the whole nucleus (top-p); the other rows are searched in full.
+They usually contain the whole nucleus (top-p) of a row; rows with a larger nucleus are searched in full.
 """
 _DRAW_BLOCK = 512
 """Tokens in a block of the draw, which first finds the block and then the token."""

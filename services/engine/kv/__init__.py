@@ -5,7 +5,7 @@ pieces         copies of blocks to and from contiguous memory, with their checks
 wire           the messages on a connection
 channel        a connection for messages and blocks
 shared_memory  memory that engines of one machine share, for several transfers
-sender         the blocks that this engine has computed for others
+sender         serves the blocks that this engine has computed for others
 receiver       one load: fetches blocks, checks them, writes them to host blocks
 connector      the interface for the step loop: runs sender and receivers on a separate thread
 """

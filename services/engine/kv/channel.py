@@ -24,7 +24,7 @@ class Channel:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
         self._ahead = bytearray()
-        """What was read and belongs to nothing yet."""
+        """Bytes that were read from the connection but belong to no returned header or block yet."""
 
     async def send(self, header: Header, data: Bytes | None = None) -> None:
         """Sends a header and the bytes that follow it. Raises OSError."""
@@ -87,7 +87,7 @@ class Channel:
         return length
 
     def _frame(self) -> bytes:
-        """Takes the next header, which has been read, from what was read."""
+        """Removes the next header from the bytes that were read, and returns it."""
         end = LENGTH_BYTES + self._length()
         found = bytes(self._ahead[LENGTH_BYTES:end])
         del self._ahead[:end]

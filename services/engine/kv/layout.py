@@ -43,8 +43,8 @@ class KvLayout(msgspec.Struct, frozen=True, array_like=True):
 class OwnForm:
     """Whole blocks as they are in a backend's cache, which engines with the same cache exchange without a conversion.
 
-    Engines whose forms have the same name, and whose layouts are equal, have the same bytes for the same block. The
-    tokens after those of the block may be anything.
+    Engines whose forms have the same name, and whose layouts are equal, have the same bytes for the same block. In a
+    partly filled block, the bytes after its tokens may have any value.
     """
 
     name: str

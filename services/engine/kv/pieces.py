@@ -48,7 +48,7 @@ class PiecedBlocks:
     def read(self, block: int, out: Bytes) -> int:
         """Copies the beginnings of a block's pieces to `out`, one after the other. Returns the checksum of `out`.
 
-        Each is as long as `out`, which is contiguous, has room for.
+        `out` is contiguous and as long as all beginnings together; these are of equal length.
         """
         flat = out.reshape(-1)
         if self._native is not None:

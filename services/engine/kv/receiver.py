@@ -53,7 +53,7 @@ class _Load:
         self._is_shared = False
         """Whether the sender has opened the shared memory."""
         self._taken: list[int] = []
-        """Places whose blocks have been written, of which the sender does not know yet."""
+        """Places of the shared memory whose blocks have been written, which the sender has not been told yet."""
 
     @property
     def num_leading(self) -> int:
@@ -69,7 +69,7 @@ class _Load:
             await channel.send(self._fetch())
             await self._receive_all(channel)
             if self._shared is not None and self._is_shared:
-                # Only now: the sender of a transfer that has failed might still write.
+                # Given back only after success: the sender of a failed transfer might still write to it.
                 self._pool.give_back(address, self._shared)
                 self._shared = None
         finally:
@@ -136,7 +136,7 @@ class _Load:
             self._taken.append(block.place)
 
     async def _answer(self, channel: Channel) -> None:
-        """Tells the sender which places are free: those of several small blocks at once, if more blocks are here."""
+        """Tells the sender which places are free. If further blocks have arrived, small ones are answered together."""
         is_last = len(self._written) == len(self._order.hashes) or not channel.has_header
         num_bytes = len(self._taken) * place_bytes(self._memory)
         if self._taken and (is_last or num_bytes >= limits.KV_BATCH_BYTES):

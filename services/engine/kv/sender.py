@@ -48,7 +48,7 @@ class Sender:
         self._exports: dict[str, _Export] = {}
         self._pool = SenderPool()
         self._announced = asyncio.Event()
-        """Set, and replaced by a new one, when a transfer is announced."""
+        """The event that is set when the next transfer is announced; it is then replaced by a new one."""
 
     def take(self, meta: KvMeta) -> None:
         """Records announced transfers, saved blocks and dropped transfers."""
@@ -70,7 +70,7 @@ class Sender:
             self._fail(export, reason)
 
     def expire(self) -> None:
-        """Frees the blocks of transfers that no engine fetches, and drops transfers and memory of long ago."""
+        """Frees the blocks of transfers that no engine fetches, and drops old transfers and old shared memory."""
         self._pool.expire()
         now = asyncio.get_running_loop().time()
         for transfer_id, export in list(self._exports.items()):
@@ -121,7 +121,7 @@ class Sender:
         return export
 
     async def _send_in(self, channel: Channel, fetch: Fetch, export: _Export) -> None:
-        """Sends all blocks, in the memory that the receiver shares if it can be used."""
+        """Sends all blocks in the memory that the receiver shares, or over the connection if that cannot be used."""
         own = self._memory.own
         if own is not None and own.name != fetch.form:
             own = None
@@ -237,7 +237,7 @@ class _Sending:
         return self._own is not None
 
     def _read(self, block: int, num_tokens: int, data: Bytes) -> int:
-        """Copies a block, of which nothing is read afterwards. Returns the checksum."""
+        """Copies a block, which is not read again afterwards. Returns the checksum."""
         try:
             if self._own is not None:
                 return self._own.cache.read(block, data)

@@ -29,7 +29,7 @@ STALE_S = 60.0
 MARK_BYTES = 64
 """Number of bytes at the beginning of shared memory, for a hash of the transfer's name."""
 _START = mmap.PAGESIZE
-"""Where the first place begins: at a page, so that copies are as fast as they can be."""
+"""Where the first place begins: at the boundary of a page, so that copies are as fast as they can be."""
 
 
 class SharedMemory:
@@ -183,7 +183,7 @@ class SenderPool:
         self.expire()
 
     def expire(self) -> None:
-        """Frees memory that no receiver offers any more: it keeps memory for half of this time."""
+        """Frees memory that no receiver offers any more: a receiver keeps memory for only half as long."""
         now, names = time.monotonic(), list(self._kept)
         for number, name in enumerate(names):
             used_at, shared = self._kept[name]

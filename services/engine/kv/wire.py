@@ -29,7 +29,7 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
     shared: str = ""
     """Name of shared memory with `num_places` places of `place_bytes` bytes; empty: none.
 
-    It begins with a hash of `transfer_id`, by which the sender sees that it is the same memory."""
+    The memory begins with a hash of `transfer_id`, by which the sender sees that it has opened the right memory."""
     num_places: int = 0
     place_bytes: int = 0
     form: str = ""

@@ -191,8 +191,8 @@ def rope_parameters(config: Config, head_dim: int) -> tuple[RopeParameters, int]
 def _longrope(config: Config, fields: Config, rotary_dim: int, theta: float) -> tuple[RopeParameters, int]:
     """Returns longrope for the original context, and that context's length.
 
-    The original context has its own divisors (`short_factor`). For longer contexts the rotation of all positions would
-    change.
+    The original context has its own divisors (`short_factor`). Longer contexts are not supported, because with them the
+    rotation of all positions would change.
     """
     divisors = fields.get("short_factor")
     if not isinstance(divisors, list) or len(divisors) != rotary_dim // 2:

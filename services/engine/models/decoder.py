@@ -62,7 +62,7 @@ class DecoderWeights:
 class LanguageModel(Protocol):
     """The interface of a model for the worker.
 
-    The methods write the step's keys and values; ids, positions [num_tokens].
+    The methods write the step's keys and values to the cache. `ids` and `positions` are [num_tokens].
     """
 
     @property
@@ -120,7 +120,7 @@ class Stage(Protocol):
         ...
 
     def from_last(self, hidden: Tensor) -> Tensor:
-        """Returns the last stage's tensor; the others pass one of the same shape."""
+        """Returns the last stage's tensor; the other stages pass a tensor of the same shape."""
         ...
 
 
@@ -215,7 +215,7 @@ class Decoder:
         return F.embedding(ids, self._weights.embedding)
 
     def _with_virtual(self, embeddings: Tensor) -> Tensor:
-        """Returns the scaled embeddings [num_tokens, hidden] with virtual tokens, which this class does not have."""
+        """Returns the scaled embeddings [num_tokens, hidden]. A subclass inserts the embeddings of virtual tokens."""
         return embeddings
 
     def embed(self, ids: Tensor, positions: Tensor) -> Tensor:

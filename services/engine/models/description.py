@@ -49,8 +49,8 @@ class RopeParameters:
     divisors: tuple[float, ...] = ()
     """Longrope: the divisor of each frequency."""
     sections: tuple[int, ...] = ()
-    """For a model with images (M-RoPE): how many frequencies, in order, use a token's position in time, its row and its
-    column. Empty: all use the same position. For text all three positions are equal.
+    """For a model with pictures (M-RoPE): how many frequencies, in order, use a token's position in time, its row and
+    its column. Empty: all frequencies use the same position. For text all three positions are equal.
     """
     interleaved_sections: bool = False
     """Whether the frequencies of the three sections alternate, instead of one section following the other."""
@@ -184,7 +184,7 @@ class DecoderDescription:
     """Row of position 0 in the position embedding table."""
     embedding_scale: float = 1.0
     rounded_embedding_scale: bool = True
-    """Whether the scale is rounded to the type that is computed with, as it was when the checkpoints were trained."""
+    """Whether the embeddings' scale is rounded to the compute data type, as it was when checkpoints were trained."""
     sliding_windows: tuple[int | None, ...] = ()
     """For each layer, the number of tokens that a query sees, itself included; None: all tokens up to itself."""
     tied_embeddings: bool = False
@@ -205,9 +205,9 @@ class DecoderDescription:
     """
 
     mutual_pictures: bool = False
-    """Whether the tokens of an image attend to all tokens of this image, also to later ones."""
+    """Whether the tokens of a picture attend to all tokens of this picture, also to later ones."""
     picture_layers: int = 0
-    """Number of first layers to whose outputs further embeddings of an image's tokens are added."""
+    """Number of first layers to whose outputs further embeddings of a picture's tokens are added."""
 
     def __post_init__(self) -> None:
         assert self.num_heads % self.num_kv_heads == 0

@@ -21,7 +21,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Row order of a fused query-key-value projection that is grouped by key head: its queries, its key, its value."""
+    """Row order of a fused query-key-value projection: for each key head, its queries, then its key, then its value."""
 
     num_groups: int
     head_dim: int
@@ -36,14 +36,14 @@ class Parameter:
     transposed: bool = False
     """Whether the checkpoint stores [in, out]."""
     grouping: Grouping | None = None
-    """How the checkpoint's rows are grouped; None: they are all queries, all keys, all values, as the decoder's."""
+    """How the checkpoint's rows are grouped; None: in the decoder's order: all queries, then all keys, all values."""
     stacked: bool = False
     """Whether the tensor has a first dimension for experts, [experts, …]; the rows of all experts are joined."""
     alternating: bool = False
-    """Of a stacked tensor: whether gates are the even rows of an expert and their partners the odd ones, where the
-    decoder has all gates first."""
+    """For a stacked tensor: whether the even rows of an expert are gates and the odd rows the ups that belong to them.
+    The decoder's matrix has all gates first."""
     experts: int = 0
-    """How many experts the tensors are of, as many tensors for each; 0: of no expert, or all in one tensor."""
+    """Number of experts among which the tensors are divided equally; 0: no experts, or all experts in one tensor."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 from services.engine.quantization.weight import QuantizedWeight
 
 _PACKING_ROWS = 512
-"""Number of rows of x for which the blocked layout is chosen. It works with any number, without being slower."""
+"""Number of rows of x for which the blocked layout is chosen. Other numbers of rows work too and are not slower."""
 
 
 class Linear(Protocol):

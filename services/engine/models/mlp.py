@@ -2,7 +2,7 @@
 
 GatedMlp   down(act(gate) · up),  [gate | up] = gate_up(x)
 PlainMlp   down(act(up(x)))
-ExpertMlp  the weighted sum of the selected experts, plus the shared expert, times its gate if it has one
+ExpertMlp  the weighted sum of the selected experts, plus the shared expert's output (times its gate, if it has one)
 
 Called by the decoder.
 """
@@ -89,7 +89,7 @@ class SharedExpert:
 class ExactRouter:
     """A router whose product is computed in float32, independent of the type of x.
 
-    `product`: with its weight [experts, hidden] float32.
+    `product`: the product with the router's weight [experts, hidden] float32.
     """
 
     product: Linear

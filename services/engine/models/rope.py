@@ -39,7 +39,7 @@ def axes_of(rope: RopeParameters) -> Tensor:
     if rope.interleaved_sections:
         turns = torch.arange(rope.rotary_dim // 2)
         axes = turns % len(sections)
-        # After the end of a section, its places use the position in time.
+        # The sections take turns; a frequency at the turn of a section that has ended uses the position in time.
         return torch.where(turns < torch.tensor(sections)[axes] * len(sections), axes, 0)
     return torch.repeat_interleave(torch.arange(len(sections)), torch.tensor(sections))
 

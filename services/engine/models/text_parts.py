@@ -1,4 +1,4 @@
-"""Decoders of multimodal checkpoints that are the same as the decoder of another family, except for images.
+"""Decoders of multimodal checkpoints that are the same as the decoder of another family, except for pictures.
 
 The decoder's fields are in `text_config`, and its tensors have another prefix. The tensors of encoder and projection
 are skipped: `services/vision` runs them (`shared.models.picture_models`).
@@ -83,7 +83,8 @@ class TextPart:
     kinds: tuple[str, ...]
     """Types of decoders that were compared with transformers."""
     pictures: Callable[[Config, Mapping[str, Any], DecoderDescription], DecoderDescription] | None = None
-    """Function that adds to the description what images need in the decoder, given the config and the decoder's fields.
+    """Function that adds to the description what pictures need in the decoder. It gets the config and the decoder's
+    fields.
     """
 
     def describe(self, config: Config) -> DecoderDescription:
@@ -116,7 +117,7 @@ class TextPart:
 
 
 def _unscaled_context(fields: Mapping[str, Any]) -> int | None:
-    """Returns the number of positions up to which Ministral 3 does not scale queries by position; None: all."""
+    """Returns up to which number of positions Ministral 3 does not scale queries by position; None: it never does."""
     scaling = {**(fields.get("rope_scaling") or {}), **(fields.get("rope_parameters") or {})}
     if not scaling.get("llama_4_scaling_beta"):
         return None
@@ -128,7 +129,7 @@ def _gemma3_pictures(config: Config, fields: Mapping[str, Any], text: DecoderDes
 
 
 def _qwen3_vl_pictures(config: Config, fields: Mapping[str, Any], text: DecoderDescription) -> DecoderDescription:
-    """Adds the sections of rotary positions, which take turns, and the number of layers that pictures add to."""
+    """Adds the alternating sections of rotary positions, and the number of layers that pictures add embeddings to."""
     rope = replace(_in_sections(text, fields, _QWEN3_VL_SECTIONS), interleaved_sections=True)
     levels = (config.get("vision_config") or {}).get("deepstack_visual_indexes", _QWEN3_VL_LEVELS)
     return replace(text, rope=rope, picture_layers=len(levels))

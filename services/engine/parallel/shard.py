@@ -1,8 +1,8 @@
 """The part of a model that one rank has.
 
-    tensor parallel     a rank has some heads and some of the inner columns of each MLP. The matrices before them (qkv,
-                        up) are split by rows, those after them (o, down) by columns, and the latter's results are
-                        summed
+    tensor parallel     a rank has some heads and some of the inner columns of each MLP. The matrices that compute these
+                        (qkv, up) are split by rows, those that read them (o, down) by columns, and the results of
+                        matrices that are split by columns are summed over the ranks
     pipeline parallel   a rank has some consecutive layers. Hidden states go from rank to rank
 
 Embeddings, head, routers, norms and the latents of latent attention are replicated on each rank. Pure: descriptions and

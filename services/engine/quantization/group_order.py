@@ -1,8 +1,8 @@
 """The order in which the inputs of a matrix are stored so that those that share a scale lie side by side.
 
 GPTQ with activation order rounds the most important inputs first and groups them in that order, so a group has inputs
-from all over the matrix. Products need groups in one stretch: the columns of the matrix are sorted by group while it is
-loaded, and each product reads its inputs in the same order. Called by `formats.grouped` and `weight`.
+from all over the matrix. Products need the columns of a group side by side: the columns of the matrix are sorted by
+group while it is loaded, and each product reads its inputs in the same order. Called by `formats.grouped` and `weight`.
 """
 
 import math
@@ -29,10 +29,11 @@ class GroupOrder:
 
 
 def group_order(groups: Tensor, size: int, multiple: int) -> GroupOrder:
-    """Returns the order for inputs of which `groups` [in] int64 names each one's group.
+    """Returns the order for inputs whose groups are `groups` [in] int64.
 
-    If all groups but one have `size` inputs, a multiple of `multiple`, blocks are these groups. Otherwise (part of a
-    matrix, of which each group has some inputs) every group is padded to a multiple of `multiple` columns.
+    If `size` is a multiple of `multiple` and all groups but one have `size` inputs, each block is one of these groups.
+    Otherwise (for a part of a matrix, which has only some inputs of each group) every group is padded to a multiple of
+    `multiple` columns.
     """
     counts = torch.bincount(groups)
     short = (counts > 0) & (counts != size)

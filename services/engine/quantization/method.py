@@ -1,4 +1,4 @@
-"""The interface of a quantization method of checkpoints, which store each linear layer as several tensors.
+"""The interface of a quantization method of prepared checkpoints, which store each linear layer as several tensors.
 
 A method lists the tensors that make up the weight of a module, and builds the weight from them. It neither opens files
 nor depends on model families. Implemented in `formats`; called by the checkpoint reader

@@ -44,7 +44,7 @@ NF4_LEVELS = (
 def quantize_int8(
     weight: Tensor, kind: Literal["int8", "int8_dynamic"] = "int8", group_size: int = 0
 ) -> QuantizedWeight:
-    """Quantizes with one scale per output, its largest weight being 127. A weight's error is at most half a scale.
+    """Quantizes with one scale per output, whose largest weight becomes 127. A weight's error is at most half a scale.
 
     With a group size (kind int8 only), each group of this many inputs has its own scale.
     """
@@ -86,7 +86,7 @@ def quantize_nf4(weight: Tensor, group_size: int = 64) -> QuantizedWeight:
 
 
 def quantize_fp8(weight: Tensor) -> QuantizedWeight:
-    """Quantizes to float8_e4m3 with one scale per output, its largest weight being 448."""
+    """Quantizes to float8_e4m3 with one scale per output, whose largest weight becomes 448."""
     wide = weight.to(torch.float32)
     scales = _scale(wide.abs().amax(dim=1) / _FP8_MAX)
     values = (wide / scales[:, None]).clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)

@@ -45,7 +45,7 @@ class QuantizedWeight:
     """Number of inputs that share a scale, a multiple of 32 (int8: of 16) or at least `in`. int8, fp8: 0 for one
     group."""
     zeros: Tensor | None = None
-    """Zero points [out, groups]. int8 with groups; int4: on the scale 0 … 15, or on that of `levels` if given."""
+    """Zero points [out, groups], for int8 with groups and int4. int4: in the unit of values 0 … 15 or of `levels`."""
     levels: Tensor | None = None
     """int4: the 16 numbers that the values represent. None: 0 … 15 with `zeros`, -8 … 7 without.
 
@@ -56,8 +56,9 @@ class QuantizedWeight:
     order: Tensor | None = None
     """With groups: the input of each column of `values`, int32 [columns]; -1 for padding. None: columns are the inputs.
 
-    Each input has one column. Groups have stretches of columns; see `group_order`. [parts, columns]: as many parts of
-    equal height have orders of their own. Products need a single order; `chunk` divides the parts (experts)."""
+    Each input has one column, and the columns of a group are side by side; see `group_order`. [parts, columns]: the
+    matrix consists of parts of equal height (experts), each with an order of its own. A product needs a single order,
+    so `chunk` separates the parts before."""
 
     def __post_init__(self) -> None:
         """Raises ValueError if shapes or types of the parts do not match."""
@@ -110,7 +111,10 @@ class QuantizedWeight:
         return self._mapped(lambda part: part.to(device), lambda shared: shared.to(device))
 
     def rows(self, index: Tensor | slice) -> "QuantizedWeight":
-        """Returns some of the rows (outputs), in the given order. Of parts with orders, as many rows of each."""
+        """Returns some of the rows (outputs), in the given order.
+
+        If parts have orders of their own, there must be equally many rows of each chosen part.
+        """
         found = self._mapped(lambda part: part[index].contiguous(), lambda shared: shared)
         if not self.has_parts or self.order is None:
             return found
@@ -123,8 +127,8 @@ class QuantizedWeight:
         """Returns the columns (inputs) from `first` up to `last`.
 
         Groups that the bounds cut become several smaller groups with the same scale. The result is plain float32 if
-        those would be too short, if padding them would take more memory than plain weights, or if parts have orders of
-        their own.
+        the smaller groups would be too short, if padding them would take more memory than plain weights, or if parts
+        have orders of their own.
         """
         if self.has_parts:
             return self.dequantized()[:, first:last].contiguous()
@@ -193,7 +197,7 @@ class QuantizedWeight:
         return numbers * self.scales[:, groups]
 
     def in_8_bits(self, size: int) -> "QuantizedWeight":
-        """Returns the same weight of kind int8 in groups of `size`, a divisor of the group size. It has no levels."""
+        """Returns the same weight of kind int8 in groups of `size`, a divisor of the group size. Not with `levels`."""
         finer = self._regrouped(size)
         if self.kind == "int8":
             return finer
@@ -280,10 +284,10 @@ def pack_nibbles(values: Tensor) -> Tensor:
 def stack(parts: Sequence[QuantizedWeight], products: int = 1) -> QuantizedWeight | None:
     """Returns the weights on top of each other, [sum of out, in]; None if they are not quantized alike.
 
-    Weights with zero points and weights without, which means the middle of the range, are alike. Weights of 4 and of 8
-    bits, or in groups of different sizes, become weights of 8 bits in groups of a common size. Weights whose inputs are
-    in different orders are not alike, since a product reads its inputs in one order. `products`: how many products
-    the weights are for, as many of them for each (the experts of a layer).
+    Weights with zero points and weights without them (their zero point is the middle of the range) count as alike.
+    Weights of 4 and of 8 bits, or in groups of different sizes, become weights of 8 bits in groups of a common size.
+    Weights whose inputs are in different orders are not alike, since a product reads its inputs in one order.
+    `products`: number of products (the experts of a layer) for which the weights are, equally many for each.
     """
     if len({(part.kind, part.group_size) for part in parts}) > 1:
         parts = _in_8_bits(parts)

@@ -1,7 +1,7 @@
 """The quantization tool: writes a quantized checkpoint of a model, which this server and others can load.
 
     job          the options of a run
-    plan         which matrices are quantized, in which groups; what must divide by the tensor-parallel degree
+    plan         which matrices are quantized, in which groups; whether the tensor-parallel degree can divide them
     text         calibration and held-out tokens
     layer        one layer's forward pass, and statistics of its matrices' inputs
     algorithms   weight_only_int8, smooth_quant, awq, gptq: a layer's tensors → the tensors to store

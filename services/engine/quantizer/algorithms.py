@@ -5,8 +5,8 @@
     awq               AWQ (arXiv 2306.00978): searches channel factors and clipped ranges with the least output error
     gptq              GPTQ (arXiv 2210.17323): the error of a column is compensated by the columns that follow
 
-Errors are measured with the products of inputs: an error D of a matrix changes its outputs by tr(D P Dᵀ), summed over
-the calibration tokens. Called by the loop.
+Errors are measured with the products P of inputs (`Statistics.products`): the squared error of the outputs that an
+error D of a matrix causes, summed over the calibration tokens, is tr(D P Dᵀ). Called by `run`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -90,8 +90,8 @@ def seldom_chosen(sites: Sites, plan: Plan, layer: int) -> int:
 def _products(site: Site, sites: Sites, width: int) -> Tensor:
     """Returns the products of a matrix's inputs, for its error.
 
-    For an expert with few tokens, its first matrices use the products of all tokens; for its second matrix there are no
-    usable products, so errors are not compensated.
+    For an expert with few tokens, its first matrices (gate and up) use the products of all tokens; for its second
+    matrix (down) there are no usable products, so errors are not compensated.
     """
     own = sites.get(site)
     if site.expert is None or _is_enough(own):

@@ -22,7 +22,7 @@ _STEPS, _LEAST = 10, 0.6
 def gptq_rounded(
     weight: Tensor, products: Tensor, size: int, dtype: torch.dtype, *, activation_order: bool = False
 ) -> Rounded:
-    """Returns [out, in] float32 in 4 bits with symmetric groups of `size` inputs. `products`: see `Statistics`.
+    """Rounds `weight` [out, in] float32 to 4 bits in symmetric groups of `size` inputs. `products`: see `Statistics`.
 
     Raises ArithmeticError if the products are not positive definite even with damping.
     """

@@ -61,7 +61,7 @@ def stored_scales(scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def int8(weight: Tensor, dtype: torch.dtype) -> Rounded:
-    """Rounds [out, in] float32 with one scale per output, its largest weight being 127."""
+    """Rounds [out, in] float32 with one scale per output, whose largest weight becomes 127."""
     scales = stored_scales(weight.abs().amax(dim=1, keepdim=True) / INT8_MAX, dtype)
     values = (weight / scales).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
     return Rounded(values, scales.to(dtype))
@@ -74,7 +74,7 @@ def with_zeros(low: Tensor, high: Tensor, dtype: torch.dtype) -> Ranges:
 
 
 def symmetric(largest: Tensor, dtype: torch.dtype) -> Ranges:
-    """Returns ranges of -8 … 7 scales, 7.5 scales being the largest weight."""
+    """Returns ranges from -8 to 7 scales; `largest`, the largest weight of each range, equals 7.5 scales."""
     scales = stored_scales(largest * 2 / INT4_MAX, dtype)
     return Ranges(scales, torch.full_like(scales, INT4_MIDDLE))
 

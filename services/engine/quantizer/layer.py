@@ -1,7 +1,7 @@
 """One layer's forward pass over whole sequences, in float32, with statistics of its matrices' inputs.
 
-The pass is the engine's own decoder with a single layer, so every family computes the same as in serving. Called by the
-loop.
+The pass is the engine's own decoder with a single layer, so every family computes the same as in serving. Called by
+`run`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +75,7 @@ class Statistics:
     total: Tensor
     """[in]: the sum of absolute values."""
     products: Tensor
-    """[in, in]: xᵀ x, the sum over tokens. Divided by `count`, it measures errors of outputs: tr(D P Dᵀ)."""
+    """[in, in]: P = xᵀ x, the sum over tokens. tr(D P Dᵀ) / `count` measures the output error for an error D."""
     count: int = 0
 
     @classmethod
@@ -93,7 +93,7 @@ class Statistics:
 
 
 class Layer:
-    """A layer that can be run. `tensors` are those of a checkpoint by name; with a method they are quantized."""
+    """A layer that can be run. `tensors` are those of a checkpoint by name, quantized ones if `method` is given."""
 
     def __init__(self, plan: Plan, index: int, tensors: Mapping[str, Tensor], method: PreparedMethod | None) -> None:
         """Raises ServiceError if the tensors do not fit the model."""
@@ -165,7 +165,7 @@ def _linear_of_experts(mlp: ExpertMlp, name: str, expert: int | None) -> Linear:
     if expert is not None:
         return (mlp.gate_up if name == "experts.up" else mlp.down)[expert]
     if name == "experts.up":
-        # The router reads every token, as all experts together do.
+        # The input of all experts together is that of the router, which reads every token.
         router = mlp.parts.router
         return router.product if isinstance(router, ExactRouter) else router
     assert mlp.parts.shared is not None

@@ -1,7 +1,7 @@
 """The tensors of a quantized matrix in the file formats, and the `quantization_config` of config.json.
 
 The layouts are those of compressed-tensors (8 bits), AutoAWQ and GPTQ; `services/engine/quantization/formats` documents
-and reads them. Called by the algorithms and the loop.
+and reads them. Called by the algorithms and by `run`.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The parts of a model outside of its layers: embedding, last norm, output head. Called by the loop."""
+"""The parts of a model outside of its layers: embedding, last norm, output head. Called by `run`."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from services.engine.models.operations import TORCH_OPERATIONS
 from services.engine.quantizer.plan import Plan
 
 _ROWS = 8192
-"""Rows of the output head that are made float32 at a time."""
+"""Rows of the output head that are converted to float32 at a time."""
 
 
 class OuterParts:

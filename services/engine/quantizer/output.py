@@ -1,7 +1,7 @@
 """The files of a quantized model: one shard for each layer, an index, and the small files of the original.
 
 Shards are written under another name and then renamed, so every existing shard is complete. While a run is unfinished,
-`PARTIAL` contains its options; a later run with the same options and input reuses the shards. Called by the loop.
+`PARTIAL` contains its options; a later run with the same options and input reuses the shards. Called by `run`.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Selects the matrices to quantize, determines their inputs (sites), and checks that they can be split over devices.
 
 A site is the input of one or several matrices of a layer: q, k and v have the same input. Statistics and factors belong
-to sites. Called by the loop (`run`) and the algorithms.
+to sites. Called by `run` and the algorithms.
 """
 
 from dataclasses import dataclass
@@ -71,7 +71,8 @@ class Plan:
     def watched(self, layer: int) -> tuple[Site, ...]:
         """Returns the sites of which the algorithm needs statistics.
 
-        SmoothQuant needs none of single experts. GPTQ needs the tokens of each expert, for both of its matrices.
+        SmoothQuant needs no statistics of single experts. GPTQ needs those of each expert's tokens, for both of its
+        matrices.
         """
         sites = self.sites(layer)
         if self.algorithm == "smooth_quant":

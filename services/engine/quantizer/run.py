@@ -1,7 +1,7 @@
 """Quantizes a model layer by layer, and measures the loss of quality. Called by `antiphon quantize`.
 
     for each layer: read it, run the calibration tokens through it, round it, write its shard; then run the held-out
-    tokens through the layer as it was and as it was written
+    tokens through the original layer and through the rounded one
 
 A finished shard of an interrupted run is read instead of computed, so the result is the same.
 """
@@ -57,7 +57,7 @@ class Report:
     bytes_before: int
     bytes_after: int = 0
     perplexity_before: float | None = None
-    """On held-out text; None if the model has no output head or no tokenizer."""
+    """Perplexity of the original model on held-out text; None if the model has no output head or no tokenizer."""
     perplexity_after: float | None = None
     errors: list[float] = field(default_factory=list)
     """For each layer, the size of the change of its output relative to what the layer adds to its input."""
@@ -165,7 +165,7 @@ class _Run:
     def _read(
         self, checkpoint: Checkpoint, parameters: tuple[Parameter, ...]
     ) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """Returns the tensors of parameters float32 by their names in the files, and those names by the layout's."""
+        """Returns the tensors of parameters (float32) by their names in the files, and these names by layout name."""
         tensors: dict[str, Tensor] = {}
         names: dict[str, str] = {}
         for parameter in parameters:

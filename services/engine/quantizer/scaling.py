@@ -99,7 +99,8 @@ class LayerTensors:
         offset = 1.0 if self.plan.description.norm == "rms_plus_one" else 0.0
         before = weight + offset
         after = (before / factors - offset).to(self._dtype).float() + offset
-        # The factors by which the rounded norm really divides, so that the product does not change.
+        # The norm's weight is rounded, so it divides by slightly different factors. The matrices are multiplied by
+        # these, so that the product does not change.
         exact = torch.where((before != 0) & (after != 0), before / torch.where(after != 0, after, 1.0), factors)
         weight.copy_(after - offset)
         bias = self.parameters.get(f"{name}.bias")

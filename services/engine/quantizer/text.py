@@ -64,7 +64,8 @@ def batches_of_file(path: Path, description: DecoderDescription) -> list[Tensor]
 def _batches(model_dir: Path, description: DecoderDescription, text: Path, count: int) -> list[Tensor]:
     try:
         codec = load_codec(model_dir)
-        # If every text starts with a special token, each sequence gets it too: models use it as an attention sink.
+        # If the tokenizer begins every text with a special token, each sequence begins with it too, because models use
+        # it as an attention sink.
         start = codec.encode([""], add_special_tokens=True)[0][:1]
         ids = codec.encode([text.read_text(encoding="utf-8")], add_special_tokens=False)[0]
     except ServiceError as error:

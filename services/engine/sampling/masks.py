@@ -57,7 +57,7 @@ def of_bytes(packed: bytes, vocab_size: int) -> Mask:
 
 @functools.lru_cache(maxsize=8)
 def _every(vocab_size: int) -> Mask:
-    """Returns `all_tokens`, read-only: a mask is made for every row of every step."""
+    """Returns `all_tokens`, cached and read-only, because a mask is made for every row of every step."""
     mask = all_tokens(vocab_size)
     mask.flags.writeable = False
     return mask

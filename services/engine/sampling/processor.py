@@ -32,7 +32,7 @@ class Adjustment:
 
 
 class LogitsProcessor(Protocol):
-    """One parameter of one sequence. Made when the sequence joins, with its prompt and output so far."""
+    """Applies one parameter of one sequence. Made when the sequence joins, with its prompt and output so far."""
 
     needs_tokens: bool
     """Whether an adjustment depends on earlier sampled tokens, which must then be known first."""

@@ -13,7 +13,7 @@ from shared.parameters.grammar import Grammar
 from shared.parameters.sampling import SamplingParams
 
 MakeGrammar = Callable[[Grammar], LogitsProcessor]
-"""Returns a processor for a grammar at its start."""
+"""Returns a processor for a grammar in its initial state."""
 
 
 def processors_of(
@@ -44,7 +44,8 @@ def processors_of(
         end_token_ids = sorted(eos_token_ids.union(end_token_ids))
         if grammar.is_free and params.ignore_eos:
             found.append(MinTokens(params.max_tokens, sorted(eos_token_ids), vocab_size))
-    # A complete output allows only an end token, so a grammar takes precedence over `min_tokens` unless it is free.
+    # After a complete output only an end token is allowed, so a grammar takes precedence over `min_tokens`, unless its
+    # output can always continue (`is_free`).
     if params.min_tokens and (grammar is None or grammar.is_free):
         found.append(MinTokens(params.min_tokens, end_token_ids, vocab_size))
     for processor in found:
@@ -107,7 +108,7 @@ class MinTokens:
 class BadWords:
     """Forbids sequences of tokens in the output.
 
-    The last token of a sequence is forbidden where the output ends with the tokens before it.
+    The last token of such a sequence is forbidden whenever the output ends with all its other tokens.
     """
 
     def __init__(self, words: Sequence[Sequence[int]], vocab_size: int) -> None:

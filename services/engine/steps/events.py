@@ -36,7 +36,7 @@ def token_events(outcome: Outcome, sequence_id: str, attempt: int) -> list[Token
 
 def _prompt_parts(outcome: Outcome) -> Iterator[PromptLogprobs]:
     """Returns the log probabilities of the prompt in parts of at most `PROMPT_LOGPROBS_TOKENS_MAX` tokens."""
-    size = limits.PROMPT_LOGPROBS_TOKENS_MAX * TOKEN_BYTES  # also the size of as many float32
+    size = limits.PROMPT_LOGPROBS_TOKENS_MAX * TOKEN_BYTES  # as many float32 values have the same size
     for part in outcome.prompt_logprobs:
         for first in range(0, len(part.token_ids), size):
             own, top = slice(first, first + size), slice(first * part.num_top, (first + size) * part.num_top)

@@ -3,7 +3,7 @@
 If the executor takes one plan at a time, each step is computed before the next one is planned. If it takes two, the
 second step is planned while the device computes the first, so that the device does not wait for planning and for
 applying results. The second step is planned as late as is safe, so that requests that arrive meanwhile still join it.
-With several pipeline stages a plan is launched as soon as the first stage is free, because it is computed at once.
+With several pipeline stages a plan is launched as soon as the first stage is free, which then computes it at once.
 """
 
 from collections import deque
@@ -15,13 +15,13 @@ from services.engine.steps.step_time import StepTimeEstimator, Timing
 from shared.clock import Clock
 
 LEAD_S, LEAD_SHARE = 0.002, 0.1
-"""The next plan is launched this long before the expected end of the step: seconds, plus a share of the step's time."""
+"""The next plan is launched `LEAD_S` seconds plus the share `LEAD_SHARE` of the step's time before its expected end."""
 READY_S = 0.0002
 """If collect() returns within this many seconds, the step had already ended, so its measured time is an upper bound."""
 TOO_LONG = 0.5
 """If a step had ended before collect() was called, its time is taken as this factor times the expected time."""
 FORGETS = 0.9
-"""Decay of the longest planning time at each new plan."""
+"""Factor by which the remembered longest planning time shrinks at each new plan."""
 
 
 class RunningStep(NamedTuple):

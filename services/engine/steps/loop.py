@@ -40,8 +40,8 @@ REST_S = 1.0
 class StepDetail:
     """What a step computed, for the record of requests. Times are the clock's monotonic seconds.
 
-    `scheduled`: for each sequence of the step its id in the core, the position of the first computed token, and their
-    number. `preempted`: ids of the sequences preempted since the step before.
+    `scheduled`: for each sequence of the step its id in the core, the position of its first computed token, and the
+    number of its computed tokens. `preempted`: ids of the sequences preempted since the step before.
     """
 
     step: int
@@ -59,8 +59,7 @@ class StepReport:
     """The results of one step, or of several steps with the outcomes of each sequence merged.
 
     `step` is the number of the last step. `refused` lists the ids of sequences that the core refused or ended without a
-    result, with the errors;
-    `joined` lists the ids of sequences that got a row. Times are the clock's nanoseconds.
+    result, with the errors; `joined` lists the ids of sequences that got a row. Times are the clock's nanoseconds.
     """
 
     step: int
@@ -75,14 +74,14 @@ class StepReport:
 
 
 class Connector(Protocol):
-    """The half of transfers of KV that moves bytes (`services.engine.kv.connector`). Calls `StepLoop.wake`."""
+    """The half of KV transfers that moves the bytes (`services.engine.kv.connector`). Calls `StepLoop.wake`."""
 
     def start_load(self, meta: KvMeta) -> None:
         """Begins and stops transfers. Returns at once."""
         ...
 
     def finished(self) -> list[KvLoaded | KvReleased]:
-        """Returns what has ended since the last call."""
+        """Returns the loads that have ended and the saved blocks that are not read any more, since the last call."""
         ...
 
 
@@ -109,7 +108,7 @@ class StepLoop:
         self.records = False
         """Whether reports have the details of their steps. May be set from any thread."""
         self.canary: Canary | None = None
-        """Checks the engine's results. To be set before the first step."""
+        """Tests the engine with its hidden sequence (`canary`). To be set before the first step."""
         self.thread_id: int | None = None
         """The system's id of the thread that calls `step`; None unless `ThreadedLoop` runs the loop."""
         self._clock = clock
@@ -137,7 +136,7 @@ class StepLoop:
         self._work.set()
 
     def refuse(self, sequence_id: str, error: ServiceError) -> None:
-        """Lists a sequence that was not added as refused in the next report."""
+        """Makes the next report list a sequence, which has not been added, as refused."""
         self._inbox.append((sequence_id, error))
         self._work.set()
 
@@ -146,7 +145,7 @@ class StepLoop:
         self._work.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Blocks until a command arrives, `wake` is called, or a batch or the canary must start.
+        """Blocks until a command arrives, `wake` is called, or a gathering batch or the canary's sequence must start.
 
         Returns False on timeout.
         """
@@ -157,7 +156,7 @@ class StepLoop:
         return self._work.wait(min(timeout_s, due_s)) or due_s < timeout_s
 
     def step(self) -> bool:
-        """Runs one pass and reports it. Returns False if there was nothing to compute, or only the canary.
+        """Runs one pass and reports it. Returns False if there was nothing to compute, or only the canary's sequence.
 
         Raises WrongResultError if the engine has computed a wrong result; the pass is then not reported.
         """
@@ -224,7 +223,7 @@ class StepLoop:
         )
 
     def _fill_flight(self, refused: list[tuple[str, ServiceError]]) -> StepPlan:
-        """Launches plans until the flight is full or a plan is empty (nothing to compute). Returns the last plan."""
+        """Launches plans until the executor has no room for another or a plan is empty. Returns the last plan."""
         while True:
             if spare_s := self.in_flight.seconds_to_plan():
                 time.sleep(spare_s)

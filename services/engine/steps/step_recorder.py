@@ -25,7 +25,7 @@ class StepRecorder:
         """For each live recorded sequence, by the core's id: its arrival in seconds, its id on the bus, its attempt."""
         self._steps: list[StepEvent] = []
         self._rows: dict[tuple[str, int], array[int]] = {}
-        """For each sequence of these steps, by its id on the bus and its attempt: its rows (`shared.step_rows`)."""
+        """The rows (`shared.step_rows`) of each recorded sequence in the collected steps, by bus id and attempt."""
         self._oldest_s = 0.0
 
     @property
@@ -79,7 +79,7 @@ class StepRecorder:
     def _add_rows(
         self, detail: StepDetail, event: StepEvent, num_output: dict[str, int], last: frozenset[str] | None
     ) -> None:
-        """Adds a step's row of each recorded sequence. `last`: those with no later step here; None: all."""
+        """Adds a step's row of each recorded sequence. `last`: see `_last_here`."""
         whole = event.num_sequences, event.num_tokens, event.num_waiting, event.num_free_blocks
         for beam, start, num_tokens in detail.scheduled:
             name = _member(beam)
@@ -88,7 +88,7 @@ class StepRecorder:
                 continue
             arrived_s, sequence_id, attempt = found
             age_us = _microseconds(detail.ended_s - arrived_s)
-            # A report of several steps has their output merged; it is counted at the last step.
+            # A report of several steps has each sequence's output merged: it is counted at the sequence's last step.
             output = num_output.pop(name, 0) if last is None or name in last else 0
             rows = self._rows.get((sequence_id, attempt))
             if rows is None:
@@ -97,7 +97,7 @@ class StepRecorder:
 
 
 def _last_here(details: Sequence[StepDetail]) -> list[frozenset[str] | None]:
-    """Returns for each step the sequences that have no later one among these; None: that is so for all."""
+    """Returns for each step its sequences that are in none of the later steps; None: all of its sequences."""
     if len(details) == 1:
         return [None]
     seen, found = set[str](), list[frozenset[str] | None]()
@@ -109,7 +109,7 @@ def _last_here(details: Sequence[StepDetail]) -> list[frozenset[str] | None]:
 
 
 def _member(core_sequence_id: str) -> str:
-    """Returns the sequence id of a beam, whose own id appends a space and more; other ids are returned unchanged."""
+    """Returns the id of a beam's sequence: the part of the beam's id before a space. Other ids are unchanged."""
     return core_sequence_id.partition(" ")[0]
 
 

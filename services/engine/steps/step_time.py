@@ -1,4 +1,4 @@
-"""Estimates how long a step will take from the steps that have ended. No I/O and no clock. Used by `in_flight`.
+"""Estimates the duration of a step from the durations of earlier steps. No I/O and no clock. Used by `in_flight`.
 
 The time of a step with few tokens is the time to read the weights; with many tokens it grows with their number. Steps
 are therefore put into size classes by number of tokens, each spanning a factor of two. Other influences, above all the
@@ -26,7 +26,7 @@ class StepTimeEstimator:
 
     def __init__(self) -> None:
         self._timings: dict[int, tuple[Timing, Timing]] = {}
-        """By size class: the last step and the one before."""
+        """Maps a size class to its last step and the step of that class before it."""
 
     def took(self, plan: StepPlan, seconds: float) -> None:
         """Records the duration of a step that has ended."""

@@ -5,10 +5,11 @@ Called before each heartbeat, on the heartbeat thread (`progress`), with the run
 
 - The step has run far longer than expected from earlier steps of its size. The limit grows with the attention work,
   because the context may be longer than in those steps.
-- On the host's processors: no computing thread has used processor time or was ready to run for `limits.STEP_IDLE_S`.
-  This rule needs no expected duration, so it also covers first steps. It never applies to a long step that computes.
+- If the host's processors compute the step: no computing thread has used processor time or was ready to run for
+  `limits.STEP_IDLE_S`. This rule needs no expected duration, so it also covers first steps. It never applies to a long
+  step that computes.
 
-If two calls are further apart than a lease, the whole process was suspended, and that time is not counted.
+If the time between two calls is longer than `PAUSE_S`, the whole process was suspended, and that time is not counted.
 """
 
 from collections.abc import Callable

@@ -21,7 +21,9 @@ from torch import Tensor
 SPLIT_TOKENS: Final = 256
 """Keys of one split. Fixed, because a sequence's sums must not depend on the number of other sequences."""
 _SPLIT_HEADS = 32
-"""Heads of latent attention with which a split has so many keys; with more heads it has more (`Heads.split_tokens`)."""
+"""Heads of latent attention for which a split has `SPLIT_TOKENS` keys; with more heads it has more keys
+(`Heads.split_tokens`).
+"""
 FEW_QUERIES: Final = 9
 """Maximum number of queries of a sequence in the decode kernel: one token and 8 draft tokens, the usual maximum of a
 step.
@@ -42,7 +44,7 @@ Put = Callable[[NDArray[Any], int], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """A layer's attention parameters. `slopes`, `sinks` [heads] float32; None without linear biases, or sinks."""
+    """A layer's attention parameters. `slopes`, `sinks` [heads] float32; None: it has no linear biases, or no sinks."""
 
     kv_heads: int
     scale: float
@@ -65,8 +67,8 @@ class Heads:
     def split_tokens(self) -> int:
         """Keys of one split.
 
-        The partial results of latents are as wide as a row for each head. The more heads, the more keys a split has, so
-        that partial results take no more memory.
+        With latents, a partial result is as wide as a row for each head. The more heads a model has, the more keys a
+        split has, so that all partial results together take no more memory.
         """
         return SPLIT_TOKENS * max(1, self.group // _SPLIT_HEADS) if self.latent else SPLIT_TOKENS
 
@@ -131,8 +133,8 @@ class DeviceWork:
 def has_few(query_lens: Integers, heads: Heads) -> NDArray[np.bool_]:
     """Returns for each sequence whether the decode kernel computes its attention.
 
-    The decode kernel takes sequences with one query, or with at most `FEW_QUERIES` queries and, except over latents,
-    `_FEW_ROWS` rows.
+    The decode kernel takes sequences with one query, and sequences with at most `FEW_QUERIES` queries and at most
+    `_FEW_ROWS` rows. Attention over latents has no limit of rows.
     """
     narrow = heads.latent | (query_lens * heads.group <= _FEW_ROWS)
     return (query_lens == 1) | ((query_lens <= FEW_QUERIES) & narrow)

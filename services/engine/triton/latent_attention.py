@@ -12,9 +12,9 @@ sequence with few queries is divided into splits of its keys, whose sums `decode
 tiles of their queries. Both are divided further into blocks of pairs, so that the accumulators [pairs, rank] fit the
 registers. Queries, work lists and the order of sums are those of `decode_attention` and `prefill_attention`.
 
-In comparison with keys and values that are made of the rows, a pair of a query and a key takes
-2 · rank + rope_dim products per head in place of query_dim + value_dim (1088 and 320 for DeepSeek V3). Nothing is made
-of the context, so that chunks behind a long context need no memory for it.
+If keys and values were computed from the rows, a pair of a query and a key would take query_dim + value_dim products
+per head; here it takes 2 · rank + rope_dim (320 and 1088 for DeepSeek V3). But no keys and values of the context are
+computed, so that prompt chunks behind a long context need no memory for them.
 
 Reference: `kernels/latent_attention`. Multi-head latent attention: arXiv 2405.04434.
 """

@@ -401,7 +401,7 @@ def quantized_linear(
 
 
 def few_rows(weight: KernelWeight) -> int:
-    """Returns the maximum rows of the form for few rows. Choosing levels takes more time than reading the matrix."""
+    """Returns the maximum rows of the form for few rows. Choosing levels takes longer than reading the matrix."""
     return FEW_ROWS if weight.levels is not None or weight.kind == "int8_dynamic" else _TILES_MAX * FEW_ROWS
 
 

@@ -97,9 +97,9 @@ _assumed: list[Any] = []
 def _mend_interpreter() -> None:
     """Patches Triton 3.6's interpreter.
 
-    In this interpreter loop bounds are arrays of one element, which NumPy 2.4 and later no longer convert to int. It
-    replaces every function of the language when a kernel starts, and again for each call of another jitted function,
-    which took a quarter of the time; here only where they are not replaced yet.
+    In this interpreter loop bounds are arrays of one element, which NumPy 2.4 and later no longer convert to int. The
+    interpreter also replaces every function of the language when a kernel starts, and again for each call of another
+    jitted function, which took a quarter of the time. With the patch it replaces only functions not replaced yet.
     """
     from triton.runtime import interpreter
 

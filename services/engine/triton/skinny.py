@@ -12,8 +12,8 @@ Such a product takes as long as reading the weight.
 Every program reads all columns of some rows of W once, in memory order. Sums are not split, so the result of a row of x
 does not depend on the other rows. Products of more rows use the vendor's library (`operations`).
 
-References: PyTorch's `linear` before `kernels/activation`. The product is a matrix-vector product as in BLAS, for up to
-16 vectors.
+References: PyTorch's `linear`, followed by `kernels/activation`. The product is a matrix-vector product as in BLAS, for
+up to 16 vectors.
 """
 
 import torch

@@ -1,1 +1,4 @@
-"""The worker runs step plans on a device. In the engine, only it and `models`, `kernels`, `triton`, `cpu` use torch."""
+"""The worker runs step plans on a device.
+
+In the engine, only the worker and `models`, `kernels`, `triton`, `cpu` use torch.
+"""

@@ -36,7 +36,7 @@ def configuration_hash(model_dir: Path, backend: str, dtype: torch.dtype, cache_
 
 
 def content_hash(model_dir: Path, form: str, dtype: torch.dtype) -> str:
-    """Returns a hash, as 16 hexadecimal digits, of everything but the hardware that determines KV values.
+    """Returns a hash, as 16 hexadecimal digits, of everything that determines KV values, except the hardware.
 
     These are the model's config.json, its weights, their quantization (`form`) and the compute data type. Of the weight
     files only names, sizes and SAMPLES samples of the content are hashed, so that large files take no time; different

@@ -43,8 +43,8 @@ def choose_dtype(asked: str, stored: DtypeName, device: torch.device) -> torch.d
 def choose_torch_dtype(asked: str, stored: DtypeName, device: torch.device, model_dir: Path) -> torch.dtype:
     """Like `choose_dtype`, for PyTorch's own operations, whose 16-bit products of many rows are slow on some CPUs.
 
-    On such a CPU, compared with 32 bits, a prompt takes five times as long in 16 bits, and a decode step of one
-    sequence 0.8 times. So `auto` chooses float32 there if the weights fit into memory.
+    On such a CPU a prompt takes five times as long in 16 bits as in 32 bits, and a decode step of one sequence takes
+    0.8 times as long. So `auto` chooses float32 there if the weights fit into memory.
     """
     chosen = choose_dtype(asked, stored, device)
     if asked != "auto" or device.type != "cpu" or chosen == torch.float32 or _multiplies_16_bits():
@@ -70,5 +70,5 @@ def choose_cache_dtype(asked: str, dtype: torch.dtype) -> torch.dtype:
 
 
 def _multiplies_16_bits() -> bool:
-    """Whether PyTorch's 16-bit matrix products are fast on this CPU: on x86, its library needs AVX-512 for that."""
+    """Whether PyTorch's 16-bit matrix products are fast on this CPU: on x86, PyTorch needs AVX-512 for that."""
     return platform.machine() not in _X86 or torch.backends.cpu.get_cpu_capability().startswith("AVX512")

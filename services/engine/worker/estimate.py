@@ -52,8 +52,8 @@ _WORD_BITS, _LEAST_BITS = 32, 4
 CONTEXT_BYTES = 512 * 2**20
 """Device memory of the driver's context, the kernels and the libraries."""
 _SAMPLING_BYTES, _DRAWING_BYTES, _REUSED_BYTES = 56, 62, 17
-"""Bytes per row and vocabulary entry for sampling on a CPU: for a row with penalties and candidates, for a sampled row,
-and for each row beyond those that are processed at once, whose memory is reused.
+"""Bytes per row and vocabulary entry for sampling on a CPU, for three kinds of rows: those with penalties and
+candidates; sampled ones; and those beyond the rows that are processed at once, whose memory they reuse.
 """
 _COUNTING_BYTES, _FIRST_BYTES = 2**20, 4 * 2**20
 """Bytes that a measurement of main memory adds to the measured value, and bytes that the first sampling adds."""
@@ -113,7 +113,7 @@ class Needs:
 def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> Needs:
     """Returns the needs of an engine with these settings.
 
-    Raises `ServiceError` or `SettingsError` if it is impossible.
+    Raises `ServiceError` or `SettingsError` if such an engine is impossible.
     """
     config, settings = read_config(model_dir), with_adapters(settings)
     if not has_family(config):
@@ -185,7 +185,7 @@ def predict_step(bounds: StepBounds, d: DecoderDescription, dtype: torch.dtype, 
         passing += int(seen * bytes_per_context_token(measured, d, dtype) * probe.more_tokens)
         per_token = bytes_per_context_token(bounds.num_tokens, d, dtype)
     else:
-        # The library computes the logits of all tokens that need some in one buffer.
+        # The C++ library writes the logits of all tokens that need logits into one buffer.
         passing += 4 * vocab * bounds.num_logits
     few, many = probe.few.num_tokens, probe.many.num_tokens
     at_once = int(probe.more_draws * few)
@@ -234,12 +234,12 @@ def _weights(
         shapes = tuple(source.shape for source in parameter.sources)
         key = within_layer(name), shapes
         if key not in known:
-            # The Triton kernels multiply plain experts.
+            # On a GPU, experts stay unquantized, because the Triton kernels multiply plain ones.
             plain = backend == "gpu" and "experts." in name
             known[key] = _parameter_bytes(parameter, d, dtype, None if plain else quantize, shard)
         total += known[key]
     if d.tied_embeddings and d.has_head and quantize is not None:
-        # Rounded, the head is a matrix beside the embedding.
+        # A quantized head is a second matrix, beside the embedding with which it is tied.
         with torch.device("meta"):
             head = quantize("head", torch.empty(d.vocab_size, d.hidden_size, dtype=dtype))
         total += head.nbytes if isinstance(head, QuantizedWeight) else 0
@@ -260,10 +260,10 @@ def _parameter_bytes(
 
 
 def _prepared_bytes(model_dir: Path, dtype: torch.dtype, layout: Iterable[Parameter], bits: int) -> int:
-    """Returns the bytes that the weights of a prepared checkpoint take; its scales and zero points become float32.
+    """Returns the bytes in memory of a prepared checkpoint's weights (one that was quantized beforehand).
 
-    Values of GPTQ have `bits` in the files, and at least four in memory. The matrices that make keys and values of
-    latents become plain.
+    Its scales and zero points become float32. A value of GPTQ has `bits` bits in the files and at least four in memory.
+    The matrices that compute keys and values from latents are dequantized.
     """
     files = sorted(model_dir.glob("*.safetensors"))
     if not files and not weight_file_bytes(model_dir):

@@ -63,7 +63,7 @@ class AdapterWorker(Protocol):
 
     @property
     def adapters(self) -> AdapterLibrary | None:
-        """The adapters of this worker, from any thread; None without `--enable-lora`."""
+        """The library of this worker's adapters; None without `--enable-lora`. May be read from any thread."""
         ...
 
 
@@ -72,7 +72,7 @@ class WeighableWorker(Protocol):
     """A worker whose weights, or a part of them, are in host memory and can be checked."""
 
     def weight_memory(self) -> list[WeightMemory]:
-        """Returns where the weights that nothing changes until `close` are in main memory."""
+        """Returns the places in main memory of the weights that do not change until `close`."""
         ...
 
 

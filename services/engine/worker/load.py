@@ -90,7 +90,7 @@ def _check_format(asked: str, model_dir: Path) -> None:
 
 
 def _load_rank(settings: EngineSettings, model_dir: Path, device: torch.device, ranks: Communicator) -> ModelWorker:
-    """Returns the worker of a rank, which uses the device of its number on its machine."""
+    """Returns the worker of a rank. On a machine with GPUs, it uses the GPU with the rank's number on this machine."""
     if device.type == "cuda":
         device = torch.device("cuda", ranks.local_rank)
         torch.cuda.set_device(device)
@@ -171,7 +171,7 @@ def _interprets() -> bool:
 def choose_device(asked: str) -> torch.device:
     """Returns the device. `auto` means CUDA if it is available; `cuda` raises `ServiceError` if it is not.
 
-    A CUDA device has a number, because some functions of PyTorch do not take one without.
+    A CUDA device always has a number, because some functions of PyTorch need one.
     """
     available = torch.cuda.is_available()
     if asked == "cuda" and not available:

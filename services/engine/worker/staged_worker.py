@@ -1,8 +1,9 @@
 """The torch worker of a pipeline stage: it accepts the next plans while other stages compute earlier ones.
 
-`launch` computes this stage's layers and passes the hidden states on, `collect` gets those of the last stage and
-samples from them. Plans are launched and collected in the same order on every stage; a later stage may collect a plan
-before an earlier one does. A plan contains no token that another plan in flight samples (`EngineFacts.num_stages`).
+`launch` computes this stage's layers and passes the hidden states on to the next stage; `collect` gets the hidden
+states of the last stage and samples from them. Plans are launched and collected in the same order on every stage; a
+later stage may collect a plan before an earlier stage does. A plan contains no token that another plan in flight
+samples (`EngineFacts.num_stages`).
 """
 
 from collections import deque
@@ -26,8 +27,8 @@ from shared.config import EngineSettings
 class _UnderWay:
     """A plan that this stage has computed. `step` is None if the plan computes nothing.
 
-    `hidden` [n, hidden]: this stage's hidden states of the tokens that are needed from the last stage: all tokens if
-    the step has spans, else its `logit_tokens`.
+    `hidden` [n, hidden]: this stage's hidden states of the tokens whose hidden states are needed from the last stage:
+    all tokens if the step has spans, else its `logit_tokens`.
     """
 
     plan: StepPlan

@@ -132,7 +132,7 @@ class StepWorker(ABC):
         for sequence in plan.new:
             if sequence.prompt_adapter:
                 rows = cast(Tensor, self._adapter(sequence.prompt_adapter).prepared)
-                # As wide as the embeddings of images that may be in the same step.
+                # Padded to the width of the embeddings of pictures, which may be in the same step.
                 self._virtual[sequence.row] = F.pad(rows, (0, rows.shape[1] * self._picture_layers))
             elif self._virtual:
                 self._virtual.pop(sequence.row, None)

@@ -66,7 +66,8 @@ def load_token_classifier(model_dir: Path, config: Any, head: TokenHead, dtype: 
     if lacks := sorted(info["missing_keys"]):
         raise config_error(f"its checkpoint lacks {', '.join(lacks[:5])}.")
     config.num_labels = head.num_labels
-    # The head must use the last token in any case; with a padding token it would search for the last other token.
+    # The head must use the last token in any case; with a padding token it would search for the last token that is
+    # another one.
     config.pad_token_id = None
     with torch.device("meta"):  # its parameters are replaced by those of the language model
         model: Any = AutoModelForSequenceClassification.from_config(config, trust_remote_code=trusted)

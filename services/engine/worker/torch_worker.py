@@ -244,7 +244,7 @@ def serves_adapters(settings: EngineSettings) -> bool:
 
 
 def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
-    """Raises `SettingsError` if images or adapters are enabled for a model that does not support them."""
+    """Raises `SettingsError` if pictures or adapters are enabled for a model that does not support them."""
     if settings.enable_mm:
         check_takes_pictures(config)
     if not serves_adapters(settings):
@@ -267,7 +267,7 @@ def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
 
 
 def check_stages(settings: EngineSettings, config: Mapping[str, Any], shard: Shard) -> None:
-    """Raises `SettingsError`, on every rank, if the first stage lacks layers to which images add embeddings."""
+    """Raises `SettingsError`, on every rank, if pictures add embeddings to layers that are not in the first stage."""
     if not settings.enable_mm or shard.pp_size == 1 or not has_family(config):
         return
     description = find_family(config).describe(config)
@@ -287,7 +287,7 @@ def make_library(
 ) -> AdapterLibrary:
     """Returns the library of adapters for a model. `prepare` converts an adapter to the backend's form.
 
-    The first of several ranks (`shard`) reads adapters and prepares its part; the others get theirs from it.
+    Of several ranks (`shard`), only the first reads adapters. It keeps its own part; the others get theirs from it.
     """
     family = find_family(config)
     description = family.describe(config)

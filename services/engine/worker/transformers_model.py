@@ -1,4 +1,4 @@
-"""Runs models of other architectures through transformers, with the engine's paged attention in place of their own.
+"""Runs models without a family in `models` through transformers, with the engine's paged attention instead of theirs.
 
 Transformers computes everything but attention: each layer passes its queries, keys and values to a registered function,
 which writes and reads the paged KV cache. A trial run of one token determines the shape of the cache. Raises

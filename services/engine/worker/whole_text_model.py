@@ -63,7 +63,7 @@ class WholeTextModel:
         numbered = int(getattr(config, "type_vocab_size", 0) or 0) > 1
         self._numbers_texts = numbered and "token_type_ids" in names
         """Whether the model has token type ids, which tell the two texts of a pair apart."""
-        # A decoder's head finds the last token of each row by the padding token, so it needs one.
+        # A decoder's head finds the last token of each text in a batch by the padding token, so batches need one.
         self.takes_batches = self._padding is not None or not self.labels
 
     def logits(self, texts: Sequence[Text], *, activate: Sequence[bool]) -> Tensor:

@@ -1,7 +1,7 @@
 """The worker of models that compute a text in one step (`whole_text_model`): encoders and classifiers, with PyTorch.
 
 A sequence is computed in the step that reaches its end. There is no KV cache: the scheduler's blocks are only used to
-count tokens, and there are enough for all rows. Called by the step loop, from one thread.
+count tokens, and there are enough blocks for all rows. Called by the step loop, from one thread.
 """
 
 import logging

@@ -6,7 +6,7 @@
 | `call`              | the HTTP request in progress: its key and the headers that concern access                 |
 | `guard`             | the backend restricted to one key's models and limits; all endpoints use it               |
 | `quotas`, `account` | limits that hold for all gateways together                                                |
-| `reservation`       | a request's part of its key's limits, which ends once                                     |
+| `reservation`       | the part of its key's limits that a request has reserved; it is given back exactly once   |
 | `usage`             | passes usage records on without delaying requests                                         |
 | `usage_sinks`       | receivers of usage records: the bus, a file, a web server                                 |
 | `usage_metrics`     | counts of usage records for `/metrics`                                                    |

@@ -3,8 +3,8 @@
 The limits on requests and on tokens are token buckets: a bucket holds at most one minute's quota and is refilled
 continuously. A gateway takes what the current request needs and, in advance for later requests, what the bucket gains
 in `QUOTA_LEASE_S`. When the length of an answer is known, the gateway returns unused tokens or takes more; this may
-overdraw a bucket. Requests in progress are counted for each gateway, with the time at which the gateway last confirmed
-its number.
+overdraw a bucket. The account also has the number of requests in progress at each gateway, and the time at which that
+gateway last confirmed this number.
 """
 
 import math
@@ -43,7 +43,7 @@ class Amounts:
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
-    """Requests in progress at one gateway. `at`: when the gateway last said so, Unix seconds."""
+    """Number of requests in progress at one gateway. `at`: when the gateway last confirmed it, Unix seconds."""
 
     count: int
     at: float
@@ -93,10 +93,10 @@ def refilled(account: Account, key: ApiKey, now: float) -> Account:
 def exchange(
     account: Account, key: ApiKey, now: float, gateway: str, returned: Amounts, running: int, need: Amounts | None
 ) -> tuple[Account, Grant]:
-    """Returns `returned` to the buckets and takes `need` and a share for later requests; returns account and grant.
+    """Puts `returned` back into the buckets, takes `need` and a share for later requests; returns account and grant.
 
-    `running`: the gateway's requests in progress without the new one. `need` is None if there is no new request. A need
-    above the size of a bucket is granted if the bucket is full.
+    `running`: number of the gateway's requests in progress, not counting the new one. `need` is None if there is no new
+    request. A need above the size of a bucket is granted if the bucket is full.
     """
     account = refilled(account, key, now)
     level = Amounts(account.requests, account.tokens) + returned

@@ -38,9 +38,9 @@ class Call:
     in_batch: bool = False
     """Whether it is a request of a batch, for which no client waits."""
     idle_s: float = field(default=0.0, compare=False)
-    """For a request of a batch: time for which it runs in the idle lane, seconds."""
+    """For a request of a batch: time for which it runs in the idle lane (with the lowest priority), seconds."""
     turn: Turn | None = field(default=None, compare=False)
-    """Its turn among the requests that begin; None if it needs none."""
+    """Its turn to be prepared (see `turns`); None if it needs none."""
     was_admitted: bool = False
     """Whether another gateway has admitted the request within the key's limits, and this gateway continues it."""
 
@@ -62,7 +62,7 @@ def may_see(owner: str) -> bool:
 
 
 def reachable_key() -> str:
-    """Returns the name of the key whose recorded requests the current call reaches; empty: those of all keys."""
+    """Returns the name of the key whose recorded requests the current call may read; empty: requests of all keys."""
     key = current_call().key
     return "" if "admin" in key.scopes else key.name
 

@@ -32,7 +32,8 @@ from shared.messages import UsageOutcome, UsageRecord
 from shared.security.api_keys import ANONYMOUS, ApiKey
 
 CHARS_PER_TOKEN = 4
-"""For the estimate of a prompt's tokens before it is tokenized. The true number counts at the end."""
+"""Characters per token, to estimate the number of a prompt's tokens before it is tokenized. When the request has ended,
+the true number is counted in place of the estimate."""
 
 
 class GuardedBackend:
@@ -108,7 +109,7 @@ class GuardedBackend:
         return self._quotas.of(call.key) if call.key.is_limited and not call.was_admitted else None
 
     async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:
-        """See Backend. Requests with pictures, which are fetched and encoded, count towards the limits of the key."""
+        """See Backend. Only requests with pictures count towards the key's limits, because pictures must be encoded."""
         call = current_call()
         quota = self._quota_of(call) if request.pictures else None
         if quota is None:
@@ -317,7 +318,7 @@ def client_of(call: Call) -> Client:
 def _idle_s(request: GenerationRequest, call: Call) -> float:
     """Returns the time for which a request runs in the idle lane, set by its batch, its service tier or a header.
 
-    A request with a timeout stays in the idle lane for at most half of it.
+    A request with a timeout stays in the idle lane for at most half of the timeout.
     """
     if call.in_batch:
         return call.idle_s
@@ -338,7 +339,7 @@ def _names(key: ApiKey) -> str:
 
 
 def _number(text: str) -> float:
-    """Returns the number of seconds; 0, which is no valid timeout, for anything else."""
+    """Returns the number of seconds in a text; 0, which is no valid timeout, if the text has none."""
     try:
         value = float(text)
     except ValueError:
@@ -347,7 +348,7 @@ def _number(text: str) -> float:
 
 
 def estimated_tokens(request: GenerationRequest) -> int:
-    """Returns the tokens that are reserved for a request until its true number is known: prompts and output."""
+    """Returns the number of tokens (prompts and output) that a request reserves until the true number is known."""
     prompt = estimated_prompt_tokens(request)
     if request.pooling is not None:
         return prompt

@@ -34,7 +34,7 @@ _SMOOTHING = 0.2
 
 @dataclass(slots=True)
 class Quotas:
-    """The limits of all keys at one gateway. `gateway` names it among the gateways that share the store.
+    """The limits of all keys at one gateway. `gateway`: its name among the gateways that share the store.
 
     Without a store this gateway counts alone.
     """
@@ -92,7 +92,8 @@ class KeyQuota:
         """The shared state that this gateway has read last, without the share that it took."""
         self._seen_at = -math.inf
         self._left = Amounts()
-        """The unused rest of the gateway's share. Negative: more was used, which is not yet deducted from the account.
+        """The unused rest of the gateway's share. Negative: more than the share was used, and the excess is not yet
+        deducted from the account.
         """
         self._running = 0
         self._places = 0
@@ -185,7 +186,7 @@ class KeyQuota:
         return has_place and self._left.covers(need)
 
     def _refuse_known(self, need: Amounts) -> None:
-        """Refuses without a round trip if the last known state has no room: other gateways can only have used more."""
+        """Refuses without a round trip if the last known state has no room; other gateways can only have used more."""
         if self._now() - self._seen_at < limits.QUOTA_LEASE_S:
             _, grant = self._applied(self._account, need)
             if grant.lacking in ("requests", "tokens"):

@@ -5,7 +5,7 @@ from services.gateway.access.quotas import Admission, KeyQuota
 
 
 class QuotaReservation:
-    """Implements `generation.Reservation`. Ends once: later calls have no effect."""
+    """Implements `generation.Reservation`. The first method call ends the reservation; later calls have no effect."""
 
     def __init__(self, quota: KeyQuota, admission: Admission) -> None:
         self._quota = quota
@@ -27,7 +27,7 @@ class QuotaReservation:
 async def reserve(quota: KeyQuota, call: Call, tokens: int) -> QuotaReservation:
     """Admits a request with an estimated number of tokens. Raises ServiceError('rate_limit_exceeded').
 
-    In both cases the answer to `call` gets the headers with the remaining quota.
+    Whether the request is admitted or refused, the answer to `call` gets the headers with the remaining quota.
     """
     try:
         return QuotaReservation(quota, await quota.admit(tokens))

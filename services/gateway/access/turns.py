@@ -1,11 +1,12 @@
 """Which request the gateway begins to work on next, when many arrive at once: API keys take turns.
 
 From its headers until its prompt waits for an engine, a request needs milliseconds of the gateway's one thread. Without
-turns, a request that arrives behind two hundred of another key would wait for the work of them all. The queue for
-engines shares by tokens in the same way (`services.gateway.requests.placement`).
+turns, a request that arrives after two hundred requests of another key would wait until the thread has worked on all of
+them. In the same way, the queue for engines shares the engines' tokens between keys
+(`services.gateway.requests.placement`).
 
-A turn ends when its request has been prepared, or after `TURN_S`: a request may also wait, for its body or for another
-service, and needs no time of the thread meanwhile. The HTTP edge begins turns, the gateway's actor ends them.
+A turn ends when its request has been prepared, or after `TURN_S`, because a request may also wait for its body or for
+another service, and needs no time of the thread meanwhile. The HTTP edge begins turns, the gateway's actor ends them.
 """
 
 import asyncio
@@ -69,7 +70,7 @@ class Turns:
 
 
 async def within(turn: Turn | None, work: Coroutine[Any, Any, None]) -> None:
-    """Runs work with which a turn ends."""
+    """Runs `work` and ends the turn when the work has ended."""
     try:
         await work
     finally:

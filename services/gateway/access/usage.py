@@ -15,7 +15,7 @@ from shared.messages import UsageRecord
 
 log = logging.getLogger(__name__)
 Deliver = Callable[[Sequence[UsageRecord]], Awaitable[None]]
-"""Delivers records in order. Raises DeliveryError if it could not, or could deliver only some."""
+"""Delivers records in order. Raises DeliveryError if it could deliver none or only some of them."""
 RETRY_S = (0.5, 60.0)
 """First and longest pause after a failed delivery, seconds; it doubles with each failure."""
 

@@ -24,7 +24,7 @@ class LoadLoraBody(msgspec.Struct, kw_only=True):
     load_inplace: bool | None = None
     """Whether the adapter replaces one that has the same name. Default: no."""
     base_model_name: str | None = None
-    """The model that the adapter belongs to. Default: as for requests without a model."""
+    """The model that the adapter belongs to. Default: the model of requests that name none."""
 
 
 class UnloadLoraBody(msgspec.Struct, kw_only=True):

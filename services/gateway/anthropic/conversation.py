@@ -73,7 +73,7 @@ def _user(content: Content, path: str) -> list[Turn]:
 
 
 def _said(parts: list[ContentPart]) -> list[Turn]:
-    """Returns the turn of what a user says between the results of tools; none if that is nothing."""
+    """Returns one turn with the parts that a user sent between results of tools; no turn if there are none."""
     return [Turn(role="user", content=content_of(parts))] if parts else []
 
 

@@ -30,7 +30,7 @@ class CountTokensBody(msgspec.Struct, kw_only=True):
 
 
 class MessagesBody(CountTokensBody, kw_only=True):
-    """Body of `/v1/messages`: a conversation to continue. None means the default; `max_tokens` has none."""
+    """Body of `/v1/messages`: a conversation to continue. None means the default; `max_tokens` has no default."""
 
     max_tokens: int | None = None
     stop_sequences: list[str] | None = None
@@ -45,7 +45,8 @@ COUNT_TOKENS_DECODER = msgspec.json.Decoder(CountTokensBody)
 _NULL = Unsupported((None,))
 _EMPTY = Unsupported((None, [], {}))
 RULES = FieldRules(
-    # The client's own bookkeeping; prefixes are cached without a mark.
+    # The client's own bookkeeping, and the mark for prefix caching, which is not needed: prefixes are cached without
+    # it.
     no_effect=frozenset({"metadata", "service_tier", "cache_control"}),
     unsupported={
         "thinking": Unsupported((None, {"type": "disabled"})),

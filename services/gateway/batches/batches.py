@@ -1,7 +1,7 @@
 """The batches of one gateway: starts new ones, and continues those whose gateway has ended.
 
-A batch is continued when a gateway starts, or when a client asks any gateway for the batch. It always runs with the API
-key that created it. A call (`access.call`) finds only the batches that its key may see.
+A batch is continued when a gateway starts, or when a client asks any gateway for the batch. A batch always runs with
+the API key that created it. A call (`access.call`) finds only the batches that its key may see.
 """
 
 import asyncio
@@ -90,8 +90,8 @@ class Batches:
         record = await self.get(batch_id)
         if record.is_final:
             refuse("batch_id", f"names a batch that cannot be cancelled: it is {record.status}")
-        # The request to cancel is always written to disk: the gateway that runs the batch may end before it stops the
-        # batch.
+        # The request to cancel is always written to disk, because the gateway that runs the batch may end before it
+        # stops the batch.
         await self._store.ask_to_cancel(batch_id)
         if run := self._runs.get(batch_id):
             run.cancel()

@@ -1,4 +1,4 @@
-"""Checks and reads the requests of an input file. Blocks: called in threads."""
+"""Checks and reads the requests of an input file. The functions block, so they are called in threads."""
 
 import json
 from collections.abc import Set

@@ -50,7 +50,8 @@ class RequestEndpoints:
     ) -> Response:
         """Lists running and finished requests whose fields contain all words of `q`, in the order `sort`.
 
-        With `slow`, only those that were much slower than others (`record.slowness`). `num_slow` counts them.
+        With `slow`, only those that were much slower than others (`record.slowness`). `num_slow` in the answer is the
+        number of slow requests.
         """
         check_query(request, _LIST_PARAMETERS)
         if state is not None and state not in _STATES:
@@ -61,7 +62,7 @@ class RequestEndpoints:
         words = tuple(q.lower().split())
         query = RecordListQuery(_whose_requests(all), _STATES.get(state or ""), words, _SORTS[sort], slow)
         found = await self._records.list(query)
-        # A gateway of an older version does not tell which requests were slow.
+        # A gateway of an older version does not report which requests were slow.
         requests = [one for one in found.requests if not slow or one.get("slow")]
         body = page(requests, limit=limit, order="asc", after=after)
         mark_outliers(body["data"])

@@ -14,9 +14,9 @@ from shared.errors import ServiceError
 from shared.request.checks import missing, refuse, unsupported
 
 LIST_MAX = 10_000
-"""Files in one page, as many as in OpenAI's API."""
+"""Maximum number of files in one page, as in OpenAI's API."""
 _PURPOSES = ("batch", "vision", "user_data")
-"""Input of batches, and pictures that requests name by their id."""
+"""Purposes of uploaded files: the input of batches, and pictures that requests name by the file's id."""
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _FIELDS = ("purpose", _ANCHOR, _SECONDS)
 

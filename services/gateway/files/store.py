@@ -2,7 +2,7 @@
 
 A stored file consists of two files: `ID` has the data, `ID.json` the description. While it is being written, the data
 is in `ID.part`. `ID.json` is written last; from then on clients see the file. All work on the disk is done in threads.
-Only the user of the gateways can read what is written.
+Only the operating system's user that runs the gateways can read the files.
 """
 
 import asyncio
@@ -150,7 +150,7 @@ class FileStore:
     """The files in one directory. A call (`access.call`) finds only the files that its key may see."""
 
     def __init__(self, directory: str = "", clock: Callable[[], float] = time.time) -> None:
-        """`directory` is made when the first file is written; "" means a temporary one, deleted at the end.
+        """`directory` is made when the first file is written; "": a temporary one, deleted at the end of the process.
 
         `clock` returns Unix seconds.
         """

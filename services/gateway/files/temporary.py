@@ -3,8 +3,8 @@
 Each is removed when its process ends, or, after a kill, when the next process starts.
 
 A process holds a lock on its directory as long as it lives; the kernel releases the lock even if the process is killed.
-The file `.owned` marks directories with such a lock. Directories without it are not removed: their process may be of a
-version without locks, or may be about to take its lock.
+The file `.owned` marks directories with such a lock. Directories without it are not removed, because their process may
+be of a version without locks, or may be about to take its lock.
 """
 
 import atexit
@@ -38,7 +38,8 @@ def remove_leftovers() -> int:
     for path in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")):
         if num_removed >= limits.TEMPORARY_LEFTOVERS_MAX:
             break
-        # Its process is alive and has the lock, or another starting gateway has just removed it.
+        # OSError: the directory's process is alive and has the lock, or another starting gateway has just removed the
+        # directory.
         with contextlib.suppress(OSError):
             num_removed += _remove(path)
     if num_removed:
@@ -47,7 +48,7 @@ def remove_leftovers() -> int:
 
 
 def _remove(path: Path) -> bool:
-    """Removes a directory if its process has ended. Returns whether it did."""
+    """Removes a directory if its process has ended. Returns whether the directory was removed."""
     if path.stat(follow_symlinks=False).st_uid != os.getuid():
         return False
     descriptor = _opened(path)

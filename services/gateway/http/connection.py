@@ -24,7 +24,7 @@ class _HeaderTooLarge(Exception):
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """uvicorn's protocol class with these limits. uvicorn creates one object for each connection."""
+    """uvicorn's protocol class with limits on the headers. uvicorn creates one object for each connection."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ClientGoneError(ServiceError):
-    """The client has closed the connection, or does not read. `cause`: which one, for the record of the request."""
+    """The client has closed the connection, or does not read. `cause`: which of the two, for the request's record."""
 
     def __init__(self, cause: str = "client_closed_request") -> None:
         super().__init__("client_closed_request", "The client closed the connection.")
@@ -24,7 +24,7 @@ class ClientGoneError(ServiceError):
 
 
 class HandedOverError(ServiceError):
-    """The gateway ends before the stream does: its connection is closed, and the client resumes it elsewhere."""
+    """The gateway ends before the stream does: the connection is closed; the client resumes the stream elsewhere."""
 
     def __init__(self) -> None:
         super().__init__("draining", "The server is shutting down. Resume the stream with 'Last-Event-ID'.")

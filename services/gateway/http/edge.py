@@ -116,7 +116,7 @@ class _Passage:
             await error_response(failure, body=body)(self._scope, receive, self._forward)
 
     async def _in_turn(self, receive: Receive) -> None:
-        """Passes the request to the application; one with a body waits for its key's turn before."""
+        """Passes the request to the application. A POST request first waits for the turn of its key."""
         if self._method() != "POST":
             await self._app(self._scope, receive, self._forward)
             return

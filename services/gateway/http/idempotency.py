@@ -1,4 +1,4 @@
-"""Answers a repeated request (same `Idempotency-Key`, same body) with the first answer. ASGI, between edge and routes.
+"""ASGI middleware that answers a repeated request (same `Idempotency-Key`, same body) with the first answer.
 
 This is for clients that repeat a request because they do not know whether it was executed. The request runs once, and
 its answer is stored for `IDEMPOTENCY_S`; a repetition that arrives before the answer waits for it. The request runs to

@@ -15,7 +15,7 @@ _DISCARD_BYTES_MAX = 2 * limits.BODY_BYTES_MAX
 sends.
 """
 DISCARD_S = 5.0
-"""Longest time for discarding, in seconds: the announced body may never arrive."""
+"""Longest time for discarding a body, in seconds, because the announced body may never arrive."""
 
 
 async def read(headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> bytes:

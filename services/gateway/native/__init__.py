@@ -1,8 +1,8 @@
 """`POST /generate`, the API of servers without OpenAI's endpoints, in two forms.
 
-A body with only a prompt and sampling parameters is answered with text; a body with a field of an engine's request
-(`request_id`, `sampling_params`, `messages`, …) is answered with a `RequestOutput`. With `USE_OPENAI=0` the server has
-no other API.
+In the text form, a body has only a prompt and sampling parameters and is answered with text. In the engine form, a body
+has a field that the text form lacks (`request_id`, `sampling_params`, `messages`, …) and is answered with a
+`RequestOutput`. With `USE_OPENAI=0` the server has no other API.
 
 | step | module     | what it does                                                                          |
 |------|------------|---------------------------------------------------------------------------------------|

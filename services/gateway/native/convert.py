@@ -28,7 +28,7 @@ Conversation = list[Turn]
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """Fields of a request to an engine that the response repeats, or from which the request's metrics are computed.
+    """Fields of a body in the engine form that the response repeats, or from which its metrics are computed.
 
     `received_at` is the Unix time at which this server got the request. `preprocess_s` is the time that the client
     spent on preprocessing, None if it does not say.
@@ -75,7 +75,7 @@ def client_facts(body: EngineBody, answer_id: str, received_at: float) -> Client
 
 
 def check_client_id(client_id: str) -> None:
-    """Raises ServiceError if the id of an engine's request is empty or too long."""
+    """Raises ServiceError if the id of a request in the engine form is empty or too long."""
     if not 1 <= len(client_id) <= limits.CLIENT_REQUEST_ID_CHARS_MAX:
         refuse("request_id", f"must have between 1 and {limits.CLIENT_REQUEST_ID_CHARS_MAX} characters")
 

@@ -151,7 +151,7 @@ class RequestOutputEncoder:
 
 
 def engine_error(error: ServiceError, answer_id: str, prompt: str | None = None) -> bytes:
-    """Returns the JSON of a failed engine's request: a `RequestOutput` with its error, and OpenAI's error object."""
+    """Returns the JSON of a failed request in the engine form: a `RequestOutput` with the error, and OpenAI's error."""
     output = RequestOutput(
         request_id=answer_id,
         prompt=prompt,

@@ -41,7 +41,7 @@ _RULES = unsupported_params.OPENAI._replace(
 
 
 class GenerateEndpoint:
-    """The endpoint. Running requests in the engine's form have different answer ids.
+    """The endpoint. No two running requests in the engine form have the same answer id.
 
     An answer id is the `request_id` that the client gave in the body, or the server's own request id if it gave none.
     """
@@ -51,7 +51,7 @@ class GenerateEndpoint:
         self._running = RunningIds()
 
     async def generate(self, request: Request) -> Response:
-        """Continues a prompt or conversations, in the form of the request."""
+        """Continues a prompt or conversations. The answer has the form of the request."""
         arrival, received_at = Arrival.now(), time.time()
         data = await request_body.read(request.scope["headers"], request.receive)
         fields = read_fields(data)
@@ -92,7 +92,7 @@ class GenerateEndpoint:
 
 
 class RunningIds:
-    """The answer ids of running requests in the engine's form."""
+    """The answer ids of running requests in the engine form."""
 
     def __init__(self) -> None:
         self._ids: set[str] = set()
@@ -110,7 +110,7 @@ class RunningIds:
 
 
 class EngineAnswer(Response):
-    """An ASGI response that runs an engine's request. Its failures are `RequestOutput`s too."""
+    """An ASGI response that runs a request in the engine form. Its failures are `RequestOutput`s too."""
 
     def __init__(self, run: ResponseRunner, running: RunningIds, answer_id: str, *, stream: bool) -> None:
         # The constructor of Response is not called, because it would render a body.

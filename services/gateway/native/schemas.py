@@ -21,7 +21,7 @@ class GenerateBody(SamplingFields, kw_only=True):
 
 
 class EngineSampling(SamplingFields, kw_only=True):
-    """The object `sampling_params` of an engine's request."""
+    """The object `sampling_params` of a request in the engine form."""
 
     logprobs: int | None = None
     """Number of candidates to report with each token, 0 to 5."""
@@ -30,7 +30,7 @@ class EngineSampling(SamplingFields, kw_only=True):
 
 
 class EngineBody(msgspec.Struct, kw_only=True):
-    """An engine's request. The answer is a `RequestOutput`, or a list of them for several conversations.
+    """A request in the engine form. The answer is a `RequestOutput`, or a list of them for several conversations.
 
     The input is `prompt`, or `prompt_token_ids` (then `prompt` is only repeated in the answer), or `messages`, or a
     conversation of `system`, `history` and `prompt` as the user's latest message.

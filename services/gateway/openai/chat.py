@@ -160,7 +160,7 @@ def _with_conversation(
 
 
 def _chat_structure(body: ChatBody, choice: ToolChoice) -> Constraint | None:
-    """Returns the structure that the request asks for, which cannot be one if calls are forced."""
+    """Returns the structure that the request asks for. Raises ServiceError if it asks for one and also forces calls."""
     structure = constraint_of(body)
     if not choice.is_forced:
         return structure

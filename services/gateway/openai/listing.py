@@ -9,7 +9,7 @@ from shared.errors import ServiceError
 from shared.request.checks import refuse
 
 PAGE_MAX = 100
-"""Objects in one page by default, as many as in OpenAI's API."""
+"""Maximum number of objects in one page, if the endpoint sets no other one, as in OpenAI's API."""
 
 
 def page(

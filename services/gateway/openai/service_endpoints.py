@@ -22,7 +22,7 @@ class ServiceEndpoints:
     """The endpoints that do not generate text."""
 
     def __init__(self, backend: Backend, metrics: GatewayMetrics, pictures_max: int = limits.IMAGES_MAX) -> None:
-        """`pictures_max`: most pictures of a conversation."""
+        """`pictures_max`: maximum number of pictures in a conversation."""
         self._backend = backend
         self._metrics = metrics
         self._pictures_max = pictures_max

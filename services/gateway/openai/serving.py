@@ -338,7 +338,8 @@ class ResponseRunner:
             cause = gone.cause
             raise
         except asyncio.CancelledError as cancelled:
-            # Who cancels the task of a request names the cause as the message; the task group of a batch cannot.
+            # The code that cancels a request's task gives the cause as the exception's message; the task group of a
+            # batch cannot.
             cause = str(cancelled.args[0]) if cancelled.args else "batch_stopped" if current_call().in_batch else ""
             raise
         except Exception as error:
@@ -381,7 +382,7 @@ class StreamedAnswer(Response):
             self._run.metrics.count_error(gone.code)
         except HandedOverError:
             # The HTTP server closes the connection of an answer without an end. To the client the stream is
-            # interrupted, so it resumes it; an end or an error would be final.
+            # interrupted, so the client resumes it; an end or an error would be final.
             if not channel.started:
                 raise
         except Exception as error:

@@ -1,9 +1,9 @@
 """The grammars of tool calls in each format of `formats`, for constrained output. Pure.
 
 With strict tools, a grammar is free text in which a call names one of the request's tools, and the arguments of a
-strict tool follow its JSON Schema. Whatever the format's parser recognises as a call in text that the grammar allows is
-such a call. If calls are forced, the grammar (`only_…`) consists of calls alone. Formats that do not write arguments as
-one JSON object have no such grammar, because not every schema can be enforced in them.
+strict tool follow its JSON Schema. In text that follows the grammar, everything that the format's parser recognises as
+a call is such a call. If calls are forced, the grammar (`only_…`) consists of calls alone. Formats that do not write
+arguments as one JSON object have no grammar of calls alone, because not every schema can be enforced in them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,13 +51,13 @@ CallGrammar = Callable[[Sequence[CallableTool]], TaggedText]
 
 
 OnlyCalls = Callable[[Sequence[CallableTool], bool], Piece]
-"""Returns the grammar of one call of a tool, or with the second argument of one or several."""
+"""Returns the grammar of one call of a tool or, if the second argument is true, of one or several calls."""
 
 
 def callable_tools(
     tools: Sequence[Mapping[str, Any]], places: Sequence[int], path: str, *, all_strict: bool = False
 ) -> list[CallableTool]:
-    """Returns the checked tools of a request. `path`: of a tool's schema, with `[]` for its number in `places`."""
+    """Returns the checked tools of a request. `path`: of a tool's schema; `[]` stands for its number in `places`."""
     return [
         CallableTool(
             tool_name(tool),
@@ -174,7 +174,7 @@ class _Argument:
 class _ArgumentMarks:
     """The markup around the key and the value of an argument, in formats with tags for each argument.
 
-    `before_end`: the end of each value, which is not part of it.
+    `before_end`: text that ends each value and is not part of the value.
     """
 
     before_key: str
@@ -287,7 +287,7 @@ def _json_call(tool: CallableTool, arguments: str = "arguments") -> Piece:
 
 
 def _calls(call: Piece, several: bool, separator: str = "") -> Piece:
-    """Returns the grammar of a call, or with `several` of one or several with whitespace and `separator` between."""
+    """Returns the grammar of one call or, if `several`, of one or more, separated by whitespace and `separator`."""
     between = (_SPACE, separator, _SPACE) if separator else (_SPACE,)
     return _chain(call, Repeat(_chain(*between, call))) if several else call
 

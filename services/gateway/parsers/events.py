@@ -31,7 +31,7 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of the arguments of a call, the one that began last: JSON text as the model wrote it."""
+    """A piece of the arguments of the call that began last: JSON text as the model wrote it."""
 
     call: int
     text: str

@@ -21,7 +21,7 @@ class ToolFormat:
 
     `special_tokens`: tokens of the format that are special tokens of some tokenizers; the text must have them though
     special tokens are skipped. `short_ids`: the chat templates of these models accept only ids of nine letters and
-    digits. `only_calls`: the grammar of forced calls; None: these are not written in the format.
+    digits. `only_calls`: the grammar of forced calls; None: forced calls are not written in this format.
     """
 
     parser: type[ToolParser]
@@ -43,12 +43,12 @@ class ReasoningFormat:
     is_implied: bool = False
 
     def begins_inside(self, prompt_tail: str) -> bool:
-        """Whether the output continues reasoning that has begun in the prompt, of which this is the end."""
+        """Whether the output continues reasoning that has begun in the prompt. `prompt_tail`: the end of the prompt."""
         tail = prompt_tail.rstrip()
         return tail.endswith(self.opening) or (self.is_implied and not tail.endswith(self.closing))
 
     def is_open_after(self, text: str) -> bool:
-        """Whether the output continues the reasoning in this text, the beginning of an answer."""
+        """Whether the reasoning in `text`, the beginning of an answer, has not ended, so the output continues it."""
         return text.rfind(self.opening) > text.rfind(self.closing) or (self.is_implied and self.closing not in text)
 
 

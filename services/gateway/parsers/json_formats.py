@@ -1,4 +1,4 @@
-"""Formats in which a call is a JSON object, or a name with a JSON object behind it."""
+"""Formats in which a call is a JSON object, or a name followed by a JSON object."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

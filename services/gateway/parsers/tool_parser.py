@@ -2,8 +2,8 @@
 
 A format implements its syntax as a generator, `_call`, which reads from front to back as if the whole text were
 available. When it needs text that has not arrived, it yields; `feed` continues it. So the same code parses whole texts
-and streams. Text that the generator has read is held back until it is certain that a call has begun, when its name and
-the beginning of its arguments are known. If the text is not a call, the held text becomes content.
+and streams. Text that the generator has read is held back until it is certain that a call has begun, that is, until the
+name of the call and the beginning of its arguments are known. If the text is not a call, the held text becomes content.
 """
 
 import re

@@ -1,8 +1,9 @@
 """Keeps the files of pictures on the bus, once however many responses have them.
 
-They belong to finished responses, to responses in the background, and to streams. They are in the log of finished
-responses, so they take part of its space, and a picture is dropped about when the last response is that has it: each
-response writes its pictures again. A file is named by its digest, and is in parts that any NATS server takes.
+The pictures belong to finished responses, to responses in the background, and to streams. Their files are in the log of
+finished responses and take part of its space. Each response writes its pictures again, so a picture is dropped at about
+the same time as the last response that has it. A file is named by its digest, and is stored in parts that any NATS
+server takes.
 """
 
 import asyncio
@@ -62,7 +63,7 @@ class KeptPictures:
             await asyncio.gather(*(self._log.append(subject, part) for subject, part in some))
 
     async def get(self, names: Sequence[KeptPicture]) -> dict[KeptPicture, bytes]:
-        """Returns the files that are all there; those that the log has dropped are left out."""
+        """Returns the files that are complete; files of which the log has dropped a part are left out."""
         found: dict[KeptPicture, bytes] = {}
         if names:
             await self._log.open()

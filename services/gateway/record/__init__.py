@@ -5,13 +5,13 @@
     timeline_of(record)                 what `GET /v1/requests/{id}/timeline` answers with
     RecordDirectory                     the records of all gateways
     record.slowness                     which requests of a list were slow, and why
-    record.contention                   which requests had the engines while one waited
-    trace_events_of(timeline)           the same for trace viewers
+    record.contention                   which other requests the engines computed while one request waited
+    trace_events_of(timeline)           the timeline in the format of trace viewers
 
 A record has no text, and prompts and tokens only with `--record-content-mb` (`requests.content`). All its times are
 differences of one process's monotonic clock: the gateway's since the arrival of the request, an engine's since the
-sequence reached that engine. Times of two machines are never subtracted from each other, except to choose the requests
-that had the engines while one waited (`record.contention`).
+sequence reached that engine. Times of two machines are never subtracted from each other, except to find the requests
+that the engines computed while another one waited (`record.contention`).
 """
 
 from services.gateway.record.directory import BusRecordDirectory, FoundRecords, RecordDirectory

@@ -1,7 +1,8 @@
 """Which requests an engine computed while another one waited for it. Pure.
 
-The intervals of requests are compared by Unix time, those of other gateways too: they are as exact as the clocks of the
-machines agree. They decide which requests are named, and for how long each had an engine meanwhile.
+The intervals of all requests, also those of other gateways, are compared by Unix time, so they are only as exact as the
+clocks of the machines agree. They decide which requests are named, and for how long an engine computed each of them
+during the wait.
 """
 
 from collections import Counter
@@ -13,7 +14,7 @@ WAIT_S = 0.2
 WAIT_SHARE = 0.1
 """The same as a share of the request's whole time."""
 NAMED_MAX = 20
-"""Requests that are named; further ones are counted."""
+"""Maximum number of requests that are named; further ones are only counted."""
 
 _BEFORE_ENGINE = ("turn", "admission", "tokenization", "gateway_queue", "engine_queue")
 _WAITS = ("gateway_queue", "engine_queue")
@@ -36,7 +37,7 @@ def wait_of(timeline: dict[str, Any]) -> Wait | None:
         return None
     longest = max(spans, key=lambda one: one["end_s"] - one["start_s"])
     engines = {one["where"] for one in spans if one["end_s"] - one["start_s"] >= WAIT_SHARE * waited_s}
-    # In the gateway it waits for any engine, in the queue of an engine for this one.
+    # In the gateway, a request waits for any engine; in the queue of an engine, it waits for this engine.
     engine = longest["where"] if len(engines) == 1 else None
     return Wait(spans[0]["start_s"], spans[-1]["end_s"], engine or "")
 
@@ -47,13 +48,14 @@ def during(timeline: dict[str, Any], wait: Wait) -> tuple[float, float]:
 
 
 def contention(timeline: dict[str, Any], wait: Wait, others: list[dict[str, Any]], key: str) -> dict[str, Any] | None:
-    """Returns what the engines computed meanwhile: the field `meanwhile` of a timeline; None if nothing is known.
+    """Returns what engines computed during the wait, the field `meanwhile` of a timeline; None if nothing is known.
 
     `others`: summaries of requests (`timeline.summary_of`), of all keys. `key`: requests of other keys are counted but
     not named; empty: all are named.
 
-    `num_requests`, of which `num_hidden` are of other keys; `requests`: up to NAMED_MAX of them, those first that had
-    the engines longest meanwhile (`overlap_s`); `from_s`, `to_s`, `engine`: the wait; `text`: the same in a sentence.
+    The field has `num_requests`, of which `num_hidden` are of other keys; `requests`: up to NAMED_MAX of them, sorted
+    by the seconds for which engines computed them during the wait (`overlap_s`), longest first; `from_s`, `to_s`,
+    `engine`: the wait; `text`: all this in a sentence.
     """
     since, until = during(timeline, wait)
     found: list[tuple[float, dict[str, Any]]] = []

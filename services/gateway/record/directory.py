@@ -1,7 +1,7 @@
 """The recorded requests of all gateways: those of this one, and the answers of the others over the bus.
 
 A client may reach any gateway, and the request that it asks about may have been served by another one. A gateway that
-does not answer within `limits.RECORD_QUERY_S` is named in the list; its requests are missing from it.
+does not answer within `limits.RECORD_QUERY_S` is named in the answer, which then lacks its requests.
 """
 
 import asyncio
@@ -54,14 +54,15 @@ class RecordDirectory:
         return find_record(self.recorder, self.gateway_id, query)
 
     async def timeline(self, name: str, key: str) -> dict[str, Any] | None:
-        """Returns the timeline of one request of a key (empty: of any); None if there is none.
+        """Returns the timeline of one request that `key` may see (empty: all keys' requests); None if there is none.
 
-        If it waited for engines, the field `meanwhile` tells of the requests that had them (`record.contention`).
+        If the request waited for engines, the field `meanwhile` describes the requests that they computed during the
+        wait (`record.contention`).
         """
         found = await self.find(RecordQuery(name, key, "timeline"))
         if found is None:
             return None
-        wait = wait_of(found) if "spans" in found else None  # a gateway of an older version gives none
+        wait = wait_of(found) if "spans" in found else None  # a gateway of an older version sends no spans
         if wait is None:
             return {**found, "meanwhile": None}
         others = (await self.list(RecordListQuery("", during=during(found, wait)))).requests

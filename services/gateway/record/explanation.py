@@ -1,8 +1,9 @@
 """Tells in plain words what a request has spent its time on. Pure.
 
 The phases of a request (`timeline.phases_of`) follow its first placement. Here the time from its arrival to its end is
-divided among causes, so that the time of a move or a preemption, which lies within the phase `decode`, is seen for
-itself. Of several sequences, the one that ended last counts: the request waited for it.
+divided among causes, so that the time of a move or a preemption, which lies within the phase `decode`, is shown
+separately. If a request has several sequences, only the one that ended last is explained, because the request waited
+for it.
 """
 
 from collections.abc import Iterator
@@ -13,9 +14,10 @@ from typing import Any
 from shared.batch_rows import num_reserved_rows
 
 MOST, ALSO = 0.5, 0.2
-"""Shares of the whole time: of a cause that took most of it, and of a second one that is named too."""
+"""Shares of the request's whole time. A cause from the first share on took "most of the time"; a further cause from the
+second share on is named too."""
 FEW_STEPS = 10
-"""Of fewer steps, one may well take a fifth of the time."""
+"""A long step is reported only among at least this many steps: of fewer, one may well take a fifth of the time."""
 
 UNKNOWN_LACK = "Its batch had no place, or too few KV blocks were free."
 NO_LACK = (
@@ -27,7 +29,8 @@ TWO_QUEUES = (
 )
 
 TOKENIZER_CALL_S, TOKENS_PER_S = 0.1, 10_000
-"""Tokenizing that takes longer than a call and this rate allow, on a slow machine too, did not depend on the prompt."""
+"""Duration of one call in seconds, and a rate, which slow machines reach too. Tokenizing that takes longer than both
+allow has another cause than the length of the prompt."""
 
 ENDINGS = {
     "client_closed_request": "the client closed the connection",
@@ -49,7 +52,7 @@ ENDINGS = {
 class _Cause:
     """One cause. `where`: the engine, or the tokenizer; of a move: both engines.
 
-    `num_tokens`: of `decode`: tokens that came meanwhile.
+    `num_tokens`: for `decode`, the number of tokens that arrived in this time.
     """
 
     name: str
@@ -72,16 +75,19 @@ class _Span:
 
 
 class _Division:
-    """Divides the time up to now among causes. `until` gives the time since the last call to a cause."""
+    """Divides the time up to now among causes. `until` assigns the time since its previous call to a cause."""
 
     def __init__(self) -> None:
         self.causes: list[_Cause] = []
         self.spans: list[_Span] = []
-        """The same in its order, without gaps."""
+        """The divided time as intervals in order, without gaps."""
         self._at_s = 0.0
 
     def until(self, time_s: float | None, name: str, where: str = "", why: str = "") -> _Cause | None:
-        """Returns the cause, of which there is one for each name and place; None if `time_s` is None: not yet."""
+        """Assigns the time up to `time_s` to the one cause with this name and place, and returns the cause.
+
+        Returns None if `time_s` is None, because that time is not reached yet.
+        """
         if time_s is None:
             return None
         found = next((one for one in self.causes if (one.name, one.where) == (name, where)), None)
@@ -157,7 +163,7 @@ def _divided(timeline: dict[str, Any], sequence: dict[str, Any] | None) -> _Divi
 
 
 def _tokenizer(timeline: dict[str, Any]) -> str:
-    """Returns the tokenizer that the request was with; empty if it is unknown, or if there were several."""
+    """Returns the tokenizer that had the request; empty if it is unknown, or if several had it."""
     answered, silent = timeline["tokenizer"], set(_silent(timeline))
     if not timeline["silent_tokenizers"]:
         return answered or ""
@@ -275,7 +281,7 @@ def _text(cause: _Cause, timeline: dict[str, Any]) -> str:
 
 
 def _detail(cause: _Cause, timeline: dict[str, Any]) -> Iterator[str]:
-    """Yields what makes a cause that took a large part of the time understandable."""
+    """Yields sentences that explain a cause that took a large part of the time."""
     if cause.name == "turn":
         yield "Many requests arrived at the same time: a gateway begins few at a time, and the keys take turns."
     if cause.name == "tokenization":
@@ -311,9 +317,9 @@ def _engine_queue_detail(attempt: dict[str, Any] | None) -> Iterator[str]:
 
 
 def _full_batch(attempt: dict[str, Any]) -> str:
-    """Returns how full the batch was for which a sequence waited; empty if it was not full, or that is unknown."""
+    """Returns a sentence on the full batch for which a sequence waited; empty if it was not full, or if unknown."""
     places, taken = attempt["batch_places"] or 0, attempt["batch_size_before"]
-    if taken is None:  # its own first step had about as many
+    if taken is None:  # the sequence's own first step had about as many
         taken = attempt["steps"][0]["batch_size"]
     if not places or taken < places - num_reserved_rows(places):
         return ""
@@ -323,7 +329,7 @@ def _full_batch(attempt: dict[str, Any]) -> str:
 
 
 def _blocks(attempt: dict[str, Any]) -> str:
-    """Returns whether a sequence that had a place waited for KV blocks; empty if that is unknown."""
+    """Returns a sentence on whether a sequence that had a place waited for KV blocks; empty if that is unknown."""
     free, size = attempt["free_blocks_before"], attempt["block_size"]
     num_tokens = 0
     for one in attempt["steps"]:
@@ -375,7 +381,7 @@ def _asked(tries: list[dict[str, Any]]) -> str:
 
 
 def _ending(timeline: dict[str, Any]) -> str:
-    """Returns how a request ended that was not completed."""
+    """Returns a sentence on the end of a request that was not completed."""
     code, how = timeline["error_code"], "failed" if timeline["state"] == "failed" else "was cancelled"
     why = f": {ENDINGS[code]} ({code})" if code in ENDINGS else f": {code}" if code else ""
     return f"It {how} after {_s(timeline['duration_s'])}{why}."

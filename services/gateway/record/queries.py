@@ -18,7 +18,7 @@ _SEARCHED = ("id", "client_request_id", "model", "key", "state", "error_code", "
 def list_records(recorder: Recorder, gateway_id: str, query: RecordListQuery) -> list[dict[str, Any]]:
     """Returns the summaries of the requests that match, in the order of the query, at most RECORD_LIST_MAX.
 
-    What is usual, from which slow requests differ, is found among all requests of the key, not only those that match.
+    The usual times, which slow requests exceed, are computed from all requests of the key, not only those that match.
     """
     records = [one for one in recorder.all() if query.key in ("", one.facts.key) and _in_progress(one, query.during)]
     found = [{**summary_of(record), "gateway": gateway_id} for record in records]

@@ -11,19 +11,19 @@ from shared.messages import StepEvents
 from shared.step_rows import unpacked
 
 STEPS_BEFORE = 3
-"""Last steps of each engine that are remembered, for the sequences that begin next."""
+"""Number of last steps of each engine that are remembered, for the records of the sequences that begin next."""
 ENGINES_MAX = 256
-"""Engines whose last steps are remembered: those that have told of steps last."""
+"""Maximum number of engines whose last steps are remembered: those that have reported steps most recently."""
 
 
 class Recorder:
     """The records of one gateway. `capacity`: number of finished requests that are kept; 0: nothing is recorded.
 
-    `content_bytes`: most bytes of all contents (prompts and tokens) together; 0: records have none. The content of the
-    oldest records goes first.
+    `content_bytes`: maximum size of all contents (prompts and tokens) together; 0: records have no content. The content
+    of the oldest records is dropped first.
 
-    Besides them, `limits.RECORD_PINNED_MAX` failed requests and as many of the slowest are kept. `now`: the clock, in
-    monotonic seconds.
+    Besides the latest requests, `limits.RECORD_PINNED_MAX` failed ones and as many of the slowest are kept. `now`: the
+    clock, in monotonic seconds.
     """
 
     def __init__(self, capacity: int, now: Callable[[], float] = time.monotonic, content_bytes: int = 0) -> None:
@@ -38,7 +38,7 @@ class Recorder:
         self._slowest: list[RequestRecord] = []
         self._by_id: dict[str, RequestRecord] = {}
         self._last_steps: dict[str, tuple[ToldStep, ...]] = {}
-        """The last STEPS_BEFORE steps that each engine has told of, the engine that told last at the end."""
+        """The last STEPS_BEFORE steps that each engine has reported. The engine that reported last is at the end."""
         self.num_unrecorded = 0
         """Requests that got no record because `limits.RECORD_RUNNING_MAX` others were in progress."""
 
@@ -48,7 +48,7 @@ class Recorder:
         return self._capacity > 0
 
     def begin(self, facts: RequestFacts, received_s: float) -> RecordedRequest:
-        """Returns the record of a request that begins; NOT_RECORDED if there is none for it."""
+        """Returns the record of a request that begins; NOT_RECORDED if the request is not recorded."""
         if not self.is_on:
             return NOT_RECORDED
         if len(self._running) >= limits.RECORD_RUNNING_MAX:
@@ -99,7 +99,7 @@ class Recorder:
         return record, 0 if record is None else int(index)
 
     def _end(self, record: RequestRecord) -> None:
-        """Moves a record to the finished ones, and forgets those that nothing keeps any more."""
+        """Moves a record to the finished ones, and forgets records that no list has any more."""
         self._running.pop(record.facts.request_id, None)
         self._keep_in(self._latest, record)
         if record.outcome == "failed":
@@ -110,7 +110,7 @@ class Recorder:
             self._drop(self._slowest.pop())
 
     def _keep_in(self, records: deque[RequestRecord], record: RequestRecord) -> None:
-        """Adds a record to a list of finished ones, from which it takes the oldest one's place if the list is full."""
+        """Adds a record to a list of finished ones. If the list is full, its oldest record is dropped."""
         record.num_lists += 1
         if len(records) == records.maxlen:
             self._drop(records.popleft())

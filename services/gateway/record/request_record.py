@@ -1,4 +1,4 @@
-"""The record of one request. Bounded: what exceeds a limit of `shared.limits` is counted only."""
+"""The record of one request. It is bounded: events beyond a limit of `shared.limits` are only counted."""
 
 import time
 from array import array
@@ -13,9 +13,9 @@ _MICROSECONDS = 1e6
 TURN_SHOWN_S = 1e-3
 """A shorter wait for a turn counts as part of the admission."""
 PIECE_COLUMNS = 2
-"""Numbers of one piece of output: seconds of the gateway's clock (`RequestRecord.since_us`), number of tokens."""
+"""Values for one piece of output: seconds of the gateway's clock (`RequestRecord.since_us`), number of tokens."""
 ToldStep = tuple[float, StepEvent]
-"""When the gateway was told of a step, by its clock in seconds, and the step."""
+"""When a step was reported to the gateway (seconds of its monotonic clock), and the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,13 @@ class RecordedRequest:
         """The limits of the key let the request pass."""
 
     def tokenizer_silent(self, name: str, waited_s: float) -> None:
-        """A tokenizer has not answered within `waited_s`; empty: the one of the queue group that got the request."""
+        """A tokenizer has not answered within `waited_s`; `name` is empty if the request went to the queue group."""
 
     def tokenizer_answered(self, name: str) -> None:
-        """A tokenizer has answered; empty: it did not tell its name."""
+        """A tokenizer has answered; `name` is empty if it did not send its name."""
 
     def tokenized(self, num_prompt_tokens: int) -> None:
-        """The prompts are token ids."""
+        """The prompts have been converted to token ids."""
 
     def placed(
         self, index: int, attempt: int, engine: str, detokenizer: str, places: int = 0, block_size: int = 0
@@ -66,7 +66,7 @@ class RecordedRequest:
         """The engine has confirmed that it accepts the sequence."""
 
     def lost(self, index: int, attempt: int, reason: str) -> None:
-        """The placement has ended without the end of the sequence, which waits for another engine."""
+        """The placement has ended before the sequence did, and the sequence waits for another engine."""
 
     def stream_moved(self, index: int, detokenizer: str) -> None:
         """The stream of text was opened again, perhaps on another detokenizer."""
@@ -104,7 +104,7 @@ class Attempt:
     detokenizer: str
     placed_us: int
     places: int = 0
-    """The most sequences in the engine's batch; 0: unknown."""
+    """Maximum number of sequences in the engine's batch; 0: unknown."""
     block_size: int = 0
     """Tokens in a KV block of the engine; 0: unknown."""
     batch_size_before: int | None = None
@@ -120,11 +120,12 @@ class Attempt:
     """Numbers of the steps before which the sequence was preempted."""
 
     def waited_during(self, steps: list[StepEvent]) -> None:
-        """Adds the engine's load during the wait for the first step, from the third and second last step before it.
+        """Adds the engine's load during the wait for the first step: at the third-last and second-last step before it.
 
-        An engine plans a step when the last step before it has ended, or the second last. What it found there was
-        enough to begin; at the end of the step before that one it was not. So the least room of these two counts. The
-        last step tells nothing: it may have ended when the sequence had its place and its blocks already.
+        An engine plans a step when either the last or the second-last step before it has ended. The room that it found
+        then was enough for the sequence to begin; the room after the step before that one was not. It is unknown which
+        of the two cases applies, so the smaller room of the two counts. The last step is not used, because the sequence
+        may already have had its place and its blocks when it ended.
         """
         if steps:
             self.batch_size_before = max(max(one.num_sequences, one.num_running) for one in steps)
@@ -142,7 +143,7 @@ class SequenceRecord:
     def attempt(self, number: int) -> Attempt | None:
         """Returns the attempt with this number; None if it is not recorded."""
         if self.attempts and self.attempts[-1].number == number:
-            return self.attempts[-1]  # what nearly all events of a token belong to
+            return self.attempts[-1]  # nearly all events belong to the newest attempt
         return next((one for one in reversed(self.attempts) if one.number == number), None)
 
 
@@ -169,7 +170,7 @@ class RequestRecord(RecordedRequest):
         self.tokenizer = ""
         """The tokenizer that answered last; empty: unknown."""
         self.silent_tokenizers: list[tuple[str, float]] = []
-        """The tries without an answer: the tokenizer, empty if it is unknown, and how many seconds it had."""
+        """The tries without an answer: name of the tokenizer, empty if unknown, and the seconds that it was given."""
         self.tokenized_us: int | None = None
         self.ended_us: int | None = None
         self.prompt_tokens = self.cached_tokens = self.completion_tokens = 0
@@ -289,7 +290,7 @@ class RequestRecord(RecordedRequest):
             return
         if not found.steps:
             first, placed_s = rows[0], self._received_s + found.placed_us / _MICROSECONDS
-            here = [one for told_s, one in told if told_s >= placed_s]  # the engine may have rested before
+            here = [one for told_s, one in told if told_s >= placed_s]  # the engine may have been idle before
             found.waited_during([one for one in here if first - 3 <= one.step <= first - 2])
         found.steps.extend(rows if count <= room else rows[: room * STEP_COLUMNS])
 

@@ -1,41 +1,42 @@
 """Which requests of a list were slow, and by which phase. Pure.
 
-A phase is compared with the same phase of the other finished requests of the model. What a quarter of them stays below
-is its usual time; the quarter is taken, not the middle, so that the usual time remains usual while most requests wait.
-Phases that take longer with more tokens are also compared by their time for each token.
+A phase is compared with the same phase of the other finished requests of the model. Its usual time is the lower
+quartile of these, which a quarter of the requests do not exceed. The quartile is used in place of the median, so that
+the usual time does not grow while most requests wait. Phases that take longer with more tokens are also compared by
+their time for each token.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
 SLOW_S = 0.5
-"""Seconds that a slow phase takes at least beyond its usual time."""
+"""A slow phase exceeds its usual time by at least this many seconds."""
 SLOW_FACTOR = 3.0
-"""Multiple of its usual time that a slow phase takes at least."""
+"""A slow phase takes at least this many times its usual time."""
 SLOW_SHARE = 0.2
-"""Share of the request's whole time that the seconds beyond the usual time are at least."""
+"""A slow phase exceeds its usual time by at least this share of the request's whole time."""
 SIMILAR_MIN = 5
-"""Fewest finished requests of a model that tell what is usual."""
+"""Minimum number of finished requests of a model from which its usual times are computed."""
 QUARTER = 0.25
 MOST = 0.75
-"""Share of the largest weight from which a slow request stands out among the slow ones."""
+"""A slow request stands out among the slow ones if its weight is at least this share of the largest weight."""
 OUTLIERS_MAX = 5
-"""Requests that stand out at most."""
+"""Maximum number of requests that stand out."""
 
 _TOKENS: dict[str, Callable[[dict[str, Any]], int]] = {
     "tokenization": lambda one: one["prompt_tokens"],
     "prefill": lambda one: one["prompt_tokens"] - one["cached_tokens"],
     "decode": lambda one: one["completion_tokens"] - 1,
 }
-"""The number of tokens with which a phase grows."""
+"""For each phase that takes longer with more tokens: the number of these tokens."""
 
 
 def mark_slow(summaries: list[dict[str, Any]]) -> None:
     """Sets the field `slow` of each summary (`timeline.summary_of`): None, or why the request is slow.
 
-    `phase`: the phase that took most beyond its usual time; `move` or `preemption` for a `decode` with one.
-    `duration_s`: of this phase; `usual_s`: its usual time; `excess_s`: seconds beyond the usual times, of all phases
-    that took SLOW_FACTOR times as long as usual.
+    `phase`: the phase that exceeded its usual time most; if it is `decode` and had a move or a preemption, `move` or
+    `preemption`. `duration_s`: of this phase; `usual_s`: its usual time; `excess_s`: sum of the seconds beyond the
+    usual times of all phases that took at least SLOW_FACTOR times as long as usual.
 
     Also sets `token_s`: the seconds of `decode` for each token of output after the first, None without such a token;
     and `usual_token_s`: what is usual for the model, None if unknown.
@@ -54,8 +55,8 @@ def mark_slow(summaries: list[dict[str, Any]]) -> None:
 def mark_outliers(summaries: list[dict[str, Any]]) -> None:
     """Sets the field `stands_out` of each `slow`: whether the request is among the few slowest of these requests.
 
-    The excess is weighted with its share of the request's time: among many requests that waited equally long, the one
-    that would have been done first has lost most.
+    The excess is weighted with its share of the request's time. So among many requests that waited equally long, those
+    stand out that needed the least time besides the wait.
     """
     slow = sorted((one for one in summaries if one.get("slow")), key=_weight, reverse=True)
     for number, one in enumerate(slow):

@@ -1,9 +1,9 @@
 """Converts records to what `GET /v1/requests` and `GET /v1/requests/{id}/timeline` answer with. Pure.
 
 All times are seconds since the arrival of the request, by the gateway's clock, with one exception: the times of an
-engine's steps are sums of two durations. To the gateway's time of sending the sequence to the engine they add the
-engine's own time since the sequence arrived there. What the message was on its way is thus left out: the true times are
-later by at most `accepted_s - placed_s`.
+engine's steps are sums of two durations. The first is the time at which the gateway sent the sequence to the engine,
+the second is the engine's own time since the sequence arrived there. The time that the message took is left out, so the
+true times are later, by at most `accepted_s - placed_s`.
 """
 
 from array import array
@@ -74,13 +74,14 @@ def timeline_of(record: RequestRecord, usual_token_s: float | None = None) -> di
 
 
 def phases_of(record: RequestRecord) -> dict[str, float]:
-    """Returns how long each phase of a request has taken so far, in seconds, without those that have not begun.
+    """Returns how long each phase of a request has taken so far, in seconds, without phases that have not begun.
 
     `turn`: the wait for a turn of its key, only if it waited. `admission`: reading and checking the request, and the
-    limits of its key. `tokenization`. `gateway_queue`: the wait for an engine that takes another sequence.
-    `engine_queue`: the wait in the engine for a place in the batch. `prefill`: from there to the first token at the
-    gateway. `decode`: from the first to the last token. `delivery`: from there to the last byte of the answer. Of
-    several sequences, the first that is placed or gives a token counts.
+    limits of its key. `tokenization`. `gateway_queue`: the wait for an engine that accepts another sequence.
+    `engine_queue`: the wait in the engine for a place in the batch. `prefill`: from then until the first token is at
+    the gateway. `decode`: from the first to the last token. `delivery`: from the last token to the last byte of the
+    answer. With several sequences, a phase ends with the first sequence that is placed, begins or gives a token;
+    `decode` ends with the last token of all.
     """
     phases: dict[str, float] = {}
     placed = min((one.attempts[0].placed_us for one in record.sequences.values() if one.attempts), default=None)
@@ -135,7 +136,8 @@ def _steps(one: Attempt) -> Iterator[dict[str, Any]]:
             "kind": "decode" if num_output and num_tokens <= max(1, num_output) else "prefill",
             "start_s": _s(max(one.placed_us, ended - duration)),
             "end_s": _s(ended),
-            # From the end of the sequence's step before; the first one waited in the queue until it began.
+            # From the end of the sequence's previous step to the end of this one. For the first step: its wait in the
+            # queue.
             "gap_s": _s(ended - duration - one.placed_us if ended_before is None else ended - ended_before),
             "position": start,
             "num_tokens": num_tokens,
@@ -178,7 +180,7 @@ def _written_by_position(record: RequestRecord, sequence: SequenceRecord) -> Ite
 def _engine_queue_us(record: RequestRecord) -> int | None:
     """Returns when the first step of a sequence began. A placement that was lost before its first step does not count.
 
-    None if that is not known: an engine that was killed has not told of its last steps.
+    None if that is unknown, for example because an engine was killed before it reported its last steps.
     """
     began = [
         one.placed_us + max(0, one.steps[1] - one.steps[2])

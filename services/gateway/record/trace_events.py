@@ -64,7 +64,8 @@ def _piece(piece: dict[str, Any], thread: int) -> Iterator[dict[str, Any]]:
 
 
 def _attempt(attempt: dict[str, Any], index: int, pid: int, request_s: float) -> Iterator[dict[str, Any]]:
-    # Threads are told apart by number, so a sequence that comes back to an engine gets another one for each placement.
+    # Trace viewers distinguish threads by number, so each placement has its own, even if a sequence comes back to an
+    # engine.
     thread = 1000 * index + attempt["attempt"]
     yield _name("thread_name", pid, thread, f"sequence {index}, placement {attempt['attempt']}")
     steps, placed = attempt["steps"], attempt["placed_s"]

@@ -14,8 +14,9 @@ async def replay(
 ) -> dict[str, Any]:
     """Returns the answer of `POST /v1/requests/{id}/replay`. Raises ServiceError if the request cannot run.
 
-    For the first position at which a sequence differs, both tokens are told with their texts and their log
-    probabilities after the tokens before, which a further request of one token computes on the same engine.
+    For the first position at which a sequence differs, the answer has both tokens with their texts and log
+    probabilities. To get these log probabilities, a further request computes one token after the recorded tokens before
+    that position, on the same engine.
     """
     tokens = await _tokens(backend, whole(content, card, request_id, engine), len(content.sequences))
     sequences: list[dict[str, Any]] = []
@@ -38,7 +39,7 @@ async def replay(
 
 
 async def _tokens(backend: Backend, request: GenerationRequest, count: int) -> list[list[int]]:
-    """Returns the tokens of each sequence, with those that it begins with."""
+    """Returns the tokens of each sequence, including those with which it begins (`begun`)."""
     found = [list(request.begun) for _ in range(count)]
     for update in await _updates(backend, request):
         found[update.index].extend(update.token_ids)

@@ -1,7 +1,7 @@
 """The endpoints `GET /v1/requests/{id}/record` and `…/output`, `POST …/replay` and `…/fork`, and `POST /v1/replay`.
 
-A key reaches the requests that it has made, one with the scope `admin` those of all keys. What runs again counts as a
-request of the key that asks for it.
+A key can read and repeat the requests that it has made; a key with the scope `admin` can do so with those of all keys.
+A request that runs again counts as a request of the key that asks for it.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ class ReplayBody(msgspec.Struct, kw_only=True):
     """Body of `POST /v1/requests/{id}/replay`."""
 
     engine: str | None = None
-    """Id of the engine that runs the request. Default: any of the model's."""
+    """Id of the engine that runs the request. Default: any engine of the model."""
 
 
 class RecordBody(msgspec.Struct, kw_only=True):
@@ -98,7 +98,7 @@ class ReplayEndpoints:
         return await self._compare(request, decode(await self._find(request_id)), body.engine)
 
     async def replay_record(self, request: Request) -> Response:
-        """The same with a recorded request of the body."""
+        """Runs the recorded request in the body again and answers with the comparison of the tokens."""
         body = read_body(await _checked(request, RecordBody), _RECORD)
         return await self._compare(request, decode(bytes(body.record)), body.engine)
 

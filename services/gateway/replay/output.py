@@ -1,4 +1,4 @@
-"""The recorded outputs of a request with the text of each token, for people who choose one to fork from."""
+"""The recorded outputs of a request with the text of each token, for people who choose a token to fork from."""
 
 from typing import Any
 

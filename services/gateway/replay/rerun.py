@@ -13,11 +13,11 @@ from shared.request.rules import choice_params
 
 
 def whole(content: RecordedContent, card: ModelCard, request_id: str, engine: str = "") -> GenerationRequest:
-    """Returns the same request. Raises ServiceError if it cannot run again, or if `card` is not what it ran with."""
+    """Returns the recorded request as a new one. Raises ServiceError if it cannot run again (`check_repeatable`)."""
     check_repeatable(content, card)
     params = content.params
     if len(content.prompts) == 1 and not params.max_tokens:
-        # As many as fitted then.
+        # As many tokens as fitted when the request was recorded.
         room = content.max_model_len - len(content.prompts[0].token_ids)
         params = msgspec.structs.replace(params, max_tokens=max(1, room))
     return GenerationRequest(
@@ -42,10 +42,10 @@ def forked(
     changes: dict[str, Any] | None = None,
     engine: str = "",
 ) -> GenerationRequest:
-    """Returns a request whose output begins with the first `position` tokens of sequence `index`, and `token_id`.
+    """Returns a request whose output begins with `position` tokens of sequence `index`, then `token_id` if given.
 
-    Without changes it continues exactly as the recorded one did: token positions and seed are the same. Raises
-    ServiceError for an index, a position or parameters that are not possible.
+    Without changes the request continues exactly as the recorded one did, because token positions and seed are the
+    same. Raises ServiceError for an index, a position or parameters that are not possible.
     """
     check_repeatable(content, card)
     if content.params.beam is not None:

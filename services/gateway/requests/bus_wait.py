@@ -1,7 +1,7 @@
 """New requests that arrive while the gateway is disconnected from the bus: a few wait for a short time.
 
-A gateway whose server of the bus has gone is connected to another server, or to the same one after a restart, within
-tenths of a second. Without the wait each request of that time would be refused.
+A gateway that has lost its NATS server is connected again, to another server or to the same one after a restart, within
+tenths of a second. Without the wait, each request that arrives in that time would be refused.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Finds engines and detokenizers that died before their leases expire.
 
-A member that misses a heartbeat, or of which its launcher says that its process has ended, is asked something. If it
-has ended, the bus answers at once that nobody receives messages on its subject, so it is lost. A process that is only
-slow or frozen still has its subscription: it keeps its lease.
+A member that misses a heartbeat, or whose launcher says that its process has ended, is sent a question. If the process
+has ended, the bus answers at once that nobody receives messages on its subject, so the member counts as lost. A process
+that is only slow or frozen still has its subscription, so it keeps its lease.
 """
 
 import asyncio
@@ -24,16 +24,16 @@ PROBED = ("engine", "detokenizer")
 CLOSES_S = 0.02
 """How long the bus may take to notice that the connection of a process that has ended is closed."""
 ENDED_S = 0.1
-"""Time in which a member answers of which a launcher says that it has ended. A question that the bus has given to the
-closed connection gets no answer at all; then the member is asked again when a heartbeat is missing."""
+"""Time within which a member must answer if a launcher says that it has ended, seconds. A question that the bus has
+sent to the closed connection gets no answer at all; the member is then asked again when a heartbeat is missing."""
 _ENDED = Decoder([MemberEnded])
 
 
 class DeathProbe:
     """The probe of one gateway. `on_dead` is called after the member has been removed from `members`.
 
-    It asks nobody for a lease after this gateway's own connection to the bus was down: after a restart of the bus,
-    members connect again one after the other.
+    After this gateway's own connection to the bus was down, the probe asks nobody for the duration of a lease, because
+    after a restart of the bus the members connect again one after the other.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class DeathProbe:
         self._background = Background("a probe failed")
 
     async def listen(self) -> None:
-        """Subscribes to what launchers tell of processes that have ended."""
+        """Subscribes to the launchers' messages about processes that have ended."""
         await self._host.transport.subscribe(self._host.subjects.ended(), self._on_ended)
 
     def tick(self, now: float) -> None:
-        """Asks the members whose last heartbeat is older than PROBE_INTERVALS of their intervals."""
+        """Asks the members whose last heartbeat is older than PROBE_INTERVALS heartbeat intervals."""
         if self._is_quiet(now):
             return
         for beat, age_s in self._members.ages(now):
@@ -76,7 +76,7 @@ class DeathProbe:
 
     def _look(self, beat: Heartbeat, wait_s: float = 0.0, timeout_s: float = limits.LEASE_S) -> None:
         address = Address(beat.id, beat.instance_id)
-        # A member that ends hands its work over first, and nobody may answer for it meanwhile.
+        # A draining member hands its work over before it ends; meanwhile, nobody may answer on its subject.
         if beat.service in PROBED and beat.state != "draining" and address not in self._asked:
             self._asked.add(address)
             self._background.spawn(self._ask(beat.service, address, wait_s, timeout_s))

@@ -20,7 +20,7 @@ PROMPT_TAIL_BYTES = TOKEN_BYTES * limits.PROMPT_TAIL_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain over its full blocks.
+    """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain of hashes of its full blocks.
 
     `end_token_ids` end its outputs in addition to the end tokens of the request. `tail`: the last characters of a
     rendered conversation; empty for other prompts.
@@ -104,7 +104,7 @@ class RequestMessages:
         )
 
     def submit(self, index: int) -> Submit:
-        """Returns the message that runs a sequence, with its tokens so far as output. It must have a placement."""
+        """Returns the message that runs a sequence, with its tokens so far as output. The sequence must be placed."""
         request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
         choices = self.choices(index)
         params = sequence_params(request.params, index % request.num_sequences, prompt.num_tokens, self.card)

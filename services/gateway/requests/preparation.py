@@ -137,7 +137,7 @@ async def _tokenized(
     except ServiceError as error:
         if error.param != "messages" or not request.prompt_names:
             raise
-        # Chat templates know a conversation by this name only.
+        # Errors of chat templates call every conversation `messages`.
         name = request.prompt_name(0)
         raise ServiceError(error.code, error.message, param=name, retry_after_s=error.retry_after_s) from None
     assert isinstance(reply, TokenizeReply)

@@ -2,8 +2,8 @@
 
 The rate of ended sequences shows the capacity of the engines only while sequences wait; with an empty queue it shows
 the load. The estimate is therefore the length of the queue divided by the rate since the queue was last empty. There is
-no estimate until this has lasted for a while; until then the queue may have UNKNOWN_ROUNDS sequences for each batch
-slot.
+no estimate until sequences have waited for a while without a break; until then the queue may have UNKNOWN_ROUNDS
+sequences for each batch slot.
 """
 
 import math

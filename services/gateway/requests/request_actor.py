@@ -73,9 +73,9 @@ class RequestActor:
         """Indexes of sequences whose engine has tokens that have not arrived."""
         self._in_lockstep = in_lockstep
         self._lockstep: LockstepRequest | None = None
-        """Compares the tokens of two engines; None if the sequences run on one each."""
+        """Compares the tokens of two engines; None if each sequence runs on only one engine."""
         self._streamless: dict[int, float] = {}
-        """Indexes of sequences whose stream no detokenizer accepts, with the time since when."""
+        """Indexes of sequences whose stream no detokenizer accepts, with the time at which this began."""
 
     # --- Generation ---
 

@@ -122,8 +122,8 @@ class Router:
 
         Engines in `affinity`, which already compute the same prompt, are preferred while they have a free batch slot;
         if the sequence `joins` a computation there (a beam search), even without credit. Engines in `avoid`, on which a
-        placement of the sequence failed, are chosen only if there is no other. The same applies to prefill engines or,
-        if the sequence `pools`, to decode engines.
+        placement of the sequence failed, are chosen only if there is no other. Prefill engines (or, if the sequence
+        `pools`, decode engines) are also chosen only if there is no other.
         """
         engines = _with_role(ready_members(engines, model), "decode" if pools else "prefill")
         if joins:
@@ -137,7 +137,7 @@ class Router:
         return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes, idle), self._used(e), e.id), default=None)
 
     def prefill_engines(self, engines: Sequence[Heartbeat], model: str, decode: Heartbeat) -> list[Heartbeat]:
-        """Returns the responsive prefill engines that can serve the given decode engine, those with its weights."""
+        """Returns the responsive prefill engines that can serve a decode engine: those with the same weights."""
         wanted = _engine_status(decode)
         ready = [e for e in ready_members(engines, model) if _engine_status(e).kv_address and not self._load(e).silent]
         return [e for e in ready if _engine_status(e).content == wanted.content]
@@ -178,8 +178,8 @@ class Router:
         `idle`: sequences of the idle lane.
 
         A client (API key) that has no sequence of this gateway at the engine may send one beyond the credit, as long as
-        few clients have sequences there. The engine serves it before further sequences of other clients, so it need not
-        wait for credit.
+        few clients have sequences there. The engine serves such a sequence before further sequences of other clients,
+        so the sequence need not wait for credit.
         """
         load, status = self._load(engine), _engine_status(engine)
         if load.silent:
@@ -338,7 +338,7 @@ def _newcomers_max(engine: Heartbeat) -> int:
 
 
 def _num_ordinary(status: EngineStatus) -> int:
-    """Returns the number of sequences at an engine, without those that only run while no others want to (idle lane)."""
+    """Returns the number of sequences at an engine, without those of the idle lane, which give way to others."""
     return status.num_running + status.num_waiting - status.num_idle_running - status.num_idle_waiting
 
 

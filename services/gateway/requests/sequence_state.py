@@ -101,8 +101,9 @@ class SequenceState:
     carried_logprob: float = 0.0
     losses: int = 0
     lost_engines: set[Address] = field(default_factory=set[Address])
-    """Engines that ran the sequence and were lost: dead, stalled, silent for a lease, or no longer holding it. Emptied
-    when the sequence has gone on by `DEATH_TOKENS`, because then it was not what killed them."""
+    """Engines that ran the sequence and were lost: dead, stalled, silent for a lease, or no longer holding it. If the
+    sequence got `DEATH_TOKENS` tokens between two losses, the earlier engines are removed, because then the sequence
+    was not the cause of their loss."""
     lost_at: int = 0
     """Number of output tokens at the last loss."""
     engines: list[str] = field(default_factory=list[str])
@@ -234,7 +235,7 @@ class SequenceState:
     def report_progress(self, mark: SequenceMark, now: float) -> bool:
         """Applies the engine's report of the sequence's progress.
 
-        Returns whether output has not arrived at the gateway.
+        Returns whether some of its output has not arrived at the gateway.
         """
         if mark.attempt != self.attempt or self.phase is not Phase.RUNNING:
             return False

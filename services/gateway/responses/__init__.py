@@ -4,8 +4,8 @@
 |-------------------|---------------------------------------------------------------------------|
 | `endpoints`       | creates, retrieves, streams, cancels and deletes responses                |
 | `schemas`         | the body of a request, and the fields that are refused or have no effect  |
-| `input_items`     | reads the input of a request: the items, and the conversation they are    |
-| `pictures`        | reads its pictures                                                        |
+| `input_items`     | reads the input of a request: items, and the conversation that they form  |
+| `pictures`        | reads the pictures of the input                                           |
 | `text_format`     | reads the format of the output text                                       |
 | `convert`         | converts a body to the body of a chat request of `openai`                 |
 | `response_object` | the object that describes a response                                      |
@@ -15,8 +15,8 @@
 | `snapshot`        | rebuilds a response from its events                                       |
 | `event_log`       | the events of one background response                                     |
 | `store`           | keeps finished responses                                                  |
-| `log_store`       | keeps them on the bus, for all gateways                                   |
-| `stored_pictures` | takes the files of pictures out of what is kept                           |
+| `log_store`       | keeps finished responses on the bus, for all gateways                     |
+| `stored_pictures` | takes the files of pictures out of stored responses                       |
 """
 
 from services.gateway.openai.openapi import Body

@@ -236,7 +236,7 @@ class ResponseEncoder:
             case Content(text):
                 return self._output.add_text(text, _taken_logprobs(choice))
             case CallStart(call, name):
-                choice.logprobs.clear()  # Calls have none in this API.
+                choice.logprobs.clear()  # In this API, calls have no log probabilities.
                 answer = self._context.answer_format
                 assert answer is not None
                 return self._output.begin_call(answer.call_id(self._context.request.request_id, 0, call), name)
@@ -244,7 +244,7 @@ class ResponseEncoder:
                 choice.logprobs.clear()
                 return self._output.add_arguments(text)
             case Reasoning():
-                return b""  # The request has not asked for it, so the parser returns none.
+                return b""  # The request has not asked for reasoning, so the parser returns none.
 
     def _set(self, status: Status, **fields: Any) -> None:
         self._status = status

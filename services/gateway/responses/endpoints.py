@@ -41,7 +41,7 @@ from shared.request.conversation import Turn
 
 _CONTINUED = ("completed", "incomplete")
 _INCLUDE = ("include", "include[]")
-"""Names of a list in a query. OpenAI's clients write brackets."""
+"""Names of the query parameter, a list. OpenAI's clients write it with brackets."""
 
 
 class ResponseEndpoints:
@@ -55,9 +55,10 @@ class ResponseEndpoints:
         keys: ApiKeys | None = None,
         files: PictureFiles | None = None,
     ) -> None:
-        """`streams` records responses that run in the background, which go on with `keys`; by default they are not.
+        """`streams` records background responses, so that other gateways can continue them; default: they cannot.
 
-        `files` reads pictures that are uploaded files; by default there are none.
+        `keys` finds the API keys of these responses. `files` reads pictures that are uploaded files; by default there
+        are none.
         """
         self._serving = serving
         self._store = MemoryResponseStore(time.monotonic) if store is None else store
@@ -163,7 +164,7 @@ class ResponseEndpoints:
     # --- inside ---
 
     async def _earlier_turns(self, response_id: str | None) -> list[Turn]:
-        """Returns the conversation that a response continues, up to and with its output."""
+        """Returns the conversation that a response continues, including the output of the earlier response."""
         param = "previous_response_id"
         if response_id is None:
             return []
@@ -178,7 +179,7 @@ class ResponseEndpoints:
         return pictures.earlier(record.turns)
 
     async def _fetched(self, request: Request, context: RequestContext, turns: list[Turn]) -> RequestContext:
-        """Fetches the pictures that the input names by URL: a response that continues this one has the same files."""
+        """Fetches the input's pictures that are URLs, so that a response that continues this one has the same files."""
         wanted = context.request
         if not any(picture.url for picture in wanted.pictures):
             return context
@@ -265,7 +266,7 @@ class ResponseEndpoints:
         await self._store.put(record)
 
     async def _stored(self, response_id: str, *, with_pictures: bool = False) -> StoredResponse:
-        """Returns a stored response. One of another key is answered like one that does not exist."""
+        """Returns a stored response. Raises ServiceError if there is none, or if it belongs to another key."""
         record = await self._store.get(response_id)
         if record is None or not may_see(record.key_name):
             raise unknown_response(response_id)

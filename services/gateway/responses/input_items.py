@@ -85,7 +85,7 @@ def _message(item: Mapping[str, Any], path: str) -> tuple[Item, Turn]:
 
 
 def _shown(role: str, blocks: list[dict[str, Any]], parts: list[ContentPart]) -> list[Item]:
-    """Returns the content of a message as an item shows it: its text as one block, or with pictures each block."""
+    """Returns the content of a message as an item shows it: one block of text or, with pictures, each of its blocks."""
     kind = "output_text" if role == "assistant" else "input_text"
     text = content_of(parts)
     if isinstance(text, str):

@@ -1,4 +1,4 @@
-"""Pictures among the input of a response: their parts, and the uploaded files that some of them name."""
+"""The pictures in the input of a response: content parts `input_image`, and the uploaded files that some parts name."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -87,7 +87,7 @@ class UploadedFile(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Its size in bytes."""
         ...
 
     @property

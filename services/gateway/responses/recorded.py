@@ -109,7 +109,7 @@ class RecordedResponses:
             raise _unavailable(error) from error
 
     async def is_stored(self, record: StreamRecord) -> bool:
-        """Whether a response has ended and is stored. One that clients have seen at its end is stored very soon."""
+        """Whether a response has ended and is stored. A response whose end clients have seen is stored very soon."""
         if (await self.response(record))["status"] not in FINAL:
             return False
         try:
@@ -294,7 +294,7 @@ class RecordedResponses:
         return input_items.read(body.input, record.request_id).items
 
     async def _kept(self, record: StreamRecord, history: History) -> StoredResponse:
-        """Returns what is stored of a response that no other continues: it was cancelled, or has failed."""
+        """Returns the stored form of a cancelled or failed response, which no other response can continue."""
         return StoredResponse(
             response=final_of(history),
             input_items=await self._items(record),

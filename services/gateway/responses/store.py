@@ -69,7 +69,7 @@ class ResponseStore(Protocol):
         ...
 
     async def get(self, response_id: str) -> StoredResponse | None:
-        """Returns a response; None if it is not stored, or not any more. It may have references for its pictures."""
+        """Returns a response; None if it is not stored, or not any more. It may have references for pictures."""
         ...
 
     async def with_pictures(self, record: StoredResponse) -> StoredResponse:
@@ -128,7 +128,7 @@ class MemoryResponseStore:
         return self._records[response_id][0]
 
     async def with_pictures(self, record: StoredResponse) -> StoredResponse:
-        """See ResponseStore. Here they are in the record."""
+        """See ResponseStore. Here the pictures are in the record."""
         return record
 
     async def delete(self, response_id: str) -> bool:

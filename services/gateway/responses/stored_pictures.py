@@ -1,7 +1,7 @@
 """Takes the files of pictures out of the records of responses, and puts them back. Pure.
 
-A conversation goes on for many responses, and each record has all of it. With the files in the records, a picture would
-be stored twice for each response.
+A conversation continues over many responses, and each record has the whole conversation. If the records had the files,
+a picture would be stored twice for each response.
 """
 
 import base64
@@ -24,7 +24,7 @@ _Change = Callable[[str], str]
 
 
 def taken_out(record: StoredResponse) -> tuple[StoredResponse, dict[KeptPicture, bytes]]:
-    """Returns the record with a reference instead of each data URL, and the files of these."""
+    """Returns the record with a reference in place of each data URL, and the files of these data URLs."""
     files: dict[KeptPicture, bytes] = {}
     references: dict[str, str] = {}
 
@@ -35,7 +35,7 @@ def taken_out(record: StoredResponse) -> tuple[StoredResponse, dict[KeptPicture,
             try:
                 file = read_image_url(url, pictures.TYPE).file
             except ServiceError:
-                return url  # Of a response that has failed because the bus had lost its picture.
+                return url  # It is of a response that failed because the bus had lost its picture.
             name = kept_picture(file)
             files[name] = file
             references[url] = f"{_REFERENCE}:{name.digest}:{name.size}:{url.partition(',')[0]}"
@@ -77,7 +77,7 @@ def put_back(record: StoredResponse, files: Mapping[KeptPicture, bytes]) -> Stor
 
 
 def _named(url: str) -> tuple[KeptPicture, str] | None:
-    """Returns the picture of a reference, and the beginning of its data URL; None for a URL."""
+    """Returns the picture of a reference, and the beginning of its data URL; None if `url` is not a reference."""
     kind, _, rest = url.partition(":")
     if kind != _REFERENCE:
         return None

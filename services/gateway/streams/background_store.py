@@ -1,4 +1,4 @@
-"""The store of background requests on the bus: a record with everything needed to continue each, and its events so far.
+"""The store of background requests on the bus: for each, a record with all that is needed to continue it, and events.
 
 The log of events is authoritative. Each batch of events is appended only if the last batch in the log is the one that
 its writer has seen last (compare-and-append). So a gateway that has lost a request can add nothing, and a request ends
@@ -93,7 +93,7 @@ class BackgroundStore:
             timeout_s=limits.STREAM_STORE_TIMEOUT_S,
         )
         self.pictures = KeptPictures(host, storage)
-        """What was taken out of the bodies in records."""
+        """The picture files that were taken out of the bodies in records."""
 
     async def open(self) -> None:
         """Creates the logs if they do not exist."""
@@ -124,7 +124,7 @@ class BackgroundStore:
         return None if found is None or found.payload == _NOTHING else (_record(found.payload), found.sequence)
 
     async def replace(self, record: StreamRecord, revision: int) -> int | None:
-        """Writes a record if it still has this revision. Returns the new one; None if another gateway has."""
+        """Writes a record if it still has this revision. Returns the new revision; None if another gateway wrote it."""
         subject = self._subjects.background_record(record.request_id)
         return await self._records.append(subject, encoded(record), last=revision)
 

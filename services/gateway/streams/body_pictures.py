@@ -1,8 +1,8 @@
 """Takes the pictures out of the body of a request that is recorded, and puts them back. Pure.
 
-A record is written again and again while its request runs, and has a limited size; the files are written once. Those
-that were fetched are kept as well: whoever goes on with the request must have the same picture, not what is behind the
-URL then.
+A record is written again and again while its request runs, and has a limited size; the files are written once. Files
+that were fetched from URLs are kept as well, because a gateway that continues the request must have the same picture,
+not what the URL returns by then.
 """
 
 import base64
@@ -15,23 +15,24 @@ from services.gateway.pictures.kept import KeptPicture, kept_picture
 from shared.request.pictures import PictureInput
 
 _WORTH_BYTES = 1024
-"""Size from which a file is taken out."""
+"""Size from which a file is taken out, bytes."""
 _SPELLINGS = (
     (b"/", b"\\/", b"\\u002f", b"\\u002F"),
     (b"+", b"\\u002b", b"\\u002B"),
     (b"=", b"\\u003d", b"\\u003D"),
 )
-"""How writers of JSON spell the characters of base64 that some of them escape: PHP `/`, .NET `+`, Gson `=`. The first
-spelling of each is the character itself.
+"""How writers of JSON spell the characters of base64 that some of them escape: PHP escapes `/`, .NET `+`, Gson `=`. The
+first spelling of each is the character itself.
 """
 _ESCAPED = re.compile(rb"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/=]++|\\/|\\u00(?:2[fFbB]|3[dD]))++")
-"""A run of the characters of base64, each as itself or escaped. Takes time in proportion to the size of the body."""
+"""A run of the characters of base64, each as itself or escaped. Matching takes time in proportion to the size of the
+body."""
 _Found = list[tuple[int, int, bytes, tuple[bytes, ...]]]
 """Start and end of the base64 of a file in a body, the file, and `BodyPicture.spelling`."""
 
 
 class BodyPicture(msgspec.Struct, frozen=True, array_like=True):
-    """A file whose base64 was at `offset` of what is left of the body.
+    """A file whose base64 was at `offset` of the remaining body, which has no pictures.
 
     `spelling`: how the characters of `_SPELLINGS` were written; empty: each as itself.
     """
@@ -49,7 +50,7 @@ class FetchedPicture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CutBody(msgspec.Struct, frozen=True):
-    """A body without its pictures, where these were, what was fetched, and the files of both."""
+    """A body without its pictures, the places of these, the fetched pictures, and the files of both."""
 
     body: bytes
     pictures: tuple[BodyPicture, ...]
@@ -66,7 +67,7 @@ class WholeBody(msgspec.Struct, frozen=True):
 
 
 def without_pictures(body: bytes, pictures: Sequence[PictureInput]) -> CutBody:
-    """Returns a body without those of the pictures of its conversation that are in it as base64."""
+    """Returns a body without the pictures that it contains as base64. `pictures`: those of its conversation."""
     files: dict[KeptPicture, bytes] = {}
     large = {base64.b64encode(one.file): one.file for one in pictures if len(one.file) >= _WORTH_BYTES}
     found = _plain_in(body, large) + _escaped_in(body, large)
@@ -114,7 +115,7 @@ def _plain_in(body: bytes, files: Mapping[bytes, bytes]) -> _Found:
 
 
 def _escaped_in(body: bytes, files: Mapping[bytes, bytes]) -> _Found:
-    """Finds the files whose base64 has escapes, the same one for the same character."""
+    """Finds the files whose base64 has escapes. A character must be escaped in the same way throughout a file."""
     if not files or not any(escape in body for _, *escapes in _SPELLINGS for escape in escapes):
         return []
     found: _Found = []

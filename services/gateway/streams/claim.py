@@ -19,7 +19,7 @@ from shared.actors.host import Host
 
 
 class Claim:
-    """A stream that this gateway has taken over and is about to run. Goes with the request to its endpoint.
+    """A stream that this gateway has taken over and is about to run. It is passed to the endpoint with the request.
 
     `whole`: the body of the request, and files that it names by URL.
     """
@@ -44,7 +44,7 @@ class Claim:
         return Resumption(self.record.created, self.record.seed, self.whole.fetched)
 
     def run(self, context: RequestContext) -> tuple[PositionedEvents, tuple[Accepted, ...], ResumedOutput]:
-        """Returns the state of the new run: its events, the tokens with which it begins, and those for the engines."""
+        """Returns the state of the new run: its events, the tokens that it begins with, and what engines continue."""
         count = context.num_sequences
         accepted = [*self.accepted, *(Accepted() for _ in range(count - len(self.accepted)))]
         replayed = tuple([_replayed(one, context) for one in accepted])

@@ -32,7 +32,7 @@ class EventWriter:
         self.history = history
         self.token = token
         self.changed = asyncio.Event()
-        """Set, and replaced by a new one, when events have been written."""
+        """Set when events have been written, and then replaced by a new object."""
         self._store = store
         self._num_written = len(history.events)
         self._positions: list[str] = []

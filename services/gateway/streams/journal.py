@@ -32,14 +32,14 @@ class RecordStore(Protocol):
         ...
 
     async def replace(self, record: StreamRecord, revision: int) -> int | None:
-        """Writes a record if it still has this revision. Returns the new one; None if another gateway has."""
+        """Writes a record if it still has this revision. Returns the new revision; None if another gateway wrote it."""
         ...
 
 
 class JournaledStream:
     """The accepted tokens of one stream that runs in this gateway.
 
-    `on_lost` is called if another gateway has taken it over.
+    `on_lost` is called if another gateway has taken the stream over.
 
     `replayed`: tokens of each sequence with which the run has begun.
     """
@@ -62,7 +62,7 @@ class JournaledStream:
         self._journal = journal
         self._written = [len(one.token_ids) for one in self.accepted]
         self._engines = [one.engine for one in self.accepted]
-        """The engine of each sequence that is in the journal, or in the record."""
+        """For each sequence, the engine that the journal or the record names."""
         self._is_new = [False] * len(self.accepted)
 
     def saw(self, update: SequenceUpdate) -> None:
@@ -113,7 +113,7 @@ class Journal:
         self.is_open = False
         """Whether the store takes records."""
         self._closed_at = -math.inf
-        """When the store stopped to take records, monotonic seconds; never if it has not taken any."""
+        """When the store stopped taking records, monotonic seconds; -inf if it has not taken any."""
         self.running: dict[str, JournaledStream] = {}
         self._store = store
         self._changed: dict[str, JournaledStream] = {}
@@ -174,7 +174,7 @@ class Journal:
                     one.written(news)
                     changed.pop(one.record.request_id, None)
         finally:
-            for one in changed.values():  # of a part that was not written
+            for one in changed.values():  # streams of a part that was not written
                 self._changed.setdefault(one.record.request_id, one)
             if self._changed:
                 self._wake.set()
@@ -193,7 +193,8 @@ class Journal:
     async def _renew_one(self, stream: JournaledStream) -> bool:
         """Renews a record. If another gateway has written it, this gateway has lost the stream.
 
-        A record that the store has lost is written anew, by the second attempt. Returns False if one is needed.
+        A record that the store has lost is written anew, by the second attempt. Returns False if a second attempt is
+        needed.
         """
         record, store = stream.record, stream.records or self._store
         if not stream.revision:

@@ -1,8 +1,8 @@
 """Reads the journals of other gateways for streams that are taken over: one read for all streams of a gateway.
 
 When a gateway dies, the clients of all its streams reconnect within tenths of a second, and each message of its journal
-has tokens of many of them. A read for each stream would read the whole journal once for each of them. Here a read is
-kept for some seconds, and later reads begin behind it.
+has tokens of many streams. If each stream were read separately, the whole journal would be read once for each stream.
+So what was read is kept for some seconds, and later reads begin after it.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from shared.actors.background import Background
 from shared.actors.durable_log import DurableLog
 
 KEPT_S = 5.0
-"""Time for which a read of a journal is kept for further streams, seconds."""
+"""Time for which what was read of a journal is kept for further streams, seconds."""
 
 
 @dataclass(slots=True)

@@ -5,11 +5,11 @@ Pure.
 A position is the second part of an event's `id`: `<request id>:<position>`.
 
     o2            the first two events, which come before any output
-    12.40         what the first 12 tokens and 40 characters of the only sequence gave
+    12.40         the events of the first 12 tokens and 40 characters of the only sequence
     12.40e,9.31   the same for two sequences, of which the first has ended
-    12.40-0.14.47.2   in addition two of the events that the next output gave, up to token 14 and character 47
-    c1            everything and the first event after the output
-    12.40@17      as 12.40, in a stream whose events have numbers: there were 17 events
+    12.40-0.14.47.2   in addition the first 2 events of the next output of sequence 0, up to token 14, character 47
+    c1            all output, and the first event after it
+    12.40@17      as 12.40, in a stream whose events have numbers: 17 events so far
 
 Tokens and characters both count, because a token may give no text yet, and text may wait for later tokens.
 """
@@ -43,7 +43,7 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A number of events out of those for the output of sequence `index` up to `until`."""
+    """The first `num_events` events of those for the output of sequence `index` up to `until`."""
 
     index: int
     until: Shown
@@ -52,10 +52,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A position. `opening`: events before the output, if it is among them; `closing`: events after the output.
+    """A position. `opening`, `closing`: number of received events before and after the output, if it is among those.
 
-    `shown` has an entry for each sequence, unless the position is before or after the output. `number`: events up to
-    here, of a stream whose events have numbers.
+    `shown` has an entry for each sequence, unless the position is before or after the output. `number`: number of
+    events up to here, if the stream's events have numbers.
     """
 
     shown: tuple[Shown, ...] = ()

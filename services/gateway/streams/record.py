@@ -54,7 +54,8 @@ class StreamRecord(msgspec.Struct, frozen=True, array_like=True):
     journal_from: int
     progress: tuple[Progress, ...] = ()
     pictures: tuple[BodyPicture, ...] = ()
-    """What was taken out of the body. The files are in the log of responses, with those of `fetched`."""
+    """The pictures that were taken out of the body. Their files, and those of `fetched`, are in the log of
+    responses."""
     fetched: tuple[FetchedPicture, ...] = ()
 
 

@@ -80,7 +80,7 @@ class RunningStream:
             self._end()
             raise taken()
         sink = DetachableSink(channel)
-        # This avoids one await per token for streams that end with their clients.
+        # A stream that ends with its client writes to the channel directly, which saves one await per token.
         self._work = asyncio.create_task(run.detached(sink if self._grace_s else channel))
         cause: str | None = None
         try:
@@ -140,7 +140,10 @@ class RunningStream:
         await self._over.wait()
 
     def _with_cached_tokens(self, update: SequenceUpdate, resumed: ResumedOutput) -> SequenceUpdate:
-        """Returns an update with the cached tokens of the first run, whose work this run has found in the cache."""
+        """Returns an update with the first run's number of cached tokens.
+
+        This run has found the work of the first run in the cache.
+        """
         known = resumed.num_cached_tokens[update.index]
         return update if known is None else replace(update, num_cached_tokens=known)
 

@@ -29,7 +29,7 @@ class StreamStore:
         subjects, space = host.subjects, host.subjects.namespace
         max_bytes = limits.STREAM_STORE_BYTES[storage]
         self.pictures = KeptPictures(host, storage)
-        """What was taken out of the bodies in records."""
+        """The picture files that were taken out of the bodies in records."""
         self._host, self._subjects = host, subjects
         self._records = host.transport.durable_log(
             LogConfig(
@@ -74,7 +74,7 @@ class StreamStore:
             raise LogUnavailableError(f"the record of the stream {request_id} cannot be read ({error})") from error
 
     async def replace(self, record: StreamRecord, revision: int) -> int | None:
-        """Writes a record if it still has this revision. Returns the new one; None if another gateway has."""
+        """Writes a record if it still has this revision. Returns the new revision; None if another gateway wrote it."""
         return await self._records.append(
             self._subjects.stream_record(record.request_id), encoded(record), last=revision
         )

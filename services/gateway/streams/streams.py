@@ -93,7 +93,7 @@ class Streams:
             return None
         if not self.journal.is_open and not (asked and self.journal.opens_soon):
             return None
-        # Only clients that ask for it: pictures take the space in which responses are stored.
+        # Pictures are kept only for clients that ask for a resumable stream: they take space in the log of responses.
         cut = without_pictures(request.state.body, context.request.pictures if asked else ())
         if not is_recordable(context, cut.body) or not await self._keep_pictures(cut):
             return None
@@ -135,7 +135,7 @@ class Streams:
                 stream.hand_over()
 
     async def _keep_pictures(self, cut: CutBody) -> bool:
-        """Writes what was taken out of a body. Returns whether the bus has it."""
+        """Writes the picture files that were taken out of a body. Returns whether the bus has them."""
         try:
             await self._store.pictures.put(cut.files)
         except LogUnavailableError as error:

@@ -85,11 +85,11 @@ class PictureFamily(ABC):
         return getattr(vision, "intermediate_size", None) or int(self.width * vision.mlp_ratio)
 
     def projected_width(self) -> int:
-        """Returns the width of the rows behind the encoder, of which there is one for each token."""
+        """Returns the width of the rows after the encoder. There is one row for each token."""
         return self._config.text_config.hidden_size
 
     def mask_bytes(self) -> int:
-        """Returns the bytes of the masks with which the encoder says which patches belong together."""
+        """Returns the bytes of the masks that tell the encoder which patches belong together."""
         return 0
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""GLM-4.1V and GLM-4V: pictures of any size, each 2 x 2 patches one token with a row and a column.
+"""GLM-4.1V and GLM-4V: pictures of any size; each 2 x 2 patches form one token with a row and a column.
 
 The model's chat template writes `<|begin_of_image|>` and `<|end_of_image|>` around the token for a picture.
 """
@@ -16,7 +16,7 @@ class Glm4vPictures(GridPictures):
     """See PictureFamily."""
 
     def pixels_max(self) -> int:
-        """See GridPictures. The processor counts a picture as the frames of a video."""
+        """See GridPictures. The processor counts a picture as `temporal_patch_size` frames of a video."""
         return super().pixels_max() // self._processor.temporal_patch_size
 
     def mlp_width(self) -> int:
@@ -24,7 +24,7 @@ class Glm4vPictures(GridPictures):
         return self._config.vision_config.out_hidden_size
 
     def projected_width(self) -> int:
-        """See PictureFamily. An MLP follows the encoder, and has the width that the config calls that of MLPs."""
+        """See PictureFamily. The MLP after the encoder has the width `intermediate_size` of the config."""
         return self._config.vision_config.intermediate_size
 
     @staticmethod

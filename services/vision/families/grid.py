@@ -1,4 +1,4 @@
-"""What models share whose pictures have any size, and whose tokens have places in rows and columns.
+"""Base class of models whose pictures have any size, and whose tokens have places in rows and columns.
 
 The encoder is a module of its own (`visual`), and each 2 x 2 of its patches (`spatial_merge_size`) are one token.
 """

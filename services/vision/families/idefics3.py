@@ -1,6 +1,6 @@
-"""Idefics 3 and SmolVLM: a picture is cut into tiles of the encoder's size, and a small copy of the whole follows them.
+"""Idefics 3 and SmolVLM: a picture is cut into tiles of the encoder's size; a small copy of the whole picture follows.
 
-Each tile has the same number of tokens, behind a text that names its row and column (`<row_1_col_2>`). The checkpoint's
+Each tile has the same number of tokens, after a text that names its row and column (`<row_1_col_2>`). The checkpoint's
 tokenizer decides whether such a name is one token or several, so the tokens of a picture are those of that text.
 """
 
@@ -39,7 +39,7 @@ class Idefics3Pictures(TowerPictures):
         return SmolVLMImageProcessorPil if config.model_type == "smolvlm" else Idefics3ImageProcessorPil
 
     def tiles_max(self) -> int:
-        """See TowerPictures. A picture in tiles has the whole of it too."""
+        """See TowerPictures. If a picture is cut, a small copy of the whole picture is one more tile."""
         processor = self._processor
         side = -(-min(processor.size["longest_edge"], MAX_IMAGE_SIZE) // processor.max_image_size["longest_edge"])
         return 1 + side * side if processor.do_image_splitting and side > 1 else 1
@@ -51,7 +51,7 @@ class Idefics3Pictures(TowerPictures):
     def embed(self, picture: Image.Image, device: str) -> Embedded:
         """See PictureFamily."""
         found = self._processor(picture, return_tensors="pt")
-        # A batch of one list of pictures, which has this one's tiles.
+        # The processor returns a batch of one list, which has the tiles of this picture.
         pixels = found["pixel_values"][0].to(device=device, dtype=self.dtype)
         [[rows]], [[columns]] = found["rows"], found["cols"]
         model: Any = self.module
@@ -61,9 +61,9 @@ class Idefics3Pictures(TowerPictures):
         return Embedded(1, tiles.shape[0] * tiles.shape[1], tiles.flatten(0, 1), layout)
 
     def _layout(self, rows: int, columns: int, tokens_of_tile: int) -> tuple[int, ...]:
-        """Returns the tokens of a picture with so many rows and columns of tiles; without tiles it has the whole only.
+        """Returns the tokens of a picture with these rows and columns of tiles. With 0 rows it has only the small copy.
 
-        The text is that of `Idefics3Processor`, with one token in place of each tile's.
+        The text is that of `Idefics3Processor`, but with one image token for each tile, which is then repeated.
         """
         tiles = [
             "".join(f"{self._around}<row_{row}_col_{column}>{self._image}" for column in range(1, columns + 1)) + "\n"

@@ -33,7 +33,7 @@ class InternVlPictures(TowerPictures):
         return GotOcr2ImageProcessorPil
 
     def tiles_max(self) -> int:
-        """See TowerPictures. A picture in tiles has the whole of it too."""
+        """See TowerPictures. If a picture is cut, a small copy of the whole picture is one more tile."""
         most = self._processor.max_patches
         return 1 + most if self._processor.crop_to_patches and most > 1 else 1
 

@@ -2,7 +2,7 @@
 
 A picture of LLaVA 1.5 has one size, that of the encoder, and so always the same number of tokens. LLaVA-NeXT also cuts
 a large picture into tiles of that size (`image_grid_pinpoints`), with a learned token at the end of each row, and
-LLaVA-OneVision makes the patches fewer by interpolation where a picture would have many (`anyres_max_9`).
+LLaVA-OneVision reduces the number of patches by interpolation if a picture would have many (`anyres_max_9`).
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class LlavaPictures(TowerPictures):
     PARTS = (*TowerPictures.PARTS, "image_newline")
 
     def tiles_max(self) -> int:
-        """See TowerPictures. A picture in tiles has the whole of it too."""
+        """See TowerPictures. If a picture is cut, a small copy of the whole picture is one more tile."""
         side = self._config.vision_config.image_size
         pinpoints = getattr(self._config, "image_grid_pinpoints", None) or ()
         tiles = [(height // side) * (width // side) for height, width in pinpoints]

@@ -43,7 +43,7 @@ class Mistral3Pictures(TowerPictures):
         return self.patches_max() // self._config.spatial_merge_size**2
 
     def mask_bytes(self) -> int:
-        """See PictureFamily. Whether each patch sees each other one."""
+        """See PictureFamily. The mask says for each pair of patches whether one sees the other."""
         return self.patches_max() ** 2 * self.dtype.itemsize
 
     def embed(self, picture: Image.Image, device: str) -> Embedded:

@@ -16,7 +16,7 @@ class TowerPictures(PictureFamily):
     """See PictureFamily. A subclass defines the processor."""
 
     PARTS: ClassVar[tuple[str, ...]] = ("vision_tower.", "multi_modal_projector.")
-    """Beginnings of the names of the encoder's tensors, behind `model.`."""
+    """Beginnings of the names of the encoder's tensors, after the prefix `model.`."""
     DECODER: ClassVar[str] = "language_model"
     """The name of the decoder in the model of transformers."""
 

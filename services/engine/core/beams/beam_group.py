@@ -1,13 +1,13 @@
-"""Beam groups: the sequences of one beam search in the core, and the sequences outside that wait for its results.
+"""Beam groups: the sequences that compute one beam search, and the requested sequences that wait for its results.
 
     members   the sequences that were added: each returns one of the finished hypotheses (`BeamParams.rank`). They have
               no row and no KV blocks, and are in no queue
     beams     the sequences that the scheduler computes. At first there is one, the leader, which computes the prompt;
               after its first step there are `width`, one for each running hypothesis
 
-Members of one sequence group with the same prompt and parameters share one search, also if a member arrives while the
-search runs. The result depends only on prompt and parameters. So if the siblings of a member are on another engine or
-arrive too late, the member gets the hypothesis of its rank from a separate search.
+Members of one sequence group with the same prompt and parameters share one search, even if a member arrives while the
+search runs. The result depends only on prompt and parameters. So if the siblings of a member are on another engine, or
+a member arrives after the search has ended, it gets the hypothesis of its rank from a separate search.
 
 All beams have the same length. When every beam has reported its candidates, the search takes a step and `rearrange`
 gives each beam the tokens and KV blocks of the hypothesis that it runs now. Called by `core`.
@@ -104,7 +104,7 @@ class BeamGroups:
     def __init__(self, block_size: int, vocab_size: int) -> None:
         self._block_size, self._vocab_size = block_size, vocab_size
         self._by_id: dict[str, BeamGroup] = {}
-        """By the sequence id that all beams of a group have."""
+        """The groups, by the sequence id that all beams of a group share."""
         self._by_key: dict[_Key, BeamGroup] = {}
         self._by_member: dict[str, BeamGroup] = {}
 
@@ -161,7 +161,8 @@ class BeamGroups:
         params = _beam_params(member)
         candidates = max(num_candidates(params, member.rules), spec.params.logprobs or 0)
         of_beams = msgspec.structs.replace(spec.params, logprobs=candidates)
-        # The number makes the id unique: a group that has ended may still be in flight when its siblings search again.
+        # The number makes the id unique: beams of a group that has ended may still be in flight when later siblings
+        # start the same search again.
         name = f"{spec.sequence_id} beams {number}"
         leader_spec = replace(spec, sequence_id=name, params=of_beams, output_token_ids=(), sequence_group="")
         leader = from_spec(leader_spec, member.rules, number, self._block_size, self._vocab_size)

@@ -122,8 +122,8 @@ class BeamSearch:
     def _may_improve(self, best: Hypothesis) -> bool:
         """Returns whether the search goes on, given the best running hypothesis.
 
-        As the best score that can still be reached, this takes the score of the hypothesis if it ended now
-        (`early_stopping` False), or at the maximum length ("never" with a positive penalty).
+        The best score that the search can still reach is estimated as the score of this hypothesis if it ended now
+        (`early_stopping` False) or at the maximum length (`early_stopping` "never" with a positive length penalty).
         """
         if len(self.finished) < self._params.width:
             return True

@@ -10,10 +10,10 @@ and then continues as if the sequence had been swapped out (`swap`):
                released()         the receiver has the blocks, or no longer needs them
     both       plan_meta()        commands for the other half since the last call: begin or stop transfers
 
-If a load ends early, the missing tokens are computed; it has no other effect. Blocks are named by their content
-(`shared.blocks`), so a receiver does not load what its prefix cache holds, and cannot load other content. Both sides
-hold their blocks until the byte-moving half no longer uses them, even if the sequence has been aborted meanwhile.
-Called by `core`.
+If a load ends early, the receiver computes the missing tokens; there is no other effect. Blocks are named by their
+content (`shared.blocks`), so a receiver does not load what its prefix cache holds, and cannot load other content. Both
+engines hold their blocks until the other half, which moves the bytes, no longer uses them, even if the sequence has
+been aborted meanwhile. Called by `core`.
 """
 
 from collections import Counter
@@ -62,7 +62,7 @@ class KvMeta(msgspec.Struct, frozen=True):
     """Announced transfers whose remaining blocks will not be computed."""
     loads: tuple[KvLoad, ...] = ()
     cancelled: tuple[str, ...] = ()
-    """Loads for which no sequence waits any more. Each still ends with `finished`."""
+    """Loads for which no sequence waits any more. The end of each is still reported (`KvLoaded`)."""
 
     def __bool__(self) -> bool:
         """Whether there are any commands."""
@@ -127,7 +127,7 @@ class KvTransfers:
         return (block for load in self._loads.values() for block in load.order.host_blocks)
 
     def matched_tokens(self, sequence: Sequence, num_hits: int) -> int:
-        """Returns how many tokens a transfer would add to `num_hits` cached blocks; 0 if it is not worth it.
+        """Returns how many tokens a transfer would add to `num_hits` cached blocks; 0 if a transfer is not worthwhile.
 
         The last token is always computed here, because the next token is sampled after it.
         """

@@ -21,7 +21,9 @@ from services.engine.core.kv.prefix_cache import PrefixCache
 from services.engine.core.sequence import Sequence, Status
 
 WORTH_WAITING_TOKENS = 16
-"""A sequence waits a step if that saves more than this many prompt tokens; they take about as long as a decode step."""
+"""A sequence waits a step if that saves the computation of more than this many prompt tokens, which takes about as long
+as a decode step.
+"""
 _NUM_TOKENS = attrgetter("num_tokens")
 
 
@@ -48,8 +50,8 @@ class Reusable:
 class Shortage:
     """The resources that the head of the queue lacked when it did not fit.
 
-    The head is looked up again only when this many blocks and tokens are available or `first_miss`, the hash of the
-    first block that was not found in the prefix cache, is published.
+    The head's prefix is looked up again only when `num_blocks` free blocks and a budget of `num_tokens` are available,
+    or when the block with the hash `first_miss`, the first that the prefix cache did not have, is published.
     """
 
     sequence: Sequence
@@ -58,7 +60,7 @@ class Shortage:
     first_miss: bytes | None
 
     def goes_on(self, num_free_blocks: int, budget: int, pool: BlockPool) -> bool:
-        """Returns whether the head still cannot fit, without a lookup, whose time grows with the head's length."""
+        """Returns whether the head still cannot fit. Makes no lookup, because its time grows with the head's length."""
         if self.num_blocks <= num_free_blocks and self.num_tokens <= budget:
             return False
         return self.first_miss is None or pool.find(self.first_miss) is None

@@ -52,7 +52,7 @@ class SwapSpace:
 
         Returns None, and takes none, if there are too few.
 
-        Pending copies to these blocks, of sequences that have ended, are dropped: they would overwrite the new content.
+        Pending copies of ended sequences to these blocks are dropped, because they would overwrite the new content.
         """
         host_blocks = self.pool.allocate(count)
         for block in host_blocks or ():

@@ -14,7 +14,7 @@ class AdmissionDelay:
         self._last_latency_s = 0.0
         self._waiting_since_s: float | None = None
         self._started_s: dict[int, float] = {}
-        """By number of a step in flight in which sequences join: the time at which it was planned."""
+        """Maps the number of each step in flight in which sequences join to the time at which it was planned."""
 
     def passed(self, now_s: float) -> bool:
         """Returns whether the head of the queue may join beside running sequences. Call only while a sequence waits."""

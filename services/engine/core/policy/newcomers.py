@@ -2,8 +2,8 @@
 
 A newcomer is a waiting sequence of a client with few running sequences. A step with hundreds of decoding sequences
 takes several times as long as one with a short prompt, and its tokens are delivered together, so in the same step a
-newcomer would wait for the work of all others. Its own step costs the others at most one of `OTHER_STEPS + 1` steps,
-and only where a single client has most of the running sequences. Used only by `scheduler`.
+newcomer would wait for the work of all others. At most one of `OTHER_STEPS + 1` steps is for newcomers alone, and only
+while a single client has most of the running sequences. Used only by `scheduler`.
 """
 
 from collections.abc import Sequence as List
@@ -12,11 +12,14 @@ from services.engine.core.policy.waiting import WaitingQueue
 from services.engine.core.sequence import Sequence
 
 RUNNING_MIN = 32
-"""With fewer sequences of one client, a step with all of them is hardly longer than one without."""
+"""With fewer running sequences of one client, a step with all of them takes hardly longer than a step without them."""
 FEW_SHARE = 16
-"""Clients with up to 1/FEW_SHARE of the largest client's running sequences have newcomers."""
+"""A client's waiting sequences are newcomers if it has at most 1/FEW_SHARE as many running ones as the largest client.
+"""
 TOKENS_FOR_EACH = 1
-"""Prompt tokens of a newcomers' step for each running sequence, at most: it is not longer than a step with these."""
+"""Maximum prompt tokens of a newcomers' step, for each running sequence. With this limit, a newcomers' step takes no
+longer than a step of the running sequences.
+"""
 OTHER_STEPS = 3
 """Steps with the running sequences between two steps without them."""
 
@@ -40,8 +43,8 @@ class NewcomerSteps:
     ) -> Sequence | None:
         """Returns the next newcomer for a step without the running sequences, which has `num_tokens` tokens so far.
 
-        `few_may`: whether its client may have running sequences, at most a few. A client of lower rank than a running
-        sequence's does not go before it.
+        `few_may`: whether the newcomer's client may have a few running sequences; if False, it may have none. Returns
+        None if the newcomer's client has a lower rank than the client of a running sequence.
         """
         head = waiting.head_of_few(waiting.num_of_largest_client // FEW_SHARE if few_may else 0)
         if head is None or num_tokens + head.num_tokens > TOKENS_FOR_EACH * len(running):

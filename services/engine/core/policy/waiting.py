@@ -1,8 +1,8 @@
 """The queue of sequences without a row.
 
-Clients share by weighted fair queueing in tokens (`shared.structures.fair_order`).
-The order of the sequences of one client is priority (lower first), preempted before new, then arrival. All sequences
-without a client count as those of one client.
+Clients share the engine by weighted fair queueing: each is charged for the tokens of its sequences
+(`shared.structures.fair_order`). The sequences of one client are ordered by priority (lower first), then preempted
+before new ones, then by arrival. All sequences without a client count as those of one client.
 
 Each client's sequences are a heap. Aborted sequences stay in it until they reach the top or outnumber the waiting ones,
 so that every operation takes O(log n) time on average; `head` takes O(c) time for c clients. Used by `scheduler` and
@@ -36,7 +36,7 @@ class WaitingQueue:
     def __init__(self, *, idle: bool = False) -> None:
         """`idle`: whether this is the queue of the idle sequences.
 
-        A sequence in it that is no longer idle counts as removed.
+        A sequence in that queue counts as removed once it is no longer idle.
         """
         self._idle = idle
         self.num_waiting = 0
@@ -102,7 +102,7 @@ class WaitingQueue:
     def count_running(self, beam: Sequence) -> None:
         """Counts a further beam of a search, which has never waited, as running.
 
-        Its client is charged for it at its end.
+        Its client is charged for the beam's tokens when the beam ends.
         """
         self._running[beam.client] += 1
 

@@ -1,4 +1,4 @@
-"""Command R7B and Command A: attention and MLP read one layer norm without bias; logits have a factor.
+"""Command R7B and Command A: attention and MLP read one layer norm without bias; logits are multiplied by a factor.
 
 Heads are rotated in interleaved pairs, in the layers with a sliding window only.
 """

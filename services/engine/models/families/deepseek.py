@@ -43,7 +43,7 @@ layout = named_layout(
 
 
 def describe(config: Config) -> DecoderDescription:
-    """Returns the description. The layers after the last one, which predict further tokens, are not loaded."""
+    """Returns the description. Layers after the model's last one, which predict further tokens, are not loaded."""
     architecture = next(name for name in config["architectures"] if name.replace("Model", "ForCausalLM") in _DEFAULTS)
     architecture = architecture.replace("Model", "ForCausalLM")
     fields: dict[str, Any] = {**_DEFAULTS[architecture], **config}

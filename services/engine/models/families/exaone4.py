@@ -1,4 +1,4 @@
-"""EXAONE 4: norms after attention and MLP in place of before them, and per head of queries and keys.
+"""EXAONE 4: norms after attention and MLP instead of before them, and a norm of each query head and key head.
 
 The larger model has sliding windows in three of four layers, and no rotary embedding in the others.
 """

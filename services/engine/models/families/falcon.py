@@ -1,6 +1,7 @@
 """Falcon: attention and MLP in parallel, layer norms, an MLP without gate, one key head or a few.
 
-The first checkpoints have one norm for both parts and one key head (or, without `multi_query`, as many as query heads).
+The first checkpoints have one norm for attention and MLP, and one key head (without `multi_query`, as many as query
+heads).
 The new decoder architecture has grouped key heads and two norms. Positions are encoded by rotation, or by ALiBi
 (`alibi`).
 """

@@ -1,8 +1,8 @@
 """gpt-oss: experts with biases and a clamped activation, attention with sinks, sliding windows in every other layer.
 
 The checkpoint has all experts of a layer in one tensor, plain or in MXFP4. A token's experts are those with the highest
-logits; their weights are the softmax over these logits, which equals the softmax over all, divided by the sum of the
-chosen.
+logits. Their weights are the softmax over these logits, which equals the softmax over all logits, divided by its sum
+over the chosen experts.
 """
 
 from services.engine.kernels.activation import SWIGLUOAI_ALPHA, SWIGLUOAI_LIMIT

@@ -1,6 +1,6 @@
-"""OLMo 2 and 3: norms after attention and MLP in place of before them, and over all heads of queries and of keys.
+"""OLMo 2 and 3: norms after attention and MLP instead of before them, one norm of all query heads and one of all keys.
 
-OLMo 3 has sliding windows in three of four layers, and scales the positions of the others only.
+OLMo 3 has sliding windows in three of four layers, and scales positions only in the other layers.
 """
 
 from services.engine.models.config_fields import (

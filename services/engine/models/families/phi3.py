@@ -13,7 +13,7 @@ layout = named_layout(Names(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",
 
 
 def describe(config: Config) -> DecoderDescription:
-    """Returns the description. Older configs call longrope `su`, and have the original context outside the scaling."""
+    """Returns the description. Older configs call longrope `su`, with the original context outside `rope_scaling`."""
     original = integer(config, "original_max_position_embeddings", 4096)
     scaling = {key: _renamed(config.get(key), original) for key in ("rope_scaling", "rope_parameters")}
     fields = {"rms_norm_eps": 1e-5, **config, **scaling}

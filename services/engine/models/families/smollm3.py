@@ -25,7 +25,10 @@ def describe(config: Config) -> DecoderDescription:
 
 
 def _unrotated_layers(config: Config) -> frozenset[int]:
-    """Returns the layers with a 0 in `no_rope_layers`; without that list, every fourth or what the config says."""
+    """Returns the layers with a 0 in `no_rope_layers`; without that list, every n-th layer.
+
+    n is `no_rope_layer_interval`, or 4.
+    """
     num_layers, interval = integer(config, "num_hidden_layers"), integer(config, "no_rope_layer_interval", 4)
     rotated = config.get("no_rope_layers")
     if rotated is None:

@@ -1,9 +1,9 @@
 """Checkpoints of bitsandbytes, as transformers saves them: NF4 and FP4 in blocks, and the 8 bits of LLM.int8.
 
-4 bits (Dettmers et al., arXiv 2305.14314). Blocks are of the weight's numbers in a row, usually 64:
+4 bits (Dettmers et al., arXiv 2305.14314). A block has consecutive values of the weight, usually 64:
 
     weight                               uint8 [out * in / 2, 1]   two values per byte, the first in the upper half
-    weight.absmax                        [blocks]                  the weight is a value's number times this
+    weight.absmax                        [blocks]                  the weight is the number of a value times this
     weight.quant_map                     float32 [16]              the numbers that values stand for
     weight.quant_state.bitsandbytes__…   uint8                     JSON: quant_type, blocksize, shape, nested_…
 
@@ -70,7 +70,7 @@ class BitsAndBytes:
         return _four_bits(parts, shape)
 
     def ignores(self, name: str) -> bool:
-        """See `PreparedMethod`: the marker for the byte order on a GPU; in files the order is always by rows."""
+        """See `PreparedMethod`: ignores the marker of the byte order on a GPU; in files the order is always by rows."""
         return name.endswith(".weight_format")
 
 

@@ -1,9 +1,9 @@
 """Checkpoints of the compressed-tensors package, which llm-compressor writes and vLLM reads.
 
-    int-quantized    weight int8 [out, in], weight_scale [out, 1] or [1], weight_zero_point if it is not symmetric
+    int-quantized    weight int8 [out, in], weight_scale [out, 1] or [1], weight_zero_point if ranges are not symmetric
     pack-quantized   weight_packed int32 [out, ceil(in * bits / 32)], weight_scale [out, groups], weight_shape [2],
-                     weight_zero_point packed along the outputs if it is not symmetric, weight_g_idx [in] if groups are
-                     not in order; values and zero points are stored plus half of the range
+                     weight_zero_point packed along the outputs if ranges are not symmetric, weight_g_idx [in] if groups
+                     are not in order; half of the range is added to the stored values and zero points
     float-quantized  weight float8_e4m3fn [out, in], weight_scale
 
 The format of a module follows from its tensors; the config has the number of bits and whether activations are in 8 bits
@@ -111,7 +111,7 @@ class CompressedTensors:
         scales = parts["weight_scale"].float()
         scales = scales.reshape(1, 1).expand(out, 1) if scales.numel() == 1 else scales.reshape(out, -1)
         if self.bits == _BYTE_BITS and scales.shape[1] == 1 and "weight_zero_point" not in parts:
-            # Stored plus 128.
+            # The values are stored plus 128.
             signed = (values.to(torch.int16) - (1 << (_BYTE_BITS - 1))).to(torch.int8)
             kind = "int8_dynamic" if self.rows_in_8_bits else "int8"
             return QuantizedWeight(kind, signed, shape, scales[:, 0].contiguous())

@@ -1,7 +1,7 @@
 """Checkpoints of float8_e4m3 weights: one scale for a tensor, an output, or a block of outputs and inputs.
 
     weight            float8_e4m3fn [out, in]
-    weight_scale      [] or [1], [out] or [out, 1]: one number times the value is the weight
+    weight_scale      [] or [1], [out] or [out, 1]: the weight is the value times this scale
     weight_scale_inv  [out / block, in / block]: the same for blocks, under the name that DeepSeek gave it
 
 Activations are not rounded, even if the checkpoint has scales for them: results are at least as exact as with rounding.
@@ -43,7 +43,7 @@ class Fp8:
         return fp8_weight(parts["weight"], parts["scale"], shape, self.block)
 
     def ignores(self, name: str) -> bool:
-        """See `PreparedMethod`: scales of activations and of the KV cache, which are not used."""
+        """See `PreparedMethod`: ignores scales of activations and of the KV cache, which are not used."""
         return name.endswith(("input_scale", "activation_scale", "k_scale", "v_scale"))
 
 

@@ -1,4 +1,4 @@
-"""Matrices of GGUF files in ggml's block types: numbers in a row share scales, and a row is a number of blocks.
+"""Matrices of GGUF files in ggml's block types: consecutive numbers share scales, and a row consists of whole blocks.
 
 The reader of the files (`worker/loading/gguf_file.py`) returns a quantized matrix under its name and type, as the bytes
 of its blocks [out, bytes of a row]. Types with groups of 32 numbers stay quantized: 4-bit types in 4 bits, 5- and 8-bit
@@ -16,8 +16,8 @@ types in 8 bits. Types with groups of 16 numbers are kept in 8 bits:
     Q3_K   16 x 16      (d * scale) * q
     Q6_K   16 x 16      (d * scale) * q
 
-All other types are dequantized. The package `gguf` has the layouts of
-all types. Called by `formats.prepared` and the checkpoint reader.
+All other types are dequantized. The package `gguf` has the layouts of all types. Called by `formats.prepared` and the
+checkpoint reader.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ from services.engine.quantization.weight import QuantizedWeight
 
 _GROUP, _SHORT_GROUP = 32, 16
 _K_BLOCK = 256
-"""Numbers of a block of the types whose names end with K."""
+"""How many numbers a block has if the name of its type ends with K."""
 _HALF = 2
 _ROWS_AT_ONCE = 2048
 """Rows that are dequantized at a time: the package needs several times the memory of its result."""
@@ -220,7 +220,7 @@ def _floats(halves: NDArray[np.uint8]) -> Tensor:
 
 
 def _weight(packed: Tensor, scales: Tensor, least: Tensor | None, shape: tuple[int, int]) -> QuantizedWeight:
-    """Returns the weight scale * q + least in groups of 32, without `least` scale * (q - 8)."""
+    """Returns the weight scale * q + least in groups of 32; if `least` is None, scale * (q - 8)."""
     out, width = shape
     packed, scales = packed.view(out, width // 2), scales.reshape(out, -1).contiguous()
     if least is None:

@@ -1,7 +1,8 @@
 """Checkpoints in GPTQ's layout, as AutoGPTQ and GPTQModel write them.
 
     qweight  int32 [in * bits / 32, out]       values packed along the inputs
-    qzeros   int32 [groups, out * bits / 32]   zero points packed along the outputs, minus 1 in the first version
+    qzeros   int32 [groups, out * bits / 32]   zero points packed along the outputs; the first version of the format
+                                               stores each of them minus 1
     scales   [groups, out]
     g_idx    int32 [in]                        group of each input; may be missing if groups are in order
 

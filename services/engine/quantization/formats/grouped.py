@@ -30,10 +30,11 @@ def grouped_weight(
 ) -> "Tensor | QuantizedWeight":
     """Returns the weight that is (values - zeros) * scales.
 
-    `values` [out, in] uint8; `scales` and `zeros` [out, groups], without `zeros` half of the range; `group_index` [in]
-    is the group of each input, by default groups of `group_size` in order; the last one may be shorter. Without a size
-    (0 or less) all groups are equal. The weight is quantized if a backend multiplies this form, otherwise plain float32
-    [out, in]. Raises ValueError if the size does not fit the number of groups, or an index is no group.
+    `values` [out, in] uint8; `scales` and `zeros` [out, groups]; without `zeros` the zero points are half of the range.
+    `group_index` [in] is the group of each input, by default groups of `group_size` in order, of which the last one may
+    be shorter. If `group_size` is 0 or less, the inputs are divided equally among the groups. The weight is quantized
+    if a backend multiplies this form, otherwise plain float32 [out, in]. Raises ValueError if the size does not fit the
+    number of groups, or an index is no group.
     """
     width, groups = values.shape[1], scales.shape[1]
     size = group_size if group_size > 0 else -(-width // groups)
@@ -45,7 +46,7 @@ def grouped_weight(
     if zeros is not None and bool((zeros == 1 << (bits - 1)).all()):
         zeros = None
     if bits < _INT4_BITS:
-        # The middle of the range becomes that of 4 bits.
+        # The values are moved so that the middle of their range is that of 4 bits.
         shift = _INT4_MIDDLE - (1 << (bits - 1))
         values, zeros, bits = values + shift, None if zeros is None else zeros + shift, _INT4_BITS
     kind: WeightKind = "int4" if bits == _INT4_BITS else "int8"

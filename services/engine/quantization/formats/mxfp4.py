@@ -4,7 +4,7 @@
     NAME_scales  uint8 [experts, out, groups]: the power of two of a group, plus 127
     NAME         the dequantized matrix, transposed: [experts, in, out]
 
-They stay in 4 bits: numbers and scales are exact in every compute data type. Called by `formats.prepared`.
+The experts stay in 4 bits: numbers and scales are exact in every compute data type. Called by `formats.prepared`.
 """
 
 from collections.abc import Callable, Mapping

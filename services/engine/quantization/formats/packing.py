@@ -9,7 +9,7 @@ WORD_BITS = 32
 def unpack(words: Tensor, bits: int) -> Tensor:
     """Unpacks words [..., n] int32 into values [..., n * 32 / bits] uint8; the first value has the lowest bits.
 
-    Values of 3 bits go on from one word to the next, so three words have 32 of them.
+    Values of 3 bits continue from one word into the next, so three words have 32 of them.
     """
     if WORD_BITS % bits:
         return _unpack_across(words, bits)
@@ -23,7 +23,7 @@ def _unpack_across(words: Tensor, bits: int) -> Tensor:
     wide = words.to(torch.int64).unflatten(-1, (-1, bits)) & ((1 << WORD_BITS) - 1)
     first = torch.arange(0, WORD_BITS * bits, bits)
     word, shift = first // WORD_BITS, first % WORD_BITS
-    # The word after the last one is not needed by a value that ends in it.
+    # A value that ends in the last word needs no word after it, so the last word is taken again.
     low, high = wide[..., word], wide[..., (word + 1).clamp(max=bits - 1)] << WORD_BITS
     values = ((high | low) >> shift) & ((1 << bits) - 1)
     return values.flatten(-2).to(torch.uint8)

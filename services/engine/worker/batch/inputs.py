@@ -3,11 +3,11 @@
     query_start_loc [S + 1]      index of each sequence's first token in the step
     ids, positions [num_tokens]  the step's tokens and their positions in their sequences
     seq_lens [S]                 number of tokens of each sequence that have KV after the step
-    logit_tokens [R + M]         indices of the tokens whose logits are needed. The first R are sampled: for each
-                                 sequence that samples, its last known token and its draft tokens, if it has
-                                 any. The other M are those of `report`: log probabilities of prompts
-    rows, offsets [R]            for each of the first R, the sequence's row, and the number of draft tokens up to it (0
-                                 for the last known token)
+    logit_tokens [R + M]         indices of the tokens whose logits are needed. After the first R, a token is sampled:
+                                 for each sequence that samples, they are its last known token and its draft tokens,
+                                 if it has any. The other M are those of `report`: log probabilities of prompts
+    rows, offsets [R]            for each of the first R tokens, the row of its sequence, and the number of draft tokens
+                                 up to it (0 for the last known token)
 
 Plain index arithmetic over whole arrays, on the CPU. Called by the workers.
 """
@@ -29,9 +29,10 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class VirtualTokens:
-    """The virtual tokens of a step: their indices in the step, and the rows of their sequences; each [n].
+    """The virtual tokens of a step, whose embeddings come from a prompt adapter or from pictures.
 
-    `indices` [n]: index of each token in the embeddings of its row's prompt adapter or images.
+    `tokens` [n]: their indices in the step. `rows` [n]: the rows of their sequences. `indices` [n]: index of each token
+    in the embeddings of its row's prompt adapter or pictures.
     """
 
     tokens: Integers
@@ -64,7 +65,7 @@ class FlatStep:
     spatial: Integers | None = None
     """Positions for rotation in time, row and column, [3, num_tokens], of a step with pictures; None: `positions`."""
     mutual: Sequence[Spans] | None = None
-    """For each sequence the images whose tokens attend to each other; None: no sequence has any."""
+    """For each sequence the pictures whose tokens attend to each other; None: no sequence has any."""
 
     def slot_mapping(self, block_size: int) -> Integers:
         """Returns the KV slot of each token, [num_tokens]: block id * block_size + offset in the block."""
@@ -122,7 +123,7 @@ def _flatten_decode(plan: StepPlan, table: StateTable, block_size: int) -> FlatS
     seq_lens = positions + 1
     assert (seq_lens <= table.num_tokens[rows]).all(), "a plan runs past the known tokens"
     ids = table.token_ids[rows, positions].astype(np.int64)
-    # The last token of a prompt may be an image token, if the others were found in the cache.
+    # The only token to compute may be a picture's: the last one of a prompt whose other tokens were in the cache.
     virtual = _take_virtual(ids, rows, table)
     return FlatStep(
         ids=ids,

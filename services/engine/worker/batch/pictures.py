@@ -1,7 +1,7 @@
-"""Images of a prompt in the worker: the embeddings of their tokens, and the positions of all tokens.
+"""Pictures of a prompt in the worker: the embeddings of their tokens, and the positions of all tokens.
 
 A token of such a prompt has three positions: in time, row and column (arXiv 2409.12191). For text all three are equal
-and continue from the largest position before. An image that begins at position p has the positions (p, p + row, p +
+and continue from the largest position before. A picture that begins at position p has the positions (p, p + row, p +
 column); the text after it continues at p + max(rows, columns). The output continues from the prompt, so the positions
 of output tokens differ from their indices in the sequence by a constant. Called by `step_worker`.
 """
@@ -35,7 +35,7 @@ class SpatialPositions:
         parts.append(_text(position, num_prompt_tokens - place))
         self._prompt = np.concatenate(parts, axis=1)
         self._offset = position - place
-        """Offset between index and position for tokens after the last image."""
+        """Offset between index and position for tokens after the last picture."""
 
     def at(self, start: int, end: int) -> Integers:
         """Returns the positions of the tokens [start, end), [3, end - start]."""
@@ -49,7 +49,7 @@ class SpatialPositions:
 def spatial_positions(plan: StepPlan, step: FlatStep, rows: Mapping[int, SpatialPositions]) -> Integers | None:
     """Returns the positions of a step's tokens, [3, num_tokens]; None if no sequence of the step has pictures.
 
-    `rows`: the positions of each row with images; free rows may be among them.
+    `rows`: the positions of each row with pictures; free rows may be among them.
     """
     if not any(share.row in rows for share in plan.scheduled):
         return None

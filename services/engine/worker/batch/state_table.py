@@ -49,13 +49,13 @@ class StateTable:
         self._num_prompt_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_prompt_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
-        """Number of candidates with each token of a prompt whose log probabilities are reported."""
+        """For a prompt whose log probabilities are reported: number of candidates to report with each of its tokens."""
         self.adapter_slots = np.full(max_num_seqs, -1, dtype=np.int64)
         """The slot of each row's adapter; -1: none."""
         self._num_adapted = 0
         """Number of rows (some may be free) whose last sequence has an adapter."""
         self._prefixed: set[int] = set()
-        """Rows (some may be free) with virtual tokens: those of a prompt adapter or of images."""
+        """Rows (some may be free) with virtual tokens: those of a prompt adapter or of pictures."""
         self._columns = _ParamColumns(max_num_seqs, vocab_size)
         self.vocab_size = vocab_size
         self.counting, self.zeros = np.arange(max_num_seqs + 1), np.zeros(max_num_seqs, dtype=np.int64)
@@ -215,7 +215,7 @@ class StateTable:
             self._penalties.reset(row, prompt[prompt < self._columns.vocab_size], output)
 
     def _number_pictures(self, sequence: NewSequence) -> None:
-        """Assigns ids to the tokens of the prompt's images, in order, starting at the vocabulary's size."""
+        """Assigns ids to the tokens of the prompt's pictures, in order, starting at the vocabulary's size."""
         first = self._columns.vocab_size
         for picture in sequence.pictures:
             places = np.delete(np.arange(picture.start, picture.start + picture.num_tokens), picture.plain)

@@ -15,7 +15,8 @@ from shared.config import EngineSettings, SettingsError
 
 DEFAULT_SWAP_GIB = 4.0
 DEFAULT_FREE_SHARE = 0.5
-"""Maximum share of the free memory for the default size. Only pages that are written take memory."""
+"""The default size of the swap space is at most this share of the free memory. Only pages that are written take memory.
+"""
 _GIB = 2**30
 
 

@@ -74,7 +74,7 @@ def plan_kv_cache(
     *,
     on_cpu: bool = True,
 ) -> KvPlan:
-    """Returns the number of blocks for the budget and a context of at most `longest` tokens that fits into them.
+    """Returns the number of blocks for the budget, and the context, at most `longest` tokens, that fits into them.
 
     There are never more blocks than `max_num_seqs` sequences of full length can use, unless the number of blocks is
     given. A context length from the model's config is shortened with a warning if it does not fit. Raises

@@ -10,7 +10,7 @@ from services.engine.worker.capacity.kv_cache import KvCache
 
 
 class CacheMemory:
-    """A `KvMemory` of two `KvCache`: the device's, on a CPU or another device, and the host's.
+    """A `KvMemory` of two `KvCache`: that of the computing device (a CPU or another device), and the host's swap space.
 
     `native`: the C++ library's copy, if this machine has the library.
     """
@@ -38,8 +38,8 @@ class CacheMemory:
 class PackedMemory:
     """A `KvMemory` of a `KvCache` on a device and of host blocks, [host blocks, layers * parts of a layer, bytes].
 
-    A host block holds all layers, of each its keys and then its values, or its rows of latents. `native`: as for
-    `CacheMemory`.
+    A host block holds the data of all layers: for each layer its keys and then its values, or its rows of latents.
+    `native`: as for `CacheMemory`.
     """
 
     own = None

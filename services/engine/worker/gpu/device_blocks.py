@@ -1,7 +1,7 @@
 """The KV cache on a GPU as one tensor, the swap space in main memory, and the block copies of plans.
 
-    cache   [parts, num_blocks, block bytes]; layer l has its keys in part 2 l, its values in part 2 l + 1. Of latents a
-            layer has one part, its rows
+    cache   [parts, num_blocks, block bytes]; layer l has its keys in part 2 l, its values in part 2 l + 1. With latent
+            attention a layer has one part, its rows of latents
     host    [num_host_blocks, parts, block bytes]; the data of a block in all layers is contiguous
 
 Blocks that are swapped out or in are packed into one contiguous buffer on the device, so that one large copy moves many
@@ -52,7 +52,8 @@ class DeviceBlocks:
         self.kv = KvCache(tuple(views[0::per_layer]), tuple(views[1::2]) if per_layer == 2 else ())
         size = next(size for size in (8, 4, 2, 1) if block_bytes % size == 0)
         self._words = whole.view(_WORDS[size])
-        # Pages are allocated when first written. An empty array of bytes could not be viewed as words afterwards.
+        # Pages are allocated when first written. The array has words, because an empty one of bytes could not be viewed
+        # as words afterwards.
         host = np.zeros((num_host_blocks, parts, block_bytes // size), dtype=f"i{size}")
         self._host = torch.from_numpy(host)
         self._device = device

@@ -77,10 +77,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """A launched step with logits. The copies of its results to the host are complete when `arrived` is.
+    """A launched step with logits. The copies of its results to the host are complete when `arrived` has occurred.
 
     `places`: position of each sampled token in its row (not used for a step with draft tokens). `sampling` and `chosen`
-    are None if no sequence samples, `report` and `reported` if the step reports no log probabilities of prompts.
+    are None if no sequence samples; `report` and `reported` are None if no log probabilities of prompts are reported.
     """
 
     plan: StepPlan
@@ -110,7 +110,9 @@ class _UnderWay:
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """The sums of a launched step's hidden states (`PoolingRows.spans`) on the host, complete when `arrived` is.
+    """The sums of a launched step's hidden states (`PoolingRows.spans`) on the host.
+
+    The copy to the host is complete when `arrived` has occurred.
 
     `values` is None if the step has no spans.
     """

@@ -88,7 +88,7 @@ class Checkpoint:
     """The open files of a checkpoint. Use as a context manager; tensors read from it stay valid afterwards."""
 
     def __init__(self, model_dir: Path, method: PreparedMethod | None = None, *, smoothquant: bool = False) -> None:
-        """Opens the files. `method`: the checkpoint's quantization, if any; `smoothquant`: read that single file."""
+        """Opens the files. `method`: the checkpoint's quantization, if any; `smoothquant`: only `SMOOTHQUANT_FILE`."""
         self._stack, self._method = ExitStack(), method
         self._files: dict[str, _File] = {}
         """Tensor name → the open file with that tensor."""

@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, with the names, order of rows and form of the model's family.
+"""The tensors of a GGUF file, converted to the names, the order of rows and the form that the model's family has.
 
 GGUF has one set of names for all architectures (gguf-py's `tensor_mapping.py`), and llama.cpp's converter changes some
 tensors, which is undone here: the rows of Llama's queries and keys are in the order of interleaved rotation, Gemma's

@@ -114,7 +114,7 @@ class ParameterReader:
         was_quantized = isinstance(weight, QuantizedWeight) or self._checkpoint.is_quantized(parameter)
         weight = self.rounded(name, weight) if isinstance(weight, Tensor) else weight
         part = sharded(within_layer(name), weight, self._description, self.shard)
-        # If the rank's columns are not whole groups, they are dequantized.
+        # If the rank's columns are not whole quantization groups, they are dequantized.
         if isinstance(part, Tensor):
             if was_quantized or isinstance(weight, QuantizedWeight):
                 self._made_plain.append(name)
@@ -135,14 +135,17 @@ class ParameterReader:
         return weight if quantize is None else quantize(within_layer(name), weight)
 
     def tied_head(self, embedding: Tensor) -> Matrix:
-        """Returns the output head that is the embedding: rounded, which is a second matrix, or the same tensor."""
+        """Returns the output head of a model that uses the embedding as its head: quantized, or the same tensor.
+
+        A quantized head is a second matrix.
+        """
         head = self.rounded("head", embedding) if self._description.has_head else embedding
         if isinstance(head, QuantizedWeight):
             self.read_bytes += head.nbytes
         return head
 
     def floats(self, name: str) -> Tensor:
-        """Returns a plain tensor as float32, rounded to the computing type."""
+        """Returns a plain tensor as float32, with its values rounded to the compute data type."""
         return self.tensor(name).to(torch.float32)
 
     def exact(self, name: str) -> Tensor:

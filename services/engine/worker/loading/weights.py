@@ -181,7 +181,7 @@ def _mlp(loader: _Loader, description: DecoderDescription, index: int) -> Mlp:
 def _expert_mlp(loader: _Loader, description: DecoderDescription, experts: Experts, name: str) -> Mlp:
     activation, shared = description.activation, None
     if experts.shared_intermediate_size:
-        # Its results are summed over ranks together with those of the other experts.
+        # The results of the shared expert are summed over ranks together with those of the other experts.
         inner = loader.part(f"{name}.shared.up"), loader.part(f"{name}.shared.down")
         mlp = loader.operations.mlp(*inner, activation, gated=True)
         shared = SharedExpert(mlp, loader.linear(f"{name}.shared.gate") if experts.shared_gate else None)

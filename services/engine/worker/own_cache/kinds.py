@@ -52,7 +52,7 @@ _ATTENTION = frozenset({"attention", "full_attention"})
 def keeps_own_cache(config: Mapping[str, Any]) -> bool:
     """Whether the model of a config.json runs with transformers' own cache."""
     if config.get("model_type") == "granitemoehybrid" and _ATTENTION.issuperset(config.get("layer_types") or ["mamba"]):
-        # The dense Granite 4 models have this name, and attention only.
+        # The dense Granite 4 models have this type too, but all their layers are attention.
         return False
     return config.get("model_type") in OWN_CACHE_TYPES and not has_family(config)
 

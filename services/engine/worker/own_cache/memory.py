@@ -39,10 +39,10 @@ class CachePlan:
 def plan_caches(
     settings: EngineSettings, description: DecoderDescription, size: CacheBytes, budget: Budget, *, on_cpu: bool
 ) -> CachePlan:
-    """Returns the plan for the budget. A context that is not given is shortened, with a warning, to one that fits.
+    """Returns the plan for the budget. If no context is given, the model's is shortened, with a warning, until it fits.
 
-    There is room for one more sequence than `num_sequences`: the engine's hidden one. Raises `ServiceError` if there is
-    no room for one sequence or for a given context.
+    There is room for one more sequence than `num_sequences`: the engine's hidden test sequence (`canary`). Raises
+    `ServiceError` if there is no room for one sequence or for a given context.
     """
     block_size, own = settings.block_size, context_length(settings, description)
     most = settings.max_num_seqs

@@ -67,7 +67,7 @@ class OwnCacheModel:
         return self._run(cache, ids, 1 if keep is None else keep)
 
     def cache_bytes(self, device: torch.device) -> CacheBytes:
-        """Measures a cache with two runs of different lengths. Windows that are longer count as if they had no end."""
+        """Measures a cache with two runs of different lengths. Sliding windows beyond both count as unlimited."""
         sizes: list[int] = []
         with torch.inference_mode():
             for length in _MEASURED:

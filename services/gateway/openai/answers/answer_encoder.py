@@ -80,7 +80,7 @@ class NumberedEncoder(AnswerEncoder, Protocol):
 
     @property
     def next_number(self) -> int:
-        """Number of the next event; the number of events so far if the first one has 0."""
+        """Number of the next event. If the first event has the number 0, this is the number of events so far."""
         ...
 
     def number_from(self, number: int) -> None:

@@ -1,8 +1,8 @@
 """Encodes the events of a parser: as the message of a whole answer, or as the deltas of a stream. Pure.
 
-A key whose name contains `content` exists only if there is text for it, except `content` itself in whole messages: the
-simplest clients search a chunk for the word `content` and expect text after it. Reasoning is sent under two names,
-because a client knows only one of them. Other APIs use `answer_events`.
+A key whose name contains `content` exists only if there is text for it, because the simplest clients search a chunk for
+the word `content` and expect text after it. Only whole messages always have the key `content`. Reasoning is sent under
+two names, because a client knows only one of them. Other APIs use `answer_events`.
 """
 
 from collections.abc import Iterable

@@ -5,10 +5,10 @@ This is the hot path of the gateway.
     data: {"id":…,"choices":[{"index":0,"text":   "Good "   ,"logprobs":null,"finish_reason":null}]}
     └── head: constant for each choice ───────┘ └ encoded ┘ └── tail: constant ──────────────────┘
 
-In chat each choice begins with a chunk that has only the role and ends with an empty delta. The role chunk has no empty
-`content`: the simplest clients search a chunk for the word `content` and expect text after it. Other clients must
-accept a chunk without `content` anyway, because the last chunk has none. For the same reason no key that contains this
-word is ever null.
+In chat, the first chunk of each choice has only the role, and its last chunk has an empty delta. The role chunk has no
+empty `content`, because the simplest clients search a chunk for the word `content` and expect text after it. Other
+clients must accept a chunk without `content` anyway, because the last chunk has none. For the same reason no key that
+contains this word is ever null.
 """
 
 from collections.abc import Callable
@@ -98,7 +98,8 @@ class ChunkEncoder:
     def _events(self, choice: Choice) -> bytes:
         """Returns the encoded events of a choice: one chunk for each event, and one at the end of the choice.
 
-        Token ids and log probabilities are in the first of the chunks. They wait if there is no event.
+        Token ids and log probabilities are in the first of the chunks. If there is no event, they stay in the choice
+        until the next event or the end.
         """
         assert self._messages is not None
         events, choice.events = choice.events, []

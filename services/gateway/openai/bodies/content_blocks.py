@@ -76,7 +76,8 @@ def content_part(
 ) -> ContentPart:
     """Returns the text or the picture of a block.
 
-    `pictures` has what reads a block of a picture, by the name of its type. Others: see `block_text`.
+    `pictures`: functions that read a block with a picture, by the name of the block's type. Other parameters: see
+    `block_text`.
     """
     kind = block.get("type")
     if isinstance(kind, str) and kind in pictures:

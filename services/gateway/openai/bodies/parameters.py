@@ -99,7 +99,7 @@ def checked_params(
     logprobs: tuple[int | None, int | None],
     draw_seed: SeedSource,
 ) -> SamplingParams:
-    """Returns the checked sampling parameters. `logprobs`: of the output and of the prompt."""
+    """Returns the checked sampling parameters. `logprobs`: number of candidates for the output, and for the prompt."""
     max_tokens = 1 if endpoint.may_only_echo and only_echoes(body) else _max_tokens(body, card, endpoint.max_tokens)
     constraints = token_constraints(body)
     params = sampling_params(

@@ -36,7 +36,10 @@ class _Asked(Generic[B]):
     found: Pooled
 
     def scores(self, num_first: int) -> Iterator[float]:
-        """Returns the score of each pair; without a classification head, the first `num_first` vectors are paired."""
+        """Returns the score of each pair.
+
+        Without a classification head, the first `num_first` vectors are paired with the vectors after them.
+        """
         if self.card.labels:
             return answers.first_numbers(self.found.vectors)
         return answers.cosines(self.found.vectors[:num_first], self.found.vectors[num_first:])
@@ -63,7 +66,7 @@ class PoolingEndpoints:
         return encoded_response(answers.labelled(asked.head, items, asked.found.num_tokens))
 
     async def score(self, request: Request) -> Response:
-        """Answers with the similarity of each pair of texts: the cosine of their vectors, or the output of a head."""
+        """Answers with a score for each pair: the cosine of the vectors, or the output of a classification head."""
         asked = await self._pooled(request, schemas.SCORE_DECODER, requests.score, "score")
         num_first = 1 if isinstance(asked.body.text_1, str) else len(asked.body.text_1 or ())
         values = await _in_turns(asked.scores(num_first))

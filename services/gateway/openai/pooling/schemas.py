@@ -58,7 +58,7 @@ class ScoreBody(PoolingFields, kw_only=True):
 
 
 class Document(msgspec.Struct, kw_only=True):
-    """A document given as an object. Other members of the object are ignored, and returned only as far as `text`."""
+    """A document given as an object. Its other members are ignored; only `text` is returned."""
 
     text: str
 

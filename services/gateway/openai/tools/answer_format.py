@@ -38,7 +38,7 @@ class AnswerFormat:
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Texts of the special tokens that the output must have."""
+        """Texts of the special tokens that must stay in the output, because they mark its parts."""
         tools = self.tool_format.special_tokens if self.tool_format is not None else ()
         reasoning = self.reasoning_format
         return tools if reasoning is None else (*tools, reasoning.opening, reasoning.closing)

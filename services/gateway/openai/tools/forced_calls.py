@@ -1,8 +1,9 @@
 """The constraint on the output if a request forces tool calls (`tool_choice` required, or a function's name). Pure.
 
-The output has calls in the model's own format, which the model writes best. If that has no such grammar
-(`ToolFormat.only_calls`) or is unknown, it consists of the arguments of the named function alone, or of a list of
-objects with `name` and `parameters`. `answer_format.AnswerFormat.parser` reads all of them.
+The output has calls in the model's own format, which the model writes best. If that format is unknown or has no grammar
+of calls alone (`ToolFormat.only_calls`), the output consists of the arguments of the named function alone or, with
+`required`, of a list of objects with `name` and `parameters`. `answer_format.AnswerFormat.parser` reads all of these
+forms.
 """
 
 from collections.abc import Mapping

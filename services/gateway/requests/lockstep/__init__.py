@@ -2,7 +2,7 @@
 
 | module        | what it does                                                                       |
 |---------------|------------------------------------------------------------------------------------|
-| `trust`       | engines that get no work: quarantined ones, and those outvoted by their golden value |
+| `trust`       | engines that get no work: quarantined ones, and those whose golden value was outvoted |
 | `pair`        | holds a sequence's text until the second engine has the same tokens; finds differences |
 | `verdict`     | decides which of two engines is wrong: by a third one, repetition, or self-tests     |
 | `copies`      | runs a copy of a sequence on one engine, whose tokens come to the gateway            |

@@ -89,7 +89,7 @@ class Lockstep:
         self._requests: set[LockstepRequest] = set()
         self._tests: dict[str, asyncio.Future[str]] = {}
         self._paired_at: dict[str, float] = {}
-        """The last time at which each model had two engines that can be compared, for `LOCKSTEP_GRACE_S`."""
+        """The last time at which each model had two comparable engines; entries are kept for `LOCKSTEP_GRACE_S`."""
 
     # --- requests ---
 
@@ -151,7 +151,7 @@ class Lockstep:
         return self._router.choose_engine(engines, model, num_tokens, (), client=request.client.name)
 
     def another(self, engines: tuple[Address, Address]) -> Heartbeat | None:
-        """Returns an engine besides these two that can vote; None if there is none."""
+        """Returns a third engine that can decide a difference between these two; None if there is none."""
         names = {engine.id for engine in engines}
         return next((one for one in self.twins(engines[0]) or () if one.id not in names), None)
 
@@ -209,7 +209,7 @@ class Lockstep:
             answer.set_result(reply.fault)
 
     def tick(self) -> None:
-        """Tries again to place copies for which no engine had credit, and notes which models have two engines."""
+        """Tries again to place copies for which no engine had credit. Notes which models have comparable engines."""
         trusted, now = self._trusted(), self.now()
         models = {engine.status.model for engine in trusted if isinstance(engine.status, EngineStatus)}
         recent = {model: at for model, at in self._paired_at.items() if now - at <= limits.LOCKSTEP_GRACE_S}

@@ -33,7 +33,7 @@ from shared.messages import (
 log = logging.getLogger(__name__)
 ATTEMPT = 1
 MARK = "~"
-"""Between the request's id and the number of a copy."""
+"""Separates the request's id from the number of the copy in the copy's id."""
 
 
 @dataclass(eq=False, slots=True)
@@ -85,7 +85,7 @@ class Copies:
         on_tokens: Callable[[Copy, TokenEvent], None],
         on_lost: Callable[[Copy], None],
     ) -> tuple[Copy, Submit]:
-        """Makes a copy for this engine and takes its credit. The sequence must have a placement. `send` starts it."""
+        """Makes a copy and takes credit of the engine for it. The sequence must be placed. `send` starts the copy."""
         assert isinstance(engine.status, EngineStatus)
         request = draft.messages.request
         name = f"{request.request_id}{MARK}{next(self._numbers)}"
@@ -194,7 +194,7 @@ class Copies:
         return None if copy is None or copy.ended else SequenceRef(name, ATTEMPT)
 
     def _end(self, copy: Copy) -> None:
-        """The engine has nothing more to compute for this copy."""
+        """Records that the engine has nothing more to compute for this copy."""
         copy.ended = True
         self.watch.drop(copy.engine, copy.name)
         self.router.record_end(copy.engine, copy.name)

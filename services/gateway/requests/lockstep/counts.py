@@ -10,8 +10,8 @@ class Counts:
 
     requests: int = 0
     unavailable: int = 0
-    """Sampled requests that ran without lockstep, because no two engines can be compared or their kind does not allow
-    it.
+    """Sampled requests that ran without lockstep, because no two engines could be compared, or because the kind of the
+    request does not allow lockstep.
     """
     dropped: int = 0
     """Sequences that continued without a copy, because no second engine was left."""

@@ -13,7 +13,7 @@ from shared.messages import TextEvent
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first position at which the two differ, and the token of each; None: that one has ended before."""
+    """The first position at which the two sequences differ, and both tokens; None: that sequence ended before it."""
 
     position: int
     tokens: tuple[int | None, int | None]

@@ -64,7 +64,7 @@ class Engines(Protocol):
         ...
 
     def another(self, engines: tuple[Address, Address]) -> Heartbeat | None:
-        """Returns an engine besides these two that can vote; None if there is none."""
+        """Returns a third engine that can decide a difference between these two; None if there is none."""
         ...
 
     def heartbeat(self, engine: Address) -> Heartbeat | None:
@@ -249,7 +249,7 @@ class LockstepSequence:
     def _start_again(self, engines: tuple[Address, Address]) -> bool:
         """If one of the two engines is gone, replaces it instead of deciding the difference.
 
-        Returns whether it is gone.
+        Returns whether one of the two is gone.
 
         The remaining engine may be the wrong one, so its output is held until another engine confirms it.
         """

@@ -1,8 +1,9 @@
 """Decides which engines may get work: not those that were found wrong or are outvoted. Pure.
 
-Engines of one model and one configuration have the same golden digest (`EngineStatus.golden_digest`). One that differs
-from the majority of at least three such engines is outvoted. If there are only two engines, or there is no majority,
-the difference is only reported, because it is unknown which engine is right.
+Engines of one model and one configuration have the same golden digest, the hash of the result of their hidden test
+sequence (`EngineStatus.golden_digest`). An engine that differs from the majority of at least three such engines is
+outvoted. If there are only two engines, or there is no majority, the difference is only reported, because it is unknown
+which engine is right.
 """
 
 import logging
@@ -21,7 +22,7 @@ QUARANTINED_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Opinions:
-    """Engines whose golden value differs from peers': `outvoted` by a majority, `doubted` without one."""
+    """Engines whose golden digest differs from that of peers: `outvoted` by a majority, `doubted` without one."""
 
     outvoted: frozenset[Address] = frozenset()
     doubted: frozenset[Address] = frozenset()
@@ -52,7 +53,7 @@ def opinions(engines: Sequence[Heartbeat]) -> Opinions:
 class Trust:
     """The engines that this gateway does not trust.
 
-    The instance id distinguishes them from their restarted successors.
+    The instance id in an address distinguishes an engine from its restarted successor.
     """
 
     quarantined: dict[Address, str] = field(default_factory=dict[Address, str])

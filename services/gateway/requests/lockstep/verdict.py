@@ -20,9 +20,9 @@ def by_third(tokens: Tokens, third: int | None) -> Loser | None:
 
 
 def by_repetition(tokens: Tokens, again: Tokens) -> Loser | None:
-    """Decides by computing both tokens again (`again`; None: no token).
+    """Decides by the tokens that both engines computed a second time (`again`; None: no token).
 
-    If only one engine gets another token, it is wrong.
+    If only one engine got another token than the first time, this engine is wrong.
 
     An engine that first ended the sequence and now continues it counts as having got another token.
     """

@@ -53,8 +53,9 @@ class Candidate:
     preferred: Address | None = None
     """The engine that the next placement prefers, if it has a free row."""
     returns: bool = False
-    """Whether `preferred` ran the sequence for a gateway that is dead or has lost it. It has the sequence's KV, and an
-    earlier attempt of it ends when this one begins, so the sequence needs neither a prefill nor a place of its own.
+    """Whether the engine `preferred` ran the sequence for a gateway that is dead or has lost the sequence. The engine
+    has the sequence's KV, and the earlier attempt of the sequence ends when this one begins, so the sequence needs
+    neither a prefill nor a place of its own.
     """
     numerics: str = ""
     """Configuration that the engine of a further placement must have; empty: any. Set by the first placement on an

@@ -43,7 +43,7 @@ WAIT = Prefill(Address("", ""), KvSource("", ""))
 
 
 class Dispatcher:
-    """Places the sequences of one gateway. `router` is shared with the request actors, which record ends there."""
+    """Places the sequences of one gateway. The request actors share `router`, and record ended sequences there."""
 
     def __init__(
         self, host: Host, members: Members, router: Router, clients: ServiceClients, trust: Trust | None = None
@@ -88,7 +88,8 @@ class Dispatcher:
     def retry_after_s(self) -> float:
         """Returns the time until the present queues will have been served, at the present rate of ended sequences.
 
-        They are the queue here, the sequences in preparation, and this gateway's waiting sequences at the engines.
+        These queues are the queue here, the sequences in preparation, and this gateway's waiting sequences at the
+        engines.
         """
         now = self._now()
         here = self.queue.num_ordinary + self._expected.total()
@@ -139,7 +140,8 @@ class Dispatcher:
                 if isinstance(placement, Placement):
                     placed.append(placement)
                 elif placement is None:
-                    # If the next client has to wait for credit, another client may still send a sequence as a newcomer.
+                    # If the next client has to wait for credit, another client may still send a sequence as a newcomer
+                    # (see `Router.newcomers`).
                     newcomers = self._router.newcomers(ready_members(engines, model)) if eligible is None else None
                     if newcomers is None:
                         break
@@ -426,9 +428,9 @@ class Placement:
 def _turn(placement: Placement) -> tuple[bool, int]:
     """Returns the order in which sequences that are placed at the same time are sent to engines.
 
-    After the loss of an engine, sequences with output come first, those with the fewest tokens before the others: their
-    clients wait in mid-stream, and all tokens must be computed again. In the order of arrival, the longest would delay
-    all others. New sequences keep their order.
+    After the loss of an engine, sequences with output come first, because their clients wait in mid-stream. Among them,
+    those with the fewest tokens come first, because all tokens must be computed again; in the order of arrival, a long
+    sequence would delay all others. New sequences keep their order.
     """
     candidate, num_output = placement.candidate, len(placement.candidate.sequence.token_ids)
     return (False, candidate.num_tokens + num_output) if num_output else (True, 0)

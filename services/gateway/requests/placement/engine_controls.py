@@ -50,7 +50,7 @@ class EngineControls:
     async def withdraw(self, engine_id: str, *, force: bool) -> EngineView:
         """Drains an engine. Its sequences move as soon as other engines have room for them.
 
-        Without `force` the last engine of a model is not drained: the model could not be used any more.
+        Without `force` the last engine of a model is not drained, because the model could not be used any more.
         """
         view = self.view(engine_id)
         if not view.others and not force:

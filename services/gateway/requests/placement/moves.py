@@ -8,7 +8,7 @@ MOVES_MAX = 1000
 
 @dataclass(slots=True)
 class Move:
-    """One sequence that left a working engine at `position` (output tokens).
+    """One sequence that left a working engine. `position`: number of its output tokens at that time.
 
     `to`: the new engine; empty while it waits.
     """

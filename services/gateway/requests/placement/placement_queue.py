@@ -1,7 +1,7 @@
 """The queue of sequences that wait in a gateway for an engine with credit: two lines for each model. Pure.
 
 The second line is that of the idle lane. The dispatcher serves it only while the first one is empty; `promote` moves
-the tickets whose time in the idle lane is over.
+the tickets whose time in the idle lane is over to the first line.
 
 Clients (API keys) share by weighted fair queueing in tokens (`shared.structures.fair_order`), so a client with many
 requests does not delay the others. The order of the sequences of one client is priority (lower first), then arrival. A
@@ -126,8 +126,8 @@ class PlacementQueue(Generic[C]):
     ) -> Ticket[C] | None:
         """Returns the next ticket of a model without removing it; None if no sequence waits.
 
-        `eligible`: tells whether the tickets of a client count, by its name; by default all do. `idle`: look in the
-        idle lane.
+        `eligible`: returns for the name of a client whether its tickets may be chosen; by default all may. `idle`: look
+        in the idle lane.
         """
         line = self._lines.get((model, idle))
         name = line.order.first(eligible) if line is not None else None

@@ -7,7 +7,8 @@ WINDOW_S = 10.0
 WAIT_S = (1.0, 60.0)
 """Minimum and maximum of `Retry-After`, seconds."""
 KNOWN_S = 600.0
-"""Time after the last end for which the rate is valid. Later, and before the first end, the minimum is returned."""
+"""Time after the last end for which the rate is valid. Later, and before the first end, `Retry-After` is its
+minimum."""
 
 
 class ServiceRate:
