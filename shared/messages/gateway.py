@@ -6,7 +6,7 @@ from shared.messages.base import Message, SequenceRef
 
 
 class OwnershipQuery(Message, frozen=True, array_like=True, tag=True):
-    """Asks a gateway which of its sequences an engine or a detokenizer still has to keep. See `OwnershipReply`.
+    """Sent by an engine or a detokenizer to ask a gateway which of these sequences it must keep. See `OwnershipReply`.
 
     Sent for sequences that the gateway has not confirmed for `limits.OWNERSHIP_CHECK_S` (engine) and for streams
     without tokens for `limits.ORPHAN_S` (detokenizer), because a `Done`, `Cancel` or `CloseStream` may have been lost.
@@ -23,7 +23,7 @@ class OwnershipQuery(Message, frozen=True, array_like=True, tag=True):
 
 
 class OwnershipReply(Message, frozen=True, array_like=True, tag=True):
-    """The sequences of an `OwnershipQuery` that the gateway does not own at that member; the member drops them.
+    """The sequences of an `OwnershipQuery` that the gateway does not own at the asking member, which then drops them.
 
     Not sent if the gateway owns all sequences of the query.
     """
