@@ -35,7 +35,7 @@ PRODUCT_S = 0.05
 CALLS = 2
 """Timed calls of a measurement, after one that is not timed.
 
-The shorter counts, because a thread may be descheduled.
+The shorter time counts, because a thread may be descheduled during a call.
 """
 ENDED = "the measuring program ended; its output above says why"
 
