@@ -90,7 +90,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 async def ask(port: int, body: bytes, began: float) -> Answer:
-    """Sends one request on a connection of its own. The time counts from before the connection."""
+    """Sends one request on a connection of its own. The time to connect is part of the measured time."""
     sent = time.perf_counter()
     status, retry_after_ms = 0, 0
     try:

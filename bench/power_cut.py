@@ -156,7 +156,7 @@ def num_open(server: Serving, ids: list[str]) -> int:
 
 
 def wait_for_responses(server: Serving, ids: list[str]) -> list["Told"]:
-    """Returns what each of these responses tells when all have ended. Raises SystemExit after LIMIT_S."""
+    """Returns the result of each of these responses when all have ended. Raises SystemExit after LIMIT_S."""
     deadline = time.monotonic() + LIMIT_S
     while count := num_open(server, ids):
         if time.monotonic() > deadline:

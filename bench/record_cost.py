@@ -36,7 +36,7 @@ SIDES = "on", "off"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of the load on one side. `foreign_cores`: cores that other programs used meanwhile."""
+    """One run of the load on one side. `foreign_cores`: cores that other programs used during the run."""
 
     tokens_per_s: float
     cpu_us: dict[str, float]

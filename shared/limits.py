@@ -164,7 +164,7 @@ STREAM_SEQUENCES_MAX = 32
 """Sequences of a request whose stream is recorded. The id of each event that is sent to the client has, for every
 sequence, the number of tokens and characters sent so far, so this bounds the size of an id to about 400 bytes."""
 STREAM_JOURNAL_BYTES_MAX = 512 * 2**10
-"""Size of one message of a journal, about; more progress is divided among several messages."""
+"""Approximate size of one message of a journal. New tokens that need more are divided among several messages."""
 IDEMPOTENCY_S = 600.0
 """How long an answer is kept for repetitions of its request (`Idempotency-Key`). Longer than clients retry."""
 IDEMPOTENCY_ANSWERS_MAX = 1024
@@ -181,7 +181,7 @@ client, and takes 32 bytes."""
 RECORD_MARKS_MAX = 1024
 """Other events kept in the record of one request: placements, losses, preemptions."""
 RECORD_PINNED_MAX = 32
-"""Failed requests, and slowest requests, that a gateway keeps in addition to the latest ones."""
+"""Failed requests, and as many of the slowest, whose records a gateway keeps in addition to those of the latest."""
 RECORD_RUNNING_MAX = 1024
 """Requests in progress that a gateway records at the same time; further ones are served without a record."""
 RECORD_LIST_MAX = 1500
@@ -351,8 +351,8 @@ RESEND_INTERVAL_S = 0.02
 """Shortest time between two `Resend` for one sequence, so that a gap causes one `Resend` and not one for each event
 that arrives after it."""
 STALL_S = 0.35
-"""Time without text of a running sequence after which its gateway asks the engine for its progress. If the engine has
-more tokens and they do not arrive for this time either, the gateway rebuilds the stream."""
+"""Time without text of a running sequence after which its gateway asks the engine for the sequence's progress. If the
+engine has more tokens and they do not arrive within this time either, the gateway rebuilds the stream."""
 OWNERSHIP_CHECK_S = 2 * LEASE_S
 """Time without confirmation of a sequence after which an engine asks the gateway whether it still owns the sequence.
 Detokenizers ask after `ORPHAN_S`."""
@@ -363,10 +363,11 @@ ORPHAN_S = 5.0
 """Silence of a gateway after which engines drop its sequences and detokenizers its streams. A detokenizer also asks the
 gateway about a stream after this time without tokens."""
 LOCKSTEP_VOTE_S = 10.0
-"""Time in which an engine must compute a single token with which it votes on a difference between two others."""
+"""Time for a third engine to compute one token, if the tokens of two engines differ that run a request in lockstep
+(both compute it, and their tokens are compared). The token is the third engine's vote on which of the two is wrong."""
 LOCKSTEP_TRIES = 3
-"""How often a gateway tries to find out which of two engines that differ is wrong, `LOCKSTEP_GRACE_S` apart, before the
-request fails. Another engine that can vote may be busy or starting."""
+"""How often a gateway tries to find out which of two engines that differ is wrong, before the request fails. The tries
+are `LOCKSTEP_GRACE_S` apart, because another engine that can vote may be busy or starting."""
 LOCKSTEP_GRACE_S = 2.0
 """How long after a model last had two comparable engines a request that asks for lockstep is still accepted. It waits
 for the second engine, because heartbeats may only be late."""
@@ -408,11 +409,12 @@ DEATHS_MAX = 3
 """Engines that may die while they run a sequence, at about the same output token, before the sequence fails. The
 sequence itself may be what kills them."""
 DEATH_TOKENS = 16
-"""Output tokens after which the deaths of earlier engines do not count any more: a sequence that kills engines does not
-get past the token at which it does. More than the tokens whose events are lost with an engine."""
+"""Output tokens since the last loss of an engine after which earlier deaths no longer count: a sequence that kills
+engines does not get past the token at which it kills them. More than the number of tokens whose events are lost with an
+engine."""
 LOSSES_MAX = 20
-"""Losses of its engine after which a sequence fails, including engines that were only silent for longer than a lease,
-as on a host that is busy with other work."""
+"""How often a sequence may lose its engine before it fails. Engines that were only silent for longer than a lease, as
+on a host that is busy with other work, count too."""
 
 # --- engine ---
 ENGINE_WAITING_MAX = 4096
@@ -442,10 +444,10 @@ heartbeats, before gateways see its new credit."""
 
 # --- transfers of KV between engines ---
 KV_TRANSFER_TOKENS_MIN = 16
-"""Minimum number of missing prompt tokens for which a decode engine uses a transfer. It computes fewer tokens itself,
-which takes about as long as a decode step and less than a transfer."""
+"""Minimum number of missing prompt tokens for which a decode engine uses a transfer. To compute fewer tokens itself
+takes about as long as a decode step, which is less than a transfer."""
 KV_CONNECT_S = 1.0
-"""Time to connect to the engine that has the KV, seconds. Then the receiver computes the prompt itself."""
+"""Longest time to connect to the engine that has the KV, seconds. After it the receiver computes the prompt itself."""
 KV_ALIVE_S = 0.2
 """Interval of the sender's `Alive` messages while it has no block to send, seconds."""
 KV_SILENCE_S = 1.0
@@ -478,8 +480,8 @@ KV_SHARED_KEPT_MAX = 8
 KV_SHARED_KEPT_S = 30.0
 """Time after which a receiver frees shared memory that it has not used again, seconds. A sender waits twice as long."""
 KV_SHARED_MAPPED_MAX = 64
-"""Shared memories of ended transfers that a sender keeps. Blocks of receivers whose memory it has dropped go through a
-socket once."""
+"""Shared memories of ended transfers that a sender keeps. The next transfer to a receiver whose memory the sender has
+dropped goes through a socket."""
 
 # --- detokenizer ---
 STREAMS_MAX = 8192

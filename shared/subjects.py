@@ -210,8 +210,8 @@ def safe_token(text: str, chars_max: int) -> str:
     """Returns any text as one token of a subject: letters, digits, '-' and '_', 1 to `chars_max` characters.
 
     Text that is safe and short enough is returned unchanged. In other text unsafe characters are replaced by '-', the
-    result is cut, and a hash of the whole text is appended. Safe text that ends like such a hash gets a hash too, so
-    two texts have the same token only if their hashes are equal.
+    result is cut, and a hash of the whole text is appended. Safe text that itself ends like such a hash also gets one,
+    so two texts have the same token only if their hashes are equal.
     """
     if text and len(text) <= chars_max and not _UNSAFE.search(text) and not _HASHED.search(text):
         return text

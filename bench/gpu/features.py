@@ -121,7 +121,7 @@ def invalid(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def attempt(model: str, device: str, options: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> Any:
-    """Returns what is wrong with one set of options: nothing, cases, or the error that ended it."""
+    """Returns the cases that fail with one set of options (empty if none does), or the error that ended the run."""
     try:
         found = generate(model, device, **options)
     except Exception as error:

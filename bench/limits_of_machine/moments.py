@@ -1,4 +1,4 @@
-"""Measures the machine's limits during a load: the load is paused at intervals, and a program measures meanwhile.
+"""Measures the machine's limits during a load: the load is paused at intervals, and a program measures in the pauses.
 
     python -m bench.limits_of_machine.moments --bytes N [--threads N]
 

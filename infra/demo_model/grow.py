@@ -1,8 +1,8 @@
 """Turns a model directory into a checkpoint of a larger shape that computes the same, for training to continue from.
 
-A large model trained from its first step needs a GPU. One that begins with what the demo model knows needs only as much
-training as its new weights take to become part of it, which a CPU can do. Run by hand:
-``python -m infra.demo_model.grow START.pt --shape qwen2-0.5b``, then ``train.py --start START.pt``.
+To train a large model from scratch needs a GPU. A large model that begins with the knowledge of the demo model needs
+only the training that makes use of its new weights, which a CPU can do. Run by hand: ``python -m infra.demo_model.grow
+START.pt --shape qwen2-0.5b``, then ``train.py --start START.pt``.
 
 Each number of the residual stream, each neuron and each head has several copies. The copies of a number of the residual
 stream are written with the same weights, and read with different weights whose sum is the original's. The copies of a

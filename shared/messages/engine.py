@@ -13,8 +13,8 @@ from shared.parameters.sampling import SamplingParams
 class KvSource(Part, frozen=True, array_like=True):
     """The engine that computes the prompt of a sequence for another engine, and the name of the transfer.
 
-    `address` is that of `EngineStatus.kv_address`. The name is random and secret: any process that knows it may fetch
-    the blocks.
+    `address` is the `kv_address` of that engine's `EngineStatus`. The name `transfer_id` is random and secret: any
+    process that knows it may fetch the blocks.
     """
 
     transfer_id: str
@@ -65,8 +65,8 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     adapter: str = ""
     """Name of the LoRA adapter that the sequence is computed with; empty: none."""
     adapter_version: str = ""
-    """Hash of the adapter's files. `cache_salt` is then that of `blocks.adapter_salt`. An engine that does not have
-    this version answers `busy` while it reads the desired state of the model's adapters.
+    """Hash of the adapter's files. `cache_salt` is then the result of `blocks.adapter_salt`. An engine that does not
+    have this version answers `busy` while it reads the desired state of the model's adapters.
     """
     pictures: tuple[PromptPicture, ...] = ()
     """The pictures of the prompt, in order. The engine reads their embeddings before it queues the sequence."""

@@ -34,7 +34,7 @@ class OwnershipReply(Message, frozen=True, array_like=True, tag=True):
 
 
 class StreamTaken(Message, frozen=True, array_like=True, tag=True):
-    """Tells a gateway that another one has taken a stream over, so that it ends its own run of the request.
+    """Tells a gateway that another gateway has taken over a stream, so that it ends its own run of the request.
 
     Sent once. A gateway that misses it sees the change in the record of the stream.
     """
@@ -70,7 +70,8 @@ class UsageRecord(Message, frozen=True, array_like=True, tag=True):
     cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache."""
     computed_tokens: int = 0
-    """Tokens that engines have computed: prompts without cached tokens, output, and what was computed again."""
+    """Tokens that engines have computed: prompt tokens that were not cached, output tokens, and tokens computed again.
+    """
     completion_tokens: int = 0
     """Output tokens that were passed to the client, or to the selection among `best_of` sequences."""
     discarded_tokens: int = 0

@@ -111,7 +111,8 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     the lane, because others preempt them; `idle_credits` counts all sequences.
     """
     num_idle_running: int = 0
-    """The sequences of the idle lane among `num_running`; likewise `num_idle_waiting`."""
+    """Number of sequences in `num_running` that are in the idle lane. `num_idle_waiting`: the same for `num_waiting`.
+    """
     num_idle_waiting: int = 0
     num_idle_waiting_tokens: int = 0
     idle_preemptions: int = 0
@@ -133,13 +134,13 @@ class PoolStatus(Part, frozen=True, array_like=True, tag=True):
     num_requests: int = 0
     num_tokens: int = 0
     model: str = ""
-    """Served name of the model for which the tokenizer works."""
+    """Served name of the model whose prompts the tokenizer converts."""
     tool_format: str = ""
     """Name of the model's tool-call format, recognised from its chat template; empty: unknown. See
     `shared.text.templates.template_formats`.
     """
     reasoning_format: str = ""
-    """Name of the model's reasoning format, likewise."""
+    """Name of the model's reasoning format, recognised in the same way; empty: unknown."""
 
 
 class VisionStatus(Part, frozen=True, array_like=True, tag=True):

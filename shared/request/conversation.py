@@ -165,7 +165,7 @@ def _tool_fields(turn: Turn) -> dict[str, Any]:
 def _assistant_fields(turn: Turn, path: str) -> dict[str, Any]:
     """Returns the fields of an assistant's message besides its text.
 
-    Some templates use one name for reasoning, some the other.
+    Reasoning is returned under two names, because some templates use the one and some the other.
     """
     fields: dict[str, Any] = {}
     reasoning = turn.reasoning if turn.reasoning is not None else turn.reasoning_content

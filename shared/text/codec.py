@@ -151,7 +151,7 @@ class TextCodec:
         self._anchor_chars = len(self.decode(self._anchor))
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: int = 0) -> list[list[int]]:
-        """See Codec. The `tokenizers` library releases the interpreter lock meanwhile."""
+        """See Codec. The `tokenizers` library releases the interpreter lock while it encodes."""
         if keep and isinstance(self._tokenizer, Tokenizer):
             return encode_first(self._tokenizer, texts, keep, add_special_tokens=add_special_tokens)
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
