@@ -64,6 +64,6 @@ class DurableLog(Protocol):
     async def all_following(self, subject: str, sequence: int) -> list[Logged]:
         """Returns the messages of a subject, which may have wildcards, from this sequence number on, in order.
 
-        Takes a round trip for about `BATCH_MESSAGES` of them.
+        One round trip returns about `BATCH_MESSAGES` messages.
         """
         ...
