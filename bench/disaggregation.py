@@ -84,7 +84,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(found: Mapping[str, Measured]) -> dict[str, Any]:
-    """Returns the quantiles of each server, and the ratio of the 99th percentiles: apart to both on each engine."""
+    """Returns the quantiles of each server, and the 99th percentile of `apart` divided by that of the other."""
     servers = {name: _quantiles(measured) for name, measured in found.items()}
     together, apart = (servers[name]["p99_ms"] for name in SERVERS)
     return {"servers": servers, "p99_ratio": round(apart / together, 3), "goal": GOAL}

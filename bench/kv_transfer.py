@@ -6,9 +6,9 @@ Two processes have the connectors of engines (`services.engine.kv`) and the cach
 model with 8 billion parameters: of the C++ backend (`panels`), or of PyTorch's operations and of GPUs (`rows`). The
 blocks are copied by the C++ library or by numpy. In each round the same bytes are moved in four ways, one after the
 other: copied in one process; streamed over a plain TCP connection; fetched by the connector over TCP; fetched through
-shared memory. Prints the median speed of each way, and for the connector the share of the speed that the corresponding
-plain way has in the same round. Also prints the processor time of both processes, which other programs on the machine
-disturb less. Part of `make bench`.
+shared memory. Prints the median speed of each way, and for the connector the share that it reaches of the corresponding
+plain way's speed in the same round. Also prints the processor time of both processes, which other programs on the
+machine disturb less. Part of `make bench`.
 """
 
 import argparse
@@ -160,7 +160,7 @@ class Receiver:
 
 
 def measure(rounds: int = 7, num_blocks: int = 64, kind: str = "panels", *, native: bool = True) -> dict[str, Any]:
-    """Runs all rounds and returns GB/s for each way: the median, and its share of the plain way, round by round."""
+    """Runs all rounds. Returns for each way the median GB/s, and for those of the product the result of `shares`."""
     context = multiprocessing.get_context("spawn")
     near, far = context.Pipe()
     other = context.Process(target=sender, args=(far, num_blocks, kind, native))

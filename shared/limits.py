@@ -152,8 +152,8 @@ last interval are computed again."""
 STREAM_STORE_TIMEOUT_S = 2.0
 """Time limit of one operation of the store of streams. The token path does not wait for it."""
 STREAM_STORE_AWAY_S = 10.0
-"""How long after the store of streams was last available a stream that asks to be resumable still begins as a resumable
-one. A bus that is restarted is back within this time, and the records of such streams are written then."""
+"""While the store of streams is unavailable, a stream that asks to be resumable still begins as a resumable one for
+this long. A bus that is restarted is back within this time, and the records of such streams are written then."""
 STREAM_STORE_BYTES = {"memory": 64 * 2**20, "file": 512 * 2**20}
 """Size of the log with the records of streams, and of the log with the journals: each may have this size. When a log is
 full, its oldest messages are dropped."""
@@ -363,8 +363,8 @@ ORPHAN_S = 5.0
 """Silence of a gateway after which engines drop its sequences and detokenizers its streams. A detokenizer also asks the
 gateway about a stream after this time without tokens."""
 LOCKSTEP_VOTE_S = 10.0
-"""Time for a third engine to compute one token, if the tokens of two engines differ that run a request in lockstep
-(both compute it, and their tokens are compared). The token is the third engine's vote on which of the two is wrong."""
+"""Two engines may run a request in lockstep: both compute it, and their tokens are compared. If the tokens differ, a
+third engine must compute one token within this time, as its vote on which of the two engines is wrong."""
 LOCKSTEP_TRIES = 3
 """How often a gateway tries to find out which of two engines that differ is wrong, before the request fails. The tries
 are `LOCKSTEP_GRACE_S` apart, because another engine that can vote may be busy or starting."""
@@ -473,8 +473,8 @@ KV_SHARED_BYTES_MAX = 32 * 2**20
 """Shared memory of one transfer for blocks so large that `KV_SHARED_BYTES` holds fewer than two of them. Larger ones go
 through a socket."""
 KV_BATCH_BYTES = 2**20
-"""If KV blocks are small, one message announces as many of them as have this size together, and the receiver frees
-their places in shared memory in groups of this size."""
+"""Bytes of a group of small KV blocks in shared memory. One message announces the blocks of a group, and one answer
+frees the places of a group."""
 KV_SHARED_KEPT_MAX = 8
 """Shared memories of ended transfers that a receiver keeps for the next ones."""
 KV_SHARED_KEPT_S = 30.0

@@ -5,9 +5,9 @@ only the training that makes use of its new weights, which a CPU can do. Run by 
 START.pt --shape qwen2-0.5b``, then ``train.py --start START.pt``.
 
 Each number of the residual stream, each neuron and each head has several copies. The copies of a number of the residual
-stream are written with the same weights, and read with different weights whose sum is the original's. The copies of a
-neuron or a head divide among them what the original writes. New layers write nothing at first. The idea is that
-of Net2Net (Chen and others, 2015, arXiv:1511.05641).
+stream are written with the same weights, and read with different weights whose sum is that of the original. The copies
+of a neuron or a head divide among them what the original writes. New layers write nothing at first. The idea is that of
+Net2Net (Chen and others, 2015, arXiv:1511.05641).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The service discovery protocol of NATS: answers `nats micro list`, `info` and `stats`, over any transport.
 
 The protocol is defined in ADR-32 of the NATS project, not of this one. Discovery is for operators and their tools only:
-the services themselves find each other by heartbeats (`presence`). The subjects are
-`$SRV.PING`, `$SRV.INFO` and `$SRV.STATS` for all services; `.name` is appended for one service, `.name.id` for one
-replica.
+the services themselves find each other by heartbeats (`presence`). The subjects are `$SRV.PING`, `$SRV.INFO` and
+`$SRV.STATS` for all services; `.name` is appended for one service, `.name.id` for one replica.
 """
 
 import asyncio

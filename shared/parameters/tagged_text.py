@@ -37,7 +37,7 @@ class Json(msgspec.Struct, frozen=True, tag="json"):
 class Raw(msgspec.Struct, frozen=True, tag="raw"):
     """Any text up to the first `closing`, and `closing` itself. The text must end with `before`, which is not counted.
 
-    `min_chars`, `max_chars`: bounds for the number of characters before `before` and `closing`; None: no bound.
+    `min_chars`, `max_chars`: bounds for the number of characters, without `before` and `closing`; None: no bound.
     """
 
     closing: str
