@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose error for an invalid choice suggests the most similar valid choice."""
 
     takes_whole_names = False
-    """Whether options with one dash are whole words: `-tp` is neither `-t p` nor short for another option."""
+    """Whether options with one dash are whole words: `-tp` is neither `-t p` nor an abbreviation of another option."""
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
         # Here argparse searches for abbreviated names and joined values; for one dash even if `allow_abbrev` is off.

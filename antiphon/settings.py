@@ -296,7 +296,7 @@ def engine_roles(serve: ServeSettings) -> list[tuple[str, str]]:
 
 
 def of_role(serve: S, role: str) -> S:
-    """Returns the settings of the engines with a role. Only prefill engines listen for others."""
+    """Returns the settings of the engines with a role. Only prefill engines listen for connections of other engines."""
     return replace(serve, role=role) if role == "prefill" else replace(serve, role=role, kv_host="", kv_bind="")
 
 

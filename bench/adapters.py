@@ -1,10 +1,11 @@
-"""What LoRA adapters cost: tokens/s of streams that all have different adapters, beside streams of the base model.
+"""What LoRA adapters cost: tokens/s of streams that all have different adapters, compared with the base model's.
 
     python -m bench.adapters --model DIRECTORY [--adapters 64] [--rank 16] [--streams 32] [--rounds 5] [--json FILE]
 
-The adapters are random and of one rank. One server holds all of them; its two loads alternate (A B B A …), and in each
-round the streams have other adapters. The figure is the median over the rounds of adapted to plain tokens/s. The time
-until an adapter is read from its files is not measured: every adapter has served a request before.
+The adapters are random and of one rank. One server holds all of them. The two loads (streams with adapters, streams of
+the base model) alternate (A B B A …), and in each round the streams have other adapters. The figure is the median over
+the rounds of the tokens/s with adapters divided by those of the base model. The time until an adapter is read from its
+files is not measured: every adapter has served a request before.
 """
 
 import argparse

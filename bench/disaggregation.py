@@ -2,14 +2,14 @@
 
     python -m bench.disaggregation MODEL_DIRECTORY [--streams 8] [--prompt 192] [--every S] [--seconds 20] [--json FILE]
 
-Both servers have two engines and run one after the other, several times in turn, since a shared machine changes. The
+Both servers have two engines. They run in turn, several times each, because the speed of a shared machine changes. The
 streams run all the time; a prompt with a short answer arrives every few seconds. Prints for each server the quantiles
 of the time between two tokens of the streams, the median time to the first token of the prompts, and the ratio of the
 99th percentiles with its goal. Part of `make bench` for the models of `make bench-models`.
 
-The prompts must come often enough that more than one token of 100 meets one, else the 99th percentile does not show
-them; and one engine must be able to compute them all. By default they come every `LOAD` times the time that the first
-server needs for one of them.
+The prompts must arrive so often that more than 1 of 100 tokens is generated while a prompt is computed; otherwise the
+99th percentile does not show the effect of the prompts. And one engine must be able to compute all of them. By default
+the time between two prompts is `LOAD` times the time that the first server needs for one.
 """
 
 import argparse
@@ -35,7 +35,8 @@ STREAM_PROMPT, LONG_OUTPUT = 64, 4
 READY_S = 180.0
 LOAD = 1.5
 GOAL = 0.5
-"""Of the 99th percentile between two tokens apart, as a share of that with both on each engine."""
+"""Goal for the ratio of the 99th percentiles of the time between two tokens: prefill and decode apart, divided by both
+on each engine."""
 
 
 @dataclass
@@ -83,7 +84,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(found: Mapping[str, Measured]) -> dict[str, Any]:
-    """Returns the quantiles of each server, and the ratio of the 99th percentiles: apart to both on each engine."""
+    """Returns the quantiles of each server, and the 99th percentile of `apart` divided by that of the other."""
     servers = {name: _quantiles(measured) for name, measured in found.items()}
     together, apart = (servers[name]["p99_ms"] for name in SERVERS)
     return {"servers": servers, "p99_ratio": round(apart / together, 3), "goal": GOAL}
@@ -115,7 +116,7 @@ def _wait_for_engines(server: Serving, count: int) -> None:
 
 
 async def _prompt_s(server: Serving, length: int) -> float:
-    """Returns the seconds to the first token of a prompt on the idle server; the second one, after it is warm."""
+    """Returns the seconds to the first token of a prompt on the idle server, measured after one prompt to warm up."""
     measured, draw = Measured(), random.Random(0)
     async with _client(server) as client:
         for _ in range(2):
@@ -142,7 +143,7 @@ async def _load(server: Serving, options: argparse.Namespace, measured: Measured
 
 
 async def _stream(client: openai.AsyncOpenAI, model: str, draw: random.Random, measured: Measured, end: float) -> None:
-    """One stream after the other until the end; the time to a stream's first token does not count."""
+    """Runs one stream after the other until the time `end`; the time to a stream's first token does not count."""
     while time.perf_counter() < end:
         last = None
         tokens = _tokens(client, model, draw.choices(VOCABULARY, k=STREAM_PROMPT), 256)

@@ -1,4 +1,4 @@
-"""An engine service that computes nothing: each step takes a fixed time, and tokens are words by their position.
+"""An engine service that computes nothing: a step takes a fixed time, and a token depends on its position only.
 
     python -m bench.emulated_engine --step-ms=50 [flags of the engine service]
 

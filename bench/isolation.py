@@ -1,14 +1,15 @@
-"""What requests cost that run beside them: structured output, hostile schemas, and a flood under another API key.
+"""What structured output costs, and how hostile schemas or a flood under another API key slow other requests down.
 
     python -m bench.isolation [--model DIRECTORY] [--seconds 15] [--rounds 3] [--json FILE]
 
     guided    32 streams that follow a JSON Schema against 32 that follow none: share of the tokens/s
     bomb      8 streams beside requests with schemas and expressions that are made to be expensive, against 8 alone:
               ratio of the 99th percentiles of the time between two tokens
-    flood     one request a second under one key beside 200 at once, again and again, under another, against the same
-              on an idle server: ratio of the 99th percentiles of the time to the first token
+    flood     one request a second under one key while 200 requests run at all times under another key, against the same
+              requests on an idle server: ratio of the 99th percentiles of the time to the first token
 
-The two sides of each figure alternate (A B B A …), since a shared machine changes. A goal is printed with each figure.
+The two sides of each figure alternate (A B B A …), because the speed of a shared machine changes. A goal is printed
+with each figure.
 """
 
 import argparse
@@ -44,7 +45,7 @@ RECORDS: dict[str, Any] = {
         "additionalProperties": False,
     },
 }
-"""No output of `STREAM_TOKENS` tokens completes it."""
+"""The JSON Schema of the guided streams. No output of `STREAM_TOKENS` tokens completes it."""
 BOMBS: tuple[dict[str, Any], ...] = (
     {"guided_regex": "((a?){60}){60}b"},
     {"guided_regex": "(([a-z]{1,40} ?){1,40}[0-9]{1,40}){1,40}"},
@@ -137,13 +138,16 @@ async def _flood(port: int, options: argparse.Namespace) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def _bombs(port: int) -> AsyncIterator[None]:
-    """Sends one expensive grammar after the other meanwhile, each another one. Their answers may be errors."""
+    """While the context is open, sends requests one after the other, each with another expensive grammar.
+
+    Their answers may be errors.
+    """
     numbers = itertools.count()
 
     async def send() -> None:
         for number in numbers:
             field, value = next(iter(BOMBS[number % len(BOMBS)].items()))
-            # A number of its own in each, so that no verdict and no compiled grammar is found in a cache.
+            # Each grammar has a different number, so that no verdict and no compiled grammar is found in a cache.
             other = f"{value}{number}" if isinstance(value, str) else {**value, "description": f"{number}"}
             result = Result()
             body = _bodies(1, {field: other, "max_tokens": 8})[0]
@@ -155,7 +159,7 @@ async def _bombs(port: int) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _flooding(port: int) -> AsyncIterator[None]:
-    """Keeps `FLOOD` requests running under the other key meanwhile."""
+    """Keeps `FLOOD` requests running under the key `flooding` while the context is open."""
 
     async def send() -> None:
         while True:

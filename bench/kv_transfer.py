@@ -3,11 +3,12 @@
     python -m bench.kv_transfer [--rounds 7] [--blocks 64] [--cache panels] [--numpy] [--json FILE]
 
 Two processes have the connectors of engines (`services.engine.kv`) and the caches of CPU workers, in the shape of a
-model with 8 billion parameters: of the C++ backend (`panels`), or of PyTorch's operations and of GPUs (`rows`). The C++
-library copies, or numpy. In each round the same bytes are moved in four ways, one after the other: copied in one
-process; streamed over a plain TCP connection; fetched by the connector over TCP; fetched through shared memory. Prints
-medians, and the share of the plain way's speed in the same round. The processor time of both processes, which other
-programs on the machine disturb less, is beside it. Part of `make bench`.
+model with 8 billion parameters: of the C++ backend (`panels`), or of PyTorch's operations and of GPUs (`rows`). The
+blocks are copied by the C++ library or by numpy. In each round the same bytes are moved in four ways, one after the
+other: copied in one process; streamed over a plain TCP connection; fetched by the connector over TCP; fetched through
+shared memory. Prints the median speed of each way, and for the connector the share that it reaches of the corresponding
+plain way's speed in the same round. Also prints the processor time of both processes, which other programs on the
+machine disturb less. Part of `make bench`.
 """
 
 import argparse
@@ -38,7 +39,7 @@ from shared import limits
 
 LAYERS, HEADS, HEAD_DIM, BLOCK_SIZE = 32, 8, 128, 16
 WAYS = {"plain copy": "", "plain TCP": "", "KV over TCP": "plain TCP", "KV shared": "plain copy"}
-"""The ways to move the bytes, and for those of the product what they are compared with."""
+"""The ways to move the bytes. A way of the product has the plain way that it is compared with, a plain way has ''."""
 HOST, WAIT_S = "127.0.0.1", 60.0
 
 
@@ -59,12 +60,12 @@ def memory(kind: str, device: KvCache, host: KvCache, *, native: bool) -> KvMemo
 
 
 def names(num_blocks: int) -> tuple[bytes, ...]:
-    """Returns what blocks are called in every transfer."""
+    """Returns the names (hashes) of the blocks, the same in every transfer."""
     return tuple(number.to_bytes(16, "little") for number in range(num_blocks))
 
 
 def sender(pipe: Connection, num_blocks: int, kind: str, native: bool) -> None:
-    """The prefill engine's side: prepares transfers, or streams plain bytes, as the pipe says, until it says ''."""
+    """The prefill engine's side: at each message of the pipe prepares a transfer or streams plain bytes; ends at ''."""
     torch.set_num_threads(1)
     blocks = memory(kind, cache(num_blocks, 1), cache(1, 2), native=native)
     connector = KvConnector(blocks, lambda: None, host=HOST)
@@ -159,7 +160,7 @@ class Receiver:
 
 
 def measure(rounds: int = 7, num_blocks: int = 64, kind: str = "panels", *, native: bool = True) -> dict[str, Any]:
-    """Runs all rounds and returns GB/s for each way: the median, and its share of the plain way, round by round."""
+    """Runs all rounds. Returns for each way the median GB/s, and for those of the product the result of `shares`."""
     context = multiprocessing.get_context("spawn")
     near, far = context.Pipe()
     other = context.Process(target=sender, args=(far, num_blocks, kind, native))
@@ -193,7 +194,7 @@ def measure(rounds: int = 7, num_blocks: int = 64, kind: str = "panels", *, nati
 
 
 def shares(found: dict[str, list[float]]) -> dict[str, float]:
-    """Returns the median share of the plain way's figures, of each round, for the ways of the product."""
+    """Returns for each way of the product its speed divided by that of its plain way: medians over the rounds."""
     return {
         name: round(statistics.median(a / b for a, b in zip(found[name], found[plain], strict=True)), 2)
         for name, plain in WAYS.items()

@@ -124,7 +124,7 @@ def turns(
 def limits(
     decoder: DecoderDescription, retry_policy: cpu_accounting.RetryPolicy, threads: int
 ) -> tuple[probe.Probe, cpu_accounting.Cpu]:
-    """Measures the machine's current limits for a model of this size. Returns them with the CPU use meanwhile."""
+    """Measures the machine's limits for a model of this size, and the CPU use during this measurement."""
     size = roofline.weight_bytes(decoder)
     found = cpu_accounting.run_when_idle(
         retry_policy, cpu_accounting.children, lambda: size, lambda wanted: probe.measure(wanted, threads)

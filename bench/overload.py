@@ -1,13 +1,14 @@
-"""Finds what a server can do, and loads it with more: what it still answers, and how it refuses the rest.
+"""Measures a server's highest rate of answers, and then what it answers and how it refuses under more load.
 
     make overload ARGS="--seconds 20 --factors 1,2,10"
 
 The peak is measured first: answers per second in a closed loop with twice as many clients as batch slots. Then requests
 arrive at random moments (Poisson), `factor` times the peak in each load, whatever the server does. For each load the
-table has: arrivals, answers and their rate compared with the peak, times of the answers; refusals (429 and 503), the
-time until they came, and the time after which they asked to come back (`retry-after-ms`), divided by the wait that
-requests which arrived within half a second of them, and were accepted, had in fact. 1 is exact; the server adds up to
-a quarter at random. Client and server share the machine, so the times of refusals include the client's own.
+table has: arrivals, answers and their rate compared with the peak, times of the answers; refusals (429 and 503), and
+the time until they came. The column `told/true` compares the time after which a refusal asks the client to come back
+(`retry-after-ms`) with the wait of the accepted requests that were sent within half a second of the refused one: 1 is
+exact, and the server adds up to a quarter at random. Client and server share the machine, so the times of refusals
+include time of the client.
 """
 
 import argparse
@@ -60,9 +61,10 @@ class Load:
         return sum(one.sent_s + one.took_s <= self.seconds for one in self.good) / self.seconds
 
     def told_over_true(self) -> list[float]:
-        """Returns for each refusal the told time over the wait that accepted requests near it had.
+        """Returns for each refusal its `retry-after-ms` divided by the median wait of the accepted requests near it.
 
-        Their wait is their time beyond that of the fastest answer. Refusals without such a request are left out.
+        Near are requests sent within `NEAR_S` of the refused one. The wait of a request is its duration minus that of
+        the fastest answer. Refusals without a near accepted request are left out.
         """
         good = self.good
         least = min((one.took_s for one in good), default=0.0)
@@ -88,7 +90,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 async def ask(port: int, body: bytes, began: float) -> Answer:
-    """Sends one request on a connection of its own. The time counts from before the connection."""
+    """Sends one request on a connection of its own. The time to connect is part of the measured time."""
     sent = time.perf_counter()
     status, retry_after_ms = 0, 0
     try:

@@ -2,12 +2,12 @@
 
     make power-cut ARGS="--items 1000 --responses 20 --cuts 2 --json FILE"
 
-A batch of completions and responses in the background (greedy and seeded ones) run undisturbed on one server. The same
-work then runs on another one with two processes of each service, whose files are in directories that stay. Each cut
-stops all its processes at one moment, launcher and bus included (SIGSTOP, so that none can react to the end of
-another), kills them (SIGKILL), and starts the server again. The responses are started just before the first cut, and
-`open_at_cuts` of the report says how many of them had not ended when it came. In the end every item must have exactly
-one answer and every response must have ended exactly once, with the tokens of the undisturbed run.
+A batch of completions, and responses in the background, run undisturbed on one server; some are greedy, some seeded.
+The same work then runs on another one with two processes of each service, whose files are in directories that stay.
+Each cut first stops all processes of the server, including launcher and bus (SIGSTOP, so that no process can react to
+the end of another one), then kills them (SIGKILL), and starts the server again. The responses are started just before
+the first cut; `open_at_cuts` of the report says how many of them had not ended at each cut. In the end every item must
+have exactly one answer and every response must have ended exactly once, with the tokens of the undisturbed run.
 
 What SIGKILL does not show is the loss of what the operating system had not written to the disk yet.
 """
@@ -41,7 +41,7 @@ ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 @dataclass(frozen=True)
 class Report:
-    """What became of the work. The names of responses begin with `response-`, those of items with `item-`.
+    """The result of the work. The names of responses begin with `response-`, the names of items with `item-`.
 
     `cuts`: number of answers of the batch that were written when each of the cuts came; `open_at_cuts`: number of
     responses that had not ended then.
@@ -156,7 +156,7 @@ def num_open(server: Serving, ids: list[str]) -> int:
 
 
 def wait_for_responses(server: Serving, ids: list[str]) -> list["Told"]:
-    """Returns what each of these responses tells when all have ended. Raises SystemExit after LIMIT_S."""
+    """Returns the result of each of these responses when all have ended. Raises SystemExit after LIMIT_S."""
     deadline = time.monotonic() + LIMIT_S
     while count := num_open(server, ids):
         if time.monotonic() > deadline:
@@ -167,7 +167,7 @@ def wait_for_responses(server: Serving, ids: list[str]) -> list["Told"]:
 
 @dataclass(frozen=True)
 class Told:
-    """A response that has ended: its tokens as bytes, None if it failed, and how many events of its stream end it."""
+    """A response that has ended: its tokens as bytes (None if it failed), and how many final events its stream has."""
 
     tokens: list[Any] | None
     num_ends: int

@@ -1,14 +1,15 @@
-"""Quality of quantized weights: the demo model by every method, and what each costs in perplexity.
+"""Quality of quantized weights: the perplexity of the demo model when it is quantized by each method.
 
     python -m bench.quality [--texts 40] [--model DIRECTORY] [--prepared awq gptq] [--token FILE]
 
-The model must know the demo model's tokens and texts: `python -m infra.demo_model.train --shape qwen2-0.5b` trains a
-larger one, on a CPU from what `python -m infra.demo_model.grow` makes.
+The model must have the demo model's tokenizer and be trained on its texts: `python -m infra.demo_model.train --shape
+qwen2-0.5b` trains a larger one, on a CPU from what `python -m infra.demo_model.grow` makes.
 
-Prepared checkpoints are written by `antiphon quantize` into a temporary directory. Each form is served by the C++
-backend and scores stories that neither training nor calibration has seen. Printed is the perplexity relative to that of
-the original weights. A large model takes a quarter of an hour for each method on a few cores; `--prepared` chooses
-the methods, and with `--token` they are calibrated with the token ids of a file, a sample in each line.
+Prepared checkpoints (quantized beforehand) are written by `antiphon quantize` into a temporary directory. The C++
+backend runs the model in each form on stories that neither training nor calibration has seen. The output is the
+perplexity relative to that of the original weights. A large model takes a quarter of an hour for each method on a few
+cores; `--prepared` chooses the methods, and with `--token` they are calibrated with the token ids of a file, a sample
+in each line.
 """
 
 import argparse

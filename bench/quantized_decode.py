@@ -2,10 +2,10 @@
 
     python -m bench.quantized_decode [--model DIRECTORY] [--batches 1 8 32] [--tokens 8] [--rounds 7] [--threads 0]
 
-All forms of the weights are loaded in one process and decode in turn, so that what else the machine does meets all of
-them. Printed are the medians of output tokens per second and, beside plain weights of the same round, the medians of
-the speed by wall time and by processor time, which other programs disturb less. Weights are rounded to the nearest
-value: the speed does not depend on their values.
+All forms of the weights are loaded in one process and decode in turn, so that other work of the machine affects all of
+them. The output is the median of the output tokens per second, and the medians of the speed relative to plain weights
+in the same round, by wall time and by processor time, which other programs disturb less. Weights are rounded to the
+nearest value: the speed does not depend on their values.
 """
 
 import argparse

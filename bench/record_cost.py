@@ -8,9 +8,10 @@
 
 Two systems get the same requests, a given number at a time, in alternating order (A B B A …), so that a machine that
 becomes slower affects both; the one that does not run is stopped with SIGSTOP. The figure is the median over the pairs
-of the relative loss. On a machine that others use, tokens/s vary by more than a record costs: the CPU time of all
-processes for each token, which does not count the others' work, then says more; it is told for each part, because the
-engine's own varies with the sizes of its batches. A record's share is least for models that take long for a token.
+of the relative loss of tokens/s. On a machine that others use, tokens/s vary by more than a record costs. Then the CPU
+time of all processes for each token says more, because it does not include the work of others. It is reported for each
+part of the system, because the engine's CPU time also varies with the sizes of its batches. The slower the model, the
+smaller is the relative cost of a record.
 """
 
 import argparse
@@ -35,7 +36,7 @@ SIDES = "on", "off"
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of the load on one side. `foreign_cores`: cores that other programs used meanwhile."""
+    """One run of the load on one side. `foreign_cores`: cores that other programs used during the run."""
 
     tokens_per_s: float
     cpu_us: dict[str, float]
@@ -44,7 +45,7 @@ class Run:
 
     @property
     def cpu_us_per_token(self) -> float:
-        """Of all parts."""
+        """Microseconds for each token, of all parts together."""
         return sum(self.cpu_us.values())
 
 

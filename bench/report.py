@@ -90,9 +90,9 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 """Columns of the table of loads.
 
 *foreign*: `*` marks a load with at least one sample in which other programs used the processor in every try. *moments
-alike* is the ratio of the two servers' shares of their own moments' floors, which removes the effect of a machine whose
-speed differed between the two loads.
-"""
+alike* is *ours ÷ it* for the share of the floor in place of the rate. Each server's floor is that of the limits
+measured in pauses of its own load, so the ratio does not depend on whether the machine's speed differed between the two
+loads."""
 
 
 def loads_table(records: Sequence[dict[str, Any]]) -> str:

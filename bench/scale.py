@@ -1,11 +1,12 @@
-"""What one core carries of each part of the system: gateway, tokenizer, detokenizer and NATS server.
+"""How many tokens a second one core can carry in each part: gateway, tokenizer, detokenizer and NATS server.
 
     python -m bench.scale [--streams 64 256] [--output 256] [--prompt 1024] [--json FILE]
 
-One process of each service and an engine that computes nothing (`bench.emulated_engine`), so that it is not the limit.
-For each number of streams at once, every stream gets a token a step. The processor time of each process during
-the load gives what a core of its own would carry: tokens a second, streams at 20 tokens a second, and for the tokenizer
-tokens of prompts a second. This does not depend on how busy the machine is, but for caches that other programs use too.
+The system has one process of each service, and an engine that computes nothing (`bench.emulated_engine`), so that the
+engine is not the limit. Every stream gets a token in each step. From the processor time of each process during the load
+follows what the process would carry with a core of its own: tokens a second, streams at 20 tokens a second, and for the
+tokenizer prompt tokens a second. The result does not depend on how busy the machine is, except that other programs also
+use the processor's caches.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from bench.run import DEMO
 from bench.serving import HOST, Server, end_in_order, free_port
 
 READER_TOKENS_PER_S = 20
-"""Tokens a second of a stream that a person reads."""
+"""Tokens a second of a stream at the speed at which a person reads."""
 STEP_MS = 50
 PARTS = ("gateway", "tokenizer", "detokenizer", "nats-server")
 PROGRAM = """
@@ -38,7 +39,7 @@ finally:
     for child in children: child.terminate()
     for child in children: child.wait(20)
 """
-"""Starts all processes, and ends them when it ends or one of them does."""
+"""The program that starts all processes. It ends them when it ends or when one of them ends."""
 
 
 class Parts(Server):

@@ -1,4 +1,4 @@
-"""A long run by hand: streams and faults for an hour, and whether memory, descriptors, threads and KV blocks grow.
+"""A long run: streams and faults for an hour, and whether memory, descriptors, threads and used KV blocks grow.
 
     make soak ARGS="--minutes 60 --streams 16 --json docs/performance/soak.json"
 
@@ -27,7 +27,7 @@ from antiphon.chaos.targets import Injector, find_targets
 WARM_UP = 0.25
 """Share of the samples that does not count: caches fill and libraries load."""
 NUM_RECORDS = 64
-"""Finished requests of which a gateway keeps the timeline: so few that their memory is full after the warm-up."""
+"""Finished requests of which a gateway keeps the timeline: so few that the warm-up reaches this number."""
 PAGE_KIB = 4
 
 

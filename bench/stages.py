@@ -1,9 +1,9 @@
-"""Gain of plans in flight with pipeline stages: as many plans as stages at a time, beside one plan at a time.
+"""Gain of several plans in flight with pipeline stages: as many plans as stages, compared with one plan at a time.
 
     python -m bench.stages [--model DIRECTORY] [--stages 2] [--batches 2 8 32] [--tokens 16] [--rounds 3]
 
 The engine's processes are started once, with one thread each; both ways run on them in turn, in alternating order.
-Printed are the medians of the output tokens per second and the median of the ratios of neighbouring runs. The machine
+The output is the medians of the output tokens per second and the median of the ratios of neighbouring runs. The machine
 needs a free processor core for each stage.
 """
 

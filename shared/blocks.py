@@ -21,7 +21,7 @@ def root_hash(salt: bytes = b"") -> bytes:
 def adapter_salt(salt: bytes, version: str) -> bytes:
     """Returns the cache salt of a sequence with an adapter, from the sequence's salt and the adapter's version.
 
-    With several adapters it is applied once for each.
+    For a sequence with several adapters, the function is applied once for each adapter.
     """
     return salt + _adapter_part(version)
 

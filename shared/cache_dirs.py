@@ -43,8 +43,8 @@ def models_cache(usual: str, name: str) -> Path:
 def made_whole(directory: Path, mark: str, keep: int) -> Generator[Path]:
     """Yields an empty directory, which is renamed to `directory` at the end. Several processes may do this at once.
 
-    `mark` is a file that every complete directory has. Afterwards all but the newest `keep` directories of this kind
-    are deleted.
+    `mark` is a file that every complete directory has. Afterwards, of the directories beside it whose
+    names begin with a hexadecimal digit, all but the newest `keep` are deleted.
     """
     scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=directory.parent))
     try:

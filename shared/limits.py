@@ -9,9 +9,9 @@ MODEL_TOKEN_CHARS_MAX = 40
 """Characters of a model's name in subjects and in the ids of its services. An id adds at most 16 characters
 (`-detokenizer-64`)."""
 MODEL_NAME_CHARS_MAX = 256
-"""Characters in a model's name that is set. The names are in every heartbeat and in the labels of metrics."""
+"""Characters in a model's name that a setting gives. The names are in every heartbeat and in the labels of metrics."""
 MODEL_ALIASES_MAX = 64
-"""Further names of one model. They are in every heartbeat of its engines, of at most about 17 KiB with them."""
+"""Further names of one model. They are in every heartbeat of its engines, which then has at most about 17 KiB."""
 MODELS_MAX = 16
 """Models that one launcher starts. Each model needs at least three processes, so this bounds the number of
 processes."""
@@ -38,7 +38,7 @@ EMBEDDING_INPUTS_MAX = 2048
 """Inputs of one embeddings request, or documents of one rerank request: as many as in OpenAI's API. Each is a sequence,
 and the vectors of all of them are in one answer."""
 CONVERSATIONS_MAX = 64
-"""Conversations in one request to `/generate`. All are rendered at the same time, each as a job of a tokenizer."""
+"""Conversations in one request to `/generate`. All are rendered at the same time, each as one job of a tokenizer."""
 CHOICES_MAX = 128
 """Choices for each prompt (`n`), as many as in OpenAI's API. Each choice is a sequence."""
 SEQUENCES_PER_REQUEST_MAX = 1024
@@ -60,7 +60,8 @@ LOGIT_BIAS_MAX = 1024
 ALLOWED_TOKEN_IDS_MAX = 4096
 """Ids in `allowed_token_ids` of one request; bounded for the same reason."""
 BAD_WORDS_MAX = 256
-"""Words in `bad_words` of one request, counted in the forms in which they are forbidden."""
+"""Words in `bad_words` of one request. A word counts once for each form in which it is forbidden: at the start of a
+text, and after a space."""
 BAD_WORD_TOKENS_MAX = 64
 """Tokens in one word of `bad_words`."""
 GRAMMAR_BYTES_MAX = 64 * 2**10
@@ -79,20 +80,17 @@ GATEWAY_SEQUENCES_MAX = 65536
 """Sequences (prompts times choices) of all requests in the gateway at the same time. Further requests are refused with
 503. Bounds memory, because one request may have many sequences."""
 BUS_WAIT_S = 2.0
-"""How long a new request waits in a gateway that is disconnected from the bus, for the connection to another server or
-to a server that is restarted; then it is refused with 503. Longer than both take, and shorter than clients wait."""
+"""How long a new request waits in a gateway without a connection to the bus before it is refused with 503. To connect
+to another server, or to a restarted one, takes less time than this; clients wait longer than this."""
 BUS_WAITERS_MAX = 1024
 """Requests in one gateway that wait for the bus (`BUS_WAIT_S`). Further requests are refused with 503 at once, so that
-the bus is not flooded when it is back.
-"""
+the bus is not flooded when it is back."""
 GATEWAY_IDLE_SEQUENCES_MAX = 8192
-"""Sequences of the idle lane among `GATEWAY_SEQUENCES_MAX`. Further requests for the lane are refused with 503, so that
-idle work cannot fill the gateway.
-"""
+"""Sequences of the idle lane (requests that use only the capacity that all others leave) among `GATEWAY_SEQUENCES_MAX`.
+Further requests for the lane are refused with 503, so that idle work cannot fill the gateway."""
 IDLE_S = 300.0
 """Longest time for which a request of the tier `flex` stays in the idle lane, in seconds. Then it becomes an ordinary
-request, so that it ends within the 10 minutes for which OpenAI's clients wait.
-"""
+request, so that it ends within the 10 minutes for which OpenAI's clients wait."""
 CACHE_SALT_CHARS_MAX = 256
 """Characters in `cache_salt`. The salt is part of the `Submit` of each sequence, so this bounds its size."""
 ADAPTER_NAME_CHARS_MAX = 128
@@ -117,15 +115,13 @@ REQUEST_ID_HEADER_CHARS_MAX = 128
 """Characters in an `X-Request-Id` of a client, which is repeated in the response and in the usage record."""
 QUOTA_LEASE_S = 1.0
 """How long a gateway keeps its reserved share of a key's quota. The share is the quota that the key gains in this time:
-most requests need no round trip, and an unused share is returned soon.
-"""
+most requests need no round trip, and an unused share is returned soon."""
 QUOTA_HOLD_S = 10.0
 """How long the requests in progress of a gateway count towards a key's limit after the gateway has last confirmed
 them. Frees the places of a gateway that has died."""
 QUOTA_ENTRY_S = 3600.0
-"""How long the store keeps the state of an unused key's limits. The buckets are full again after a minute, or later if
-answers were longer than estimated.
-"""
+"""How long the store keeps the state of an unused key's limits. The token buckets of its limits are full again after a
+minute, or later if answers were longer than estimated."""
 QUOTA_STORE_TIMEOUT_S = 0.25
 """Time limit of one operation of the store of limits. A request waits for it."""
 QUOTA_STORE_RETRY_S = 5.0
@@ -139,7 +135,7 @@ USAGE_BATCH_MAX = 500
 USAGE_FLUSH_S = 5.0
 """How long a gateway that shuts down waits for a receiver to accept the last usage records."""
 STREAM_RESUME_S = 600.0
-"""How long a stream can be resumed after its gateway has last written its record. Longer than clients retry."""
+"""How long a stream can be resumed after a gateway has last written the stream's record. Longer than clients retry."""
 ATTEMPTS_PER_RUN = 1000
 """Range of attempt numbers for each fencing token of a stream, so that the first attempt of a run that resumes the
 stream is higher than all attempts of former runs. Above the number of losses that a sequence survives (`LOSSES_MAX`).
@@ -147,48 +143,51 @@ stream is higher than all attempts of former runs. Above the number of losses th
 STREAM_FORGOTTEN_S = 3600.0
 """How long the record of a stream is kept. After `STREAM_RESUME_S` its client gets the error `stream_expired`."""
 STREAM_RENEW_S = 30.0
-"""Interval in which the record of a running stream is written again, with its tokens so far. Limits how much of a
-journal must be read when the stream is taken over: 300 messages.
-"""
+"""Interval in which the record of a running stream is written again, with its tokens so far. This limits how much of a
+gateway's journal (the log of the tokens that its streams have accepted) another gateway must read when it takes the
+stream over: 300 messages."""
 STREAM_FLUSH_S = 0.1
-"""Interval in which a gateway writes the tokens of its streams. Those of the last interval are computed again if the
-gateway dies."""
+"""Interval in which a gateway writes the tokens of its streams to its journal. If the gateway dies, the tokens of the
+last interval are computed again."""
 STREAM_STORE_TIMEOUT_S = 2.0
 """Time limit of one operation of the store of streams. The token path does not wait for it."""
 STREAM_STORE_AWAY_S = 10.0
-"""Time since the store of streams stopped to answer for which streams that ask for it still begin as resumable ones: a
-bus that is restarted is back by then, and their records are written when it is."""
+"""While the store of streams is unavailable, a stream that asks to be resumable still begins as a resumable one for
+this long. A bus that is restarted is back within this time, and the records of such streams are written then."""
 STREAM_STORE_BYTES = {"memory": 64 * 2**20, "file": 512 * 2**20}
-"""Size of the records of streams, and of their journals, each. When one is full, its oldest messages are dropped."""
+"""Size of the log with the records of streams, and of the log with the journals: each may have this size. When a log is
+full, its oldest messages are dropped."""
 STREAM_BODY_BYTES_MAX = 2**20
 """Size of the body of a request whose stream is recorded. Room for contexts of 200000 tokens; longer requests are
 served, but cannot be resumed."""
 STREAM_SEQUENCES_MAX = 32
-"""Sequences of a request whose stream is recorded. Each event has the position of every sequence, so this bounds the
-size of its id to about 400 bytes."""
+"""Sequences of a request whose stream is recorded. The id of each event that is sent to the client has, for every
+sequence, the number of tokens and characters sent so far, so this bounds the size of an id to about 400 bytes."""
 STREAM_JOURNAL_BYTES_MAX = 512 * 2**10
-"""Size of one message of a journal, about; more progress is divided among several messages."""
+"""Approximate size of one message of a journal. New tokens that need more are divided among several messages."""
 IDEMPOTENCY_S = 600.0
 """How long an answer is kept for repetitions of its request (`Idempotency-Key`). Longer than clients retry."""
 IDEMPOTENCY_ANSWERS_MAX = 1024
-"""Answers that a gateway keeps for repetitions; the oldest are dropped. Also the requests with a key in progress."""
+"""Answers that a gateway keeps for repetitions; the oldest are dropped. Also the largest number of requests with an
+`Idempotency-Key` in progress."""
 IDEMPOTENCY_BYTES_MAX = 64 * 2**20
 """Size of the answers that a gateway keeps for repetitions. Bounds memory."""
 RECORD_STEPS_MAX = 2048
 """Steps kept in the record of one request, over all its sequences; further ones are counted only. Bounds memory: a step
 takes 80 bytes."""
 RECORD_PIECES_MAX = 2048
-"""Pieces of output kept in the record of one request, each with the times of arrival and writing; 32 bytes."""
+"""Pieces of output kept in the record of one request. A piece has the times of its arrival and of its writing to the
+client, and takes 32 bytes."""
 RECORD_MARKS_MAX = 1024
 """Other events kept in the record of one request: placements, losses, preemptions."""
 RECORD_PINNED_MAX = 32
-"""Failed requests, and slowest requests, that a gateway keeps in addition to the latest ones."""
+"""Failed requests, and as many of the slowest, whose records a gateway keeps in addition to those of the latest."""
 RECORD_RUNNING_MAX = 1024
 """Requests in progress that a gateway records at the same time; further ones are served without a record."""
 RECORD_LIST_MAX = 1500
 """Recorded requests in one answer between gateways: all that a gateway keeps by default, those in progress included."""
 RECORD_QUERY_S = 1.0
-"""Time for another gateway to answer about its recorded requests; without an answer it is named as silent."""
+"""Time for another gateway to answer about its recorded requests. The result names gateways that did not answer."""
 STEP_EVENTS_S = 0.1
 """Longest time that an engine collects the events of its steps before it sends them. One message for several short
 steps costs the engine less than a message for each."""
@@ -210,15 +209,16 @@ TEMPORARY_LEFTOVERS_MAX = 100
 BACKGROUND_RECORD_BYTES = {"memory": 16 * 2**20, "file": 64 * 2**20}
 """Size of the records of responses that run in the background: their bodies, and their tokens so far."""
 BACKGROUND_EVENT_BYTES = {"memory": 40 * 2**20, "file": 192 * 2**20}
-"""Size of the events of background responses. When it is full, the oldest are dropped."""
+"""Size of the log with the events of background responses. When the log is full, the oldest events are dropped."""
 BACKGROUND_BATCH_BYTES_MAX = 4 * 2**20
-"""Size of one message with such events, about. Room for all events of an output of 16000 tokens."""
+"""Approximate size of one message with events of a background response. Room for all events of an output of 16000
+tokens."""
 BACKGROUND_RETRY_S = 600.0
-"""How long a gateway that has taken over a response tries to run it, while its model has no engine."""
+"""How long a gateway that has taken over a background response tries to run it while the response's model has no
+engine."""
 BACKGROUND_RESPONSES_MAX = 256
 """Responses that run in the background of one gateway; further ones are refused with 503. No client waits for them, so
-nothing else limits the memory of their events.
-"""
+nothing else limits the memory of their events."""
 FILE_BYTES_MAX = 200 * 2**20
 """Size of one uploaded file, as in OpenAI's API for batches. Files are on disk; a gateway holds a piece in memory."""
 UPLOAD_BYTES_MAX = FILE_BYTES_MAX + 2**20
@@ -226,9 +226,8 @@ UPLOAD_BYTES_MAX = FILE_BYTES_MAX + 2**20
 FILES_MAX = 4096
 """Files in the directory of files, with those that are being written. Listing them reads the description of each."""
 FILES_BYTES_MAX = 8 * 2**30
-"""Size of all files in the directory, with what is written of those that are not complete. It is checked when a file or
-a batch is created.
-"""
+"""Size of all files in the directory. Of files that are not complete, the part that is written counts. The size is
+checked when a file or a batch is created."""
 FILE_NAME_CHARS_MAX = 255
 """Characters of a file's name that are kept, the last ones. The name is only shown; it is never a path."""
 FILE_TTL_MIN_S = 3600
@@ -236,8 +235,8 @@ FILE_TTL_MIN_S = 3600
 FILE_TTL_S = 30 * 24 * 3600
 """How long files are kept, in seconds, unless their clients want them to expire earlier; as in OpenAI's API."""
 FILE_ABANDONED_S = 3 * 24 * 3600
-"""Time without a write after which a file that is not complete is removed. Longer than a batch runs, whose output files
-are written until its end."""
+"""Time without a write after which a file that is not complete is removed. This is longer than a batch runs: its output
+files are written until its end."""
 FORM_PARTS_MAX = 16
 """Parts of a form. An upload has four."""
 FORM_HEADER_BYTES_MAX = 4096
@@ -245,23 +244,21 @@ FORM_HEADER_BYTES_MAX = 4096
 FORM_FIELD_CHARS_MAX = 256
 """Characters in a field of a form that is not a file."""
 BATCH_WINDOW_S = 24 * 3600
-"""Time in which a batch must be finished, in seconds: the only `completion_window` of OpenAI's API. Its requests that
-are not answered then expire."""
+"""Time in which a batch must be finished, in seconds: the only `completion_window` of OpenAI's API. Requests of the
+batch that are not answered by then expire."""
 BATCH_REQUESTS_MAX = 50_000
 """Requests in one batch, as many as in OpenAI's API."""
 BATCH_CONCURRENCY = 64
 """Requests of all batches of a gateway that run at the same time. More than an engine's batch slots gains little."""
 BATCH_ORDINARY_S = 2 * 3600
-"""Time before the end of a batch from which its requests are ordinary ones, in seconds. Until then they run in the idle
-lane.
-"""
+"""Length of the last part of a batch's window, in seconds, in which the batch's requests are ordinary ones. Before it
+they run in the idle lane."""
 BATCHES_RUNNING_MAX = 64
 """Batches that are not finished in one gateway; further ones are refused with 503. Each holds the ids of its requests
 in memory."""
 BATCHES_MAX = 1024
 """Batches in the directory of files. Listing them reads the record of each. With more, the oldest ended batches are
-removed; their files are kept.
-"""
+removed; their files are kept."""
 BATCH_OUTPUT_BYTES_MAX = 2 * 2**30
 """Size of one output file of a batch. A batch whose answers are larger fails."""
 BATCH_ERRORS_MAX = 100
@@ -280,17 +277,16 @@ CLIENT_STALL_S = 60.0
 64 KiB for the client meanwhile."""
 SLOW_CLIENT_EVENTS_MAX = 65536
 """Updates of one request that its client has not received. With more, the request fails with `timeout`, so that a slow
-client cannot fill the gateway's memory.
-"""
+client cannot fill the gateway's memory."""
 TURNS_AT_ONCE = 8
-"""Most requests that a gateway prepares at the same time; those of different API keys take turns."""
+"""Largest number of requests that a gateway prepares (reads, checks, tokenizes) at the same time. Requests of different
+API keys get this work in turn."""
 TURN_S = 0.05
-"""Longest turn of a request. One that is not prepared by then goes on beside the next ones."""
+"""Longest time for which a request counts towards `TURNS_AT_ONCE`. If it is not prepared by then, its preparation
+continues, and the next request may begin."""
 QUEUE_WAIT_S = 30.0
-"""Longest time without a member that can accept a request (a tokenizer, a detokenizer, and an engine of the model that
-are ready and respond) before the request fails with 503. The wait in the queue of a busy engine has no limit but
-`--max-queue-wait`.
-"""
+"""Longest time for which a request waits until its model has a tokenizer, a detokenizer and an engine that are ready
+and respond; then it fails with 503. The wait for a busy engine has no other limit than `--max-queue-wait`."""
 
 # --- bus ---
 BUS_PAYLOAD_BYTES = 16 * 2**20
@@ -323,8 +319,7 @@ OPEN_BATCH_MAX = 256
 # --- timers, in seconds: they affect how fast the system recovers, not whether its results are correct ---
 HEARTBEAT_INTERVAL_S = 0.15
 """Interval of the heartbeats of engines and detokenizers. Shorter intervals would reduce the throughput of a small
-machine: the code of a process that wakes beside a running model is in none of the processor's caches.
-"""
+machine: the code of a process that wakes beside a running model is in none of the processor's caches."""
 GATEWAY_HEARTBEAT_INTERVAL_S = 0.3
 """Interval of the heartbeats of gateways. Engines and detokenizers need them only to notice after `ORPHAN_S` that a
 gateway is gone, so the interval can be longer."""
@@ -336,8 +331,8 @@ FIRST_HEARTBEATS_S = 1.5 * TOKENIZER_HEARTBEAT_INTERVAL_S
 """How long a new gateway waits for heartbeats before it answers requests. Every living member sends a heartbeat in this
 time."""
 LEASE_S = 0.6
-"""Silence after which a member counts as dead, unless `LEASE_INTERVALS` of its heartbeat intervals are longer. It is
-four intervals of an engine, so that a single lost or late heartbeat does not count as a death."""
+"""Time without a heartbeat after which a member counts as dead, unless `LEASE_INTERVALS` of its intervals are longer.
+It is four intervals of an engine, so that a single lost or late heartbeat does not count as a death."""
 LEASE_INTERVALS = 3
 """Number of its own heartbeat intervals for which a member may be silent before it counts as dead. It gives members
 with longer intervals a longer lease."""
@@ -354,11 +349,10 @@ OPEN_TIMEOUT_S = 0.5
 """Time to wait for the answer to `OpenBatch`, `OpenStream` and `Retarget` before another member is tried."""
 RESEND_INTERVAL_S = 0.02
 """Shortest time between two `Resend` for one sequence, so that a gap causes one `Resend` and not one for each event
-that arrives after it.
-"""
+that arrives after it."""
 STALL_S = 0.35
-"""Time without text of a running sequence after which its gateway asks the engine for its progress. If the engine has
-more tokens and they do not arrive for this time either, the gateway rebuilds the stream."""
+"""Time without text of a running sequence after which its gateway asks the engine for the sequence's progress. If the
+engine has more tokens and they do not arrive within this time either, the gateway rebuilds the stream."""
 OWNERSHIP_CHECK_S = 2 * LEASE_S
 """Time without confirmation of a sequence after which an engine asks the gateway whether it still owns the sequence.
 Detokenizers ask after `ORPHAN_S`."""
@@ -369,10 +363,11 @@ ORPHAN_S = 5.0
 """Silence of a gateway after which engines drop its sequences and detokenizers its streams. A detokenizer also asks the
 gateway about a stream after this time without tokens."""
 LOCKSTEP_VOTE_S = 10.0
-"""Time in which an engine must compute a single token with which it votes on a difference between two others."""
+"""Two engines may run a request in lockstep: both compute it, and their tokens are compared. If the tokens differ, a
+third engine must compute one token within this time, as its vote on which of the two engines is wrong."""
 LOCKSTEP_TRIES = 3
-"""How often a gateway tries to find out which of two engines that differ is wrong, `LOCKSTEP_GRACE_S` apart, before the
-request fails. Another engine that can vote may be busy or starting."""
+"""How often a gateway tries to find out which of two engines that differ is wrong, before the request fails. The tries
+are `LOCKSTEP_GRACE_S` apart, because another engine that can vote may be busy or starting."""
 LOCKSTEP_GRACE_S = 2.0
 """How long after a model last had two comparable engines a request that asks for lockstep is still accepted. It waits
 for the second engine, because heartbeats may only be late."""
@@ -399,28 +394,27 @@ DRAIN_S = 20.0
 """Longest graceful shutdown: running requests may end in this time, then the process exits."""
 HAND_OVER_S = DRAIN_S - 2.0
 """An engine that drains hands over the sequences that still run after this many seconds. Gateways move most of them
-earlier: as soon as another engine has room. A gateway that drains ends the requests that still run then: clients that
-resume their streams are disconnected, others get an error."""
+earlier: as soon as another engine has room. A gateway that drains ends the requests that still run after this many
+seconds: clients that can resume their streams are disconnected, others get an error."""
 WAITING_LOOK_S = 0.05
 """Time between two checks for connections that wait in the listening sockets of the other gateways. A connection that
-its own gateway does not accept waits between one and two of these times.
-"""
+its own gateway does not accept waits between one and two of these times."""
 WAITING_ACCEPTED_MAX = 64
 """Connections that a gateway accepts at once from the listening socket of another one, so that several gateways share
 them."""
 ACCEPT_LINGER_S = 0.25
 """Time between the end of accepting connections in a draining gateway and the closing of idle connections, so that
-requests on connections that were just accepted are still read and answered.
-"""
+requests on connections that were just accepted are still read and answered."""
 DEATHS_MAX = 3
 """Engines that may die while they run a sequence, at about the same output token, before the sequence fails. The
 sequence itself may be what kills them."""
 DEATH_TOKENS = 16
-"""Output tokens after which the deaths of earlier engines do not count any more: a sequence that kills engines does not
-get past the token at which it does. More than the tokens whose events are lost with an engine."""
+"""Output tokens since the last loss of an engine after which earlier deaths no longer count: a sequence that kills
+engines does not get past the token at which it kills them. More than the number of tokens whose events are lost with an
+engine."""
 LOSSES_MAX = 20
-"""Losses of its engine after which a sequence fails, including engines that were only silent for longer than a lease,
-as on a host that is busy with other work."""
+"""How often a sequence may lose its engine before it fails. Engines that were only silent for longer than a lease, as
+on a host that is busy with other work, count too."""
 
 # --- engine ---
 ENGINE_WAITING_MAX = 4096
@@ -450,23 +444,20 @@ heartbeats, before gateways see its new credit."""
 
 # --- transfers of KV between engines ---
 KV_TRANSFER_TOKENS_MIN = 16
-"""Minimum number of missing prompt tokens for which a decode engine uses a transfer. It computes fewer tokens itself,
-which takes about as long as a decode step and less than a transfer.
-"""
+"""Minimum number of missing prompt tokens for which a decode engine uses a transfer. To compute fewer tokens itself
+takes about as long as a decode step, which is less than a transfer."""
 KV_CONNECT_S = 1.0
-"""Time to connect to the engine that has the KV, seconds. Then the receiver computes the prompt itself."""
+"""Longest time to connect to the engine that has the KV, seconds. After it the receiver computes the prompt itself."""
 KV_ALIVE_S = 0.2
 """Interval of the sender's `Alive` messages while it has no block to send, seconds."""
 KV_SILENCE_S = 1.0
 """Silence of the sender, also within a block, after which the receiver computes the rest itself. Five times
-`KV_ALIVE_S`.
-"""
+`KV_ALIVE_S`."""
 KV_PROGRESS_S = 30.0
 """Time without a new block after which the receiver computes the rest itself, although the sender is alive."""
 KV_ARRIVAL_S = 2.0
 """How long a sender waits for the announcement of a transfer that a receiver requests, seconds. Both engines get the
-request at the same time; placing a sequence takes at most twice `SUBMIT_TIMEOUT_S`.
-"""
+request at the same time; placing a sequence takes at most twice `SUBMIT_TIMEOUT_S`."""
 KV_LEASE_S = 20.0
 """How long a sender keeps the blocks of a transfer that no engine fetches, seconds. Then they are freed."""
 KV_LOADS_MAX = 256
@@ -476,20 +467,21 @@ KV_FETCHES_MAX = 1024
 KV_HEADER_BYTES_MAX = 4 * 2**20
 """Size of a message's header: room for the hashes of 200,000 blocks."""
 KV_SHARED_BYTES = 4 * 2**20
-"""Shared memory of one transfer between engines of one machine, whose places are reused. It is small because more was
-not faster, and because new pages cost more than the copies.
-"""
+"""Shared memory of one transfer between engines of one machine; its places for blocks are reused. It is small because
+more was not faster, and because new pages cost more than the copies."""
 KV_SHARED_BYTES_MAX = 32 * 2**20
-"""The same for blocks so large that `KV_SHARED_BYTES` holds fewer than two of them. Larger ones go through a socket."""
+"""Shared memory of one transfer for blocks so large that `KV_SHARED_BYTES` holds fewer than two of them. Larger ones go
+through a socket."""
 KV_BATCH_BYTES = 2**20
-"""Bytes of small blocks in shared memory that one message announces, or answers."""
+"""Bytes of a group of small KV blocks in shared memory. One message announces the blocks of a group, and one answer
+frees the places of a group."""
 KV_SHARED_KEPT_MAX = 8
 """Shared memories of ended transfers that a receiver keeps for the next ones."""
 KV_SHARED_KEPT_S = 30.0
 """Time after which a receiver frees shared memory that it has not used again, seconds. A sender waits twice as long."""
 KV_SHARED_MAPPED_MAX = 64
-"""Shared memories of ended transfers that a sender keeps. Blocks of receivers whose memory it has dropped go through a
-socket once."""
+"""Shared memories of ended transfers that a sender keeps. The next transfer to a receiver whose memory the sender has
+dropped goes through a socket."""
 
 # --- detokenizer ---
 STREAMS_MAX = 8192
@@ -506,8 +498,7 @@ HELD_TOKENS_MAX = 8
 that invalid bytes do not stop a stream."""
 HELD_EVENTS_MAX = 64
 """Token events of one stream that are held after a gap. Further ones are dropped: the engine's answer to `Resend` has
-all tokens from the gap on.
-"""
+all tokens from the gap on."""
 EARLY_EVENTS_MAX = 4096
 """Token events held in one detokenizer because their stream is not open yet: a stream is opened while the engine
 computes the first token."""
@@ -518,8 +509,7 @@ CLOSED_STREAMS_MAX = 4096
 """Closed streams that a detokenizer remembers, so that it does not hold their late tokens as early ones."""
 PROMPT_TAIL_CHARS = 64
 """Last characters of a rendered conversation that the gateway gets, to detect whether the output begins within
-reasoning. Longer than any tag that begins or ends the reasoning.
-"""
+reasoning. Longer than any tag that begins or ends the reasoning."""
 PROMPT_TAIL_TOKENS = 8
 """Last tokens of the prompt that a stream gets as context, in which its first output tokens are decoded."""
 

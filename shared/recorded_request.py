@@ -35,8 +35,8 @@ class RecordedSequence(msgspec.Struct, frozen=True):
 class RecordedContent(msgspec.Struct, frozen=True, kw_only=True):
     """One request. Sequence index = prompt index * `num_sequences` + choice.
 
-    `params` are those of the first choice, with the seed that was drawn if the request gave none; `max_tokens` 0: as
-    many as fit. `configuration`: of the model's engines, see `EngineStatus.configuration`.
+    `params` are the parameters of the first choice, with the seed that was drawn if the request gave none; `max_tokens`
+    0 means as many as fit. `configuration`: that of the model's engines, see `EngineStatus.configuration`.
     """
 
     format: Literal["antiphon-request"] = FORMAT
@@ -61,7 +61,8 @@ class RecordedContent(msgspec.Struct, frozen=True, kw_only=True):
     detokenize: bool = True
     shown_special_tokens: list[str] = []
     begun: list[int] = []
-    """For a fork: the tokens with which its outputs began. `sequences` contains them too."""
+    """For a fork (a request that continues from a token of a recorded output): the tokens with which its outputs began.
+    `sequences` contains them too."""
     num_pictures: int = 0
     """Number of pictures in the prompts. Their files are not recorded, so such a request cannot run again."""
     prompts: list[RecordedPrompt]

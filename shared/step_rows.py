@@ -9,9 +9,10 @@ import sys
 from shared.codec import DecodeError
 
 STEP_COLUMNS = 10
-"""Numbers of one step: step, microseconds from the arrival at the engine to the end of the step, its duration in
-microseconds, first position, computed tokens, output tokens (0 in the middle of a prompt, more than 1 if draft tokens
-were accepted), sequences and tokens of the whole step, sequences that waited, free blocks."""
+"""Numbers in a row, for one sequence in one step: number of the step; microseconds from the sequence's arrival at the
+engine to the end of the step; duration of the step in microseconds; first computed position; computed tokens; output
+tokens (0 in the middle of a prompt, more than 1 if draft tokens were accepted). Then, for the whole step: sequences,
+tokens, waiting sequences, free blocks."""
 _ROW_BYTES = 8 * STEP_COLUMNS
 _SWAP = sys.byteorder == "big"
 

@@ -115,7 +115,7 @@ class Subjects:
         return self._join("models")
 
     def ended(self) -> str:
-        """What launchers tell of processes that have ended, to all gateways."""
+        """Announcements of launchers that a process has ended, to all gateways."""
         return self._join("ended")
 
     def models_control(self) -> str:
@@ -135,7 +135,7 @@ class Subjects:
         return self._join("gw", gateway_id, instance_id, "txt")
 
     def gateway_tokens(self, gateway_id: str, instance_id: str) -> str:
-        """Vectors of pooling sequences and tokens of copies in lockstep, to one gateway process."""
+        """Vectors of pooling sequences, and tokens of copies that are compared in lockstep, to one gateway process."""
         return self._join("gw", gateway_id, instance_id, "tok")
 
     def gateway_control(self, gateway_id: str, instance_id: str) -> str:
@@ -163,23 +163,23 @@ class Subjects:
         return self._join("step", engine_id)
 
     def stream_record(self, request_id: str) -> str:
-        """The record of one stream, `*`: of all."""
+        """The record of one stream; `*`: the records of all."""
         return self._join("str", "rec", request_id)
 
     def stream_journal(self, gateway_id: str, instance_id: str) -> str:
-        """The journal of the streams of one gateway process, `*`: of any."""
+        """The journal (accepted tokens) of the streams of one gateway process; `*`: of any gateway."""
         return self._join("str", "tok", gateway_id, instance_id)
 
     def response(self, response_id: str) -> str:
-        """A finished response of `/v1/responses`, or a part of a picture of such responses, `*`: all."""
+        """A finished response of `/v1/responses`, or a part of a picture of such responses; `*`: all of these."""
         return self._join("res", response_id)
 
     def background_record(self, request_id: str) -> str:
-        """The record of one request that runs without a client, `*`: of all."""
+        """The record of one request that runs in the background; `*`: the records of all."""
         return self._join("bg", "rec", request_id)
 
     def background_events(self, request_id: str) -> str:
-        """The events of one request that runs without a client, `*`: of all."""
+        """The events of one request that runs in the background; `*`: the events of all."""
         return self._join("bg", "ev", request_id)
 
     def everything(self) -> str:
@@ -210,8 +210,8 @@ def safe_token(text: str, chars_max: int) -> str:
     """Returns any text as one token of a subject: letters, digits, '-' and '_', 1 to `chars_max` characters.
 
     Text that is safe and short enough is returned unchanged. In other text unsafe characters are replaced by '-', the
-    result is cut, and a hash of the whole text is appended. Safe text that ends like such a hash gets a hash too, so
-    two texts have the same token only if their hashes are equal.
+    result is cut, and a hash of the whole text is appended. Safe text that itself ends like such a hash also gets one,
+    so two texts have the same token only if their hashes are equal.
     """
     if text and len(text) <= chars_max and not _UNSAFE.search(text) and not _HASHED.search(text):
         return text

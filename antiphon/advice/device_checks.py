@@ -1,6 +1,7 @@
-"""The device section of `antiphon doctor`: the GPUs of this machine, what holds them, and what Docker needs.
+"""The device section of `antiphon doctor`: the GPUs of this machine, the processes that use them, what Docker needs.
 
-GPUs are listed with `nvidia-smi`, which is part of the driver; so a driver that torch cannot use is found too.
+GPUs are listed with `nvidia-smi`, which is part of the driver, so that GPUs whose driver torch cannot use are found
+too.
 """
 
 import csv

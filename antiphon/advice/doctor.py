@@ -30,9 +30,10 @@ _TORCH = (
 
 
 def run(model: EngineSettings, port: int = 8000, *, sizing: bool = False) -> int:
-    """Prints all findings; with `sizing`, only the cards that the model needs. `model`: the model and its overrides.
+    """Prints all findings; with `sizing`, only the cards that the model needs.
 
-    Returns 1 if a finding prevents `antiphon serve` from working, else 0.
+    `model`: settings that name the model and its `--hf-overrides`. Returns 1 if a finding prevents `antiphon serve`
+    from working, else 0.
     """
     if sizing:
         print("\n".join(sizing_lines(model)))
@@ -48,7 +49,7 @@ def run(model: EngineSettings, port: int = 8000, *, sizing: bool = False) -> int
 
 
 def sizing_lines(model: EngineSettings) -> list[str]:
-    """Returns the wrapper's table of cards and, if a model is named, that model's memory needs.
+    """Returns the lines of `sizing.source_table` and, if a model is named, that model's memory needs.
 
     Raises SettingsError.
     """

@@ -6,7 +6,7 @@ from shared.config import SettingsError, check_engine, parse
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that only this command has, beside those of `serve`."""
+    """Adds the options that this command has in addition to those of `serve`."""
     parser.add_argument("--gpu", default="", metavar="NAME", help="card to plan for, such as L20 (default: all)")
     parser.add_argument("--memory-gb", type=float, default=None, help="memory of the card, GiB, instead of a known one")
 

@@ -1,9 +1,9 @@
 """`antiphon plan` and `antiphon doctor --sizing`: the memory that a model needs, and on which cards it fits.
 
-    the wrapper's table     cards for models of three sizes, from the wrapper's documentation
-    a model's own table     memory for weights, KV cache and a step by the engine's estimate
-                            (`services.engine.worker.estimate`), compared with the cards of the table, the cards of
-                            this machine and its memory
+    the wrapper's table     cards for models of three sizes, from the documentation of the wrapper (`antiphon run`)
+    a model's own table     memory for weights, KV cache and a step, estimated as the engine does
+                            (`services.engine.worker.estimate`), compared with the memory of the cards in `CARDS`, of
+                            this machine's cards and of this machine
 
 Nothing is loaded: only the model's small files are read.
 """
@@ -86,7 +86,7 @@ class Pictures:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Memory of an engine on some cards of one kind, or on this machine's CPU.
+    """Memory of an engine on cards of one kind, one card for each rank, or on this machine's CPU.
 
     `cache_bytes`: size of each rank's KV cache; `missing_bytes`: additional memory that each rank needs for one
     sequence of the longest context; `most_bytes`: largest possible cache.
@@ -299,7 +299,7 @@ def _pictures(settings: EngineSettings, directory: Path) -> Iterator[str]:
 
 
 def _adapters(settings: EngineSettings) -> str:
-    """Returns the number and size of adapters for which memory is reserved, as text."""
+    """Returns, as text, the number and size of the adapters for which memory is reserved."""
     full = with_adapters(settings)
     kinds: list[str] = []
     if full.enable_lora:

@@ -118,8 +118,8 @@ async def run_open(
 ) -> Result:
     """Sends body i at second `starts_s[i]`.
 
-    `concurrency`: most requests at once; a later one waits, and its times include the wait. Returns when all have
-    ended. A connection that fails is an error of that request.
+    `concurrency`: largest number of requests at once; further ones wait, and their times include the wait. Returns when
+    all requests have ended. A connection that fails is an error of its request.
     """
     result = Result()
     room = asyncio.Semaphore(concurrency or len(bodies) or 1)
@@ -143,7 +143,7 @@ async def stream(
     host: str, port: int, path: str, body: dict[str, Any], result: Result, *, token: str | None = None,
     sent: float | None = None,
 ) -> None:  # fmt: skip
-    """Sends one streamed request on its own connection. `sent`: start of its times, by `clock` (default: now)."""
+    """Sends one streamed request on its own connection. `sent`: time from which its durations count (default: now)."""
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     reader, writer = await asyncio.open_connection(host, port, limit=READ_LIMIT)
     head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"

@@ -33,7 +33,8 @@ KNOWN_ANSWERS = 24
 IDLE_LOOKS = 3
 """Number of consecutive observations that must find the server idle without a breach."""
 CALM_START_S, CALM_LOOK_S = 2.0, STALL_AFTER_S + STALL_BEFORE_S
-"""Time from the start of the streams until their usual gaps are measured, and between two measurements, seconds."""
+"""Seconds from the start of the streams until the usual gaps between their tokens are measured, and between two
+measurements."""
 LOOK_S = 0.3
 """Time between two observations of the server's members, seconds."""
 
@@ -95,7 +96,7 @@ class _Run:
         )
 
     async def _calm(self) -> list[Injection]:
-        """Lets the streams run without faults. Returns moments of this time, as faults that do nothing."""
+        """Lets the streams run without faults. Returns moments of this period as faults of the kind `none`."""
         until = time.monotonic() + self._options.calm_s
         found: list[Injection] = []
         await asyncio.sleep(min(CALM_START_S, self._options.calm_s))
@@ -142,10 +143,11 @@ class _Run:
         return list(await asyncio.gather(*map(one, schedule)))
 
     def _gateway_failed(self, since_s: float, until_s: float, had_output: bool) -> bool:
-        """Whether the fault of a gateway explains that a stream of this time (monotonic seconds) was interrupted.
+        """Whether the fault of a gateway explains that a stream was interrupted.
 
-        After SIGTERM a gateway finishes its streams, but it may close a connection whose request it has not read, and
-        it closes those of streams that still run after `HAND_OVER_S`.
+        The stream ran from `since_s` to `until_s` (monotonic seconds). After SIGTERM a gateway finishes its streams,
+        but it may close a connection whose request it has not read, and it closes the connections of streams that still
+        run after `HAND_OVER_S`.
         """
         for one in self._injector.active:
             if "gateway" not in one.fault.group or not since_s <= one.began_s <= until_s:

@@ -25,8 +25,9 @@ class Difference:
 def compare(known: Sequence[int], got: Sequence[int]) -> Difference:
     """Returns how `got` differs from `known`.
 
-    At a mismatch the smallest shift after which `MATCH` tokens agree (or all that remain) decides: tokens of `known`
-    that were skipped are lost, tokens of `got` that came again are repeated.
+    At a mismatch, `known` is shifted by the smallest number of tokens after which the next `MATCH` tokens (or all that
+    remain) are equal. Tokens of `known` that a shift forward skips are lost; tokens of `got` that a shift backward
+    matches once more are repeated.
     """
     i = j = lost = repeated = 0
     while i < len(known) and j < len(got):
@@ -38,12 +39,15 @@ def compare(known: Sequence[int], got: Sequence[int]) -> Difference:
             return Difference(lost, repeated, True)
         lost, repeated = lost + max(0, shift), repeated + max(0, -shift)
         i += shift
-    # Remaining tokens in `got` came after the end.
+    # Tokens that remain in `got` came after the end of `known`.
     return Difference(lost + len(known) - i, repeated + len(got) - j)
 
 
 def _shift(known: Sequence[int], got: Sequence[int], i: int, j: int) -> int | None:
-    """Returns how far `known` must move to agree with `got[j:]`: forward after a loss, backward after a repetition."""
+    """Returns the shift of `known` after which it agrees with `got[j:]`; None if there is none.
+
+    The shift is positive after a loss and negative after a repetition.
+    """
     wanted = tuple(got[j : j + MATCH])
     for step in range(1, max(len(known) - i, i) + 1):
         for shift in (step, -step):

@@ -10,7 +10,7 @@ from antiphon.chaos.streams import Outcome
 from antiphon.chaos.targets import Injection
 
 CALM = ("none", "calm")
-"""Kind and group of the row of times without a fault, whose stalls are the usual gaps between tokens."""
+"""Kind and group of the row for moments without a fault. The stalls of this row are the usual gaps between tokens."""
 PROBLEMS_SHOWN = 20
 
 
@@ -18,7 +18,8 @@ PROBLEMS_SHOWN = 20
 class FaultRow:
     """The faults of one kind on one group. Stalls: for each affected stream, its longest silence in seconds.
 
-    `alone`: faults during which no other fault was active; the `alone_` stalls are those of streams affected by these.
+    `alone`: number of faults during which no other fault was active; `alone_p50_s` and `alone_p99_s` are the stalls of
+    the streams that these faults affected.
     """
 
     kind: str

@@ -54,8 +54,8 @@ def make_schedule(
 
     `processes` has the names of the processes of each service; `every_s` is the mean time between two faults. Every
     combination of kind and group occurs once before any occurs again, in random order. A kill or stop that would come
-    too early after another one of its target becomes a freeze. `only`: the only pairs of kind and group, if not empty;
-    then such a kill or stop is left out instead.
+    too early after another one of the same process becomes a freeze. `only`, if not empty: the only pairs of kind and
+    group that occur; a kill or stop that would come too early is then left out.
     """
     chance = random.Random(seed)
     kills: dict[str, deque[float]] = {name: deque() for names in processes.values() for name in names}

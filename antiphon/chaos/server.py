@@ -22,7 +22,7 @@ END_S = 40.0
 """Longest wait for the server's end after SIGTERM, seconds."""
 REPLICAS = 2
 RECORDS = 4096
-"""Finished requests of which each gateway keeps the timeline, for the parts of stalls."""
+"""Finished requests of which each gateway keeps the timeline, from which the parts of stalls are computed."""
 LAST_LINES = 20
 _RUN_DIRECTORY = re.compile(r"antiphon-(\d+)-\w+")
 _URL = re.compile(r"^ +console +(http\S+)")

@@ -14,8 +14,8 @@ from antiphon.chaos.streams import Outcome
 from antiphon.chaos.targets import Injection
 
 STALL_BEFORE_S, STALL_AFTER_S = 0.5, 1.0
-"""In seconds. A silence belongs to a fault if it ends after the fault's beginning, and begins at most the first time
-before this beginning and at most the second time after the fault's end. Overlapping faults share a silence.
+"""Seconds. A silence belongs to a fault if it ends after the fault's beginning, begins at most `STALL_BEFORE_S` before
+this beginning, and begins at most `STALL_AFTER_S` after the fault's end. A silence may belong to several faults.
 """
 SLOWEST_SHARE = 0.1
 """Share of a row's stalls whose parts are reported: the longest ones."""
@@ -72,9 +72,9 @@ def _stall(injection: Injection, outcome: Outcome) -> Iterator[Stall]:
 
 
 def divide(began_s: float, ended_s: float, timeline: Mapping[str, Any] | None, offset_s: float) -> dict[str, float]:
-    """Returns the seconds of each part of a silence, which add up to its duration.
+    """Returns the seconds of each part of a silence; the parts add up to its duration.
 
-    `began_s`, `ended_s`: monotonic seconds. `offset_s`: what Unix time is ahead of them.
+    `began_s`, `ended_s`: monotonic seconds. `offset_s`: Unix time minus monotonic time, seconds.
     """
     if timeline is None:
         return {"unknown": ended_s - began_s}

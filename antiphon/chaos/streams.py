@@ -100,7 +100,7 @@ class Outcome:
     gaps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     problem: str = ""
     timeline: dict[str, Any] | None = None
-    """The timeline of the request if it had a gap of `LONG_GAP_S`. None as well if its gateway has died since then."""
+    """The timeline of the request. None without a gap of at least `LONG_GAP_S`, or if its gateway has died."""
 
 
 def make_bodies(model: str, count: int, max_tokens: int, seed: int) -> list[dict[str, Any]]:
@@ -132,8 +132,9 @@ class StreamError(Exception):
 class Load:
     """Keeps `count` streams open until `stop`, and collects their outcomes.
 
-    `gateway_failed(since_s, until_s, had_output)` says whether the failure of a gateway explains that a stream of this
-    time, with or without output, ended early. `hang_s`: longest silence of one stream, seconds.
+    `gateway_failed(since_s, until_s, had_output)` says whether the failure of a gateway explains the early end of a
+    stream that ran from `since_s` to `until_s`, with or without output. `hang_s`: longest silence of one stream,
+    seconds.
     """
 
     def __init__(
@@ -243,7 +244,7 @@ async def ask(server: ServerAddress, body: dict[str, Any], answer: Answer) -> An
         async for chunk in _chunks(server, body, answer):
             if chunk.error is not None:
                 answer.problem = f"error event: {json.dumps(chunk.error)}"
-                # A gateway that ends tells it to the clients of streams for which the bus has no record.
+                # A gateway that ends sends this error to the clients of streams for which the bus has no record.
                 answer.interrupted = chunk.error.get("code") == "draining"
                 return answer
             now = time.monotonic()

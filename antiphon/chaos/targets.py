@@ -69,10 +69,10 @@ def find_targets(launcher: int) -> dict[str, Target]:
 
 
 def _children(launcher: int) -> list[Path]:
-    """Returns the directories in /proc of a process's children, and of other processes if the kernel does not tell.
+    """Returns the directories in /proc of a process's children; of all processes if the kernel has no list of children.
 
-    The list of the kernel is read many times while a process is started again. Reading all of /proc would take the
-    processor from the server and delay the streams, which are read by the same event loop.
+    This is called many times while a process is started again. Reading all of /proc each time would take the processor
+    from the server and delay the streams, which the same event loop reads.
     """
     with contextlib.suppress(OSError):
         tasks = Path(f"/proc/{launcher}/task").iterdir()
@@ -91,8 +91,8 @@ def _target(words: Sequence[str], pid: int) -> Target | None:
 class Injector:
     """Applies faults to the children of one launcher.
 
-    `is_ready(name)` says whether the server has heard from a process that was started again; a kill has ended when this
-    is true.
+    `is_ready(name)` says whether the server reports the process with this name as ready. The effect of a kill lasts
+    until the process that was started again is ready.
     """
 
     def __init__(self, launcher: int, is_ready: Callable[[str], bool]) -> None:

@@ -1,7 +1,7 @@
 """This process's entry in the rank tables: its role, and the checks of its settings against the tables.
 
-A process has two tables: the global one, and the local one of its instance. The group of the global table that contains
-the local table's entry is the role. All mistakes raise SettingsError before anything starts.
+A process has two tables: the global one, and the local one of its instance. The instance's role is that of the group of
+the global table that contains the local table's entry. All mistakes raise SettingsError before anything starts.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
 """The HTTP exchange by which the scheduler joins its instances to the bus, at the ports of NODE_PORTS.
 
-The scheduler starts the bus and posts its address, which is in no table, to `/join` of each instance until all have
-joined. Both sides have a key; each message is authenticated with it (HMAC-SHA256), and the passwords of the bus are
-derived from it, so that no secret is sent. An instance answers with its identity from its own tables, so that the
-scheduler notices ports in the wrong order.
+The scheduler starts the bus and posts the bus's address, which is in no table, to `/join` of each instance until all
+have joined. Scheduler and instances have the same key. Each message is authenticated with the key (HMAC-SHA256), and
+the passwords of the bus are derived from it, so that no secret is sent. An instance answers with its identity from its
+own tables, so that the scheduler notices ports in the wrong order.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """From the scheduler: join the bus at `bus` as the instance `name`.
 
     `epoch` is the scheduler's start time in nanoseconds. An instance ignores schedulers that started earlier than the
-    last one that it followed. `table` is the digest of the global table. `bus` is empty if the instance must know the
-    bus itself (`--nats`).
+    scheduler whose message it obeyed last. `table` is the digest of the global table. `bus` is empty if the instance
+    must know the bus itself (`--nats`).
     """
 
     epoch: int

@@ -136,7 +136,7 @@ def names_of(servers: Sequence[Server]) -> list[str]:
     """Returns, for each instance of a host, its device ids in the form used in the name of its local table.
 
     Ids of one digit are joined directly (`45`), others by `-` (`10-11`). If two instances would have the same name
-    (devices 1 and 2, device 12), the one with several devices uses `-`.
+    (one with the devices 1 and 2, one with the device 12), the one with several devices uses `-`.
     """
     ids = [[device.device_id for device in server.device or ()] for server in servers]
     plain = ["".join(each) if all(len(one) == 1 for one in each) else "-".join(each) for each in ids]

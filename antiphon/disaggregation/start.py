@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if settings.prefill or settings.decode:
         raise SettingsError("--prefill, --decode: the rank tables say which instances there are; leave them out")
     if not options.enable_chunked_prefill:
-        # Steps shorter than the longest context require that the user asks for chunked prefill by name.
+        # A step may have fewer tokens than the longest context only if the user gave --enable-chunked-prefill.
         check_lengths(settings.max_num_batched_tokens, settings.max_model_len)
     if settings.nnode > 1:
         raise SettingsError("--nnode: an instance of a deployment has one machine; leave it out, with --pod-ips")
@@ -59,7 +59,7 @@ def _scheduler(deployment: Deployment, settings: InstanceSettings, environ: Mapp
     model = _prepared(settings, environ)
     binary, epoch = "" if settings.nats else nats_server.find_binary(), new_epoch()
     with contextlib.ExitStack() as stack:
-        # Instances follow the scheduler started last: a second one would take them from the first.
+        # Instances follow the scheduler that started last, so a second scheduler would take them from the first.
         stack.enter_context(
             _claimed(f"scheduler-{deployment.digest[:32]}", "a scheduler of this deployment runs already")
         )

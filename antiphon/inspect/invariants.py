@@ -1,6 +1,6 @@
 """Invariants of a running system, checked on consecutive answers of `GET /admin/topology`. Pure.
 
-There is one line for each breach. Used by `antiphon watch` and at the end of `antiphon chaos`.
+Each breach is reported as one line. Used by `antiphon watch` and at the end of `antiphon chaos`.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class Invariants:
         earlier = {one["instance_id"]: one for one in (self._before or {"members": []})["members"]}
         for one in now["members"]:
             old = earlier.get(one["instance_id"])
-            # Gateways answer in turn, and one may have an older heartbeat than the previous one.
+            # Gateways answer in turn, and this gateway may have an older heartbeat than the one that answered before.
             old = (
                 old if old is not None and old.get("heartbeat_sequence", 0) < one.get("heartbeat_sequence", 1) else None
             )

@@ -1,6 +1,7 @@
 """Converts messages of the bus to JSON, by default without prompts, tokens and texts. Pure.
 
-Fields that may be shown are listed; all others are replaced by their size. So a new field is not shown by mistake.
+Fields that may be shown are listed here; the values of all others are replaced by their size. So a new field is not
+shown by mistake.
 """
 
 from collections.abc import Iterator

@@ -48,13 +48,12 @@ from shared.subjects import model_token, safe_token
 GRACE_S = limits.DRAIN_S + 5.0
 """Seconds that a service has to drain before it is killed."""
 FAILURE_GRACE_S = 5.0
-"""The same limit in seconds after a failure of the fleet, when running requests cannot be completed any more."""
+"""Seconds that a service has to end after a failure of the fleet: running requests cannot be completed any more."""
 BUS_GRACE_S = 3.0
 STARTED_FIRST = ("nats", "engine")
 """Services whose processes are started before the others: the bus, and those that take longest to become ready."""
 VERSIONS_WAIT_S = 10.0
-"""Longest time after the start, in seconds, until which versions of models cannot be changed while the server is not
-ready."""
+"""Seconds after the start from which versions of models can be changed although the server is not ready yet."""
 FORCED = 130
 """Exit code after a second Ctrl-C, which kills the children."""
 
@@ -246,7 +245,7 @@ def make_plan(
     default = first.default_model
     ordered = sorted(names, key=lambda name: bool(default) and name != default)
     token = own_key or first.api_keys.split(",")[0].strip()
-    # With only one of the two roles the server would work, but without disaggregation.
+    # The server would also work with engines of one role only, but without disaggregation, so it waits for all engines.
     engines = sum(len(engine_roles(model)) for model in models) if any(model.prefill for model in models) else 0
     versions = VersionPlan(list(models), environ, place, tuple(gpus))
     return Plan(specs, host, port, ordered, token, bool(first.ssl_certfile), first.use_openai, engines, versions)
@@ -405,8 +404,8 @@ async def run_plan(
 
 
 async def _run_versions(fleet: Fleet, plan: VersionPlan, announcing: "asyncio.Task[None]") -> None:
-    # The libraries of the bus take a fifth of a second of a core, which the children need until the server is ready. A
-    # server of which one model does not become ready must nevertheless be able to change the version of that model.
+    # Importing the libraries of the bus takes a core for a fifth of a second, which the children need until the server
+    # is ready. If one model does not become ready, it must nevertheless be possible to change that model's version.
     await asyncio.wait({announcing}, timeout=VERSIONS_WAIT_S)
     from antiphon.versions.supervisor import BusAddress, run
 

@@ -29,8 +29,8 @@ LIMITS = {
 }
 """Limits of the server."""
 JETSTREAM = {"max_memory_store": "512MB", "max_file_store": "2GB"}
-"""Limits of JetStream, which holds the state of API keys' limits in memory, and in memory or in files the records of
-streams (`limits.STREAM_STORE_BYTES`, twice) and finished responses (`limits.RESPONSES_BYTES_MAX`)."""
+"""Limits of JetStream. It holds in memory the state of API keys' limits. In memory or in files it holds the records of
+streams and their journals (`limits.STREAM_STORE_BYTES` each), and finished responses (`limits.RESPONSES_BYTES_MAX`)."""
 SMALL_PROCESSORS_MAX = 4
 _LOUD = ("[WRN]", "[ERR]", "[FTL]")
 _KNOWN = ("Plaintext passwords detected", "Maximum payloads over")
@@ -47,8 +47,8 @@ OBSERVER = "observer"
 class Bus:
     """A nats-server to start. `join` gives each process its own user with the permissions of its role.
 
-    Processes that join after `write` share one user for each role: when the server reloads its users it forgets which
-    replies it permitted.
+    Processes that join after `write` share one user for each role, because a new user would make the server reload its
+    users, and a server that reloads them forgets which replies it has permitted.
 
     All passwords are derived from `secret`. `url` is for clients on this machine, `host` the address to listen on,
     `store` where the server keeps files. After the last `join`, `write` writes the configuration.
@@ -101,8 +101,8 @@ class Bus:
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of the server, which uses one processor on a machine with at most four processors.
 
-    With more, its threads would wake each other on processors that other services need. GOMAXPROCS in `environ`
-    overrides the value.
+    With more processors, its threads would wake each other on processors that other services need. GOMAXPROCS in
+    `environ` overrides the value.
     """
     small = len(os.sched_getaffinity(0)) <= SMALL_PROCESSORS_MAX
     return {**({"GOMAXPROCS": "1"} if small else {}), **environ}

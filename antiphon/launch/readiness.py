@@ -19,7 +19,7 @@ REMINDER_S = 15.0
 class ServerAddress:
     """The address of a server. `token` is an API key that the server accepts, empty if it needs none.
 
-    `openai`: whether it has OpenAI's API. Without it, the server is ready when one of its models can be used.
+    `openai`: whether the server has OpenAI's API. Without this API it is ready when one of its models can be used.
     """
 
     host: str

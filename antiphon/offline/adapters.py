@@ -39,8 +39,8 @@ class LoRARequest:
 class PromptAdapterRequest:
     """A prompt adapter (prompt tuning) to compute a prompt with: a directory in peft's format.
 
-    `prompt_adapter_id` is accepted for compatibility; it must be at least 1 and has no effect. The number of virtual
-    tokens is that of the adapter; a number other than 0 must be equal to it.
+    `prompt_adapter_id` is accepted for compatibility; it must be at least 1 and has no effect. The adapter's
+    files say how many virtual tokens it has; `prompt_adapter_num_virtual_tokens` must be this number or 0.
     """
 
     prompt_adapter_name: str

@@ -22,7 +22,7 @@ from antiphon.offline.sampling_params import SamplingParams
 from shared.request.outputs import RequestOutput
 
 IDLE_WAIT_S = 1.0
-"""Longest time in seconds that the idle thread waits for a command before it checks whether it should end."""
+"""Longest time in seconds that the engine's idle thread waits for a command before it checks whether it should end."""
 END_S = 30.0
 """Longest time in seconds that `shutdown` waits for the engine's thread, which may be running a step."""
 

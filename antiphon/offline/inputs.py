@@ -28,7 +28,7 @@ class Prompt:
     token_ids: tuple[int, ...] | None = None
     end_token_ids: tuple[int, ...] = ()
     second_text: str | None = None
-    """The second text of a pair; it is combined with `text` to one prompt."""
+    """The second text of a pair, which forms one prompt together with `text`."""
     score_template: str | None = None
     """The score template of a pair (a file or its text); None: the template of the engine's arguments."""
     pictures: "tuple[bytes | Image, ...]" = ()

@@ -104,7 +104,7 @@ class LLM(PoolingCalls):
         `PIL.Image` or the bytes of a file; the prompt must contain the model's image token once per image.
         `sampling_params` applies to all prompts, or is a list with one item for each prompt; None means
         `SamplingParams()`. `lora_request` is an adapter for all prompts, or a list with an adapter or None for each;
-        it needs `enable_lora=True`. `prompt_adapter_request` is a prompt adapter, likewise; it needs
+        it needs `enable_lora=True`. `prompt_adapter_request` is a prompt adapter, given in the same way; it needs
         `enable_prompt_adapter=True`, and its virtual tokens count towards the context. `guided_options_request` is a
         structure that every output must follow. `priority` has one number for each prompt; prompts with lower numbers
         run first.

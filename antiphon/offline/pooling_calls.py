@@ -92,12 +92,13 @@ class PoolingCalls:
         truncate_prompt_tokens: int | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
-        """Returns the similarity of each pair of texts: the cosine of their vectors, or the number of a cross-encoder.
+        """Returns the similarity of each pair of texts: the cosine of their vectors, or the output of a cross-encoder.
 
-        A model with a classification head must have one label. A single `text_1` is paired with each `text_2`; lists of
-        the same length are paired item by item. `truncate_prompt_tokens` is as in `embed`; if a pair is computed as one
-        prompt, its longer text is shortened first. `chat_template` is the score template that makes one prompt of a
-        pair (a file or its text); None: the template of `LLM`. Raises the same errors as `embed`.
+        A cross-encoder is a model with a classification head; it must have exactly one label. A single `text_1` is
+        paired with each `text_2`; lists of the same length are paired item by item. `truncate_prompt_tokens` is as in
+        `embed`; if a pair is computed as one prompt, its longer text is shortened first. `chat_template` is the score
+        template that makes one prompt of a pair (a file or its text); None: the template of `LLM`. Raises the same
+        errors as `embed`.
         """
         first, second = pairs(text_1, text_2)
         labels = self._runner.engine.facts.labels

@@ -82,9 +82,8 @@ class PromptText:
         `truncate_prompt_tokens` is as for `truncated`; for pooling it is the number of first tokens to keep (0: all).
 
         Raises ValueError if the prompt is invalid or too long, or does not contain one image token for each of its
-        `pictures`. The prompt and `max_tokens` output tokens must fit into the context; with `max_tokens` 0, the prompt
-        and one
-        token. Unless the prompt `generates` output, it may fill the context.
+        `pictures`. The prompt and `max_tokens` output tokens (one, if `max_tokens` is 0) must fit into the context. A
+        prompt that does not generate output (`generates` is false) may fill the context.
         """
         keep_first = 0 if generates else truncate_prompt_tokens
         if prompt.token_ids is not None:

@@ -16,7 +16,7 @@ STILL_THERE = 1
 def drain(
     client: Client, engine: str, *, force: bool, timeout_s: float, sleep: Callable[[float], None] = time.sleep
 ) -> int:
-    """Takes an engine out of service. Prints the moved sequences when none is left or after the timeout.
+    """Takes an engine out of service. Prints the moved sequences when the engine has none left, or after the timeout.
 
     Raises SettingsError if the server refuses.
     """

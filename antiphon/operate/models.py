@@ -10,7 +10,7 @@ from shared.config import SettingsError
 
 POLL_S = 0.1
 FAILED, STILL_STARTING = 1, 2
-"""Exit codes of `models set`: the version could not start; the version is not ready after the timeout."""
+"""Exit codes of `models set`: the version could not start; it is not ready after the timeout."""
 
 
 def show(client: Client) -> int:
@@ -64,7 +64,7 @@ def shadow(
 
 
 def end_shadow(client: Client, name: str) -> int:
-    """Ends the version that computes copies, and prints the comparison."""
+    """Ends the version that computes copies of requests, and prints how many equalled the originals."""
     print("\n".join(lines(tell(client, "/admin/models/shadow", {"model": name}))))
     return 0
 

@@ -64,7 +64,7 @@ def _tokens(llm: LLM, content: RecordedContent) -> list[list[int]]:
     """Returns the tokens of each sequence, in the recorded order."""
     params, ends = content.params, content.prompts[0].end_token_ids
     given = params.eos_token_ids
-    # End tokens of a chat end the output like stop tokens, unless all end tokens are ignored or replaced.
+    # The end tokens of a chat template end the output as stop tokens do, unless all end tokens are ignored or replaced.
     stops = [*params.stop_token_ids, *([] if params.ignore_eos or given else ends)]
     wanted = SamplingParams(
         n=content.num_sequences,

@@ -17,14 +17,14 @@ from shared.distributed.world import AGAIN
 CONFIGURATION_ERROR = 78
 """Exit code of a service whose settings are invalid. Such a service is not restarted."""
 STABLE_S = 5.0
-"""A child that ran for this many seconds had started successfully."""
+"""A child that has run for this many seconds counts as successfully started."""
 CRASHES_MAX, WINDOW_S = 20, 600.0
 """A child with more crashes than this in the window (seconds) is given up, even if every start was successful."""
 AGAIN_S = 0.5
 """Seconds before the restart of a child that requested it by its exit code, which does not count as a crash."""
 REPLICAS_S = 1.0
-"""Least time until the restart of a child with running replicas, seconds. The replicas take over its work in this time,
-and on a machine with few cores the start of a process would delay them.
+"""Least time until the restart of a child with running replicas, seconds. In this time the replicas take over the
+child's work; on a machine with few cores the start of a process would delay them.
 """
 REPLICAS_LOOK_S = 0.1
 """Interval of the checks whether these replicas still run, seconds."""
@@ -85,7 +85,7 @@ class Fleet:
         self.trials: set[str] = set()
         """Models whose processes are not restarted when they end."""
         self.on_failure: dict[str, Callable[[Failure], None]] = {}
-        """For models without which the fleet can continue: called when one of their processes is given up."""
+        """By model, for models without which the fleet can continue: called when a process of the model is given up."""
         self.on_end: Callable[[ChildSpec], None] = lambda spec: None
         """Called when a child has ended by itself."""
         self._sink = sink
@@ -164,7 +164,7 @@ class Fleet:
             await self._pause(member, verdict, now + wait_s)
 
     async def _pause(self, member: _Member, least_s: float, until: float) -> None:
-        """Waits `least_s` seconds, and until `until` (monotonic seconds) as long as replicas of the child run.
+        """Waits `least_s` seconds, then until the time `until` (monotonic seconds) while replicas of the child run.
 
         Returns early if the child is stopped.
         """

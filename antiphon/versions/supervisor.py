@@ -75,7 +75,8 @@ class VersionPlan(Protocol):
 class BusAddress:
     """The launcher's connection to the bus.
 
-    `url`: URLs of the servers, separated by commas. `name`: the launcher's member id, and on its own bus its user.
+    `url`: URLs of the servers, separated by commas. `name`: the launcher's member id; on a bus that the launcher has
+    started, this is also its user.
     `tls`: None without TLS. `replicas`: see `BusSettings.bus_replicas`.
     """
 
@@ -165,7 +166,7 @@ class ModelSupervisor(Actor):
             self._spawn(self._tell_ended(MemberEnded(cast(ServiceName, spec.service), spec.member_id)))
 
     async def _tell_ended(self, message: MemberEnded) -> None:
-        # Without the bus nobody can be told, and gateways notice missing heartbeats when it is back.
+        # Without the bus no gateway can be informed; gateways notice missing heartbeats when the bus is back.
         with contextlib.suppress(ServiceError):
             await self.tell(self._host.subjects.ended(), message)
 
@@ -285,7 +286,7 @@ class ModelSupervisor(Actor):
     # --- ending versions ---
 
     def _tend(self, state: ModelState) -> None:
-        """After a while, ends the unused versions of a model; keeps the active one."""
+        """Schedules the end of the unused versions of a model; keeps the active version and the shadow version."""
         for (name, number), running in self._running.items():
             version = state.version(number)
             if name != state.name or version is None or version.state == "starting":

@@ -44,7 +44,7 @@ class MemberWatch:
                 self._subscriptions.clear()
 
     def is_ready(self, model: str, services: Iterable[str]) -> bool:
-        """Whether enough members are ready: `services` has each service's name once per required member."""
+        """Whether enough members are ready: `services` has a service's name once for each member that is required."""
         now = self._host.clock.monotonic()
         ready = Counter(
             service

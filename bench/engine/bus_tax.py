@@ -1,8 +1,8 @@
 """The bus tax: how many output tokens/s the gateway, NATS and the detokenizer cost, compared with the engine alone.
 
 Both sides get the same requests, a given number at a time, with the same number of threads, in alternating order
-(A B B A …), so that a machine that becomes slower affects both. The figure is the median over the pairs of the relative
-loss. The CPU time of each process per token is reported too.
+(A B B A …), so that a machine that becomes slower affects both. The bus tax is the loss of tokens/s relative to
+the engine alone, as the median over the pairs. The CPU time of each process per token is reported too.
 """
 
 import argparse

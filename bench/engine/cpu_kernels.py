@@ -7,8 +7,8 @@ Each kind of weights has so many copies of a matrix that they do not fit into th
 copies, the kinds alternate, and the fastest call of each kind counts. The machine's own limits are measured in between.
 
     GB/s      bytes of packed weights, including scales / time
-    of bf16   the same as a share of the rate of the bfloat16 kernel with one row, a bandwidth that is known to be
-    reached GFLOP/s   2 x out x in x rows / time
+    of bf16   the GB/s as a share of those of the bfloat16 kernel with one row, a bandwidth that is known to be reached
+    GFLOP/s   2 x out x in x rows / time
 """
 
 import argparse

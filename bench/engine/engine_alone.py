@@ -7,9 +7,10 @@ steps, and its matrix multiplication rate between the runs. On a shared machine 
 meaningful.
 
     decode    each sequence has a prompt of `context` tokens; median time of the steps in which all sequences decode
-    prefill   one prompt of `prefill` tokens, in one or more chunks read      bytes of weights per step / time, as a
-    share of the best way to read, and of a plain sum (medians) GEMM      operations
-    (`bench.limits_of_machine.roofline`) / time, as a share of the measured matrix multiplication rate
+    prefill   one prompt of `prefill` tokens, in one or more chunks
+    read      bytes of weights per step / time, as a share of the best way to read, and of a plain sum (medians)
+    GEMM      operations (`bench.limits_of_machine.roofline`) / time, as a share of the measured matrix
+              multiplication rate
 """
 
 import argparse

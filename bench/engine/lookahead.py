@@ -3,9 +3,9 @@
     python -m bench.engine.lookahead [--model DIRECTORY] [--batches 1 8 32] [--tokens 128] [--pairs 9]
 
 The model computes every step in full, but the sampled tokens are replaced by a text of a known kind, so that every run
-computes the same. A pair is one run without and one with drafts, in alternating order. Printed are the median and the
-quartiles of the pairs' ratios (above 1: drafts are slower), for wall time and for CPU time, which is more reliable on a
-shared machine, and the share of accepted drafts.
+computes the same. A pair is one run without and one with drafts, in alternating order. The output is the share of
+accepted drafts, and the median and quartiles of the pairs' ratios (above 1: drafts are slower), for wall time and for
+CPU time, which is more reliable on a shared machine.
 
     noise      nothing ever repeats: no drafts can be made
     trap       few different tokens in random order: there is always a draft, and it is nearly always wrong

@@ -3,8 +3,8 @@
     python -m bench.gpu.faults MODEL_DIRECTORY [--streams 8] [--device cuda]
 
 Both engines use the same device. Half of the streams are greedy, half are sampled with a seed. They run in float32:
-the GPU's library of matrix products sums in an order that depends on the number of tokens of a step, and in 16 bits the
-texts of two undisturbed runs differ by that too.
+the GPU's library of matrix products sums in an order that depends on the number of tokens of a step, and in 16
+bits this alone makes the texts of two undisturbed runs differ.
 """
 
 import argparse

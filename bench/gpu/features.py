@@ -1,4 +1,4 @@
-"""Compares the features of the engine on the GPU with the CPU, through the offline API, in float32 with a small model.
+"""Compares the engine's features on the GPU with those on the CPU: offline API, float32, a small model.
 
     python -m bench.gpu.features MODEL_DIRECTORY [--device cuda]
 
@@ -67,7 +67,7 @@ LOGPROB_TOLERANCE = 2e-3
 
 
 def generate(model: str, device: str, **options: Any) -> dict[str, Any]:
-    """Returns texts, and the log probabilities of the tokens, by case. All cases without a structure are one batch."""
+    """Returns texts and tokens' log probabilities by case. All cases without structured output are one batch."""
     fixed = {"gpu_memory_utilization": 0.9, "max_model_len": 1024, "max_num_seqs": 16, "dtype": "float32"}
     found: dict[str, Any] = {}
     with LLM(model, device=device, **{**fixed, **options}) as llm:
@@ -121,7 +121,7 @@ def invalid(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def attempt(model: str, device: str, options: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> Any:
-    """Returns what is wrong with one set of options: nothing, cases, or the error that ended it."""
+    """Returns the cases that fail with one set of options (empty if none does), or the error that ended the run."""
     try:
         found = generate(model, device, **options)
     except Exception as error:

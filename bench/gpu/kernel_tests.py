@@ -21,7 +21,7 @@ TESTS = (
     *(f"tests/quantized/test_{name}.py" for name in ("fp8", "checkpoints", "mxfp4", "bitsandbytes")),
 )
 NOT_HERE = "not native and not compiled_backend and not refuse and not cpu"
-"""The C++ code, and what is refused on a CPU, are tested there."""
+"""Expression for pytest's `-k`. The tests of the C++ code, and of what is refused on a CPU, need no GPU."""
 
 
 def main() -> None:

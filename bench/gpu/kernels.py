@@ -99,7 +99,7 @@ class Attention:
 
 
 class LatentAttention(Attention):
-    """The same over rows of latents, which are key and value of all heads."""
+    """An attention problem over rows of latents. A row serves all heads as key, and its latent part as value."""
 
     RANK, ROPE = 512, 64
 
@@ -110,7 +110,7 @@ class LatentAttention(Attention):
         self.work = plan_work(self.sequences, tables, None, Heads(heads, 2, latent=True), _put)
 
     def run(self) -> Tensor:
-        """See `Attention`; the result has only the latents of the rows that are attended."""
+        """See `Attention`; the result has the width of the latent part of a row (`RANK`)."""
         row = RowShape(self.RANK, self.ROPE, self.geometry.scale)
         attended = torch.full_like(self.queries[..., : self.RANK], float("nan"), memory_format=torch.contiguous_format)
         for work, attends in ((self.work.few, attend_few_latents), (self.work.many, attend_many_latents)):
@@ -233,7 +233,7 @@ def times() -> dict[str, dict[str, float]]:
 
 
 def quantized_times() -> dict[str, dict[str, float]]:
-    """Returns the same for products with quantized weights of 4096 x 14336, 1, 8 and 256 rows, and for plain ones."""
+    """Returns the same for products of 1, 8 and 256 rows with weights of 4096 x 14336, quantized and in bfloat16."""
     width, columns, found = 4096, 14336, dict[str, dict[str, float]]()
     plain = [draw(width, columns, scale=0.02) for _ in range(4)]
     for name, quantize in QUANTIZED.items():

@@ -1,4 +1,4 @@
-"""Measures the machine's limits during a load: the load is paused at intervals, and a program measures meanwhile.
+"""Measures the machine's limits during a load: the load is paused at intervals, and a program measures in the pauses.
 
     python -m bench.limits_of_machine.moments --bytes N [--threads N]
 
@@ -35,7 +35,7 @@ PRODUCT_S = 0.05
 CALLS = 2
 """Timed calls of a measurement, after one that is not timed.
 
-The shorter counts, because a thread may be descheduled.
+The shorter time counts, because a thread may be descheduled during a call.
 """
 ENDED = "the measuring program ended; its output above says why"
 

@@ -46,7 +46,7 @@ def tree(root: int) -> list[Process]:
 
 
 def pause(root: int) -> None:
-    """Pauses a process and its descendants until `resume`. Does so twice, for a child that is created meanwhile."""
+    """Pauses a process and its descendants until `resume`. Does so twice, to pause also a child created meanwhile."""
     for _ in range(2):
         pause_all(tree(root))
 

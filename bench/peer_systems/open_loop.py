@@ -1,9 +1,9 @@
-"""More requests than the servers can serve, beside vLLM: `make bench-open ARGS="--model DIR --vllm …/bin/vllm"`.
+"""Compares with vLLM under more requests than the servers can serve: `make bench-open ARGS="--model DIR --vllm FILE"`.
 
-Each server's capacity is measured in a closed loop. Then the same requests arrive at the same random moments (Poisson)
-at each of them, `--factor` times as many a second as the slower one can serve, whatever the servers do. The servers
-run in turn, in another order in each round, and are stopped (SIGSTOP) meanwhile; they are compared by ratios within a
-round. `bench.peer_systems.peers` compares them in closed loops.
+Each server's capacity is measured in a closed loop. Then each server gets the same requests at the same random moments
+(Poisson), whether or not it keeps up: `--factor` times as many a second as the slower server can serve. The servers run
+in turn, in another order in each round, and a server is stopped (SIGSTOP) while another one runs. They are compared by
+ratios within a round. `bench.peer_systems.peers` compares them in closed loops.
 """
 
 import argparse
@@ -35,7 +35,7 @@ FIGURES = ("request_rate", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """What one server made of one round. Rates are requests a second, from the first arrival to the last answer."""
+    """The figures of one server in one round. Rates: requests a second, from the first arrival to the last answer."""
 
     round: int
     server: str
@@ -68,7 +68,7 @@ class Comparison:
             print(f"capacity of {server.name}: {self.capacity[server.name]:.2f} requests/s", flush=True)
 
     def run_round(self, number: int) -> None:
-        """Lets the same arrivals meet each server."""
+        """Sends requests to each server in turn, at the same moments after the start."""
         rate = self._factor * min(self.capacity.values())
         moments = arrivals(self._load.requests, rate, number)
         first = number % len(self._servers)

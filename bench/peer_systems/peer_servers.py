@@ -15,7 +15,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_ST
 VLLM_KV_GIB = 4
 MAX_MODEL_LEN = 2048
 SLOTS = 32
-"""Sequences that llama-server runs at once, which share its context; the largest number of clients of any load."""
+"""Sequences that llama-server runs at once and that share its context: as many as the largest load has clients."""
 SLOT_TOKENS = 1280
 TCMALLOC = "libtcmalloc_minimal.so.4"
 

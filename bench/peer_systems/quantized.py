@@ -1,8 +1,9 @@
 """Servers with weights of 8 and 4 bits: this system's and llama.cpp's, and the table that compares them.
 
-Each system gets what it does with a plain model by one command: `--quantization ifq` (8 bits, a scale for each output)
-and `ifq_nf4` (4 bits, a scale for 64 weights) here, `llama-quantize` to Q8_0 and Q4_0 there (a scale for 32 weights).
-llama.cpp also quantizes the embedding and the output head, which this system keeps in bfloat16. Called by `peers`.
+Each system quantizes a plain model in the way that one command of its own offers: `--quantization ifq` (8 bits, a scale
+for each output) and `ifq_nf4` (4 bits, a scale for 64 weights) here, `llama-quantize` to Q8_0 and Q4_0 there (a scale
+for 32 weights). llama.cpp also quantizes the embedding and the output head, which this system keeps in bfloat16. Called
+by `peers`.
 """
 
 import subprocess

@@ -2,11 +2,11 @@
 
     python -m bench.peer_systems.vllm_loads --vllm ENVIRONMENT/bin/python [--layouts awq gptq …]
 
-The demo model is quantized with each algorithm. vLLM generates tokens with the files, and Antiphon reads each prompt
-with the tokens of vLLM after it. So each position is compared after the same text: its `gap` is the difference between
-the log-probability of Antiphon's best token and that of vLLM's token, 0 if they agree. Two systems add up in different
-orders, and vLLM rounds logits to bfloat16, whose numbers from 16 to 32 are an eighth apart: two tokens that are nearly
-equally likely may change places. Weights that are read wrongly give gaps of several units.
+The demo model is quantized with each algorithm. vLLM generates tokens with the files, and Antiphon computes the
+log-probabilities for each prompt followed by vLLM's tokens. So each position is compared after the same text: its `gap`
+is the difference between the log-probability of Antiphon's best token and that of vLLM's token, 0 if they agree. Two
+systems add up in different orders, and vLLM rounds logits to bfloat16, whose numbers from 16 to 32 are an eighth apart:
+two tokens that are nearly equally likely may change places. Weights that are read wrongly give gaps of several units.
 """
 
 import argparse
@@ -53,7 +53,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of one layout. `refusal`: why vLLM did not load it; there are no other figures then."""
+    """The result for one layout. `refusal`: why vLLM did not load it; then there are no other figures."""
 
     layout: str
     tokens: int = 0

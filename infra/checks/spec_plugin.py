@@ -9,9 +9,9 @@ The plugin uses pytest's own marks, so a mark on a class, module or single param
 inherit it. Outcomes are passed, failed, skipped, xfailed, deselected, and "not run" if the run ended before the test.
 A test that could not be collected is absent. Loaded by tests/conftest.py; the report is read by `spec_coverage`.
 
-With several processes (pytest-xdist), each of them collects every test and runs some, and the process that started them
-sees only the outcomes. Each sends what it has collected when it ends. If none ends by itself, the report has no tests,
-so that no row counts as proven.
+With pytest-xdist, each worker process collects every test and runs some, and the process that started the workers sees
+only the outcomes. Each worker sends the tests that it has collected when it ends. If no worker ends by itself, the
+report has no tests, so that no row counts as proven.
 
 The option must be written with `=`. pytest looks for paths of tests before it loads conftest files, so it does not know
 the option yet and would treat a separate word as such a path.
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers what records, if the option is given. Called by pytest."""
+    """Registers the plugin objects that record tests, if the option is given. Called by pytest."""
     path = config.getoption("--spec-report")
     if path is None:
         return
@@ -75,7 +75,7 @@ class Sender:
         self._config, self._collected = config, collected
 
     def pytest_sessionfinish(self) -> None:
-        """Puts the tests where pytest-xdist takes them, after this call, to the process that started this one."""
+        """Puts the tests into the worker's output, which pytest-xdist then sends to the process that started it."""
         self._config.__dict__["workeroutput"][SENT] = self._collected.tests
 
 

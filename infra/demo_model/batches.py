@@ -25,15 +25,16 @@ from infra.demo_model.tokenizer import END, END_OF_TEXT, START, render
 
 #: Length of a row, and of the rows of every ``LONG_EVERY``-th batch, which train the later positions.
 LENGTH, LONG_LENGTH, LONG_EVERY = 512, 1024, 8
-#: Share of documents with tools. They are five times as long as the others, so more than half of the positions are in
-#: them, though not most of the trained ones.
+#: Share of documents with tools. They are five times as long as other documents, so they have more than half of all
+#: positions, but fewer than half of the trained positions.
 TOOL_SHARE = 0.2
-#: Share of these documents that ask for each offered tool; this trains more of the document.
+#: Share of the documents with tools that have a question for each offered tool: more of such a document is trained.
 SEVERAL_SHARE = 0.4
-#: Share of the other documents that are copying practice, by first batch. Without this practice the model learns late
-#: to copy from the prompt.
+#: Share of copying practice among the documents without tools: (number of a batch, share from that batch on). Without
+#: this practice the model learns late to copy from the prompt.
 COPY_SHARES = ((0, 0.25), (1500, 0.08))
-#: Share of the rest that is plain text, in ordinary and in long rows; texts are longer than chats on average.
+#: Share of plain text among the remaining documents, in ordinary and in long rows. On average texts are longer than
+#: chats.
 PLAIN_SHARE, LONG_PLAIN_SHARE = 0.04, 0.15
 #: Share of chats that are practice of the core tasks.
 PRACTICE_SHARE = 0.5

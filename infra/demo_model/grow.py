@@ -1,12 +1,13 @@
 """Turns a model directory into a checkpoint of a larger shape that computes the same, for training to continue from.
 
-A large model trained from its first step needs a GPU. One that begins with what the demo model knows needs only as much
-training as its new weights take to become part of it, which a CPU can do. Run by hand:
-``python -m infra.demo_model.grow START.pt --shape qwen2-0.5b``, then ``train.py --start START.pt``.
+To train a large model from scratch needs a GPU. A large model that begins with the knowledge of the demo model needs
+only the training that makes use of its new weights, which a CPU can do. Run by hand: ``python -m infra.demo_model.grow
+START.pt --shape qwen2-0.5b``, then ``train.py --start START.pt``.
 
-Each number of the residual stream, each neuron and each head has several copies. Copies share the weights that they
-write with, and read with different ones whose sum is that of the original. New layers write nothing at first. The idea
-is that of Net2Net (Chen and others, 2015, arXiv:1511.05641).
+Each number of the residual stream, each neuron and each head has several copies. The copies of a number of the residual
+stream are written with the same weights, and read with different weights whose sum is that of the original. The copies
+of a neuron or a head divide among them what the original writes. New layers write nothing at first. The idea is that of
+Net2Net (Chen and others, 2015, arXiv:1511.05641).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _Growth:
         self.heads = heads.flatten()
 
     def norm(self, weight: Tensor) -> Tensor:
-        """The root mean square changes, because not all of the width has copies."""
+        """A norm. Its weights are scaled, because not all of the width has copies: the root mean square changes."""
         changed = (self.copies * self.small.hidden_size / self.large.hidden_size) ** 0.5
         return torch.cat((weight.repeat(self.copies) * changed, torch.ones(self._rest())))
 
@@ -66,7 +67,7 @@ class _Growth:
         return drawn / torch.zeros(count).index_add(0, originals, drawn)[originals]
 
     def layer(self, weights: Weights, name: str, *, silent: bool) -> Weights:
-        """A layer. `silent`: it writes nothing."""
+        """A layer of the larger shape. `silent`: whether it writes only zeros to the residual stream."""
         size, loud = self.small.head_dim, 0.0 if silent else 1.0
         rows = (self.heads[:, None] * size + torch.arange(size)).flatten()
         of_heads = self.shares(self.heads, self.small.num_attention_heads).repeat_interleave(size)

@@ -44,7 +44,8 @@ def _make(
 ) -> None:
     """Makes the batches ``first``, ``first + stride``, … and sends them in this order.
 
-    ``readers`` are the ends of pipes that the fork has copied. Open here, they would hide the end of the training.
+    ``readers`` are the reading ends of pipes that the fork has copied. If they stayed open in this process, the makers
+    would not notice that the training has ended.
     """
     for reader in readers:
         reader.close()
@@ -79,7 +80,7 @@ class Batches:
             work = (writer, self._connections, tokenizer, seed, positions, first + place, makers)
             process = context.Process(target=_make, args=work, daemon=True)
             process.start()
-            # Only the maker keeps the writing end, so that the pipe ends with it.
+            # Only the maker keeps the writing end, so that the pipe ends when the maker ends.
             writer.close()
             self._processes.append(process)
 

@@ -1,7 +1,8 @@
-"""The service discovery protocol of NATS (ADR-32): answers `nats micro list`, `info` and `stats`, over any transport.
+"""The service discovery protocol of NATS: answers `nats micro list`, `info` and `stats`, over any transport.
 
-Discovery is for operators and their tools only: the services themselves find each other by heartbeats (`presence`).
-Subjects are `$SRV.PING|INFO|STATS`, alone, with the service's name, or with name and id.
+The protocol is defined in ADR-32 of the NATS project, not of this one. Discovery is for operators and their tools only:
+the services themselves find each other by heartbeats (`presence`). The subjects are `$SRV.PING`, `$SRV.INFO` and
+`$SRV.STATS` for all services; `.name` is appended for one service, `.name.id` for one replica.
 """
 
 import asyncio

@@ -14,9 +14,9 @@ BATCH_MESSAGES = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """Configuration of a log. `subject`: that of its messages, with a wildcard.
+    """Configuration of a log. `subject`: the subject of the log's messages, with a wildcard.
 
-    `per_subject`: maximum messages per subject; 0: all.
+    `per_subject`: maximum number of messages that are kept for one subject; 0: no maximum.
     """
 
     name: str
@@ -64,6 +64,6 @@ class DurableLog(Protocol):
     async def all_following(self, subject: str, sequence: int) -> list[Logged]:
         """Returns the messages of a subject, which may have wildcards, from this sequence number on, in order.
 
-        Takes a round trip for about `BATCH_MESSAGES` of them.
+        One round trip returns about `BATCH_MESSAGES` messages.
         """
         ...

@@ -9,8 +9,8 @@ from collections.abc import Generator
 def without_collections() -> Generator[None]:
     """Context manager for imports. The imported objects are excluded from later collections.
 
-    Imported objects stay alive, so collections during the imports would find nothing; they take a tenth of the time of
-    an import, and those after it would pass over the same objects again.
+    Imported objects stay alive, so collections during an import would find nothing to free. They would take a tenth of
+    the import's time, and collections after the import would examine the same objects again.
     """
     gc.disable()
     try:

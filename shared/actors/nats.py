@@ -10,7 +10,7 @@ The library alone does not give the guarantees of `transport`. This module adds:
   continues in the background.
 - Reliable cancellation. A cancelled request ends even if its reply arrives at the same time (`cancellation`).
 - Clean reconnections. The library keeps the tasks and the socket of an attempt that failed late, and waits until a lost
-  connection has written its data. Here both are ended before the next attempt.
+  connection has written its data. Here the old tasks and the old socket are ended before the next attempt.
 - Size checks. If headers push a message over the server's limit, or a subject is too long, the server closes the
   connection permanently. Such messages are refused here.
 - A time limit for the first connection, whose error states the reason. Later reconnections are retried without limit.

@@ -1,7 +1,7 @@
 """Liveness by heartbeats: the table of known members (`Members`, pure), and the senders of a service's own heartbeats.
 
-A member is one run of a service, named by its id and its instance id, which is drawn at process start. A member counts
-as alive for one lease after its last heartbeat; a member with a longer heartbeat interval has a longer lease.
+A member is one run of a service, named by its id and by its instance id, which is drawn at each process start. A member
+counts as alive for one lease after its last heartbeat; a member with a longer heartbeat interval has a longer lease.
 Correctness does not depend on leases: if a running member is considered dead, its work is merely done twice.
 """
 
@@ -129,10 +129,10 @@ def interval_of(service: ServiceName) -> float:
 
 
 async def sleep_to_beat(interval_s: float) -> None:
-    """Sleeps until the event loop's clock is at a multiple of `interval_s`: for 0.5 to 1.5 intervals.
+    """Sleeps for 0.5 to 1.5 intervals, until the event loop's clock is at a multiple of `interval_s`.
 
-    All processes of a machine share this clock, so their periodic messages are sent at the same times, and one wake-up
-    of a process handles all that arrive then. With unaligned periods each message would wake it separately.
+    All processes of a machine share this clock, so their periodic messages are sent at the same times, and a process
+    that wakes once handles all messages of that time. With unaligned periods each message would wake it separately.
     """
     now = asyncio.get_running_loop().time()
     beats = math.floor(now / interval_s + 1.5)

@@ -1,8 +1,8 @@
 """The adapters that every engine of a model should have: the desired state, in a key-value store on the bus.
 
 All adapters of a model are in one entry of the store, so that changes are atomic for readers. Gateways change the entry
-when a client loads or unloads an adapter, engines when they start with `--lora-modules`; engines follow it, and
-gateways resolve model names by it. The revision of the entry changes with every write.
+when a client loads or unloads an adapter; engines change it when they start with `--lora-modules`. Engines serve the
+adapters of the entry, and gateways look up adapter names in it. The revision of the entry changes with every write.
 """
 
 import time

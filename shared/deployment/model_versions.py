@@ -82,7 +82,7 @@ ENCODER, DECODER = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ModelState
 
 
 def version_name(name: str, number: int) -> str:
-    """Returns the bus name of a version's processes; that of the first version is the model's name itself."""
+    """Returns the bus name of a version's processes; the bus name of the first version is the model's name itself."""
     return name if number == 1 else f"{name}@{number}"
 
 

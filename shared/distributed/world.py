@@ -15,14 +15,15 @@ from shared.flags import SettingsError
 from shared.settings.parallel import ParallelSettings
 
 AGAIN = 75
-"""Exit code of a rank on another machine whose engine has ended: it should be restarted and waits for the next engine.
+"""Exit code of a rank on another machine when its engine has ended. The rank should be restarted; it then waits for the
+next engine.
 """
 RAY_ADDRESS = "RAY_ADDRESS"
 NO_KV = "engines whose processes are on several machines, or started by Ray, exchange no KV"
 
 
 Spelling = Callable[[str], str]
-"""Returns the name of a setting for messages, from its field: `--pod-ips` on a command line."""
+"""Returns how messages call a setting, given the name of its field: `--pod-ips` for `pod_ips` on a command line."""
 
 
 def spell_flag(field: str) -> str:
@@ -114,7 +115,10 @@ def check_devices(settings: ParallelSettings, engines: int, devices: int) -> Non
 
 
 def check_division(tp_size: int, parts: Mapping[str, int], pp_size: int, num_layers: int) -> None:
-    """Raises SettingsError if devices cannot divide a model's parts (numbers by what they count) or its layers."""
+    """Raises SettingsError if devices cannot divide a model's parts or its layers.
+
+    `parts`: the number of each kind of part, such as 32 for `attention heads`.
+    """
     for what, number in parts.items():
         if number % tp_size:
             raise SettingsError(f"--tensor-parallel-size: {tp_size} does not divide the model's {number} {what}")

@@ -4,7 +4,7 @@ from shared.messages.base import FinishReason, Message, Part
 
 
 class OpenStream(Message, frozen=True, array_like=True, tag=True):
-    """Opens a stream: converts a sequence's tokens to text and sends it to `reply_subject` as `TextEvents`.
+    """Opens a stream, which converts a sequence's tokens to text and sends the text to `reply_subject` as `TextEvents`.
 
     Answered by `Ack`. If the stream is already open, the new one replaces it. `output_token_ids` are output tokens that
     the owner already has; the detokenizer decodes them first and sends only the text from character `text_offset` on.
@@ -90,8 +90,8 @@ class PositionLogprobs(Part, frozen=True, array_like=True):
 class TextEvent(Part, frozen=True, array_like=True):
     """New output of a sequence: tokens at [position, position + len(token_ids)), text from character `text_offset` on.
 
-    Text may lag behind the tokens (incomplete character, possible beginning of a stop string); the last event has all
-    remaining text.
+    Text may lag behind the tokens: an incomplete character, and text that may be the beginning of a stop string, are
+    held back. The last event has all remaining text.
     """
 
     sequence_id: str

@@ -13,8 +13,8 @@ from shared.parameters.sampling import SamplingParams
 class KvSource(Part, frozen=True, array_like=True):
     """The engine that computes the prompt of a sequence for another engine, and the name of the transfer.
 
-    `address` is that of `EngineStatus.kv_address`. The name is random and secret: any process that knows it may fetch
-    the blocks.
+    `address` is the `kv_address` of that engine's `EngineStatus`. The name `transfer_id` is random and secret: any
+    process that knows it may fetch the blocks.
     """
 
     transfer_id: str
@@ -22,7 +22,7 @@ class KvSource(Part, frozen=True, array_like=True):
 
 
 class Submit(Message, frozen=True, array_like=True, tag=True):
-    """Runs one sequence. Answered by `SubmitReply`; the tokens are then sent to `reply_subject` as `TokenEvents`.
+    """Makes an engine run a sequence. Answered by `SubmitReply`; the tokens go to `reply_subject` as `TokenEvents`.
 
     `output_token_ids` are carried tokens: output that an earlier attempt generated. They count as output (penalties,
     min_tokens, positions), and generation continues after them. `sequence_group` is the id of the first choice of the
@@ -34,7 +34,7 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     gateway_id: str
     gateway_instance_id: str
     reply_subject: str
-    """Token subject of the detokenizer; of the gateway for a pooling sequence, which has no text."""
+    """Token subject of the detokenizer, or of the gateway for a pooling sequence, which has no text."""
     prompt_token_ids: bytes
     params: SamplingParams
     output_token_ids: bytes = b""
@@ -46,8 +46,9 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     """W3C trace context of the request; empty without tracing. A field, not a header: a batch has one per sequence."""
     tracestate: str = ""
     client: str = ""
-    """Name of the API key, empty without keys. Clients share an engine by their weights. `priority` is then the order
-    among the sequences of one client, `client_priority` the order among clients; lower numbers go first."""
+    """Name of the API key, empty without keys. Clients share an engine in proportion to their weights. `priority` is
+    then the order among the sequences of one client, `client_priority` the order among clients; sequences with lower
+    numbers run first."""
     client_weight: float = 1.0
     client_priority: int = 0
     pooling: PoolingParams | None = None
@@ -55,7 +56,8 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     recorded: bool = False
     """Whether the gateway keeps a record of the request: the engine then sends `StepEvents` for it."""
     kv_source: KvSource | None = None
-    """The engine from which this one fetches the KV of prompt and output. If that fails, it computes them itself."""
+    """The engine from which this one fetches the KV of prompt and output. If the transfer fails, this engine computes
+    the KV itself."""
     kv_transfer_id: str = ""
     """If set, the engine computes the prompt for another engine, which fetches the KV under this name. Only one output
     token is generated, and no event is published: `reply_subject` is empty.
@@ -63,13 +65,14 @@ class Submit(Message, frozen=True, array_like=True, tag=True):
     adapter: str = ""
     """Name of the LoRA adapter that the sequence is computed with; empty: none."""
     adapter_version: str = ""
-    """Hash of the adapter's files. `cache_salt` is then that of `blocks.adapter_salt`. An engine that does not have
-    this version answers `busy` while it reads the desired state.
+    """Hash of the adapter's files. `cache_salt` is then the result of `blocks.adapter_salt`. An engine that does not
+    have this version answers `busy` while it reads the desired state of the model's adapters.
     """
     pictures: tuple[PromptPicture, ...] = ()
     """The pictures of the prompt, in order. The engine reads their embeddings before it queues the sequence."""
     idle_s: float = 0.0
-    """Seconds for which the sequence is in the idle lane, where others preempt it. 0: it is not in the lane."""
+    """Seconds for which the sequence is in the idle lane, in which sequences outside the lane preempt it. 0: it is not
+    in the lane."""
 
 
 class SubmitBatch(Message, frozen=True, array_like=True, tag=True):
@@ -125,7 +128,10 @@ class Done(Message, frozen=True, array_like=True, tag=True):
 
 
 class Resend(Message, frozen=True, array_like=True, tag=True):
-    """Publishes the tokens from `position` on again, to the sequence's reply subject. Sent when tokens are missing."""
+    """Makes an engine publish a sequence's tokens from `position` on again. Sent when tokens are missing.
+
+    The tokens go to the sequence's reply subject.
+    """
 
     sequence_id: str
     attempt: int
@@ -133,7 +139,7 @@ class Resend(Message, frozen=True, array_like=True, tag=True):
 
 
 class SelfTest(Message, frozen=True, array_like=True, tag=True):
-    """Makes an engine run its hidden test sequence and check all of its weights now. Answered by `SelfTestReply`.
+    """Makes an engine run its canary (a test sequence no client sees) and check all weights. Answer: `SelfTestReply`.
 
     `ends`: the engine has lost a comparison with another one, and must exit after the test in any case.
     """
@@ -153,9 +159,10 @@ class SelfTestReply(Message, frozen=True, array_like=True, tag=True):
 
 
 class Retarget(Message, frozen=True, array_like=True, tag=True):
-    """Sends a sequence's tokens to another detokenizer, from `position` on. Answered by `Ack`.
+    """Makes an engine send a sequence's tokens to another detokenizer, from `position` on. Answered by `Ack`.
 
-    For a pooling sequence, whose reply subject stays the gateway, it repeats the vector if that exists.
+    A pooling sequence has no detokenizer: its reply subject remains that of the gateway, and the engine sends the
+    vector again if it has been computed.
     """
 
     sequence_id: str
@@ -175,11 +182,11 @@ class Withdraw(Message, frozen=True, array_like=True, tag=True):
 
 
 class ProgressQuery(Message, frozen=True, array_like=True, tag=True):
-    """Asks an engine how many tokens sequences have whose text has not arrived for `limits.STALL_S`.
+    """Asks an engine how many output tokens some sequences have: those whose text has not arrived for `limits.STALL_S`.
 
     A gateway sends the query. The engine answers with `ProgressReply` to `reply_subject`, the gateway's control
     subject; if the answer is lost, the gateway asks again. A query has at most `limits.LIVENESS_BATCH_MAX` sequences.
-    It also confirms that the gateway owns these sequences (see `OwnershipQuery`).
+    The query also confirms that the gateway owns these sequences (see `OwnershipQuery`).
     """
 
     gateway_id: str
@@ -260,14 +267,14 @@ class TokenEvent(Part, frozen=True, array_like=True):
     error_code: str = ""
     error_message: str = ""
     prompt_logprobs: PromptLogprobs | None = None
-    """A part of the prompt's log probabilities. Such an event has no tokens, comes before the event with the first
-    token, and follows the one with the part before it."""
+    """A part of the prompt's log probabilities. An event with such a part has no tokens. The parts are sent in the
+    order of the prompt, before the event with the first output token."""
     vector: bytes = b""
     """For a pooling sequence: the components of its vector, little-endian float32."""
 
 
 class SequenceSteps(Part, frozen=True, array_like=True, gc=False):
-    """What the steps of a `StepEvents` did for one sequence: rows of `shared.step_rows`, in the order of the steps."""
+    """What the steps of a `StepEvents` message did for one sequence: rows of `shared.step_rows`, in order of steps."""
 
     sequence_id: str
     attempt: int
@@ -275,7 +282,7 @@ class SequenceSteps(Part, frozen=True, array_like=True, gc=False):
 
 
 class StepEvent(Part, frozen=True, array_like=True):
-    """What one step did, and the load of the engine when it ended. Durations are by the engine's own clock."""
+    """What one step did, and the load of the engine at the end of the step. Durations are by the engine's own clock."""
 
     step: int
     duration_us: int
@@ -285,26 +292,28 @@ class StepEvent(Part, frozen=True, array_like=True):
     num_waiting: int
     num_free_blocks: int
     num_sequences: int
-    """Sequences in the step, those that are not recorded included."""
+    """Sequences in the step, including those that are not recorded."""
     former_sequences: tuple[tuple[int | str, ...], ...] = ()
-    """Always empty. Engines that do not know `SequenceSteps` tell here what the step did for each sequence. It is not
-    used, and keeps `preempted` in its place."""
+    """Always empty in messages of this version. Older engines, which do not know `SequenceSteps`, put here what the
+    step did for each sequence. Gateways do not use it; the field only keeps `preempted` at its position in the array.
+    """
     preempted: tuple[SequenceRef, ...] = ()
-    """Sequences that were preempted since the step before, and wait again."""
+    """Sequences that were preempted since the previous step and wait again."""
 
 
 class StepEvents(Message, frozen=True, array_like=True, tag=True):
     """The steps that an engine has run since its last `StepEvents`, for gateways that record requests. Not answered.
 
     An engine sends them only for recorded sequences (`Submit.recorded`), at the latest after `limits.STEP_EVENTS_S`.
-    They contain no prompts, tokens or text. If they are too large for one message, each part has all `steps`.
+    They contain no prompts, tokens or text. If the events are too large for one message, `sequences` is divided among
+    several messages, each of which has all `steps`.
     """
 
     engine_id: str
     engine_instance_id: str
     steps: tuple[StepEvent, ...]
     sequences: tuple[SequenceSteps, ...] = ()
-    """Those that are recorded."""
+    """The recorded sequences of these steps."""
 
 
 class TokenEvents(Message, frozen=True, array_like=True, tag=True):

@@ -6,7 +6,7 @@ from shared.messages.base import Message, SequenceRef
 
 
 class OwnershipQuery(Message, frozen=True, array_like=True, tag=True):
-    """Asks a gateway which of its sequences an engine or a detokenizer still has to keep. See `OwnershipReply`.
+    """Sent by an engine or a detokenizer to ask a gateway which of these sequences it must keep. See `OwnershipReply`.
 
     Sent for sequences that the gateway has not confirmed for `limits.OWNERSHIP_CHECK_S` (engine) and for streams
     without tokens for `limits.ORPHAN_S` (detokenizer), because a `Done`, `Cancel` or `CloseStream` may have been lost.
@@ -23,7 +23,7 @@ class OwnershipQuery(Message, frozen=True, array_like=True, tag=True):
 
 
 class OwnershipReply(Message, frozen=True, array_like=True, tag=True):
-    """The sequences of an `OwnershipQuery` that the gateway does not own at that member; the member drops them.
+    """The sequences of an `OwnershipQuery` that the gateway does not own at the asking member, which then drops them.
 
     Not sent if the gateway owns all sequences of the query.
     """
@@ -34,7 +34,7 @@ class OwnershipReply(Message, frozen=True, array_like=True, tag=True):
 
 
 class StreamTaken(Message, frozen=True, array_like=True, tag=True):
-    """Tells a gateway that another one has taken a stream over, so that it ends its own run of the request.
+    """Tells a gateway that another gateway has taken over a stream, so that it ends its own run of the request.
 
     Sent once. A gateway that misses it sees the change in the record of the stream.
     """
@@ -70,7 +70,8 @@ class UsageRecord(Message, frozen=True, array_like=True, tag=True):
     cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache."""
     computed_tokens: int = 0
-    """Tokens that engines have computed: prompts without cached tokens, output, and what was computed again."""
+    """Tokens that engines have computed: prompt tokens that were not cached, output tokens, and tokens computed again.
+    """
     completion_tokens: int = 0
     """Output tokens that were passed to the client, or to the selection among `best_of` sequences."""
     discarded_tokens: int = 0

@@ -61,13 +61,13 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     """Hash of everything besides the weights that can change tokens: data types, backend, hardware, software."""
     credits: int = 0
     """Number of further sequences that the engine can accept: its batch slots, plus as many for its queue
-    (`limits.ENGINE_QUEUE_AHEAD`), minus its unfinished sequences, without those of the idle lane. Negative if it has
-    too many.
+    (`limits.ENGINE_QUEUE_AHEAD`), minus its unfinished sequences; those of the idle lane do not count. Negative if
+    there are more unfinished sequences than places.
     """
     embedding_size: int = 0
     """Number of components of the vectors of pooling sequences; 0 if the engine cannot compute them."""
     drafts: int = 0
-    """Number of times that draft tokens were computed, a counter like `drafted_tokens`."""
+    """Number of times that draft tokens were proposed for a sequence; a counter, as is `drafted_tokens`."""
     accepted_by_position: tuple[int, ...] = ()
     """How many draft tokens were accepted at each position of a draft; a counter."""
     histograms: EngineHistograms = EngineHistograms()
@@ -78,8 +78,8 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     kv_address: str = ""
     """`host:port` at which a prefill engine's KV can be fetched; empty for other engines."""
     kv_loads: int = 0
-    """Number of KV transfers from other engines whose end a sequence waited for. `kv_failed_loads`: number of transfers
-    that delivered only a part, or were not started for lack of host memory.
+    """Number of ended KV transfers from other engines for which at least one sequence still waited at the end.
+    `kv_failed_loads`: number of transfers that delivered only a part, or were not started for lack of host memory.
     """
     kv_failed_loads: int = 0
     kv_loaded_tokens: int = 0
@@ -92,13 +92,14 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     content: str = ""
     """Hash of the weights, their quantization and the compute data type. Only engines with equal hashes exchange KV."""
     golden_digest: str = ""
-    """Hash of the result of the engine's hidden test sequence (`services.engine.canary`); it is equal for engines with
-    equal weights and `configuration`. Empty: the engine does not test itself.
+    """Hash of the result of the engine's canary, a test sequence that clients do not see (`services.engine.canary`). It
+    is equal for engines with equal weights and `configuration`. Empty: the engine does not test itself.
     """
     canary_runs: int = 0
-    """How often the test sequence has run since the start; a counter."""
+    """How often the canary has run since the start; a counter."""
     batch_invariant: bool = False
-    """Whether a sequence's tokens cannot depend on other sequences, so that two engines can be compared."""
+    """Whether a sequence's tokens cannot depend on other sequences of the batch, so that the tokens of two engines can
+    be compared."""
     deterministic: bool = False
     """Whether the engine was started with `--deterministic` and has checked that it is batch invariant."""
     generates: bool = True
@@ -110,7 +111,8 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     the lane, because others preempt them; `idle_credits` counts all sequences.
     """
     num_idle_running: int = 0
-    """The sequences of the idle lane among `num_running`; likewise `num_idle_waiting`."""
+    """Number of sequences in `num_running` that are in the idle lane. `num_idle_waiting`: the same for `num_waiting`.
+    """
     num_idle_waiting: int = 0
     num_idle_waiting_tokens: int = 0
     idle_preemptions: int = 0
@@ -132,17 +134,17 @@ class PoolStatus(Part, frozen=True, array_like=True, tag=True):
     num_requests: int = 0
     num_tokens: int = 0
     model: str = ""
-    """Served name of the model for which the tokenizer works."""
+    """Served name of the model whose prompts the tokenizer converts."""
     tool_format: str = ""
     """Name of the model's tool-call format, recognised from its chat template; empty: unknown. See
     `shared.text.templates.template_formats`.
     """
     reasoning_format: str = ""
-    """Name of the model's reasoning format, likewise."""
+    """Name of the model's reasoning format, recognised in the same way; empty: unknown."""
 
 
 class VisionStatus(Part, frozen=True, array_like=True, tag=True):
-    """Counters of an image service: requested images, cache hits, and tokens of encoded images."""
+    """Counters of an image service: requested images, hits in its cache of embeddings, and tokens of encoded images."""
 
     model: str = ""
     """Served name of the model for which the service works."""
@@ -168,7 +170,7 @@ class GatewayStatus(Part, frozen=True, array_like=True, tag=True):
 
 
 class MemberEnded(Message, frozen=True, array_like=True, tag=True):
-    """A launcher tells that the process of a member has ended. Gateways then ask the bus whether this is so."""
+    """Sent by a launcher when a member's process has ended. Gateways then ask the bus whether it has really ended."""
 
     service: ServiceName
     member_id: str

@@ -13,8 +13,8 @@ class ChatMessage(Part, frozen=True, array_like=True):
     name: str = ""
     token_ids: bytes = b""
     fields: bytes = b""
-    """A JSON object: the message's other fields for the chat template, such as `tool_calls`. Empty: none. A `content`
-    in it replaces the text; messages with images have a list of parts there.
+    """A JSON object: the message's other fields for the chat template, such as `tool_calls`. Empty: none. A member
+    `content` of this object replaces the text of the message; messages with images have a list of parts there.
     """
 
 
@@ -42,13 +42,16 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     bad_words: tuple[str, ...] = ()
     """Texts to convert to token ids, in the forms in which they occur in an output."""
     grammar: Grammar | None = None
-    """Checked; the request is refused if the grammar cannot be used. With it or `bad_words`, no text need be given."""
+    """A grammar to check; the request is refused if the grammar cannot be used. A request with a grammar or `bad_words`
+    need not have `prompts` or `messages`."""
     grammar_param: str = ""
     """Name of the user's field that the grammar comes from, for errors."""
     truncate_prompt_tokens: int = 0
     """Number of last tokens to keep of each prompt; 0: all, -1: as many as fit before `max_tokens`."""
     suffix: str = ""
-    """Text after the output: the prompts then ask for the text between each of `prompts` and the suffix."""
+    """Text after the output. If set, each prompt is encoded so that the model fills in the text between it and the
+    suffix.
+    """
     continue_final_message: bool = False
     """Whether the prompt ends inside the last message, which the output then continues."""
     template_variables: bytes = b""
@@ -60,7 +63,7 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     pictures: tuple[PictureTokens, ...] = ()
     """The images of the conversation, in order. Each image token is repeated as often as the image needs."""
     second_prompts: tuple[str, ...] = ()
-    """For each of `prompts`, the second text of a pair, which becomes one prompt with it; empty: there are no pairs."""
+    """For each of `prompts`, the second text of a pair; both texts become one prompt. Empty: there are no pairs."""
 
 
 class TokenizedPrompt(Part, frozen=True, array_like=True):

@@ -22,7 +22,7 @@ class ChangeModel(Message, frozen=True, array_like=True, tag=True):
 class ModelsChanged(Message, frozen=True, array_like=True, tag=True):
     """The current versions of models. Sent to all gateways.
 
-    Has `shared.deployment.model_versions.ModelStates`, encoded.
+    `states`: an encoded `shared.deployment.model_versions.ModelStates`.
     """
 
     states: bytes

@@ -17,7 +17,7 @@ class PictureFile(Part, frozen=True, array_like=True):
 
 
 class EncodePicture(Message, frozen=True, array_like=True, tag=True):
-    """Makes an image service compute the embeddings of an image unless it has them. Answered by `PictureEncoded`."""
+    """Makes an image service compute an image's embeddings unless it already has them. Answered by `PictureEncoded`."""
 
     model: str
     file: PictureFile

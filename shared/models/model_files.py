@@ -97,8 +97,8 @@ def described(settings: M) -> M:
 def located(settings: M, *, weights: bool = True) -> M:
     """Returns the settings with hub names and GGUF files replaced by directories, and `described`.
 
-    Without `weights`, only files other than the weights are downloaded. `hf_overrides` stays a setting, so that each
-    process applies it to its directory. Raises SettingsError if a model is not found.
+    Without `weights`, only files other than the weights are downloaded. The setting `hf_overrides` is kept, so that
+    each process applies it to its directory. Raises SettingsError if a model is not found.
     """
     changes: dict[str, str] = {}
     model = _own_directory(settings, weights=weights)

@@ -1,8 +1,8 @@
 """Values of `--hf-overrides`, merged over a model's config.json.
 
-The merged file is written into a private directory of this user, with links to all other files of the model. Every
-reader of config.json, in any process and in transformers too, is given that directory (`model_files.model_directory`),
-so that no reader knows of the option. Hashes of config.json, such as those of packed weights and of
+The merged file is written into a private directory of this user, with links to all other files of the model. All code
+that reads config.json, including transformers, is given that directory (`model_files.model_directory`), so that no
+reader needs to know of the option. Hashes of config.json, such as those of packed weights and of
 `system_fingerprint`, thus cover the values. The directory's name is a hash of the model's path, its file names, its
 config.json and the values, so that all processes use the same one.
 """

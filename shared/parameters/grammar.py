@@ -25,7 +25,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     | `grammar`        | a context-free grammar in Lark's or GBNF's notation                                   |
     | `structural_tag` | `{"structures": [{"begin", "schema", "end"}], "triggers": [...]}`: free text in which each |
     |                  | trigger begins a tag whose content follows the schema                                 |
-    | `tagged_text`    | a `shared.parameters.tagged_text.TaggedText` as JSON: the same with other contents of tags
+    | `tagged_text`    | a `shared.parameters.tagged_text.TaggedText` as JSON: tags whose content need not be JSON
     |
     """
 

@@ -11,7 +11,7 @@ import msgspec
 
 
 class Literal(msgspec.Struct, frozen=True, tag="literal"):
-    """This text. Special tokens of the model's vocabulary that occur in it may be written as such."""
+    """A fixed text. A special token of the vocabulary that occurs in it may be output as that token or be spelled."""
 
     text: str
 
@@ -37,7 +37,7 @@ class Json(msgspec.Struct, frozen=True, tag="json"):
 class Raw(msgspec.Struct, frozen=True, tag="raw"):
     """Any text up to the first `closing`, and `closing` itself. The text must end with `before`, which is not counted.
 
-    `min_chars`, `max_chars`: number of its characters; None: any number.
+    `min_chars`, `max_chars`: bounds for the number of characters, without `before` and `closing`; None: no bound.
     """
 
     closing: str
@@ -76,11 +76,11 @@ class Tag(msgspec.Struct, frozen=True):
 
 
 class TaggedText(msgspec.Struct, frozen=True):
-    """Free text with tags. After each tag the text begins anew.
+    """Free text with tags.
 
-    `opening`: a part without a mark, which may stand where the text begins. `not_first`: characters with which free
-    text must not begin, also after whitespace, because they begin an opening. Without `is_free` there are no tags and
-    no free text: the output is the opening, with whitespace around it.
+    `opening`: a part without a mark, which may stand at the beginning of the text and directly after a tag.
+    `not_first`: characters with which free text must not begin, also after whitespace, because they begin an opening.
+    Without `is_free` there are no tags and no free text: the output is the opening, with whitespace around it.
     """
 
     tags: tuple[Tag, ...]

@@ -1,8 +1,8 @@
 """The choices of a request: how many sequences each prompt needs, and which of them are returned. Pure.
 
 Sampling computes `best_of` sequences for each prompt and returns the `n` with the highest log probability. A beam
-search runs `best_of` hypotheses at a time and has `n` sequences for each prompt, each of which returns the hypothesis
-of its rank.
+search runs `best_of` hypotheses at a time. It has `n` sequences for each prompt; the sequence with rank r returns the
+hypothesis with the r-th highest score, counted from 0.
 """
 
 from collections.abc import Sequence

@@ -21,9 +21,10 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 
 class NamedPart(ContentPart, kw_only=True):
-    """A picture of another API than chat completions: a part of the type `image_url` that errors call by its own name.
+    """A picture in a request of another API than chat completions, as a part of the type `image_url`.
 
-    `path`: name of the part; `field`: of its member with the picture, "" if the part is the picture itself.
+    Errors name the picture as it is named in that API. `path`: path of the part in the request; `field`: name of the
+    part's member with the picture, "" if the part itself is the picture.
     """
 
     type: str = "image_url"
@@ -32,12 +33,12 @@ class NamedPart(ContentPart, kw_only=True):
 
     @property
     def param(self) -> str:
-        """Name of the picture."""
+        """Path of the picture in the request, for errors."""
         return f"{self.path}.{self.field}" if self.field else self.path
 
     @property
     def type_param(self) -> str:
-        """Name of what says that the part is a picture."""
+        """Path of the field that says that the part is a picture, for errors."""
         return f"{self.path}.type" if self.field else self.path
 
 
@@ -164,7 +165,7 @@ def _tool_fields(turn: Turn) -> dict[str, Any]:
 def _assistant_fields(turn: Turn, path: str) -> dict[str, Any]:
     """Returns the fields of an assistant's message besides its text.
 
-    Some templates use one name for reasoning, some the other.
+    Reasoning is returned under two names, because some templates use the one and some the other.
     """
     fields: dict[str, Any] = {}
     reasoning = turn.reasoning if turn.reasoning is not None else turn.reasoning_content

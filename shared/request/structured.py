@@ -94,7 +94,7 @@ def _checked(constraint: Constraint) -> Constraint:
 
 
 def _structured_outputs(value: Any, param: str) -> Constraint | None:
-    """Reads `structured_outputs`: an object with one kind, or an object of Python with these attributes."""
+    """Reads `structured_outputs`: an object with one kind of structure, or a Python object with such an attribute."""
     all_fields = _mapping(value)
     asked = {name: each for name, each in all_fields.items() if each is not None and each is not False}
     for name in asked:

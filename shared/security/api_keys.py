@@ -45,11 +45,11 @@ class ApiKey:
     models: frozenset[str] | None = None
     """Names of the models that the key may use, served names or aliases; None: all."""
     requests_per_minute: int = 0
-    """Limits: 0 means no limit."""
+    """For this limit and the next two: 0 means no limit."""
     tokens_per_minute: int = 0
     concurrent_requests: int = 0
     weight: float = 1.0
-    """Share of the engines relative to other keys, while requests wait."""
+    """Share of the engines' time relative to other keys, while requests of several keys wait."""
     priority: int = 0
     """Keys with a lower number are served before all keys with a higher one."""
 

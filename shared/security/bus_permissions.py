@@ -1,7 +1,8 @@
 """The permissions on the bus: the subjects that each kind of service may publish and subscribe to.
 
-The configurations of all NATS servers are generated from it (`antiphon.launch.nats_server` for `antiphon serve`,
-`infra.checks.bus_users` for containers and Kubernetes), and so are the tests. Subjects that are not listed are denied.
+The configurations of all NATS servers are generated from this module: by `antiphon.launch.nats_server` for `antiphon
+serve`, by `infra.checks.bus_users` for containers and Kubernetes. The tests use it too. Subjects that are not listed
+are denied.
 
 `member` is the id of one process, which then has its own user; with `*` all replicas of a service share a user, and the
 bus cannot distinguish them. NATS matches whole tokens of a subject, so the names of JetStream streams are listed one by
@@ -36,7 +37,7 @@ records and events of responses that run in the background."""
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Patterns of subjects; a word after a space is a queue group. `responds`: may answer requests that it receives."""
+    """Patterns of subjects; a word after a space is a queue group. `responds`: whether the role may answer requests."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
@@ -54,7 +55,7 @@ def permissions(role: Role, subjects: Subjects, member: str = "*") -> Permission
 
 
 def password(secret: bytes, user: str) -> str:
-    """Returns the password of a user, derived from the bus's secret, so that all processes with it agree."""
+    """Returns the password of a user, derived from the bus's secret: all processes with the secret know it."""
     digest = hmac.digest(secret, f"bus user {user}".encode(), hashlib.sha256)
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 

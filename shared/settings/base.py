@@ -1,8 +1,8 @@
 """The base class of all settings. It makes each subclass a frozen dataclass, without generated methods.
 
 A class of settings has up to 200 fields, and a process defines about ten such classes before it can do anything. The
-methods that `@dataclass` generates for them would have to be compiled at each start, 100 ms of CPU time in all
-processes of a server. The methods here read the fields when they are called.
+methods that `@dataclass` generates for them would have to be compiled at each start, which takes 100 ms of CPU time
+in all processes of a server together. The methods here read the fields when they are called.
 """
 
 from dataclasses import FrozenInstanceError, dataclass

@@ -29,7 +29,7 @@ class Other:
     names: tuple[str, ...]
     takes: Takes
     because: str
-    """The sentence without its beginning, which is the option's name."""
+    """The notice or refusal as a sentence without its subject, the option's name."""
     refused: bool
     asks_nothing: tuple[str, ...] = ()
 
@@ -180,7 +180,7 @@ BY_NAME: Mapping[str, Other] = {name: other for other in OPTIONS for name in oth
 class Taken:
     """A command line without the listed options.
 
-    `told` maps each accepted option, with its values, to its notice; `refused` each refused option to the reason.
+    `told` maps each accepted option, with its values, to its notice; `refused` maps each refused option to the reason.
     """
 
     words: list[str]

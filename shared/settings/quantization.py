@@ -13,7 +13,8 @@ from typing import Any, Literal, cast
 from shared.flags import SettingsError
 
 SMOOTHQUANT_FILE = "smoothq_model-8bit-auto.safetensors"
-"""File with all weights of a model in 8 bits, for products with 8-bit activations. If it exists, no other is needed."""
+"""File with all weights of a model in 8 bits, for matrix products with 8-bit activations. It replaces all other files
+of weights."""
 NAMES = (
     "none",
     "None",
@@ -43,12 +44,14 @@ _MAKE_IT = "make it: antiphon quantize -quant_type"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The quantized products that the device supports."""
+    """Which matrix products with quantized weights a device supports."""
 
     name: str
     """Name of the device in messages, such as `a CPU`."""
     multiplies_quantized: bool = True
-    """Whether quantized weights make it faster or are at least supported natively; if not, `auto` is off."""
+    """Whether the device multiplies quantized weights natively. If not, `--quantization auto` quantizes no plain
+    weights.
+    """
     multiplies_fp8: bool = False
 
 

@@ -30,9 +30,9 @@ class TextFacts:
     """Data about the tokenizer from files other than `tokenizer.json`.
 
     `named_tokens`: the texts of `bos_token`, `eos_token` etc. by name, for use in chat templates. `chat_template`: the
-    template's text, or None if there is no template. `conv_template`: its name, if it is one of the named ones.
-    `end_token_ids`: tokens that end an answer in this template, beside the model's own end tokens. `tool_template`: the
-    template for requests with tools, if the tokenizer has another one for them.
+    template's text, or None if there is no template. `conv_template`: the template's name, if it is a named
+    conversation template. `end_token_ids`: tokens that end an answer in this template, beside the model's own end
+    tokens. `tool_template`: the template for requests with tools, if the tokenizer has another one for them.
     """
 
     named_tokens: dict[str, str]
@@ -93,7 +93,7 @@ class Codec(Protocol):
         ...
 
     def has_token(self, token_id: int, text: str) -> bool:
-        """Whether the vocabulary has this id for the token `text`, as far as the vocabulary gives token texts."""
+        """Whether the vocabulary has this id, with the token text `text` if the vocabulary gives token texts."""
         ...
 
     def token_text(self, token_id: int) -> str:
@@ -151,7 +151,7 @@ class TextCodec:
         self._anchor_chars = len(self.decode(self._anchor))
 
     def encode(self, texts: Sequence[str], *, add_special_tokens: bool, keep: int = 0) -> list[list[int]]:
-        """See Codec. The `tokenizers` library releases the interpreter lock meanwhile."""
+        """See Codec. The `tokenizers` library releases the interpreter lock while it encodes."""
         if keep and isinstance(self._tokenizer, Tokenizer):
             return encode_first(self._tokenizer, texts, keep, add_special_tokens=add_special_tokens)
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
@@ -196,7 +196,7 @@ class TextCodec:
         return self._tokenizer.id_to_token(token_id) is not None
 
     def has_token(self, token_id: int, text: str) -> bool:
-        """See Codec. An adapter gives '' for every id that it knows."""
+        """See Codec. A `TokenizerAdapter` gives '' as the text of every id that it knows, which counts as equal."""
         return self._tokenizer.id_to_token(token_id) in (text, "")
 
     def token_text(self, token_id: int) -> str:

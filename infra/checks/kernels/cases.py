@@ -125,7 +125,7 @@ LATENTS = {
 
 
 def latent_attention(a: Latents) -> Callable[[], None]:
-    """Returns a case with what is between the projections of latent attention, without products."""
+    """Returns a case with the kernels that run between the projections of latent attention, without matrix products."""
     rank, turning = 512, 64
 
     def start() -> None:

@@ -115,7 +115,7 @@ def tool_answer(rng: Random, split: Split) -> Sample:
     return Sample(messages, answer, asked.key, Expect("has_all", values), tools=offered(rng, asked))
 
 
-#: Tasks whose questions a tool of these groups could answer.
+#: Tasks with whose questions no tool of a known subject is offered, because such a tool could answer them.
 _COULD_CLASH = ("unknown", "gibberish", "not told")
 _SUMS = ("add", "subtract", "multiply", "divide", "too large", "word problem", "go on calculating", "compare")
 

@@ -108,7 +108,7 @@ def _common(fields: _Fields) -> Config:
 
 
 def _dtype(model: GgufModel) -> str:
-    """Returns the data type of the matrices if all are plain and of the same type."""
+    """Returns the data type of the matrices if all are plain and of the same type; otherwise a 16-bit type."""
     types = {tensor.type for tensor in model.tensors.values() if len(tensor.shape) > 1}
     if model.architecture.startswith("gemma") and types - {"F32"}:
         return "bfloat16"  # its residual stream exceeds the range of float16
@@ -128,7 +128,7 @@ def _positions(fields: _Fields, head_dim: int, context: int) -> Config:
 def _scaling(fields: _Fields, context: int, pairs: int) -> Config:
     """Returns the scaling of positions; {} without one.
 
-    Llama 3's scaling and longrope are tensors of the file: a divisor for each pair of numbers.
+    The file has the scaling of Llama 3 and longrope as tensors, with a divisor for each rotated pair of numbers.
     """
     divisors = _divisors(fields.model, ("rope_freqs.weight", "rope_factors_short.weight"), pairs)
     original = fields.integer("rope.scaling.original_context_length", context)
@@ -137,7 +137,7 @@ def _scaling(fields: _Fields, context: int, pairs: int) -> Config:
         if fields.has("rope.scaling.attn_factor"):
             factor = {"attention_factor": fields.number("rope.scaling.attn_factor")}
         longest = _divisors(fields.model, ("rope_factors_long.weight",), pairs)
-        # Beyond the original context longrope has other divisors. Those of Llama 3 are for the whole context.
+        # longrope has other divisors for positions beyond the original context. Llama 3 has the same ones for all.
         limit = original if longest else context
         common = {"rope_type": "longrope", "original_max_position_embeddings": limit}
         return {**common, "short_factor": divisors, "long_factor": longest or divisors, **factor}

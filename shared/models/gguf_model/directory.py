@@ -33,9 +33,10 @@ _MADE = ".made-from-gguf"
 
 
 def gguf_file(directory: Path) -> Path | None:
-    """Returns the GGUF file of a directory that has no other weights; None if there is none or it was converted.
+    """Returns the GGUF file of a directory that has no other weights.
 
-    Of several files, the first. Raises SettingsError if there are several models.
+    If a model is stored in several files, returns the first one. Returns None if there is no GGUF file, or if the
+    directory was itself made from one. Raises SettingsError if there are several models.
     """
     files = sorted(path for path in directory.glob(f"*{SUFFIX}") if path.is_file())
     if (

@@ -34,7 +34,7 @@ class Splitting:
     whole_words: bool = False
     """Whether a part that is itself a token becomes that token, regardless of merges."""
     begins: bool = False
-    """Whether prompts begin with the begin-of-sequence token if the file does not say so."""
+    """Whether prompts begin with the begin-of-sequence token if the file does not say whether they do."""
 
     def pre_tokenizer(self) -> dict[str, Any]:
         """Returns the `pre_tokenizer` of tokenizer.json."""

@@ -1,8 +1,8 @@
 """Compiles grammars for structured output with the llguidance library: to a matcher that masks tokens.
 
-Compilation is lazy: the library builds its automata while masks are computed. Time and memory of both are bounded by
-`parser_limits`, so a hostile grammar ends with an error of its own sequence. Tokenizers check grammars in a process
-that may be killed (`services/tokenizer/grammar_worker.py`); engines use them (`services/engine/sampling/grammar.py`).
+Compilation is lazy: the library builds its automata while masks are computed. `parser_limits` bounds time and memory of
+both, so a hostile grammar causes an error in its own sequence only. Tokenizers check grammars in a process that may be
+killed (`services/tokenizer/grammar_worker.py`); engines use them (`services/engine/sampling/grammar.py`).
 """
 
 import json

@@ -3,8 +3,8 @@
 The free text is a regular expression that matches everything. A lazy lexeme of text and a marker ends at the first
 marker, so a marker in free text is always followed by its part. If a mark is a special token of the vocabulary, it
 may be written as this token or spelled in other tokens; both begin the part. All other special tokens may stand in the
-free text, but not after the beginning of a mark: detokenizers skip special tokens, so the pieces of a mark on both of
-their sides would become one mark.
+free text, but not inside a mark: detokenizers skip special tokens, so the pieces of a mark before and after a special
+token would become one mark.
 """
 
 import json
@@ -17,8 +17,8 @@ from shared.parameters.tagged_text import Chain, Choice, Json, Literal, Name, Pi
 SPACE = r"[ \n\t\r]{0,20}"
 """Whitespace between the pieces of a part. Bounded, so that a model cannot write endless whitespace."""
 DENSE = "[ \\n]?"
-"""Whitespace in the JSON of an output that is a call from its first token on, as models write it in calls. With more, a
-small model that was not asked for what the tool does may fill its output with whitespace."""
+"""Whitespace in JSON if the whole output must be a call, without free text: as much as models write in calls. If more
+were allowed, a small model that must call a tool which does not fit the request may fill its output with whitespace."""
 _ANY = r"(.|\n)"
 _BLANK = r"[\s\x1c-\x1f]"
 """Whitespace of Python's regular expressions, which parsers skip before a part."""

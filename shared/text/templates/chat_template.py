@@ -21,7 +21,7 @@ _CUT = "\ue000end of the final message\ue001"
 """Marks the end of a message that is to be continued. The characters are from Unicode's private use area."""
 
 _KINDS_OF_CONTENT = ("string", "iterable", "sequence", "mapping")
-"""Jinja's tests with which a template asks what it was given."""
+"""Jinja's tests with which a template finds out whether the content of a message is a text or a list of parts."""
 
 
 class TemplateFailedError(Exception):
