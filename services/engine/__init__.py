@@ -1,1 +1,1 @@
-"""The engine service: scheduler core (`core`), step loop (`loop`), model (`worker`, `models`), bus actor (`actor`)."""
+"""The engine service: scheduler core (`core`), step loop (`steps`), model (`worker`, `models`), bus actor (`actor`)."""

@@ -520,8 +520,7 @@ class EngineActor(Actor):
             await self._send(self._host.subjects.steps(self._host.id), make, parts)
 
     async def _send(self, subject: str, make: Callable[[Sequence[T]], Message], items: Sequence[T]) -> None:
-        # A message that cannot be sent is dropped, like a message lost on the bus: the sender repeats the exchange
-        # later.
+        # A message that cannot be sent is dropped, like a message lost on the bus, and its receiver asks again.
         try:
             await tell_in_parts(self.transport, subject, make, items)
         except ServiceError as error:

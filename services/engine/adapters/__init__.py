@@ -5,4 +5,5 @@ peft_files     reads an adapter directory and maps its tensors on the decoder's 
 library        the adapters known to this engine, by version; caches them in memory
 shards         the part of an adapter that one of several ranks has
 torch_layers   the LoRA products in torch operations, added to the model's own matrix products
+triton_layers  the same in Triton kernels
 """

@@ -135,7 +135,7 @@ class Core:
         self.scheduler.add(sequence)
 
     def fork(self, source_id: str, spec: SequenceSpec) -> None:
-        """Queues a sequence that has a prefix in common with a live one (the source), for a further choice or a beam.
+        """Queues a sequence that has a prefix in common with a live one (the source), for a further choice.
 
         If the source is running when the new sequence joins, the new one reuses the source's KV of the common prefix
         (see `reuse`): full blocks are shared, a partly filled last block is copied. Otherwise the new sequence is an
@@ -176,7 +176,7 @@ class Core:
         """Plans the next step. The plan is empty if there is nothing to compute; an empty plan must not be run.
 
         `now_s` is the caller's clock in seconds, 0 if there is none. It is used for the scheduler delay (`delay`), for
-        gathering batches (`batching`) and for deciding whether to draft tokens (`speculation`).
+        gathering batches (`batching`), for the idle lane and for deciding whether to draft tokens (`speculation`).
 
         Every plan that is not empty must be run and applied, in order. The next step may be planned before the earlier
         plans are applied. It then leaves out sequences with draft tokens in flight, because the tokens after the drafts

@@ -126,7 +126,7 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class DecoderDescription:
-    """A pre-norm decoder: each layer has attention and an MLP, each with a residual connection."""
+    """A decoder: each layer has attention and an MLP, each with a residual connection (`ResidualKind`)."""
 
     family: str
     vocab_size: int

@@ -80,18 +80,18 @@ class Names:
 
     router: str = "mlp.gate"
     correction: str = "mlp.gate.e_score_correction_bias"
-    """The full name, not relative to a layer."""
+    """Relative to a layer, like the others, but without `.weight` appended."""
     correction_in_row: bool = False
     """Whether the checkpoint stores the corrections as [1, experts]."""
     expert_up: tuple[str, str] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     expert_down: str = "mlp.experts.{}.down_proj"
     stacked_up: str = ""
-    """Full name of one tensor [experts, hidden, 2m] with alternating gates and ups; with the suffix `_bias`, that of
+    """Name of one tensor [experts, hidden, 2m] with alternating gates and ups; with the suffix `_bias`, that of
     the biases. Used with `stacked_down`, in place of `expert_up` and `expert_down`.
     """
     stacked_down: str = ""
     sinks: str = "self_attn.sinks"
-    """The full name, not relative to a layer."""
+    """Without `.weight` appended."""
     shared_up: tuple[str, str] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
     shared_down: str = "mlp.shared_expert.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"

@@ -19,7 +19,8 @@ LEAD_S, LEAD_SHARE = 0.002, 0.1
 READY_S = 0.0002
 """If collect() returns within this many seconds, the step had already ended, so its measured time is an upper bound."""
 TOO_LONG = 0.5
-"""If a step had ended before collect() was called, its time is taken as this factor times the expected time."""
+"""If a step had ended before collect() was called, its time is taken as at most this factor times the expected time.
+"""
 FORGETS = 0.9
 """Factor by which the remembered longest planning time shrinks at each new plan."""
 

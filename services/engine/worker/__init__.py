@@ -1,4 +1,4 @@
 """The worker runs step plans on a device.
 
-In the engine, only the worker and `models`, `kernels`, `triton`, `cpu` use torch.
+The core and the step loop do not use torch; the worker and the packages below it do.
 """

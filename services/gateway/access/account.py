@@ -96,7 +96,7 @@ def exchange(
     """Puts `returned` back into the buckets, takes `need` and a share for later requests; returns account and grant.
 
     `running`: number of the gateway's requests in progress, not counting the new one. `need` is None if there is no new
-    request. A need above the size of a bucket is granted if the bucket is full.
+    request; if not None, it is at most the size of the buckets, as `KeyQuota.admit` ensures.
     """
     account = refilled(account, key, now)
     level = Amounts(account.requests, account.tokens) + returned

@@ -318,7 +318,7 @@ def client_of(call: Call) -> Client:
 def _idle_s(request: GenerationRequest, call: Call) -> float:
     """Returns the time for which a request runs in the idle lane, set by its batch, its service tier or a header.
 
-    A request with a timeout stays in the idle lane for at most half of the timeout.
+    A request with a timeout that is not from a batch stays in the idle lane for at most half of the timeout.
     """
     if call.in_batch:
         return call.idle_s

@@ -2,7 +2,7 @@
 
 A key sees its own requests. A key with the scope `admin` sees those of all keys, in the list only if it asks for them
 (`all=true`). Requests of all gateways are found: see `record.directory`. The answers have no prompts and no texts,
-because the record has none.
+also if the record has them.
 """
 
 from typing import Any

@@ -91,7 +91,7 @@ class FileWriter:
             committed.replace(self.path)
 
     async def write(self, data: bytes) -> None:
-        """Appends data. Raises ServiceError('request_too_large') if the file or all files become too large."""
+        """Appends data. Raises ServiceError('request_too_large') if the file becomes too large."""
         self.num_bytes += len(data)
         if self.num_bytes > self._max_bytes:
             message = f"The file is larger than {self._max_bytes} bytes."

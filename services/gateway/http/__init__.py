@@ -3,6 +3,7 @@
 | module          | what it does                                                   |
 |-----------------|----------------------------------------------------------------|
 | `server`        | uvicorn, its settings and its listening socket                 |
+| `connection`    | bounds the request line and headers in size and time           |
 | `waiting`       | accepts connections that wait at other gateways' sockets       |
 | `edge`          | middleware around every request: key, id, metrics, path prefix |
 | `auth`          | checks API keys                                                |

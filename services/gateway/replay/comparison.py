@@ -16,7 +16,7 @@ async def replay(
 
     For the first position at which a sequence differs, the answer has both tokens with their texts and log
     probabilities. To get these log probabilities, a further request computes one token after the recorded tokens before
-    that position, on the same engine.
+    that position. It runs on the engine `engine` if this is given.
     """
     tokens = await _tokens(backend, whole(content, card, request_id, engine), len(content.sequences))
     sequences: list[dict[str, Any]] = []

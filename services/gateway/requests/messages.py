@@ -22,7 +22,7 @@ PROMPT_TAIL_BYTES = TOKEN_BYTES * limits.PROMPT_TAIL_TOKENS
 class Prompt:
     """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain of hashes of its full blocks.
 
-    `end_token_ids` end its outputs in addition to the end tokens of the request. `tail`: the last characters of a
+    `end_token_ids` end its outputs in addition to the model's own end tokens. `tail`: the last characters of a
     rendered conversation; empty for other prompts.
     """
 

@@ -333,7 +333,7 @@ class Router:
 
 
 def _newcomers_max(engine: Heartbeat) -> int:
-    """Returns the number of clients with sequences at an engine below which a further client needs no credit."""
+    """Returns the number of clients with sequences at an engine up to which a further client needs no credit."""
     return max(1, _engine_status(engine).max_num_seqs // SHARE)
 
 

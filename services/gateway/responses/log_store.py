@@ -21,7 +21,7 @@ _DECODER = msgspec.msgpack.Decoder(StoredResponse)
 
 
 class LogResponseStore:
-    """Implements `store.ResponseStore` on a durable log, with the same eviction as `MemoryResponseStore`.
+    """Implements `store.ResponseStore` on a durable log, which is limited by age and size.
 
     If a response cannot be stored, this is only logged, because its client has received it. Other methods raise
     ServiceError('bus_unavailable') if the log does not answer.

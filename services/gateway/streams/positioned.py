@@ -15,7 +15,7 @@ Take = Callable[[SequenceUpdate], tuple[Choice, str]]
 
 
 class PositionedEvents:
-    """The events of one stream. Implements `serving.StreamEvents` with an encoder's methods.
+    """The events of one stream, which an encoder makes.
 
     Each event of a choice is encoded separately; its id has the position of every choice. The tokens of output that
     gives no event yet, such as the beginning of a tag, belong to the next event. If events have numbers, ids contain

@@ -73,7 +73,7 @@ class BlockPool:
         return self._refs[block] == 0
 
     def ref_count(self, block: int) -> int:
-        """Returns the number of block tables that hold the block."""
+        """Returns the number of block tables and transfers that hold the block."""
         return self._refs[block]
 
     def hash_of(self, block: int) -> bytes | None:

@@ -29,7 +29,7 @@ class ServiceRate:
             self._first = now
 
     def per_second(self, now: float) -> float:
-        """Returns the rate; 0 if no sequence has ended for KNOWN_S."""
+        """Returns the rate; 0 before the first sequence has ended."""
         if self._first is None:
             return 0.0
         self._decay(now)
