@@ -1,4 +1,4 @@
-"""`antiphon quantize`: writes a smaller checkpoint of a model, with the options of the source's tool.
+"""`antiphon quantize`: writes a smaller checkpoint of a model, with the options that the specification names.
 
 Option names have one dash and may have several letters, so the parser accepts no abbreviations: `-tp` is not `-t p`.
 The work is done in `services/engine/quantizer`, which is imported when it starts.

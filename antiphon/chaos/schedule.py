@@ -22,7 +22,7 @@ SPREAD = (0.4, 1.6)
 FREEZE_S = (0.2, 8.0)
 """Bounds of the duration of a freeze, seconds; its logarithm is uniform, so that it is often shorter than a lease."""
 KILLS_MAX, KILL_WINDOW_S = 14, 600.0
-"""Most kills and stops of one process in a window of this many seconds: the launcher gives it up at 20 crashes."""
+"""Most kills and stops of one process in a window of this many seconds: the launcher gives it up after 20 crashes."""
 QUIET_KILL_S = 12.0
 """Least time between two kills or stops of one process, seconds: so that the second one hits a process that has
 recovered.

@@ -1,1 +1,1 @@
-"""Commands that show a running system in the terminal: `antiphon tap`, `antiphon top` and `antiphon trace`."""
+"""Commands that show a running system in the terminal: `antiphon tap`, `top`, `trace` and `watch`."""

@@ -27,8 +27,9 @@ class EngineHistograms(Part, frozen=True, array_like=True, kw_only=True):
 class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     """The engine's model, capacity and load, by which gateways place sequences, and its counters.
 
-    The fields from `step` to `accepted_tokens`, and those from `kv_loads` on, are counters since the start of the
-    engine. `cached_tokens` counts prompt tokens that were not computed.
+    The fields from `step` to `accepted_tokens`, those from `kv_loads` to `kv_saved_tokens`, `canary_runs` and
+    `idle_preemptions` are counters since the start of the engine. `cached_tokens` counts prompt tokens that were not
+    computed.
     """
 
     model: str
