@@ -6,7 +6,7 @@ without a head the result is a vector.
 
 On a backend that is batch invariant, a result must equal the golden value (the expected result, computed at start) to
 the last bit. On any other backend, log probabilities may differ by up to `TOLERANCE`, and a token may differ if the
-golden value has two candidates within that tolerance.
+golden value has two candidates within twice that tolerance.
 """
 
 import hashlib
