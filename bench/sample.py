@@ -24,9 +24,9 @@ class Sample:
     floor_s: float
     """Shortest time that the machine's limits, measured before and after this load, allow for the load."""
     sum_floor_s: float
-    """The same with the read bandwidth of a plain sum as the memory limit."""
+    """As `floor_s`, but with the read bandwidth of a plain sum as the memory limit."""
     own_floor_s: float
-    """The same with limits that were measured in short pauses of this load; see `bench.limits_of_machine.moments`."""
+    """As `floor_s`, but with limits measured in short pauses of this load; see `bench.limits_of_machine.moments`."""
     prompt_tokens: int
     output_tokens: int
     cpu: Cpu
@@ -53,16 +53,16 @@ class Sample:
 
     @property
     def sum_share(self) -> float:
-        """The share of the floor with the bandwidth of a plain sum. It can exceed 1."""
+        """`sum_floor_s` divided by the measured time. It can exceed 1."""
         return self.sum_floor_s / self.wall_s
 
     @property
     def own_share(self) -> float:
-        """The share of the floor with the limits measured during the load."""
+        """`own_floor_s` divided by the measured time."""
         return self.own_floor_s / self.wall_s
 
     def record(self) -> dict[str, Any]:
-        """Returns the sample as a record for a results file, with rates and shares."""
+        """Returns the record for a results file: all fields, tokens per second, and the shares of the three floors."""
         rates = {"output_tok_per_s": self.output_rate, "total_tok_per_s": self.total_rate}
         shares = {"share_of_floor": self.share, "share_of_sum_floor": self.sum_share}
         return rounded({**asdict(self), **rates, **shares, "share_of_own_floor": self.own_share})

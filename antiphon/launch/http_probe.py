@@ -1,4 +1,4 @@
-"""The launcher's HTTP client for single requests. It uses no library, so that the command starts fast."""
+"""The launcher's HTTP client for single requests. It imports no HTTP library, so that the launcher starts fast."""
 
 import asyncio
 import contextlib

@@ -188,7 +188,7 @@ class Engine:
         return self.loop.step()
 
     def counters(self) -> Counters:
-        """Returns totals since the start and the current load."""
+        """Returns the current load, and the engine's totals (tokens, preemptions and others) since its start."""
         return self.core.counters()
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Shadow traffic: copies of a share of the requests run on another version of the model, and their tokens are compared.
 
-A copy begins when its request has ended, with the same token ids, parameters and seed, so the expected output is known.
-Its output is sent to no client; it has no record and counts for no key. It runs on the engines of the other version and
-delays no request.
+A copy begins when its request has ended. It has the same token ids, parameters and seed, so the expected output is
+known. Its output is sent to no client; it has no record and counts for no API key. It runs on the engines of the other
+version and delays no request.
 """
 
 import asyncio
@@ -59,10 +59,10 @@ class ShadowTraffic:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def ended(self, actor: RequestActor) -> None:
-        """Starts a copy of an ended request, if the request belongs to the copied share.
+        """Runs a copy of an ended request on the shadow version, if the request is in the share that is to be copied.
 
-        Beam searches, pooling requests, requests with adapters, and requests with images (whose files are gone) are not
-        copied.
+        Beam searches, pooling requests, requests with adapters, and requests with images (whose files are no longer
+        in memory) are not copied.
         """
         shadow = self._versions.shadows().get(actor.card.name)
         request = actor.request

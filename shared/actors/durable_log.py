@@ -39,10 +39,10 @@ class LogUnavailableError(Exception):
 
 
 class DurableLog(Protocol):
-    """A log, which `open` creates if it does not exist. All methods raise LogUnavailableError."""
+    """A log of messages. All methods raise LogUnavailableError."""
 
     async def open(self) -> None:
-        """Creates the log, or changes its limits. Must be called before the other methods."""
+        """Creates the log if it does not exist, otherwise sets its limits. Must be called before the other methods."""
         ...
 
     async def append(self, subject: str, payload: bytes, *, last: int | None = None) -> int | None:

@@ -16,9 +16,8 @@ AS_MANY_AS_FIT = -1
 def truncated(token_ids: S, keep: int, max_tokens: int, max_model_len: int) -> S:
     """Returns the last `keep` tokens of a prompt.
 
-    `keep` 0 means all, AS_MANY_AS_FIT as many as leave room for `max_tokens`.
-
-    `max_tokens` and `max_model_len` are as in `check_context`.
+    `keep` 0 means all tokens; AS_MANY_AS_FIT means as many as leave room for `max_tokens`. `max_tokens` and
+    `max_model_len` are as in `check_context`.
     """
     if keep == AS_MANY_AS_FIT and max_model_len > 0:
         keep = max(1, max_model_len - max(1, max_tokens))
@@ -28,8 +27,9 @@ def truncated(token_ids: S, keep: int, max_tokens: int, max_model_len: int) -> S
 def check_context(num_tokens: int, max_tokens: int, max_model_len: int, param: str, *, generates: bool = True) -> None:
     """Raises ServiceError('context_length_exceeded') if a prompt of `num_tokens` leaves no room for `max_tokens`.
 
-    `max_tokens` 0 means as many tokens as fit, at least one if the request `generates` output. `max_model_len` 0 means
-    no check. `param` is the name of the request's field that holds the prompt.
+    `max_tokens` 0 means as many tokens as fit, but there must be room for at least one. If the request does not
+    generate output (`generates`), only the prompt must fit. `max_model_len` 0 means no check. `param` is the name of
+    the request's field that holds the prompt.
     """
     wanted = max(1, max_tokens) if generates else 0
     if max_model_len <= 0 or num_tokens + wanted <= max_model_len:

@@ -21,10 +21,10 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 
 class NamedPart(ContentPart, kw_only=True):
-    """A picture in a request of another API than chat completions, as a part of the type `image_url`.
+    """A part of the type `image_url` that is made from a picture of another API's request.
 
-    Errors name the picture as it is named in that API. `path`: path of the part in the request; `field`: name of the
-    part's member with the picture, "" if the part itself is the picture.
+    Errors name the picture as that API does. `path`: path of the part in the request; `field`: path of the member that
+    has the picture, within the part; "" if the part itself is the picture.
     """
 
     type: str = "image_url"

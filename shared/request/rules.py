@@ -67,8 +67,8 @@ def choice_params(params: SamplingParams, choice: int, room: int) -> SamplingPar
     """Returns the parameters of one choice, with its own seed and with `room` as `max_tokens` if that is 0 (not given).
 
     `room` is the number of tokens that fit after the prompt. The first choice has the request's seed, so the first
-    choice is the same whether the request asks for one choice or for several. The choices of a beam search differ in
-    their rank instead. Only the first choice reports the log probabilities of the prompt.
+    choice is the same whether the request asks for one choice or for several. The choices of a beam search differ
+    in `beam.rank` and not in the seed. Only the first choice reports the log probabilities of the prompt.
     """
     max_tokens = params.max_tokens or room
     if choice > 0:

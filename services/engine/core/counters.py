@@ -38,7 +38,7 @@ class Tally:
     kv_loads: int = 0
     """Number of KV transfers from other engines whose end a sequence waited for."""
     kv_failed_loads: int = 0
-    """Transfers that delivered only a part of the requested KV, or for which there was no room."""
+    """Number of transfers that delivered only a part of the requested KV, or for which there was no room."""
     kv_loaded_tokens: int = 0
     kv_saved_tokens: int = 0
     """Tokens whose KV was sent to other engines."""

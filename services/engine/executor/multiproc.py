@@ -115,7 +115,7 @@ class MultiprocExecutor:
         self._local.launch(plan)
 
     def collect(self) -> StepResult:
-        """See Executor. Raises RankFailed if a rank has ended or its result differs."""
+        """See Executor. Raises RankFailed if a rank has ended, or its result differs from the first rank's."""
         self._send(Collect())
         result = self._local.collect()
         digest = digest_of(result)

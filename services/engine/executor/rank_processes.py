@@ -23,7 +23,7 @@ _ENDED = select.POLLHUP | select.POLLERR | select.POLLRDHUP | select.POLLNVAL
 
 
 class RankFailed(RuntimeError):
-    """Raised if a rank has ended or its result differs. The engine must end."""
+    """Raised if a rank has ended, or its result differs from the first rank's. The engine must end."""
 
 
 class Rank(Protocol):
@@ -32,7 +32,7 @@ class Rank(Protocol):
     number: int
     channel: Channel
     blocks: socket.socket | None
-    """Connection for reading and writing its KV (`rank_memory`); None if it is on another machine."""
+    """Connection for reading and writing the rank's KV (`rank_memory`); None if the rank is on another machine."""
 
     def ended(self) -> str:
         """Returns a sentence that says that this rank has ended, and how if that is known."""
@@ -113,7 +113,7 @@ class JoinedRank:
 
 
 class RankWatch:
-    """Calls `on_end` with a sentence, once and on a separate thread, when a rank has ended."""
+    """Calls `on_end` with the sentence of `Rank.ended`, once and on a separate thread, when a rank has ended."""
 
     def __init__(self, ranks: Sequence[Rank], on_end: Callable[[str], None]) -> None:
         self._ranks = {rank.channel.socket.fileno(): rank for rank in ranks}

@@ -1,7 +1,7 @@
 """The tensors of a quantized matrix in the file formats, and the `quantization_config` of config.json.
 
 The layouts are those of compressed-tensors (8 bits), AutoAWQ and GPTQ; `services/engine/quantization/formats` documents
-and reads them. Called by the algorithms and by `run`.
+and reads them. Called by the module `run` of this package.
 """
 
 import re
@@ -28,7 +28,7 @@ def stored(algorithm: Algorithm, module: str, matrix: Rounded) -> dict[str, Tens
 
 
 def quantization_config(algorithm: Algorithm, plan: Plan, *, activation_order: bool = False) -> dict[str, Any]:
-    """Returns the object by which loaders recognise the layout. `activation_order`: of gptq."""
+    """Returns the object by which loaders recognise the layout. `activation_order`: the option of gptq."""
     if algorithm == "awq":
         return {
             "quant_method": "awq",

@@ -1,12 +1,12 @@
 """Small kernels that combine the host's inputs with state kept on the device: sampled tokens and block tables.
 
-    known_ids       ids[i] = last[source_i] where source_i >= 0, else what the host sent
-    scatter_words   table[place_i] = word_i, the table flattened
+    known_ids       ids[i] = last[sources[i]] where sources[i] >= 0; elsewhere ids[i] keeps the id that the host sent
+    scatter_words   table.flatten()[places[i]] = words[i]: writes the changed entries of a table
 
-A sampled token stays on the device. The next step of its sequence reads the token from `last`, at the sequence's row,
-so the host need not have read the token yet.
+`last` has the last sampled token of each sequence, in the sequence's row. The next step of the sequence reads the token
+from there, so the step can start before the host has read the token.
 
-Reference: indexing, as the formulas are written.
+Reference: PyTorch's indexing, as in these formulas.
 """
 
 import triton

@@ -1,8 +1,9 @@
 """Converts the messages of Ollama's API to turns of a conversation. Pure.
 
-In this API, calls need no id, and a result may have only the name of its function, or neither. Chat templates need
-both. So calls get ids; a result without an id is assigned to the first call of its function that has no result yet. If
-the result does not name its function, it is assigned to the first call without a result.
+In this API, a tool call needs no id, and a tool result may have only the name of its function, or no name either. Chat
+templates need the id and the name. So calls get ids; a result without an id is assigned to the first call of its
+function that has no result yet. If the result does not name its function, it is assigned to the first call without a
+result.
 """
 
 from collections.abc import Sequence

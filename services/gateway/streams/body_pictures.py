@@ -50,7 +50,7 @@ class FetchedPicture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CutBody(msgspec.Struct, frozen=True):
-    """A body without its pictures, the places of these, the fetched pictures, and the files of both."""
+    """A body without its pictures, their places in it, the pictures fetched from URLs, and the files of both."""
 
     body: bytes
     pictures: tuple[BodyPicture, ...]
@@ -92,7 +92,7 @@ def whole_body(
     fetched: Sequence[FetchedPicture],
     files: Mapping[KeptPicture, bytes],
 ) -> WholeBody:
-    """Returns the body with its pictures. Those whose files are missing are empty."""
+    """Returns the body with its pictures. A picture whose file is missing becomes empty."""
     parts, end = list[bytes](), 0
     for mark in pictures:
         encoded = base64.b64encode(files.get(mark.picture, b""))
@@ -104,7 +104,7 @@ def whole_body(
 
 
 def _plain_in(body: bytes, files: Mapping[bytes, bytes]) -> _Found:
-    """Finds the files whose base64 has no escapes. `files`: by their base64."""
+    """Finds the places where the body has the base64 of a file, without escapes. `files`: by their base64."""
     found: _Found = []
     for encoded, file in files.items():
         start = 0
@@ -115,7 +115,7 @@ def _plain_in(body: bytes, files: Mapping[bytes, bytes]) -> _Found:
 
 
 def _escaped_in(body: bytes, files: Mapping[bytes, bytes]) -> _Found:
-    """Finds the files whose base64 has escapes. A character must be escaped in the same way throughout a file."""
+    """As `_plain_in`, but with escapes. A character must be escaped in the same way throughout a file."""
     if not files or not any(escape in body for _, *escapes in _SPELLINGS for escape in escapes):
         return []
     found: _Found = []

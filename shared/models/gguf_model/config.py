@@ -26,7 +26,7 @@ _GEMMA3_PATTERN = 6
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """The metadata of one architecture, whose names begin with its own."""
+    """The metadata of an architecture, whose keys begin with its name (`llama.context_length`); `short`: the rest."""
 
     model: GgufModel
 

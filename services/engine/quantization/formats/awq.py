@@ -32,7 +32,7 @@ class Awq:
 
     @staticmethod
     def of_config(settings: Mapping[str, Any]) -> "Awq":
-        """Returns the method with the values of a `quantization_config`. Raises ValueError for unsupported ones."""
+        """Returns the method that a `quantization_config` describes. Raises ValueError for unsupported values."""
         bits = int(settings.get("bits", settings.get("w_bit", BITS)))
         version = str(settings.get("version", "gemm")).lower()
         if bits != BITS:

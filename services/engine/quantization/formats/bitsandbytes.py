@@ -45,7 +45,7 @@ class BitsAndBytes:
 
     @staticmethod
     def of_config(settings: Mapping[str, Any]) -> "BitsAndBytes":
-        """Returns the method with the values of a `quantization_config`. Raises ValueError for unsupported ones."""
+        """Returns the method that a `quantization_config` describes. Raises ValueError for unsupported values."""
         storage = str(settings.get("bnb_4bit_quant_storage") or "uint8")
         if storage != "uint8":
             raise ValueError(f"bnb_4bit_quant_storage {storage}; uint8 is")

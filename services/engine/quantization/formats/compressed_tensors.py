@@ -41,7 +41,7 @@ class CompressedTensors:
 
     @staticmethod
     def of_config(settings: Mapping[str, Any]) -> "CompressedTensors":
-        """Returns the method with the values of a `quantization_config`. Raises ValueError for unsupported ones."""
+        """Returns the method that a `quantization_config` describes. Raises ValueError for unsupported values."""
         groups = list(settings["config_groups"].values())
         found = [CompressedTensors._of_group(group) for group in groups]
         if not found or any(method != found[0] for method in found):

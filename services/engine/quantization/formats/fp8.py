@@ -29,7 +29,7 @@ class Fp8:
 
     @staticmethod
     def of_config(settings: Mapping[str, Any]) -> "Fp8":
-        """Returns the method with the values of a `quantization_config`."""
+        """Returns the method that a `quantization_config` describes."""
         block = settings.get("weight_block_size")
         return Fp8(None if block is None else (int(block[0]), int(block[1])))
 

@@ -35,7 +35,7 @@ class Gptq:
 
     @staticmethod
     def of_config(settings: Mapping[str, Any]) -> "Gptq":
-        """Returns the method with the values of a `quantization_config`. Raises ValueError for unsupported ones."""
+        """Returns the method that a `quantization_config` describes. Raises ValueError for unsupported values."""
         bits, group_size = int(settings["bits"]), int(settings.get("group_size", -1))
         if bits not in _BITS:
             raise ValueError(f"bits {bits}; weights of {', '.join(map(str, _BITS))} bits are")

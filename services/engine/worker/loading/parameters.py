@@ -123,7 +123,7 @@ class ParameterReader:
         return part
 
     def plain_matrix(self, name: str) -> Tensor:
-        """Returns the weight of a linear layer like `matrix`, always dequantized, and never mapped."""
+        """Like `matrix`, but always returns a plain tensor: dequantized, and never the file's mapped pages."""
         weight = self._checkpoint.read(self._parameters[self._global(f"{name}.weight")], self._dtype, self._device)
         part = sharded(within_layer(name), weight, self._description, self.shard)
         assert isinstance(part, Tensor)

@@ -1,4 +1,4 @@
-"""Scores and labels from vectors, and the bodies of the answers. Pure.
+"""Computes scores and labels from vectors, and the bodies of the responses of the pooling routes. Pure.
 
 Functions that work on many vectors are generators that yield after each vector, so that the caller can let other
 requests run in between.
@@ -82,7 +82,7 @@ def ranking(
 
 
 def head(prefix: Prefix, request_id: str, created: int, model: str) -> dict[str, Any]:
-    """Returns the members that all answers begin with."""
+    """Returns the JSON members that every response of the pooling routes begins with."""
     return {"id": f"{prefix}-{request_id}", "created": created, "model": model}
 
 
