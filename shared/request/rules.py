@@ -68,7 +68,8 @@ def choice_params(params: SamplingParams, choice: int, room: int) -> SamplingPar
 
     `room` is the number of tokens that fit after the prompt. The first choice has the request's seed, so the first
     choice is the same whether the request asks for one choice or for several. The choices of a beam search differ
-    in `beam.rank` and not in the seed. Only the first choice reports the log probabilities of the prompt.
+    in `beam.rank` (0: the best hypothesis) and not in the seed. Only the first choice reports the log probabilities of
+    the prompt.
     """
     max_tokens = params.max_tokens or room
     if choice > 0:

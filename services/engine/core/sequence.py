@@ -213,7 +213,7 @@ class Sequence:
 
     @property
     def num_prompt_logprobs_to_schedule(self) -> int:
-        """Number of unscheduled prompt tokens for whose next token log probabilities are to be reported."""
+        """Number of unscheduled prompt tokens whose following token's log probabilities are to be reported."""
         if self.has_prompt_logprobs:
             return 0
         return max(0, self.num_prompt_tokens - 1 - self.num_scheduled_tokens)

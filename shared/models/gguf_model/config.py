@@ -26,7 +26,7 @@ _GEMMA3_PATTERN = 6
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """The metadata of an architecture, whose keys begin with its name (`llama.context_length`); `short`: the rest."""
+    """The metadata whose keys begin with the architecture's name (`llama.context_length`). `short`: the key's rest."""
 
     model: GgufModel
 
