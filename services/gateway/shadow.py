@@ -62,7 +62,7 @@ class ShadowTraffic:
         """Runs a copy of an ended request on the shadow version, if the request is in the share that is to be copied.
 
         Beam searches, pooling requests, requests with adapters, and requests with images (whose files are no longer
-        in memory) are not copied.
+        available) are not copied.
         """
         shadow = self._versions.shadows().get(actor.card.name)
         request = actor.request
