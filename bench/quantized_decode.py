@@ -40,6 +40,7 @@ def in_another_order(weight: Tensor, group_size: int) -> QuantizedWeight:
 ROUND: dict[str, Callable[[Tensor], QuantizedWeight] | None] = {
     "bfloat16": None,
     "int8": quantize_int8,
+    "int8, rows in 8 bits": partial(quantize_int8, kind="int8_dynamic"),
     "int4, groups of 128": partial(quantize_int4, group_size=128),
     "int4, groups of 128 in activation order": partial(in_another_order, group_size=128),
     "int4, groups of 32": partial(quantize_int4, group_size=32),

@@ -2,8 +2,8 @@
 
 Each system quantizes a plain model in the way that one command of its own offers: `--quantization ifq` (8 bits, a scale
 for each output) and `ifq_nf4` (4 bits, a scale for 64 weights) here, `llama-quantize` to Q8_0 and Q4_0 there (a scale
-for 32 weights). llama.cpp also quantizes the embedding and the output head, which this system keeps in bfloat16. Called
-by `peers`.
+for 32 weights). Both quantize the output head, this system to 8 bits; llama.cpp also quantizes the embedding. Called by
+`peers`.
 """
 
 import subprocess
