@@ -59,7 +59,7 @@ EQUAL: dict[str, dict[str, Any]] = {
     "adapter slots": {"enable_lora": True, "max_loras": 2},
 }
 CHANGED: dict[str, dict[str, Any]] = {
-    **{f"--quantization={name}": {"quantization": name} for name in ("ifq", "ifq_nf4", "fp8")},
+    **{f"--quantization={name}": {"quantization": name} for name in ("ifq", "ifq_w8a8", "ifq_nf4", "fp8")},
     "cache fp8": {"kv_cache_dtype": "fp8", "dtype": "bfloat16"},
     "bfloat16": {"dtype": "bfloat16"},
 }

@@ -20,6 +20,7 @@ NAMES = (
     "None",
     "auto",
     "ifq",
+    "ifq_w8a8",
     "ifq_nf4",
     "fp8",
     "weight_only_int8",
@@ -33,12 +34,18 @@ NAMES = (
     "gguf",
 )
 """The values of `--quantization`. `None` is the same as leaving it out; `none` means weights as stored."""
-OnlineMode = Literal["ifq", "ifq_nf4", "fp8"]
+OnlineMode = Literal["ifq", "ifq_w8a8", "ifq_nf4", "fp8"]
 Method = Literal["awq", "gptq", "compressed-tensors", "bitsandbytes", "fp8", "mxfp4", "gguf", "smoothquant"]
 METHODS: tuple[Method, ...] = ("awq", "gptq", "compressed-tensors", "bitsandbytes", "fp8", "mxfp4", "gguf")
 """The methods that `quantization_config` of a config.json may name; `gguf` stands for a file of that kind."""
 _SAME = {"gpt": "gptq", "smooth_quant": "smoothquant"}
-_ONLINE: dict[str, OnlineMode] = {"ifq": "ifq", "ifq_nf4": "ifq_nf4", "fp8": "fp8", "weight_only_int8": "ifq"}
+_ONLINE: dict[str, OnlineMode] = {
+    "ifq": "ifq",
+    "ifq_w8a8": "ifq_w8a8",
+    "ifq_nf4": "ifq_nf4",
+    "fp8": "fp8",
+    "weight_only_int8": "ifq",
+}
 _MAKE_IT = "make it: antiphon quantize -quant_type"
 
 
@@ -92,14 +99,14 @@ def choose(asked: str, model_dir: Path, config: Mapping[str, Any], device: Devic
     if asked == "fp8" and not device.multiplies_fp8:
         raise SettingsError(
             "--quantization: fp8 needs an NVIDIA GPU of compute capability 9.0 (Hopper) or newer; "
-            f"this machine computes on {device.name}; use ifq or ifq_nf4"
+            f"this machine computes on {device.name}; use ifq, ifq_w8a8 or ifq_nf4"
         )
     if asked in _ONLINE:
         return Quantization(online=_ONLINE[asked])
     made = f"; {_MAKE_IT} {asked}" if asked in ("awq", "gptq") else ""
     raise SettingsError(
         f"--quantization: {model_dir} is not a checkpoint prepared with {asked}: its config.json has no "
-        f"quantization_config{made}, or use ifq or ifq_nf4, which quantize while loading"
+        f"quantization_config{made}, or use ifq, ifq_w8a8 or ifq_nf4, which quantize while loading"
     )
 
 

@@ -252,6 +252,30 @@ def test_plain_weights_are_rounded_while_they_are_loaded(
     assert engine.generate(prompts) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2_moe"])
+def test_rows_are_rounded_too_if_this_is_asked_for(family: str, tmp_path: Path) -> None:
+    """The backends compute the same, and what the weights in 8 bits alone give is close."""
+    from services.engine.quantization.online import ROUNDED_COLUMNS_MAX, online_quantizer
+
+    quantize = online_quantizer("ifq_w8a8")
+    for name, columns, kind in (
+        ("o", 64, "int8_dynamic"), ("head", 64, "int8_dynamic"), ("down", ROUNDED_COLUMNS_MAX + 1, "int8"),
+    ):  # fmt: skip
+        rounded = quantize(name, torch.ones(2, columns))
+        assert isinstance(rounded, QuantizedWeight)
+        assert rounded.kind == kind
+    assert isinstance(quantize("norm", torch.ones(4, 4)), torch.Tensor)
+    model = make_model(tmp_path / "model", family, seed=5, dtype="float32")
+    prompts, limits = [make_prompt(length) for length in (5, 40)], CoreLimits(8, 24, enable_prefix_caching=False)
+    native, torch_operations, plain_rows = (
+        Engine(model, limits, backend, quantization=mode).log_probabilities(prompts, 1)
+        for backend, mode in (("native", "ifq_w8a8"), ("torch", "ifq_w8a8"), ("native", "ifq"))
+    )
+    for ours, others, close in zip(native, torch_operations, plain_rows, strict=True):
+        np.testing.assert_allclose(ours, others, atol=2e-2)
+        assert 0 < np.abs(np.asarray(ours) - np.asarray(close)).max() < 0.2
+
+
 @pytest.mark.parametrize("backend", ["torch", "native"])
 def test_a_head_that_is_the_embedding_is_rounded_beside_it(backend: str, tmp_path: Path) -> None:
     from services.engine.quantization.online import online_quantizer

@@ -19,8 +19,11 @@ QUANTIZED_MATRICES = frozenset(
 )
 """Names of matrices within a layer."""
 HEAD = "head"
+ROUNDED_COLUMNS_MAX = 2**16
+"""Most inputs of a product of 8-bit numbers: the sums are integers of 32 bits."""
 _ROUND: dict[OnlineMode, Callable[[Tensor], QuantizedWeight]] = {
     "ifq": lambda weight: quantize_int8(weight),
+    "ifq_w8a8": lambda weight: _with_rounded_rows(weight),
     "ifq_nf4": lambda weight: quantize_nf4(weight),
     "fp8": quantize_fp8,
 }
@@ -32,7 +35,12 @@ def online_quantizer(mode: OnlineMode) -> Quantize:
 
     def quantize(name: str, weight: Tensor) -> Tensor | QuantizedWeight:
         if name == HEAD and mode != "fp8":
-            return quantize_int8(weight)
+            return _with_rounded_rows(weight) if mode == "ifq_w8a8" else quantize_int8(weight)
         return rounded(weight) if name in QUANTIZED_MATRICES else weight
 
     return quantize
+
+
+def _with_rounded_rows(weight: Tensor) -> QuantizedWeight:
+    """Quantizes to 8 bits for products whose rows are rounded to 8 bits too, if their sums fit into 32 bits."""
+    return quantize_int8(weight, "int8_dynamic" if weight.shape[1] <= ROUNDED_COLUMNS_MAX else "int8")

@@ -48,7 +48,9 @@ def test_without_an_option_the_config_of_the_model_decides(asked: str, config: d
     assert result(asked, model, config) == config["quant_method"]
 
 
-@pytest.mark.parametrize(("asked", "online"), [("ifq", "ifq"), ("weight_only_int8", "ifq"), ("ifq_nf4", "ifq_nf4")])
+@pytest.mark.parametrize(
+    ("asked", "online"), [("ifq", "ifq"), ("weight_only_int8", "ifq"), ("ifq_w8a8", "ifq_w8a8"), ("ifq_nf4", "ifq_nf4")]
+)
 def test_plain_weights_are_rounded_while_loading(asked: str, online: str, model: Path) -> None:
     chosen = choose(asked, model, {}, CPU)
     assert (chosen.online, chosen.method) == (online, None)
@@ -86,7 +88,9 @@ def test_smoothquant_needs_its_file(asked: str, model: Path) -> None:
 
 
 @pytest.mark.spec("S-QNT-031")
-@pytest.mark.parametrize("asked", ["none", "ifq", "ifq_nf4", "fp8", "gptq", "gpt", "smoothquant", "bitsandbytes"])
+@pytest.mark.parametrize(
+    "asked", ["none", "ifq", "ifq_w8a8", "ifq_nf4", "fp8", "gptq", "gpt", "smoothquant", "bitsandbytes"]
+)
 def test_what_contradicts_a_prepared_model_is_refused_with_both_names(asked: str, model: Path) -> None:
     with pytest.raises(SettingsError) as refused:
         choose(asked, model, {"quantization_config": AWQ}, HOPPER)
