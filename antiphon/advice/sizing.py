@@ -208,7 +208,8 @@ def recommendation(settings: EngineSettings, directory: Path, card: Card | None)
         if changes.get("quantization") and not settings.quantization:
             found += ["  Without quantization it does not fit; it costs little quality (docs/quantization.md)."]
         elif not settings.quantization and fit.needs.form == "none":
-            found += ["  --quantization=ifq halves the weights: use it if memory is tight or speed matters."]
+            mode = "ifq" if card else "ifq_w8a8"
+            found += [f"  --quantization={mode} halves the weights: use it if memory is tight or speed matters."]
         return found
     return [
         f"The model does not fit into {where}, not with 4 bits per weight and a context of {USUAL_CONTEXT} tokens "
