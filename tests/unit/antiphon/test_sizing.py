@@ -98,6 +98,8 @@ def test_a_plan_has_sizes_cards_and_the_flags_that_make_the_model_fit(
     assert recommended(told) >= {"antiphon", "serve", str(directory), "--max-num-seqs=32", "--quantization=ifq"}
     assert "Without quantization it does not fit" in told
     assert main(["plan", str(directory), "--gpu=L20", "--max-num-seqs=32"]) == 0
+    assert "--quantization=ifq halves the weights: use it if memory is tight or speed" in capsys.readouterr().out
+    assert main(["plan", str(directory), "--memory-gb=64", "--max-num-seqs=32"]) == 0
     assert "--quantization=ifq_w8a8 halves the weights: use it if memory is tight or speed" in capsys.readouterr().out
     assert "adapters" not in told
     assert main(["plan", str(directory), "--gpu=L20", "--enable-lora", "--max-loras=64", "--max-lora-rank=32"]) == 0
