@@ -15,7 +15,6 @@ Called by the sampler.
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 HEAD_CANDIDATES = 256
 """Number of most likely tokens that are sorted, unless top-k needs more.
@@ -45,7 +44,7 @@ def relative_weights(logits: Tensor, temperature: Tensor) -> Tensor:
     """Returns unnormalised probabilities: 1 for the best token, 0 for NaN and below 2e-38. Temperatures are above 0."""
     scaled = (logits - logits.amax(dim=-1, keepdim=True)).div_(temperature[:, None])
     weights = scaled.clamp_(min=_LEAST_EXPONENT).exp_()
-    return functional.threshold_(weights, _LEAST_WEIGHT, 0.0).nan_to_num_(nan=0.0)
+    return torch.threshold_(weights, _LEAST_WEIGHT, 0.0).nan_to_num_(nan=0.0)
 
 
 def candidate_threshold(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
