@@ -80,9 +80,11 @@ def greatest_logits(mask: Mask, vocab_size: int) -> NDArray[np.float32]:
 
 @functools.cache
 def _of_byte() -> NDArray[np.float32]:
-    """Returns the greatest logits of eight tokens for each byte of a mask, [256, 8]."""
+    """Returns the greatest logits of eight tokens for each byte of a mask, [256, 8], read-only."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
-    return np.where(bits == 1, np.float32(np.inf), np.float32(-np.inf))
+    values = np.where(bits == 1, np.float32(np.inf), np.float32(-np.inf))
+    values.flags.writeable = False
+    return values
 
 
 def allowed_ids(mask: Mask, vocab_size: int) -> NDArray[np.int64]:
