@@ -262,7 +262,7 @@ class GatewayActor(Actor):
             return "The bus cannot be reached."
         return self._catalog.waiting_for()
 
-    def engines(self) -> list[Heartbeat]:
+    def engines(self) -> Sequence[Heartbeat]:
         """Returns the last heartbeat of each living engine, for metrics."""
         return self.members.alive("engine", self._now())
 

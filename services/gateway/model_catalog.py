@@ -5,6 +5,7 @@ of a service less than `QUEUE_WAIT_S` ago can still be used: its requests wait f
 actor.
 """
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -28,6 +29,10 @@ RETRY_AFTER_S = 1.0
 _NO_NAME = ("", "default")
 
 
+def _all(engines: Sequence[Heartbeat]) -> Sequence[Heartbeat]:
+    return engines
+
+
 class ModelCatalog:
     """The models of one gateway.
 
@@ -46,7 +51,7 @@ class ModelCatalog:
         required_engines: Sequence[str] = (),
         adapters: AdapterDirectory | None = None,
         versions: VersionDirectory | None = None,
-        trusted: Callable[[Sequence[Heartbeat]], list[Heartbeat]] = list,
+        trusted: Callable[[Sequence[Heartbeat]], Sequence[Heartbeat]] = _all,
     ) -> None:
         self._members = members
         self._trusted = trusted
@@ -57,6 +62,8 @@ class ModelCatalog:
         self._required = dict.fromkeys(required_engines)
         self._adapters = adapters
         self._ready_at: dict[tuple[str, str], float] = {}
+        self._forget_after = math.inf
+        """Lower bound of the time at which an entry of `_ready_at` is dropped."""
         self._last_engine: dict[str, Heartbeat] = {}
         """By model: the last heartbeat of a ready engine. Kept as long as the entry of `_ready_at`."""
         self._created: dict[str, int] = {}
@@ -64,9 +71,15 @@ class ModelCatalog:
         """Models that accept images and whose image service has been ready."""
         self._formats: dict[str, tuple[str, str]] = {}
         """By model: the formats of tool calls and reasoning that its tokenizer announced last."""
+        self._changes = 0
+        """Number of heartbeats observed and entries of `_ready_at` dropped."""
+        self._basis: tuple[object, ...] = ()
+        self._models: tuple[ModelCard, ...] = ()
+        """The last result of `models`, and all that it depends on."""
 
     def observe(self, beat: Heartbeat) -> None:
         """Records a heartbeat of a member of one of SERVICES, or of an image service."""
+        self._changes += 1
         if isinstance(beat.status, PoolStatus) and beat.state == "ready":
             self._formats[beat.status.model] = (beat.status.tool_format, beat.status.reasoning_format)
         if beat.state == "ready" and beat.service == VISION:
@@ -75,15 +88,29 @@ class ModelCatalog:
             if beat.service == "engine":
                 self._required.pop(beat.id, None)
                 self._last_engine[model_of(beat)] = beat
-            self._ready_at[beat.service, model_of(beat)] = self._now()
+            self._ready_at[beat.service, model_of(beat)] = now = self._now()
+            self._forget_after = min(self._forget_after, now + limits.QUEUE_WAIT_S)
 
     def cards(self) -> list[ModelCard]:
         """Returns everything that requests can name: the default model, the other models by name, then adapters."""
         models = self.models()
-        return models + [card for model in models for card in self._adapter_cards(model)]
+        return [*models, *(card for model in models for card in self._adapter_cards(model))]
 
-    def models(self) -> list[ModelCard]:
-        """Returns the models that can be used, without their adapters, in the order of `cards`."""
+    def models(self) -> tuple[ModelCard, ...]:
+        """Returns the models that can be used, without their adapters, in the order of `cards`.
+
+        Called for each request, so the cards are made again only if a heartbeat, a lease or the versions have changed.
+        """
+        now = self._now()
+        self._forget(now)
+        alive = [self._members.alive(service, now) for service in SERVICES]
+        trusted = self._trusted(self._members.alive("engine", now))
+        basis = (self._changes, *alive, trusted, None if self._versions is None else self._versions.states)
+        if basis != self._basis:
+            self._models, self._basis = tuple(self._usable_models()), basis
+        return self._models
+
+    def _usable_models(self) -> list[ModelCard]:
         usable = self._ready(recent=True)
         engines = self._engines()
         served = served_models(engines)
@@ -161,7 +188,7 @@ class ModelCatalog:
         """
         now = self._now()
         self._forget(now)
-        alive = {service: self._members.alive(service, now) for service in SERVICES}
+        alive: dict[str, Sequence[Heartbeat]] = {service: self._members.alive(service, now) for service in SERVICES}
         alive["engine"] = self._trusted(alive["engine"])
         ready = {
             service: {model_of(beat) for beat in members if beat.state == "ready"} for service, members in alive.items()
@@ -177,7 +204,11 @@ class ModelCatalog:
         return [*alive, *(engine for model, engine in self._last_engine.items() if model not in served)]
 
     def _forget(self, now: float) -> None:
+        if now <= self._forget_after:
+            return
         self._ready_at = {key: at for key, at in self._ready_at.items() if now - at <= limits.QUEUE_WAIT_S}
+        self._forget_after = min(self._ready_at.values(), default=math.inf) + limits.QUEUE_WAIT_S
+        self._changes += 1
         gone = [model for model in self._last_engine if ("engine", model) not in self._ready_at]
         for model in gone:
             del self._last_engine[model]
@@ -193,7 +224,7 @@ class ModelCatalog:
         """Returns the name that requests use for the model with this bus name; None for an inactive version."""
         return name if self._versions is None else self._versions.public(name)
 
-    def _refusal(self, wanted: str, cards: list[ModelCard]) -> ServiceError:
+    def _refusal(self, wanted: str, cards: Sequence[ModelCard]) -> ServiceError:
         known = self._known()
         if not wanted and len(known) == 1:
             wanted = self._public(known[0]) or ""

@@ -36,6 +36,15 @@ class _Member:
     heard_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Alive:
+    """The living members of a service from `since` to `until`, unless its heartbeats change. Monotonic seconds."""
+
+    members: tuple[Heartbeat, ...]
+    since: float
+    until: float
+
+
 @dataclass(slots=True)
 class Members:
     """The members whose heartbeats were received. All times are seconds of one monotonic clock.
@@ -48,6 +57,8 @@ class Members:
     _members: dict[tuple[str, str], _Member] = field(default_factory=dict[tuple[str, str], _Member])
     _replaced: dict[tuple[str, str], deque[str]] = field(default_factory=dict[tuple[str, str], deque[str]])
     _suspended_at: float | None = None
+    _alive: dict[str, _Alive] = field(default_factory=dict[str, _Alive])
+    """The last result of `alive` for each service; dropped when a member of the service or its lease changes."""
 
     def observe(self, heartbeat: Heartbeat, now: float) -> list[Heartbeat]:
         """Records a heartbeat. If it replaces another instance of the same service id, that instance is lost.
@@ -62,17 +73,31 @@ class Members:
         if known is not None and known.heartbeat.instance_id == heartbeat.instance_id:
             if heartbeat.sequence > known.heartbeat.sequence:
                 known.heartbeat, known.heard_at = heartbeat, now
+                self._alive.pop(heartbeat.service, None)
             return []
         self._members[key] = _Member(heartbeat, now)
+        self._alive.pop(heartbeat.service, None)
         if known is None:
             return []
         self._replaced.setdefault(key, deque(maxlen=REPLACED_INSTANCES_MAX)).append(known.heartbeat.instance_id)
         return [known.heartbeat]
 
-    def alive(self, service: str, now: float) -> list[Heartbeat]:
-        """Returns the latest heartbeat of each living member of a service, sorted by id; includes draining members."""
-        found = [m.heartbeat for (name, _), m in self._members.items() if name == service and self._lives(m, now)]
-        return sorted(found, key=lambda heartbeat: heartbeat.id)
+    def alive(self, service: str, now: float) -> tuple[Heartbeat, ...]:
+        """Returns the latest heartbeat of each living member of a service, sorted by id; includes draining members.
+
+        Returns the same object until a heartbeat of the service arrives or one of its members is lost.
+        """
+        known = self._alive.get(service)
+        if known is None or not known.since <= now < known.until:
+            known = self._alive[service] = self._find_alive(service, now)
+        return known.members
+
+    def _find_alive(self, service: str, now: float) -> _Alive:
+        found = [m for (name, _), m in self._members.items() if name == service and self._lives(m, now)]
+        until = math.inf
+        if self._suspended_at is None:
+            until = min((m.heard_at + self._lease_s(m) for m in found), default=math.inf)
+        return _Alive(tuple(sorted((m.heartbeat for m in found), key=lambda beat: beat.id)), now, until)
 
     def ages(self, now: float) -> list[tuple[Heartbeat, float]]:
         """Returns each living member's latest heartbeat and the seconds since it arrived, sorted by service and id."""
@@ -87,6 +112,8 @@ class Members:
     def expire(self, now: float) -> list[Heartbeat]:
         """Removes the members whose lease has run out, which are lost, and returns their last heartbeats."""
         overdue = [key for key, member in self._members.items() if not self._lives(member, now)]
+        if overdue:
+            self._alive.clear()
         return [self._members.pop(key).heartbeat for key in overdue]
 
     def forget(self, service: str, member_id: str, instance_id: str) -> bool:
@@ -95,12 +122,14 @@ class Members:
         if member is None or member.heartbeat.instance_id != instance_id:
             return False
         del self._members[service, member_id]
+        self._alive.pop(service, None)
         return True
 
     def suspend(self, now: float) -> None:
         """Records that this process lost its connection to the bus at `now`. Repeated calls have no effect."""
         if self._suspended_at is None:
             self._suspended_at = now
+            self._alive.clear()
 
     def resume(self, now: float) -> None:
         """Records that this process is connected to the bus again. Repeated calls have no effect.
@@ -113,10 +142,14 @@ class Members:
             if self._lives(member, now):
                 member.heard_at = now
         self._suspended_at = None
+        self._alive.clear()
 
     def _lives(self, member: _Member, now: float) -> bool:
-        lease_s = max(self.lease_s, limits.LEASE_INTERVALS * member.heartbeat.interval_s)
-        return (now if self._suspended_at is None else self._suspended_at) - member.heard_at <= lease_s
+        at = now if self._suspended_at is None else self._suspended_at
+        return at - member.heard_at <= self._lease_s(member)
+
+    def _lease_s(self, member: _Member) -> float:
+        return max(self.lease_s, limits.LEASE_INTERVALS * member.heartbeat.interval_s)
 
 
 def interval_of(service: ServiceName) -> float:

@@ -183,7 +183,7 @@ class AdapterDirectory:
                 message = f"The model {model!r} has an adapter {name!r}: give this one another name."
                 raise ServiceError("invalid_value", message, param="lora_name")
 
-    def _engines(self) -> list[Heartbeat]:
+    def _engines(self) -> Sequence[Heartbeat]:
         return self._members.alive("engine", self._host.clock.monotonic())
 
 

@@ -1,8 +1,11 @@
 """Which models can be used, which one a request means, and what is said of one that cannot serve it."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from services.gateway.model_catalog import ModelCatalog
 from shared import limits
@@ -210,3 +213,47 @@ def test_engines_that_get_no_work_do_not_make_a_gateway_ready_and_are_counted() 
     assert world.catalog.waiting_for() == ""  # another model can be served
     world.wrong = {"a-engine", "b-engine"}
     assert world.catalog.waiting_for().endswith(" 2 ready engines get no work: found to compute wrong results.")
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("hear"),
+            st.sampled_from("ab"),
+            st.sampled_from(list(STATUS)),
+            st.sampled_from(["ready", "draining"]),
+        ),
+        st.tuples(st.just("pause"), st.sampled_from([0.0, 0.1, limits.LEASE_S, limits.QUEUE_WAIT_S])),
+        st.tuples(st.just("distrust"), st.sampled_from(["a-engine", "b-engine"])),
+        st.tuples(st.sampled_from(["expire", "suspend", "resume"])),
+    ),
+    max_size=30,
+)
+
+
+@given(EVENTS)
+def test_the_kept_list_of_models_is_always_the_list_that_would_be_made_now(events: list[tuple[Any, ...]]) -> None:
+    world = World()
+    world.hear("a")
+    for event, *arguments in events:
+        if event == "hear":
+            model, service, state = arguments
+            world.hear(model, service, state=state)
+        elif event == "pause":
+            world.now += arguments[0]
+        elif event == "distrust":
+            world.wrong.add(arguments[0])
+        else:
+            getattr(world.members, event)(world.now)
+        assert world.catalog.models() == tuple(world.catalog._usable_models())
+
+
+def test_the_list_of_models_is_made_once_between_two_changes() -> None:
+    world = World()
+    world.hear("a")
+    cards = world.catalog.models()
+    assert world.catalog.models() is cards
+    world.hear("b")
+    assert [card.name for card in world.catalog.models()] == ["a", "b"]
+    world.now += limits.QUEUE_WAIT_S + limits.LEASE_S
+    assert world.catalog.models() == ()

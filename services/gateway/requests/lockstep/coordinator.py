@@ -221,5 +221,5 @@ class Lockstep:
         """Returns the monotonic time in seconds."""
         return self._host.clock.monotonic()
 
-    def _trusted(self) -> list[Heartbeat]:
+    def _trusted(self) -> Sequence[Heartbeat]:
         return self.trust.trusted(self._members.alive("engine", self.now()))

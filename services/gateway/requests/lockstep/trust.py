@@ -59,6 +59,8 @@ class Trust:
     quarantined: dict[Address, str] = field(default_factory=dict[Address, str])
     """Engines that lost a comparison, with the reason."""
     _told: Opinions = field(default_factory=Opinions)
+    _compared: tuple[Heartbeat, ...] | None = None
+    """The engines of `_told`; None if they were not given as a tuple."""
 
     def quarantine(self, engine: Address, reason: str) -> bool:
         """Records that an engine computes wrong results. Returns False if this was already known."""
@@ -70,9 +72,11 @@ class Trust:
         log.error("the engine %s (%s) gets no more work from this gateway: %s", *engine, reason)
         return True
 
-    def trusted(self, engines: Sequence[Heartbeat]) -> list[Heartbeat]:
-        """Returns the engines that may get work."""
+    def trusted(self, engines: Sequence[Heartbeat]) -> Sequence[Heartbeat]:
+        """Returns the engines that may get work: `engines` itself if all may."""
         outvoted = self.opinions(engines).outvoted
+        if not outvoted and not self.quarantined:
+            return engines
         return [
             engine
             for engine in engines
@@ -80,7 +84,13 @@ class Trust:
         ]
 
     def opinions(self, engines: Sequence[Heartbeat]) -> Opinions:
-        """Compares the engines' golden digests. Logs engines that begin to differ."""
+        """Compares the engines' golden digests. Logs engines that begin to differ.
+
+        The same tuple of heartbeats is compared only once.
+        """
+        if engines is self._compared:
+            return self._told
+        self._compared = engines if isinstance(engines, tuple) else None
         found = opinions(engines)
         for address in sorted(found.outvoted - self._told.outvoted):
             log.error("the engine %s (%s) gets no work: its golden value differs from most of its peers'", *address)

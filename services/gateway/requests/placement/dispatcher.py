@@ -177,7 +177,7 @@ class Dispatcher:
         self._able_at.setdefault(candidate.ticket.model, now)
         self.queue.push(candidate.ticket, now)
 
-    def _engines(self, now: float) -> list[Heartbeat]:
+    def _engines(self, now: float) -> Sequence[Heartbeat]:
         """Returns the running engines that may get work."""
         return self._trust.trusted(self._members.alive("engine", now))
 
