@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from services.gateway.access.call import current_call
 from services.gateway.access.turns import within

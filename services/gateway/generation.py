@@ -5,8 +5,10 @@ depend on this file.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from services.gateway.record import NOT_RECORDED, RecordedRequest
 from shared.codec import TOKEN_BYTES
@@ -19,8 +21,7 @@ FLEX = "flex"
 """OpenAI's service tier for requests that may wait: they run in the idle lane."""
 
 
-@dataclass(frozen=True, slots=True)
-class Client:
+class Client(msgspec.Struct, frozen=True):
     """The client of a request: the name of an API key (empty without keys), and its share of the engines.
 
     `weight`: share in comparison with other clients. `priority`: clients with a lower number go first.
@@ -66,8 +67,7 @@ class ResumedOutput:
         return sum(map(len, self.token_ids))
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True):
     """One accepted HTTP request, independent of the API.
 
     Exactly one of `texts`, `token_ids`, `messages` and `conversations` is set.
@@ -113,12 +113,12 @@ class GenerationRequest:
     cache_salt: bytes = b""
     priority: int = 0
     """Order among the requests of the same client: lower first."""
-    trace_headers: dict[str, str] = field(default_factory=dict)
+    trace_headers: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     bad_word_texts: tuple[str, ...] = ()
     """Words of `bad_words` as texts; tokenizers convert them to `params.bad_words`."""
     grammar_param: str = ""
     """Name of the request's field that `params.grammar` comes from, for errors."""
-    client: Client = field(default_factory=Client)
+    client: Client = Client()
     timeout_s: float = 0.0
     """Time after which the request fails with `deadline_exceeded`, seconds; 0: never."""
     pooling: PoolingParams | None = None
@@ -179,8 +179,7 @@ class GenerationRequest:
         return self.prompt_names[index] if self.prompt_names else "prompt"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenCounts:
+class TokenCounts(msgspec.Struct, frozen=True):
     """Token counts of a request so far.
 
     `prompt`: of all prompts. `cached`: prompt tokens taken from the prefix cache. `computed`: tokens that engines have
@@ -194,8 +193,7 @@ class TokenCounts:
     generated: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceUpdate:
+class SequenceUpdate(msgspec.Struct, frozen=True):
     """New output of one sequence since its previous update. The update with a `finish_reason` is the last one."""
 
     index: int

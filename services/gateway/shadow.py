@@ -10,10 +10,11 @@ import logging
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import uvicorn
+from msgspec import structs
 
 from services.gateway.access.usage import UsageLedger
 from services.gateway.app import create_app
@@ -152,7 +153,7 @@ class ScriptedBackend:
     async def fetch_pictures(self, request: GenerationRequest) -> GenerationRequest:
         self.fetched += [one.url for one in request.pictures if not one.file]
         pictures = tuple([replace(one, file=one.file or self.remote[one.url]) for one in request.pictures])
-        return replace(request, pictures=pictures)
+        return structs.replace(request, pictures=pictures)
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
         return bytes(one % 128 for one in token_ids).decode()

@@ -7,10 +7,10 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from services.gateway.generation import GenerationRequest, SequenceUpdate
 from services.gateway.http.auth import ApiKeys

@@ -9,10 +9,10 @@ import json
 import random
 import re
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from services.gateway.generation import GenerationRequest
 from services.gateway.http.auth import ApiKeys

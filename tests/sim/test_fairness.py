@@ -2,10 +2,10 @@
 
 import asyncio
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from services.gateway.access.call import Call
 from services.gateway.access.guard import client_of

@@ -1,8 +1,7 @@
 """Recorded requests run again, in virtual time."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from antiphon.operate import offline_replay
 from services.gateway.generation import GenerationRequest

@@ -1,9 +1,9 @@
 """Sequences of a resumed request return to the engines that have their KV, in virtual time."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from services.gateway.generation import ResumedOutput
 from shared import limits

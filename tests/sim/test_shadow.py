@@ -1,9 +1,9 @@
 """Copies of requests on another version, in virtual time: what is equal counts as equal, however the output began."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from services.gateway.generation import GenerationRequest, ResumedOutput
 from services.gateway.shadow import Comparison, ShadowTraffic

@@ -7,7 +7,8 @@ and its usage is recorded.
 
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from services.gateway.access.call import Call, current_call
 from services.gateway.access.quotas import KeyQuota, Quotas

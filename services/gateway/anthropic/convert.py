@@ -3,7 +3,7 @@
 Every error names the parameter of Anthropic's API.
 """
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from services.gateway.anthropic import conversation, tools
 from services.gateway.anthropic.schemas import Content, CountTokensBody, MessagesBody

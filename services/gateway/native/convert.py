@@ -5,8 +5,10 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.native.schemas import EngineBody, EngineSampling, GenerateBody

@@ -4,8 +4,9 @@ Every error names the parameter of Ollama's API.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.ollama import options

@@ -5,10 +5,10 @@ part that chat and completions share. The other APIs (`anthropic`, `responses`, 
 body and use the conversion as well.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 

@@ -4,8 +4,7 @@ The conversion gives a request its defaults and checks it; every error names the
 part that chat and completions share.
 """
 
-from dataclasses import replace
-
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 from starlette.requests import Request
 
 from services.gateway.generation import GenerationRequest, ModelCard
@@ -47,8 +48,7 @@ class Arrival:
         return now if resumption is None else cls(resumption.created, now.started_s)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
+class RequestContext(msgspec.Struct, frozen=True):
     """The context of one generation.
 
     `echoes`: for each prompt, the text before its answers; empty strings unless the request asks for an echo.

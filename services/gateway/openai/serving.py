@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Protocol
 
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -186,7 +187,7 @@ class Serving:
     ) -> "ResponseRunner":
         """Returns the runner of a request. `before_end` and `recorded`: see ResponseRunner."""
         if recorded is not None and recorded.resumed is not None:
-            context = replace(context, request=replace(context.request, resumed=recorded.resumed))
+            context = structs.replace(context, request=structs.replace(context.request, resumed=recorded.resumed))
         trace = RequestTrace(context, request.headers)
         return ResponseRunner(self.backend, context, encoder, self.metrics, trace, before_end, recorded)
 

@@ -5,9 +5,10 @@ Tokenizers convert texts and conversations; prompts that are token ids are check
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from services.gateway.generation import GenerationRequest, ModelCard
 from services.gateway.requests.gateway_parts import GatewayParts

@@ -9,8 +9,9 @@ passes events and ticks to the request actor; the HTTP edge reads its updates.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, TokenCounts
 from services.gateway.requests.content import content_of

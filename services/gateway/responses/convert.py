@@ -3,8 +3,9 @@
 Every error names the parameter of the Responses API.
 """
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from services.gateway.generation import ModelCard
 from services.gateway.openai.bodies.metadata import check_metadata

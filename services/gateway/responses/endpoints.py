@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -186,9 +187,9 @@ class ResponseEndpoints:
         resumption: Resumption | None = getattr(request.state, "resumption", None)
         known = {} if resumption is None else resumption.fetched
         given = tuple([replace(one, file=known.get(one.url, one.file)) for one in wanted.pictures])
-        fetched = await self._serving.backend.fetch_pictures(replace(wanted, pictures=given))
+        fetched = await self._serving.backend.fetch_pictures(structs.replace(wanted, pictures=given))
         pictures.keep_files(turns, fetched.pictures)
-        return replace(context, request=fetched)
+        return structs.replace(context, request=fetched)
 
     def _context(self, request: Request, arrival: Arrival, body: ResponsesBody, turns: list[Turn]) -> RequestContext:
         serving, request_id = self._serving, request.state.request_id

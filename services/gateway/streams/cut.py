@@ -1,7 +1,8 @@
 """Splits the regenerated output of a sequence at the position up to which the client has received it. Pure."""
 
-from dataclasses import replace
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from services.gateway.generation import SequenceUpdate
 from services.gateway.openai.answers.choices import joined_updates

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
+from msgspec.structs import replace
 from starlette.types import Receive
 
 from services.gateway.generation import ResumedOutput, SequenceUpdate

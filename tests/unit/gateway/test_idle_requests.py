@@ -1,9 +1,9 @@
 """Which requests run in the idle lane, and for how long."""
 
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from services.gateway.access.call import Call, serving
 from services.gateway.access.guard import GuardedBackend

@@ -6,9 +6,10 @@ The backend checks that the prompt leaves room for `max_tokens`, because only it
 tokens.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from services.gateway.generation import FLEX, GenerationRequest, ModelCard
 from services.gateway.openai.body import GenerationFields

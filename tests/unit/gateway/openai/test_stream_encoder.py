@@ -1,10 +1,10 @@
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from services.gateway.generation import SequenceUpdate
 from services.gateway.openai.answers.chat_message import MessageEncoder
