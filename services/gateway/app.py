@@ -33,6 +33,7 @@ from services.gateway.files.store import FileStore
 from services.gateway.generation import Backend
 from services.gateway.http import errors as http_errors
 from services.gateway.http.auth import ApiKeys
+from services.gateway.http.direct_route import DirectRoute, is_direct
 from services.gateway.http.edge import Edge
 from services.gateway.http.in_process import InProcessClient
 from services.gateway.member_metrics import MemberCollector
@@ -157,6 +158,8 @@ def create_app(
     app.add_middleware(Edge, keys=keys, metrics=metrics, formats=formats, prefix=prefix, streaming=streaming)
     _allow_pages(app, settings)
     serving = Serving(backend, metrics, settings, streams)
+    if settings.use_openai:
+        _add_generation(app, serving, streams)  # first, because routes are tried in their order
     _post(app, "/generate", GenerateEndpoint(serving).generate)
     _add_probes(app, ServiceEndpoints(backend, metrics))
     _add_console(app, RequestEndpoints(records), TopologyEndpoint(members), ConsolePage())
@@ -177,8 +180,7 @@ def _add_apis(
     made: ResponseEndpoints,
     files: FileStore,
 ) -> Batches:
-    """Adds the APIs besides `/generate`. Returns the batches, which send requests themselves."""
-    _add_generation(app, serving, streams)
+    """Adds the APIs besides `/generate` and `_add_generation`. Returns the batches, which send requests themselves."""
     _add_pooling(app, PoolingEndpoints(serving.backend, serving.metrics))
     _add_service(app, ServiceEndpoints(serving.backend, serving.metrics, serving.defaults.pictures_max))
     _add_adapters(app, adapters.AdapterEndpoints(serving.backend))
@@ -331,13 +333,14 @@ def _error_responses(path: str) -> dict[int | str, dict[str, Any]]:
 
 
 def _post(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
-    app.add_api_route(
+    app.router.add_api_route(
         path,
         endpoint,
         methods=["POST"],
         openapi_extra=openapi.request_body(BODIES[path]) if path in BODIES else None,
         responses=_error_responses(path),
         response_model=None,
+        route_class_override=DirectRoute if is_direct(endpoint) else None,
     )
 
 

@@ -30,7 +30,7 @@ from services.gateway.http.disconnect import ClientGoneError, HandedOverError, u
 from services.gateway.http.errors import as_service_error
 from services.gateway.http.json_response import encoded_response
 from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.answers.answer_encoder import AnswerEncoder, GenerationState, SnapshotEncoder
+from services.gateway.openai.answers.answer_encoder import AnswerEncoder, GenerationState
 from services.gateway.openai.answers.choices import Choice, ChoiceAccumulator, merge, without_output
 from services.gateway.openai.bodies.parameters import RequestDefaults
 from services.gateway.openai.body import GenerationFields, StreamOptions
@@ -232,7 +232,8 @@ class ResponseRunner:
             len(context.echoes), context.request.num_sequences, keep_token_ids=context.return_token_ids
         )
         self._meter = RequestMeter(metrics, context)
-        self._snapshots = encoder if isinstance(encoder, SnapshotEncoder) else None
+        self._flush: Callable[[GenerationState], bytes] | None = getattr(encoder, "flush", None)
+        """The method that a `SnapshotEncoder` has in addition; None for other encoders."""
         self._opened = False
 
     async def whole(self, receive: Receive) -> bytes:
@@ -283,7 +284,7 @@ class ResponseRunner:
         taken = [self._take(update) for update in merge(batch)]
         opening = self._opening(generation)
         chunks = b"".join([self.encoder.chunk(choice, text) for choice, text in taken])
-        return opening + chunks + (self._snapshots.flush(self._state(generation)) if self._snapshots else b"")
+        return opening + chunks + (self._flush(self._state(generation)) if self._flush is not None else b"")
 
     def _opening(self, generation: Generation) -> bytes:
         """Returns the beginning of the stream at the first call, then b""."""

@@ -1,6 +1,7 @@
 """Gives each event of a stream an id with the position after it, and omits events that the client already has."""
 
 from collections.abc import Callable
+from typing import cast
 
 from services.gateway.generation import SequenceUpdate
 from services.gateway.http import sse
@@ -59,7 +60,7 @@ class PositionedEvents:
 
     def opening(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
         """Returns the events before the output. Called once. Raises ServiceError('invalid_value')."""
-        self._numbers = encoder if isinstance(encoder, NumberedEncoder) else None
+        self._numbers = cast(NumberedEncoder, encoder) if hasattr(encoder, "number_from") else None
         is_numbered = self._position.number is not None
         if self._position != START and is_numbered != (self._numbers is not None):
             message = "does not have" if is_numbered else "has"

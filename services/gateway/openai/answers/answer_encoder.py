@@ -5,7 +5,7 @@
 """
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from services.gateway.generation import Generation
 from services.gateway.openai.answers.choices import Choice, ChoiceAccumulator
@@ -65,7 +65,6 @@ class AnswerEncoder(Protocol):
         ...
 
 
-@runtime_checkable
 class SnapshotEncoder(AnswerEncoder, Protocol):
     """An encoder whose streams repeat the whole output so far, once for all output that arrived together."""
 
@@ -74,7 +73,6 @@ class SnapshotEncoder(AnswerEncoder, Protocol):
         ...
 
 
-@runtime_checkable
 class NumberedEncoder(AnswerEncoder, Protocol):
     """An encoder whose events have consecutive numbers, which clients see."""
 

@@ -1,0 +1,51 @@
+"""Routes whose endpoint takes only the request."""
+
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from services.gateway.http import errors
+from services.gateway.http.direct_route import DirectRoute, is_direct
+from shared.errors import ServiceError
+
+
+async def direct(request: Request) -> Response:
+    if await request.body() == b"bad":
+        raise ServiceError("invalid_value", "It is bad.")
+    return PlainTextResponse((await request.body()).decode())
+
+
+async def with_parameter(request: Request, name: str) -> Response:
+    return PlainTextResponse(name)
+
+
+async def with_value(request: Request) -> dict[str, str]:
+    return {}
+
+
+def synchronous(request: Request) -> Response:
+    return PlainTextResponse("")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"), [(direct, True), (with_parameter, False), (with_value, False), (synchronous, False)]
+)
+def test_an_endpoint_is_direct_if_it_needs_nothing_of_fastapi(endpoint: Any, expected: bool) -> None:
+    assert is_direct(endpoint) is expected
+
+
+async def test_a_direct_route_is_in_the_schema_and_has_the_applications_errors() -> None:
+    app, counted = FastAPI(), list[str]()
+    errors.install(app, counted.append, errors.ErrorFormats())
+    app.router.add_api_route("/echo", direct, methods=["POST"], response_model=None, route_class_override=DirectRoute)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        assert (await client.post("/echo", content=b"hello")).text == "hello"
+        refused = await client.post("/echo", content=b"bad")
+        assert (refused.status_code, refused.json()["error"]["message"]) == (400, "It is bad.")
+        assert (await client.get("/echo")).status_code == 405
+        assert list((await client.get("/openapi.json")).json()["paths"]["/echo"]) == ["post"]
+    assert counted == ["invalid_value", "method_not_allowed"]
