@@ -1,7 +1,7 @@
 """Detects that a client disconnects while its request is in progress, and cancels the work.
 
-A task reads from the connection, because an ASGI server reports a disconnect only to a reader. While a request waits in
-a queue, or if its answer is not streamed, no write could fail and reveal the disconnect.
+A second task reads from the connection, because an ASGI server reports a disconnect only to a reader. While a request
+waits in a queue, or if its answer is not streamed, no write could fail and reveal the disconnect.
 """
 
 import asyncio
@@ -33,17 +33,28 @@ class HandedOverError(ServiceError):
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, NoReturn]) -> T:
     """Returns the result of `work`; cancels it if the client disconnects (ClientGoneError) or a guard raises.
 
-    The body of the request must have been read before.
+    The work runs in the current task. The body of the request must have been read before.
     """
-    worker = asyncio.ensure_future(work)
-    watchers = [asyncio.ensure_future(guard) for guard in (_until_gone(receive), *guards)]
+    task = asyncio.current_task()
+    assert task is not None
+    is_working, num_cancelled, failed = True, task.cancelling(), list["asyncio.Task[NoReturn]"]()
+
+    def ended(watcher: "asyncio.Task[NoReturn]") -> None:
+        if is_working and not watcher.cancelled() and not failed:
+            failed.append(watcher)
+            task.cancel()
+
+    watchers = [asyncio.create_task(guard) for guard in (_until_gone(receive), *guards)]
+    for watcher in watchers:
+        watcher.add_done_callback(ended)
     try:
-        await asyncio.wait([worker, *watchers], return_when=asyncio.FIRST_COMPLETED)
-        if not worker.done():
-            next(watcher for watcher in watchers if watcher.done()).result()
-        return await worker
+        return await work
     finally:
-        await _stop(worker, *watchers)
+        is_working = False
+        await _stop(*watchers)
+        # If something else has cancelled this task too, the work's CancelledError is raised.
+        if failed and task.uncancel() <= num_cancelled:
+            failed[0].result()
 
 
 async def _until_gone(receive: Receive) -> NoReturn:
@@ -52,7 +63,7 @@ async def _until_gone(receive: Receive) -> NoReturn:
     raise ClientGoneError
 
 
-async def _stop(*tasks: "asyncio.Future[Any]") -> None:
+async def _stop(*tasks: "asyncio.Task[Any]") -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

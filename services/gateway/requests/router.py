@@ -256,7 +256,10 @@ class Router:
         load.idle_sent += idle
         load.unanswered.add(sequence_id)
         load.hold(sequence_id, client, idle=idle)
-        self._prefixes.setdefault(key, PrefixIndex(_engine_status(engine).num_blocks)).add(hashes)
+        prefixes = self._prefixes.get(key)
+        if prefixes is None:
+            prefixes = self._prefixes[key] = PrefixIndex(_engine_status(engine).num_blocks)
+        prefixes.add(hashes)
 
     def record_answer(self, engine: tuple[str, str], sequence_id: str, *, accepted: bool) -> None:
         """Records that the engine has accepted or refused a sequence."""
@@ -323,7 +326,9 @@ class Router:
         return max(reported, len(self._streams.get((detokenizer.id, detokenizer.instance_id), ())))
 
     def _load(self, engine: Heartbeat) -> EngineLoad:
-        load = self._loads.setdefault((engine.id, engine.instance_id), EngineLoad())
+        load = self._loads.get((engine.id, engine.instance_id))
+        if load is None:
+            load = self._loads[engine.id, engine.instance_id] = EngineLoad()
         if load.heartbeat != engine.sequence:
             load.heartbeat, load.tokens, load.ended, load.idle_ended = engine.sequence, 0, 0, 0
             load.idle_sent = len(load.unanswered & load.idle)

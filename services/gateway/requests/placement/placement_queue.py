@@ -102,8 +102,12 @@ class PlacementQueue(Generic[C]):
         ticket.idle = ticket.idle_until > now
         if ticket.idle:
             self._due = min(self._due, ticket.idle_until)
-        line, client = self._lines.setdefault((ticket.model, ticket.idle), _Line[C]()), ticket.client
-        heap = line.heaps.setdefault(client.name, _Heap[C]())
+        client, line = ticket.client, self._lines.get((ticket.model, ticket.idle))
+        if line is None:
+            line = self._lines[ticket.model, ticket.idle] = _Line()
+        heap = line.heaps.get(client.name)
+        if heap is None:
+            heap = line.heaps[client.name] = _Heap()
         heapq.heappush(heap.items, (ticket.priority, ticket.arrival, ticket.number, ticket))
         heap.num_queued += 1
         line.num_queued += 1

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import httpx
+import msgspec
 import pytest
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -10,6 +10,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from services.gateway.http import errors
 from services.gateway.http.direct_route import DirectRoute, is_direct
+from services.gateway.http.in_process import InProcessClient
 from shared.errors import ServiceError
 
 
@@ -42,10 +43,10 @@ async def test_a_direct_route_is_in_the_schema_and_has_the_applications_errors()
     app, counted = FastAPI(), list[str]()
     errors.install(app, counted.append, errors.ErrorFormats())
     app.router.add_api_route("/echo", direct, methods=["POST"], response_model=None, route_class_override=DirectRoute)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-        assert (await client.post("/echo", content=b"hello")).text == "hello"
-        refused = await client.post("/echo", content=b"bad")
-        assert (refused.status_code, refused.json()["error"]["message"]) == (400, "It is bad.")
-        assert (await client.get("/echo")).status_code == 405
-        assert list((await client.get("/openapi.json")).json()["paths"]["/echo"]) == ["post"]
-    assert counted == ["invalid_value", "method_not_allowed"]
+    client = InProcessClient(lambda: app)
+    assert (await client.post("/echo", b"hello")).body == b"hello"
+    refused = await client.post("/echo", b"bad")
+    assert (refused.status, msgspec.json.decode(refused.body)["error"]["message"]) == (400, "It is bad.")
+    assert (await client.post("/other", b"")).status == 404
+    assert list(app.openapi()["paths"]["/echo"]) == ["post"]
+    assert counted == ["invalid_value", "not_found"]

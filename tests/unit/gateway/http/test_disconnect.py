@@ -70,6 +70,61 @@ async def test_nothing_keeps_running_when_the_waiting_task_is_cancelled():
     assert asyncio.all_tasks() == before
 
 
+async def test_a_cancellation_keeps_its_message_and_has_precedence_over_the_client() -> None:
+    left = asyncio.Event()
+
+    async def leaves() -> Any:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    waiter = asyncio.create_task(unless_gone(leaves, silent()))
+    await asyncio.sleep(0)
+    left.set()
+    waiter.cancel("draining")
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await waiter
+    assert cancelled.value.args == ("draining",)
+    assert waiter.cancelled()
+
+
+async def test_a_task_can_go_on_after_its_client_has_left():
+    for _ in range(2):
+        with pytest.raises(ClientGoneError):
+            await unless_gone(leaving, silent())
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+@pytest.mark.parametrize("fails", [True, False])
+async def test_a_client_that_leaves_is_reported_however_the_work_takes_its_cancellation(fails: bool) -> None:
+    async def work() -> None:
+        try:
+            await silent()
+        except asyncio.CancelledError:
+            if fails:
+                raise ServiceError("timeout", "x") from None
+
+    with pytest.raises(ClientGoneError):
+        await unless_gone(leaving, work())
+
+
+async def test_a_client_that_leaves_just_after_the_work_has_ended_changes_nothing() -> None:
+    left = asyncio.Event()
+
+    async def leaves() -> Any:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def work() -> int:
+        await asyncio.sleep(0)
+        left.set()
+        return 5
+
+    assert await unless_gone(leaves, work()) == 5
+    await asyncio.sleep(0)
+
+
 async def test_a_body_is_joined_from_its_parts():
     receive, _ = sender(b"ab", b"", b"c")
     assert await request_body.read([], receive) == b"abc"
