@@ -6,8 +6,8 @@ salts never share a block. In the block where an image begins, the chain also co
 with another image has other hashes from there on. The hashes do not depend on a process's hash seed.
 """
 
-import hashlib
 from collections.abc import Iterable
+from hashlib import sha256
 
 HASH_BYTES = 16
 _TOKEN_BYTES = 4
@@ -15,7 +15,7 @@ _TOKEN_BYTES = 4
 
 def root_hash(salt: bytes = b"") -> bytes:
     """Returns the parent hash of the first block."""
-    return hashlib.sha256(b"antiphon-kv-1" + salt).digest()[:HASH_BYTES]
+    return sha256(b"antiphon-kv-1" + salt).digest()[:HASH_BYTES]
 
 
 def adapter_salt(salt: bytes, version: str) -> bytes:
@@ -50,19 +50,21 @@ def child_hash(parent: bytes, packed_tokens: bytes, pictures: bytes = b"") -> by
 
     `pictures`: see `pictures_part`.
     """
-    return hashlib.sha256(parent + packed_tokens + pictures).digest()[:HASH_BYTES]
+    return sha256(parent + packed_tokens + pictures).digest()[:HASH_BYTES]
 
 
 def chain_hashes(packed_ids: bytes, block_size: int, salt: bytes = b"", pictures: tuple[Picture, ...] = ()) -> bytes:
     """Returns the concatenated hashes, `HASH_BYTES` each, of all full blocks of a packed token list."""
     stride = block_size * _TOKEN_BYTES
-    parent, hashes = root_hash(salt), bytearray()
+    parent, hashes = root_hash(salt), list[bytes]()
+    begun = b""
     for start in range(0, len(packed_ids) - stride + 1, stride):
-        first = start // _TOKEN_BYTES
-        begun = pictures_part(pictures, first, first + block_size)
+        if pictures:
+            first = start // _TOKEN_BYTES
+            begun = pictures_part(pictures, first, first + block_size)
         parent = child_hash(parent, packed_ids[start : start + stride], begun)
-        hashes += parent
-    return bytes(hashes)
+        hashes.append(parent)
+    return b"".join(hashes)
 
 
 def split_hashes(joined: bytes) -> list[bytes]:

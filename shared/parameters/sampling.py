@@ -4,7 +4,6 @@
 `check` validates all ranges; no other code validates these fields.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
@@ -178,7 +177,9 @@ def _shown(value: Any) -> str:
 
 
 def _within(value: float, low: float, high: float, param: str) -> None:
-    _require(math.isfinite(value) and low <= value <= high, param, f"must be between {low:g} and {high:g}")
+    # The bounds are finite, so infinities and NaN are outside too.
+    if not low <= value <= high:
+        _require(False, param, f"must be between {low:g} and {high:g}")
 
 
 def _require(ok: bool, param: str, rule: str) -> None:

@@ -267,8 +267,8 @@ def _num_fitting(sizes: Sequence[int], suffix_size: int) -> int:
 def _given(ids: tuple[int, ...], name: str, request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:
     if not ids:
         raise ServiceError("invalid_value", f"'{name}' must not be empty.", param=name)
-    bad = next((i for i in ids if not 0 <= i < card.vocab_size), None)
-    if bad is not None:
+    if min(ids) < 0 or max(ids) >= card.vocab_size:
+        bad = next(i for i in ids if not 0 <= i < card.vocab_size)
         raise ServiceError("invalid_value", f"'{name}' holds the token id {bad}, outside the vocabulary.", param=name)
     generates = request.pooling is None
     if generates:

@@ -7,6 +7,7 @@ tokens.
 """
 
 from dataclasses import dataclass
+from typing import cast
 
 import msgspec
 from msgspec.structs import replace
@@ -66,12 +67,13 @@ def prompts(
         missing(param)
     if isinstance(prompt, str):
         return (prompt,), ()
-    texts = tuple(item for item in prompt if isinstance(item, str))
-    lists = tuple(tuple(item) for item in prompt if isinstance(item, list))
-    ids = tuple(item for item in prompt if isinstance(item, int))
-    if len(prompt) not in (len(texts), len(lists), len(ids)):
+    kinds = set(map(type, prompt))  # one pass in C: a prompt may have many thousands of token ids
+    if len(kinds) > 1:
         refuse(param, "must hold only texts, only token ids or only lists of token ids")
-    token_ids = (ids,) if ids else lists
+    texts = tuple(cast(list[str], prompt)) if kinds == {str} else ()
+    token_ids = tuple(map(tuple, cast(list[list[int]], prompt))) if kinds == {list} else ()
+    if kinds == {int}:
+        token_ids = (tuple(cast(list[int], prompt)),)
     for one in token_ids:
         check_token_ids(one, vocab_size, param)
     if not 1 <= len(texts) + len(token_ids) <= number_max:
@@ -171,7 +173,7 @@ def checked_request(
         cache_salt=_cache_salt(body),
         priority=check_priority(body.priority),
         service_tier=check_tier(body.service_tier),
-        bad_word_texts=token_constraints(body).bad_word_texts,
+        bad_word_texts=token_constraints(body).bad_word_texts if body.bad_words else (),
         timeout_s=_timeout_s(body),
     )
 
