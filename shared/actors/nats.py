@@ -19,6 +19,7 @@ Messages are decoded in `actor`, not here.
 """
 
 import asyncio
+import itertools
 import logging
 import random
 import ssl
@@ -27,9 +28,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nats import errors
-from nats.aio.client import Client, Server, Srv
+from nats.aio.client import NO_RESPONDERS_STATUS, Client, Server, Srv
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
+from nats.js.api import Header
 
 from shared import limits
 from shared.actors.cancellation import kept_cancellation
@@ -82,6 +84,8 @@ class _Client(Client):
     def __init__(self) -> None:
         super().__init__()
         self._trips: set[asyncio.Task[None]] = set()
+        self._tokens = itertools.count()
+        """The last parts of the reply subjects; the library's own are longer."""
 
     async def flush(self, timeout: int = FLUSH_TIMEOUT_S) -> None:
         """Returns when the server has processed everything sent before. Raises FlushTimeoutError."""
@@ -96,9 +100,28 @@ class _Client(Client):
         old_style: bool = False,
         headers: dict[str, Any] | None = None,
     ) -> Msg:
-        """See the library. The library's stores and logs use this method too."""
-        with kept_cancellation():
-            return await super().request(subject, payload, timeout, old_style, headers)
+        """See the library. The library's stores and logs use this method too.
+
+        Once the client is subscribed to its inbox, the reply is awaited here: the library's `asyncio.wait_for` takes
+        one more callback for each reply, and may swallow a cancellation (`cancellation`).
+        """
+        if old_style or not self._resp_sub_prefix:
+            with kept_cancellation():
+                return await super().request(subject, payload, timeout, old_style, headers)
+        replies: dict[str, asyncio.Future[Msg]] = self._resp_map  # pyright: ignore[reportUnknownMemberType]
+        token, reply = str(next(self._tokens)), asyncio.get_running_loop().create_future()
+        replies[token] = reply
+        try:
+            await self.publish(subject, payload, self._resp_sub_prefix.decode() + token, headers)
+            async with asyncio.timeout(timeout):
+                message = await reply
+        except TimeoutError:
+            raise errors.TimeoutError from None
+        finally:
+            replies.pop(token, None)
+        if message.headers and message.headers.get(Header.STATUS) == NO_RESPONDERS_STATUS:
+            raise errors.NoRespondersError
+        return message
 
     def abandon_round_trips(self) -> None:
         """Cancels all round trips. Only for a lost connection, on which no PONG will arrive any more."""

@@ -24,14 +24,21 @@ class Turn:
     def __init__(self, turns: "Turns") -> None:
         self._turns: Turns | None = turns
         self.began_s = time.monotonic()
-        self._timer = asyncio.get_running_loop().call_later(limits.TURN_S, self.end)
+        self._ends_s = self.began_s + limits.TURN_S
+        self._timer: asyncio.TimerHandle | None = None
+
+    def limit(self) -> None:
+        """Makes the turn end after `TURN_S`. Needed only while other requests wait for a turn."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._ends_s - time.monotonic(), self.end)
 
     def end(self) -> None:
         """Ends the turn. Does nothing if it has ended."""
         if (turns := self._turns) is not None:
             self._turns = None
-            self._timer.cancel()
-            turns.ended()
+            if self._timer is not None:
+                self._timer.cancel()
+            turns.ended(self)
 
 
 class Turns:
@@ -39,25 +46,38 @@ class Turns:
 
     def __init__(self) -> None:
         self._num_running = 0
+        """Number of turns in progress, and of requests that have got a turn and have not yet noticed."""
+        self._running: set[Turn] = set()
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
 
     async def begin(self, key: str) -> Turn:
         """Waits for a turn of this key. The caller must end it."""
         if self._num_running < limits.TURNS_AT_ONCE and not self._waiting:
             self._num_running += 1
-            return Turn(self)
+            return self._begun()
         mine = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, deque()).append(mine)
+        for turn in self._running:
+            turn.limit()
         try:
             await mine
         except asyncio.CancelledError:
             if not mine.cancelled():  # it has got its turn at the same moment
-                self.ended()
+                self.ended(None)
             raise
-        return Turn(self)
+        return self._begun()
 
-    def ended(self) -> None:
-        """Passes a turn that has ended on to the next request that still waits."""
+    def _begun(self) -> Turn:
+        turn = Turn(self)
+        self._running.add(turn)
+        if self._waiting:
+            turn.limit()
+        return turn
+
+    def ended(self, turn: Turn | None) -> None:
+        """Passes a turn that has ended on to the next request that still waits. None: a turn that did not begin."""
+        if turn is not None:
+            self._running.discard(turn)
         while self._waiting:
             key, waiting = self._waiting.popitem(last=False)
             first = waiting.popleft()

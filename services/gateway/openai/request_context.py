@@ -43,7 +43,7 @@ class Arrival:
     @classmethod
     def of(cls, request: Request) -> "Arrival":
         """Returns the current time. If the request resumes a stream, `created` is that of the stream."""
-        resumption: Resumption | None = getattr(request.state, "resumption", None)
+        resumption: Resumption | None = request.scope["state"].get("resumption")
         now = cls.now()
         return now if resumption is None else cls(resumption.created, now.started_s)
 

@@ -136,7 +136,7 @@ class Serving:
 
     def defaults_of(self, request: Request) -> RequestDefaults:
         """Returns the defaults of a request. A request that resumes a stream gets the stream's first seed."""
-        resumption: Resumption | None = getattr(request.state, "resumption", None)
+        resumption: Resumption | None = request.scope["state"].get("resumption")
         if resumption is None or resumption.seed is None:
             return self.defaults
         seed = resumption.seed

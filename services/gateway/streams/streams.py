@@ -84,8 +84,8 @@ class Streams:
 
     async def begin(self, request: Request, context: RequestContext) -> RunningStream | None:
         """Records a new or resumed stream. Returns None if it is not recorded."""
-        claim: Claim | None = getattr(request.state, "claim", None)
-        path: str | None = getattr(request.state, "records", None)
+        claim: Claim | None = request.scope["state"].get("claim")
+        path: str | None = request.scope["state"].get("records")
         if claim is not None:
             return self._resumed(claim, context)
         asked = request.headers.get(RESUMABLE, "0") not in ("0", "false")

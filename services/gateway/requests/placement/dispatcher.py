@@ -61,6 +61,8 @@ class Dispatcher:
         """By model: the last time at which its members could accept a sequence, monotonic seconds."""
         self._background = Background("a dispatch failed")
         self._pumping = False
+        self._have_waited = False
+        """Whether sequences waited when the queues were noted last."""
 
     # --- called by requests and by the gateway's actor ---
 
@@ -113,7 +115,7 @@ class Dispatcher:
 
     def pump(self) -> None:
         """Places the sequences that can be placed now."""
-        if not len(self.queue):
+        if self._have_waited and not len(self.queue):
             self._note_queues()
         if self._pumping or not len(self.queue) or not self._host.transport.connected:
             return
@@ -126,7 +128,7 @@ class Dispatcher:
         self._send(placed)
 
     def _note_queues(self) -> None:
-        now = self._now()
+        now, self._have_waited = self._now(), len(self.queue) > 0
         for model in {*self.queue.models(), *self._waits}:
             self._waits.setdefault(model, QueueWait()).look(self.queue.num_waiting(model), now)
 
