@@ -108,7 +108,7 @@ class _Client(Client):
         if old_style or not self._resp_sub_prefix:
             with kept_cancellation():
                 return await super().request(subject, payload, timeout, old_style, headers)
-        replies: dict[str, asyncio.Future[Msg]] = self._resp_map  # pyright: ignore[reportUnknownMemberType]
+        replies: dict[str, asyncio.Future[Msg]] = self._resp_map  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         token, reply = str(next(self._tokens)), asyncio.get_running_loop().create_future()
         replies[token] = reply
         try:

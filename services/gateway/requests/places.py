@@ -9,36 +9,41 @@ from typing import Any
 from services.gateway.requests.gateway_parts import GatewayParts
 from services.gateway.requests.sequence_state import Address, SequenceState
 
+Spawn = Callable[[Coroutine[Any, Any, None]], None]
+
 
 class Places:
-    """The placements of one request's sequences. `model`: its bus name. `spawn` runs a coroutine that sends messages.
+    """The placements of one request's sequences. `model`: its bus name.
 
-    Methods whose names begin with `tell` only send messages and do not change this gateway's records.
+    Methods whose names begin with `tell` only send messages and do not change this gateway's records. The others get a
+    function `spawn` that runs a coroutine that sends messages.
     """
 
-    def __init__(self, parts: GatewayParts, model: str, spawn: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+    def __init__(self, parts: GatewayParts, model: str) -> None:
         self._members, self._router, self._watch = parts.members, parts.router, parts.watch
         self._clients, self._clock = parts.clients, parts.host.clock
-        self._model, self._spawn = model, spawn
+        self._model = model
 
-    def forget(self, sequence: SequenceState, engine: Address | None, detokenizer: Address | None) -> None:
+    def forget(
+        self, sequence: SequenceState, engine: Address | None, detokenizer: Address | None, spawn: Spawn
+    ) -> None:
         """Removes a placement from this gateway's records (progress watch and router).
 
         Also notifies the prefill engine.
         """
-        self.release_prefill(sequence)
+        self.release_prefill(sequence, spawn)
         if engine is not None:
             self._watch.drop(engine, sequence.sequence_id)
             self._router.record_end(engine, sequence.sequence_id)
         if detokenizer is not None:
             self._router.stream_closed(detokenizer, sequence.sequence_id)
 
-    def release_prefill(self, sequence: SequenceState) -> None:
+    def release_prefill(self, sequence: SequenceState, spawn: Spawn) -> None:
         """Tells the prefill engine that it may drop the prompt's computation."""
         prefill, sequence.prefill = sequence.prefill, None
         if prefill is not None and prefill.leads:
             self._router.record_end(prefill.engine, sequence.sequence_id)
-            self._spawn(self._clients.done(prefill.engine, sequence.sequence_id, sequence.attempt))
+            spawn(self._clients.done(prefill.engine, sequence.sequence_id, sequence.attempt))
 
     def move_stream(self, sequence: SequenceState, detokenizer: Address) -> None:
         """Records that the stream of a sequence was rebuilt on a detokenizer."""

@@ -51,7 +51,7 @@ class RequestActor:
         self.prompts: list[Prompt] = []
         self.error: ServiceError | None = None
         self._parts, self._clients = parts, parts.clients
-        self._places = Places(parts, card.served_by, self._spawn)
+        self._places = Places(parts, card.served_by)
         self._num_expected = 0
         """Number of its sequences that the dispatcher expects (`Dispatcher.expect`), because the prompts are being
         prepared.
@@ -186,7 +186,7 @@ class RequestActor:
             self.fail(ServiceError("engine_failure", "The engine contradicted its own output."))
         elif delta is not None:
             if delta.token_ids:
-                self._places.release_prefill(sequence)
+                self._places.release_prefill(sequence, self._spawn)
             if sequence.phase is Phase.RUNNING:
                 self._parts.watch.touch(engine, sequence.sequence_id, now)
             if event.finish_reason == "error":
@@ -250,7 +250,7 @@ class RequestActor:
         """
         for index, sequence in enumerate(self.sequences):
             if sequence.prefill is not None and sequence.prefill.engine == engine:
-                self._places.release_prefill(sequence)
+                self._places.release_prefill(sequence, self._spawn)
             if sequence.phase is Phase.RUNNING and sequence.engine == engine:
                 self._place_again(index, release="the engine stands still")
 
@@ -357,7 +357,7 @@ class RequestActor:
             return
         sequence.unplaced()
         self._record.lost(index, attempt, "not accepted")
-        self._places.forget(sequence, engine, detokenizer)
+        self._places.forget(sequence, engine, detokenizer, self._spawn)
         self._spawn(self._places.tell_release(sequence.sequence_id, attempt, engine, detokenizer, "no place"))
         self._parts.dispatcher.requeue(self._candidates[index])
 
@@ -369,7 +369,7 @@ class RequestActor:
         """
         sequence = self.sequences[index]
         engine, detokenizer, attempt = sequence.engine, sequence.detokenizer, sequence.attempt
-        if index in self._repairing or engine is None:
+        if self._over or index in self._repairing or engine is None:
             return False
         if planned:
             sequence.taken_away()
@@ -379,7 +379,7 @@ class RequestActor:
         self._record.lost(index, attempt, release or "the engine stopped responding")
         self._behind.discard(index)
         self._streamless.pop(index, None)
-        self._places.forget(sequence, engine, detokenizer)
+        self._places.forget(sequence, engine, detokenizer, self._spawn)
         told = engine if release else None
         self._spawn(self._places.tell_release(sequence.sequence_id, attempt, told, detokenizer, release))
         self._parts.dispatcher.requeue(self._candidates[index])
@@ -448,9 +448,19 @@ class RequestActor:
             if candidate.sequence.attempt and candidate.sequence.phase is not Phase.DONE:
                 self._parts.dispatcher.ended(candidate)
         for sequence in unfinished:
-            self._places.forget(sequence, sequence.engine, sequence.detokenizer)
+            self._places.forget(sequence, sequence.engine, sequence.detokenizer, self._spawn)
+        self._close_candidates()
         self._parts.dispatcher.pump()
         return unfinished
+
+    def _close_candidates(self) -> None:
+        """Drops the candidates of a request that has ended. Breaks reference cycles.
+
+        Without that, the objects of each request would wait for the garbage collector.
+        """
+        candidates, self._candidates = self._candidates, []
+        for candidate in candidates:
+            candidate.close()
 
     def _emit(self, index: int, sequence: SequenceState, event: TextEvent, delta: Delta) -> None:
         self._push(
@@ -468,11 +478,12 @@ class RequestActor:
             self._record.arrived(update.index, len(update.token_ids))
         if update.finish_reason is not None:
             self._left -= 1
-            self._places.forget(sequence, sequence.engine, sequence.detokenizer)
+            self._places.forget(sequence, sequence.engine, sequence.detokenizer, self._spawn)
             self._parts.dispatcher.ended(self._candidates[update.index])
             self._spawn(self._places.tell_done(sequence))
         if self._left == 0:
             self._finish(None)
+            self._close_candidates()
         elif len(self._updates) > limits.SLOW_CLIENT_EVENTS_MAX:
             self.fail(ServiceError("timeout", "The client reads too slowly."))
         self._wake.set()
@@ -490,7 +501,8 @@ class RequestActor:
             self._deadline.cancel()
         self._parts.pictures.release(self.picture_files)
         self._wake.set()
-        self._on_end()
+        on_end, self._on_end = self._on_end, _nothing
+        on_end()
 
     def _spawn(self, work: Coroutine[Any, Any, None], repaired: int | None = None) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -513,6 +525,10 @@ class RequestActor:
 
     def _since_start(self, at: float | None) -> float | None:
         return None if at is None else at - self._started_at
+
+
+def _nothing() -> None:
+    """Does nothing: a request ends once."""
 
 
 def _engine_error(event: TextEvent | TokenEvent) -> ServiceError:

@@ -102,6 +102,10 @@ class Candidate:
                 raise ServiceError("no_engine", text, param="engine")
         return found
 
+    def close(self) -> None:
+        """Breaks the reference cycle with the ticket, which must not be queued again."""
+        del self.ticket.claimant
+
     def placed_on(self, engine: Heartbeat) -> None:
         """Records the engine of a placement."""
         self.preferred, self.returns = None, False

@@ -169,7 +169,8 @@ class Dispatcher:
                 self._able_at[model] = now
             elif now - self._able_at[model] > limits.QUEUE_WAIT_S:
                 for ticket in self.queue.tickets(model):
-                    if (reason := self._overdue(ticket, now)) is not None:
+                    # The failure of a request withdraws all its tickets.
+                    if ticket.number and (reason := self._overdue(ticket, now)) is not None:
                         ticket.claimant.client.fail(reason)
 
     # --- choosing ---

@@ -25,7 +25,10 @@ STALE_ITEMS_MAX = 64
 
 @dataclass(eq=False, slots=True)
 class Ticket(Generic[C]):
-    """One sequence in the queue. `claimant` is the caller's object for the sequence, which the queue does not use."""
+    """One sequence in the queue. `claimant` is the caller's object for the sequence, which the queue does not use.
+
+    It may be deleted when the ticket is not queued any more.
+    """
 
     claimant: C
     model: str
