@@ -19,12 +19,18 @@ class TokenConstraints(NamedTuple):
     bad_word_texts: tuple[str, ...] = ()
 
 
+_FIELDS = ("logit_bias", "allowed_token_ids", "bad_words")
+_NONE = TokenConstraints()
+
+
 def token_constraints(fields: object) -> TokenConstraints:
     """Returns the constraints of a request. Raises ServiceError. `fields` may lack fields; a missing one means None.
 
     A beam search takes no constraints, because it works on the model's own probabilities.
     """
-    for name in ("logit_bias", "allowed_token_ids", "bad_words"):
+    if all(getattr(fields, name, None) is None for name in _FIELDS):
+        return _NONE
+    for name in _FIELDS:
         if getattr(fields, "use_beam_search", None) and getattr(fields, name, None):
             refuse(name, "cannot be given together with 'use_beam_search'")
     allowed: Sequence[int] | None = getattr(fields, "allowed_token_ids", None)

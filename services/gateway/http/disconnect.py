@@ -5,8 +5,9 @@ waits in a queue, or if its answer is not streamed, no write could fail and reve
 """
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any, NoReturn, TypeVar
+import math
+from collections.abc import Callable, Coroutine
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from starlette.types import Receive
 
@@ -30,8 +31,15 @@ class HandedOverError(ServiceError):
         super().__init__("draining", "The server is shutting down. Resume the stream with 'Last-Event-ID'.")
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], *guards: Coroutine[Any, Any, NoReturn]) -> T:
-    """Returns the result of `work`; cancels it if the client disconnects (ClientGoneError) or a guard raises.
+class LaterGuard(NamedTuple):
+    """A guard that begins `delay_s` seconds after the work, so that most work needs no task for it."""
+
+    delay_s: float
+    begin: Callable[[], Coroutine[Any, Any, NoReturn]]
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], guard: LaterGuard | None = None) -> T:
+    """Returns the result of `work`; cancels it if the client disconnects (ClientGoneError) or the guard raises.
 
     The work runs in the current task. The body of the request must have been read before.
     """
@@ -44,13 +52,22 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], *guards: C
             failed.append(watcher)
             task.cancel()
 
-    watchers = [asyncio.create_task(guard) for guard in (_until_gone(receive), *guards)]
-    for watcher in watchers:
+    def watch(watching: Coroutine[Any, Any, NoReturn]) -> None:
+        watcher = asyncio.create_task(watching)
         watcher.add_done_callback(ended)
+        watchers.append(watcher)
+
+    watchers = list["asyncio.Task[NoReturn]"]()
+    watch(_until_gone(receive))
+    timer = None
+    if guard is not None and guard.delay_s < math.inf:
+        timer = task.get_loop().call_later(guard.delay_s, lambda: watch(guard.begin()))
     try:
         return await work
     finally:
         is_working = False
+        if timer is not None:
+            timer.cancel()
         await _stop(*watchers)
         # If something else has cancelled this task too, the work's CancelledError is raised.
         if failed and task.uncancel() <= num_cancelled:

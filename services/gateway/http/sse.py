@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from starlette.types import Send
 
-from services.gateway.http.disconnect import ClientGoneError
+from services.gateway.http.disconnect import ClientGoneError, LaterGuard
 from shared import limits
 
 DATA = b"data: "
@@ -72,6 +72,10 @@ class EventChannel:
     async def end(self, data: bytes) -> None:
         """Sends the last events and closes the stream."""
         await self._body(data, more=False)
+
+    def guard(self) -> LaterGuard:
+        """Returns `mind` for `unless_gone`. It has nothing to do before the shorter of its two times is over."""
+        return LaterGuard(min(self._keep_alive_s, self._stall_s), self.mind)
 
     async def mind(self) -> NoReturn:
         """Sends a comment after each `keep_alive_s` of silence, without end.

@@ -248,7 +248,7 @@ class ResponseRunner:
     async def stream(self, receive: Receive, channel: sse.EventChannel) -> None:
         """Writes the answer while it is generated. Raises ServiceError, before or after the first byte."""
         async with self._generating() as generation:
-            await unless_gone(receive, self._pump(generation, channel), channel.mind())
+            await unless_gone(receive, self._pump(generation, channel), channel.guard())
 
     async def detached(self, sink: Sink) -> None:
         """Writes the streamed answer to `sink`, without a client that could disconnect. Raises ServiceError."""
@@ -394,4 +394,4 @@ class StreamedAnswer(Response):
             self._run.metrics.count_error(failure.code)
             last_words = channel.end(self._run.encoder.failure(failure))
             with contextlib.suppress(ClientGoneError):
-                await unless_gone(receive, last_words, channel.mind())
+                await unless_gone(receive, last_words, channel.guard())

@@ -318,7 +318,7 @@ class LoggedAnswer(Response):
         """Writes the events from the first one on, until the response has ended or the client disconnects."""
         channel = sse.EventChannel(send, keep_alive_s=self._keep_alive_s)
         try:
-            await unless_gone(receive, self._write(channel), channel.mind())
+            await unless_gone(receive, self._write(channel), channel.guard())
         except ClientGoneError:
             return
 

@@ -84,7 +84,7 @@ class RunningStream:
         self._work = asyncio.create_task(run.detached(sink if self._grace_s else channel))
         cause: str | None = None
         try:
-            await unless_gone(receive, self._result(self._work), channel.mind())
+            await unless_gone(receive, self._result(self._work), channel.guard())
         except ClientGoneError as gone:
             cause = gone.cause
             sink.detach()

@@ -1,10 +1,10 @@
 import asyncio
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from services.gateway.http import request_body
-from services.gateway.http.disconnect import ClientGoneError, unless_gone
+from services.gateway.http.disconnect import ClientGoneError, LaterGuard, unless_gone
 from shared import limits
 from shared.errors import ServiceError
 
@@ -62,8 +62,9 @@ async def test_work_is_cancelled_when_the_client_leaves():
 
 async def test_nothing_keeps_running_when_the_waiting_task_is_cancelled():
     before = asyncio.all_tasks()
-    waiter = asyncio.create_task(unless_gone(silent, silent(), silent()))
-    await asyncio.sleep(0)
+    waiter = asyncio.create_task(unless_gone(silent, silent(), LaterGuard(0.0, silent)))
+    while len(asyncio.all_tasks() - before) < 3:
+        await asyncio.sleep(0)
     waiter.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiter
@@ -123,6 +124,16 @@ async def test_a_client_that_leaves_just_after_the_work_has_ended_changes_nothin
 
     assert await unless_gone(leaves, work()) == 5
     await asyncio.sleep(0)
+
+
+async def test_a_guard_that_raises_ends_the_work_and_one_that_is_not_due_has_no_task() -> None:
+    async def fails() -> NoReturn:
+        raise ClientGoneError("client_stopped_reading")
+
+    with pytest.raises(ClientGoneError) as gone:
+        await unless_gone(silent, silent(), LaterGuard(0.01, fails))
+    assert gone.value.cause == "client_stopped_reading"
+    assert await unless_gone(silent, asyncio.sleep(0, 5), LaterGuard(60.0, fails)) == 5
 
 
 async def test_a_body_is_joined_from_its_parts():

@@ -68,7 +68,7 @@ async def test_a_client_that_takes_nothing_counts_as_gone():
     await channel.write(b"a")
     client.open.clear()
     with pytest.raises(ClientGoneError) as gone:
-        await unless_gone(never, channel.write(b"b"), channel.mind())
+        await unless_gone(never, channel.write(b"b"), channel.guard())
     assert gone.value.cause == "client_stopped_reading"
 
 
@@ -78,5 +78,5 @@ async def test_a_client_that_does_not_even_take_a_comment_counts_as_gone():
     channel = sse.EventChannel(client.send, keep_alive_s=0.01, stall_s=0.02)
     client.open.clear()
     with pytest.raises(ClientGoneError) as gone:
-        await unless_gone(never, never(), channel.mind())
+        await unless_gone(never, never(), channel.guard())
     assert gone.value.cause == "client_stopped_reading"
