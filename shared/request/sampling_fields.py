@@ -24,13 +24,13 @@ def sampling_params(fields: object, **resolved: Any) -> SamplingParams:
     Each parameter is the attribute of `fields` with its name; None, or no such attribute, means the default. `resolved`
     has the values of parameters that depend on more than the field, such as `max_tokens` and `seed`.
     """
-    return SamplingParams(**{name: _value(fields, name) for name in _DEFAULTS if name not in resolved}, **resolved)
+    for name, default in _DEFAULTS.items():
+        if name not in resolved and (given := getattr(fields, name, None)) is not None:
+            resolved[name] = _value(given, default)
+    return SamplingParams(**resolved)
 
 
-def _value(fields: object, name: str) -> Any:
-    given, default = getattr(fields, name, None), _DEFAULTS[name]
-    if given is None:
-        return default
+def _value(given: Any, default: Any) -> Any:
     if isinstance(default, float):
         return float(given)  # 1 is a valid temperature
     return tuple(given) if isinstance(default, tuple) else given
