@@ -18,7 +18,9 @@ class ProgressWatch:
 
     def touch(self, engine: Address, sequence_id: str, now: float) -> None:
         """Sets the time of a sequence that runs on `engine` to `now`. Adds the sequence if it is new."""
-        times = self._engines.setdefault(engine, OrderedDict())
+        times = self._engines.get(engine)
+        if times is None:
+            times = self._engines[engine] = OrderedDict()
         times[sequence_id] = now
         times.move_to_end(sequence_id)
 

@@ -74,12 +74,12 @@ class PlacementQueue(Generic[C]):
     def __init__(self) -> None:
         self._lines: dict[tuple[str, bool], _Line[C]] = {}
         """By model and whether it is the line of the idle lane."""
-        self._num_pushed = 0
+        self._num_pushed = self._num_queued = 0
         self._due = math.inf
         """Lower bound of the time at which the next ticket leaves the idle lane."""
 
     def __len__(self) -> int:
-        return sum(line.num_queued for line in self._lines.values())
+        return self._num_queued
 
     def models(self) -> list[str]:
         """Returns the models that have waiting sequences."""
@@ -114,6 +114,7 @@ class PlacementQueue(Generic[C]):
         heapq.heappush(heap.items, (ticket.priority, ticket.arrival, ticket.number, ticket))
         heap.num_queued += 1
         line.num_queued += 1
+        self._num_queued += 1
         line.order.activate(client.name, client.weight, client.priority)
 
     def promote(self, now: float) -> None:
@@ -158,6 +159,7 @@ class PlacementQueue(Generic[C]):
         line, name = self._line(ticket), ticket.client.name
         heap = line.heaps[name]
         line.num_queued -= 1
+        self._num_queued -= 1
         heap.num_queued -= 1
         if not heap.num_queued:
             del line.heaps[name]
