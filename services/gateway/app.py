@@ -143,15 +143,7 @@ def create_app(
     compared = {} if comparisons is None else comparisons
     collectors = [ShadowCollector(compared), *collectors]
     metrics = GatewayMetrics(EngineCollector(heartbeats), MemberCollector(members), UsageCollector(usage), *collectors)
-    app = FastAPI(
-        title="Antiphon",
-        description="Language models behind the OpenAI API.",
-        version=__version__,
-        redirect_slashes=False,
-        redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # the gateway has its own
-    )
+    app = _application()
     formats = http_errors.ErrorFormats(ERROR_FORMATS)
     http_errors.install(app, metrics.count_error, formats)
     keys, prefix = keys or ApiKeys(settings.api_keys), settings.root_path.rstrip("/")
@@ -171,6 +163,18 @@ def create_app(
     app.state.batches = _add_apis(app, serving, keys, streams, own, files) if settings.use_openai else _refuse_apis(app)
     openapi.add_schemas(app, [*BODIES.values()], [*ERROR_SCHEMAS.values()])
     return app
+
+
+def _application() -> FastAPI:
+    return FastAPI(
+        title="Antiphon",
+        description="Language models behind the OpenAI API.",
+        version=__version__,
+        redirect_slashes=False,
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # the gateway has its own
+    )
 
 
 def _add_apis(
