@@ -1,6 +1,7 @@
 """The rules of `--quantization`: what follows from the setting, the model's files and the device."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,14 @@ def test_without_an_option_the_config_of_the_model_decides(asked: str, config: d
 
 
 @pytest.mark.parametrize(
-    ("asked", "online"), [("ifq", "ifq"), ("weight_only_int8", "ifq"), ("ifq_w8a8", "ifq_w8a8"), ("ifq_w4a8", "ifq_w4a8"), ("ifq_nf4", "ifq_nf4")]
+    ("asked", "online"),
+    [
+        ("ifq", "ifq"),
+        ("weight_only_int8", "ifq"),
+        ("ifq_w8a8", "ifq_w8a8"),
+        ("ifq_w4a8", "ifq_w4a8"),
+        ("ifq_nf4", "ifq_nf4"),
+    ],
 )
 def test_plain_weights_are_rounded_while_loading(asked: str, online: str, model: Path) -> None:
     chosen = choose(asked, model, {}, CPU)

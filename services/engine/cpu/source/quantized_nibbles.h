@@ -22,6 +22,7 @@ namespace antiphon {
 // the excess, kShift times the sum of the row's numbers, is subtracted before the group's sums begin.
 struct LevelBytes : Bytes {
   static constexpr int32_t kShift = 128;
+  static constexpr long kFew = 10;  // the maximum number of rows for which weights are unpacked into registers
   static Sum begin(const int32_t* excess) { return _mm512_set1_epi32(*excess); }
   static Sum add(Sum acc, Spread x, Word w) { return _mm512_dpbusd_epi32(acc, w, x); }
   static IntVec numbers(Sum v) { return (IntVec)v; }
@@ -29,6 +30,7 @@ struct LevelBytes : Bytes {
 #else
 struct LevelBytes : Bytes {
   static constexpr int32_t kShift = 0;
+  static constexpr long kFew = 0;
   static Sum begin(const int32_t*) { return Sum{}; }
   static IntVec numbers(const Sum& v) { return load_any<IntVec>(&v); }
 };
@@ -40,16 +42,23 @@ struct LevelTable {
     for (long i = 0; i < 4 * kLevels; i++) bytes[i] = (uint8_t)((int32_t)w.levels[i % kLevels] + LevelBytes::kShift);
   }
 
-  // Unpacks a row of words, [32] of them, to two steps of a panel of bytes, [2][32][4].
-  void unpack(const uint8_t* from, uint8_t* to) const {
-#if defined(__AVX512BW__)
+#if defined(__AVX512VNNI__)
+  // Calls `use(step, half, bytes)` for the two steps of four terms of a row of words, [32] of them.
+  template <class Use>
+  void unpack(const uint8_t* from, Use&& use) const {
     const __m512i table = _mm512_load_si512(bytes), low = _mm512_set1_epi8(15);
-    for (long half = 0; half < 2; half++) {
+    for (int half = 0; half < 2; half++) {
       const __m512i v = _mm512_loadu_si512(from + half * 64);
-      _mm512_store_si512(to + half * 64, _mm512_shuffle_epi8(table, _mm512_and_si512(v, low)));
-      _mm512_store_si512(to + half * 64 + kWordsBytes,
-                         _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(v, 4), low)));
+      use(0, half, _mm512_shuffle_epi8(table, _mm512_and_si512(v, low)));
+      use(1, half, _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(v, 4), low)));
     }
+  }
+#endif
+
+  // Unpacks a row of words to two steps of a panel of bytes, [2][32][4].
+  void unpack(const uint8_t* from, uint8_t* to) const {
+#if defined(__AVX512VNNI__)
+    unpack(from, [to](int step, int half, __m512i v) { _mm512_store_si512(to + step * kWordsBytes + half * 64, v); });
 #elif defined(__AVX2__)
     const __m256i table = _mm256_load_si256((const __m256i*)bytes), low = _mm256_set1_epi8(15);
     for (long part = 0; part < 4; part++) {
@@ -82,7 +91,7 @@ class Int4DynamicKernel {
  public:
   struct Product {};
   static constexpr long kSize = 1;
-  static constexpr long kFew = 0;
+  static constexpr long kFew = LevelBytes::kFew;
   static long prepared_floats(long rows, const Quantized& w) {
     return rows * numbers_size(w) + rows * stride(w) / 4;
   }
@@ -120,6 +129,13 @@ class Int4DynamicKernel {
       }
     }
   }
+
+#if defined(__AVX512VNNI__)
+  // Multiplies up to kFew rows, from `first` on, by a whole panel: sums [rows][32].
+  void add_few(long first, long rows, long p, float* sums) const {
+    w_->offsets ? add_few_some<true>(first, rows, p, sums) : add_few_some<false>(first, rows, p, sums);
+  }
+#endif
 
   void complete(long, long, float*) const {}
 
@@ -178,17 +194,62 @@ class Int4DynamicKernel {
           acc[r][1] = LevelBytes::add(acc[r][1], spread, right);
         }
       }
-      for (int half = 0; half < 2; half++) {
-        const Vec scale = load(w_->scale(piece.p, g) + half * kLanes);
-        for (int r = 0; r < kRows; r++) {
-          if constexpr (kOffsets)
-            all[r][half] -= load(w_->offset(piece.p, g) + half * kLanes) * has.totals[r * numbers + g];
-          all[r][half] += convert<Vec>(LevelBytes::numbers(acc[r][half])) * (scale * has.scales[r * numbers + g]);
-        }
-      }
+      for (int half = 0; half < 2; half++)
+        for (int r = 0; r < kRows; r++)
+          add_scaled<kOffsets>(all[r][half], piece.p, g, half, has, r * numbers, LevelBytes::numbers(acc[r][half]));
     }
     for (int r = 0; r < kRows; r++)
       for (int half = 0; half < 2; half++) store(sums + r * kPanel + half * kLanes, all[r][half]);
+  }
+
+#if defined(__AVX512VNNI__)
+  template <bool kOffsets, int kRows = kFew>
+  void add_few_some(long first, long rows, long p, float* sums) const {
+    if (rows >= kRows) return add_few_rows<kOffsets, kRows>(first, p, sums);
+    if constexpr (kRows > 1) add_few_some<kOffsets, kRows - 1>(first, rows, p, sums);
+  }
+
+  // As `add_rows`, for whole columns. With few rows, the two steps of a word have sums of their own, which halves the
+  // time that an instruction waits for the one before it.
+  template <bool kOffsets, int kRows>
+  [[gnu::noinline]] void add_few_rows(long first, long p, float* sums) const {
+    constexpr int kParts = kRows <= 4 ? 2 : 1;
+    const LevelTable table(*w_);
+    const long step = stride(*w_), numbers = numbers_size(*w_);
+    const uint8_t *x = row(first), *from = w_->panel(p, 0);
+    const Row has = numbers_of(first);
+    Vec all[kRows][2] = {};
+    for (long g = 0, k = 0; g < w_->groups; g++) {
+      LevelBytes::Sum acc[kRows][2][kParts] = {};
+      for (int r = 0; r < kRows; r++)
+        acc[r][0][0] = acc[r][1][0] = LevelBytes::begin(has.excess + r * numbers + g);
+      for (const long end = std::min(k + w_->group, w_->terms); k < end; k += kWordTerms, from += kWordsBytes) {
+        __builtin_prefetch(from + kPrefetchBytes, 0, 2);
+        __builtin_prefetch(from + kWordsBytes / 2 + kPrefetchBytes, 0, 2);
+        table.unpack(from, [&](int part, int half, __m512i v) {
+          for (int r = 0; r < kRows; r++) {
+            LevelBytes::Sum& sum = acc[r][half][part % kParts];
+            sum = LevelBytes::add(sum, LevelBytes::spread(x + r * step + k + 4 * part), v);
+          }
+        });
+      }
+      for (int half = 0; half < 2; half++)
+        for (int r = 0; r < kRows; r++) {
+          IntVec whole = LevelBytes::numbers(acc[r][half][0]);
+          if constexpr (kParts > 1) whole += LevelBytes::numbers(acc[r][half][1]);
+          add_scaled<kOffsets>(all[r][half], p, g, half, has, r * numbers, whole);
+        }
+    }
+    for (int r = 0; r < kRows; r++)
+      for (int half = 0; half < 2; half++) store(sums + r * kPanel + half * kLanes, all[r][half]);
+  }
+#endif
+
+  // Adds the sums of a group, of 16 columns and the row whose numbers begin at `at`, to those of the groups before it.
+  template <bool kOffsets>
+  void add_scaled(Vec& sum, long p, long g, long half, const Row& has, long at, IntVec whole) const {
+    if constexpr (kOffsets) sum -= load(w_->offset(p, g) + half * kLanes) * has.totals[at + g];
+    sum += convert<Vec>(whole) * (load(w_->scale(p, g) + half * kLanes) * has.scales[at + g]);
   }
 
   void round_group(long r, long g) const {
