@@ -1,11 +1,12 @@
 """Servers with weights of 8 and 4 bits: this system's and llama.cpp's, and the table that compares them.
 
-Each system quantizes a plain model in the way that one command of its own offers: here `--quantization ifq` (8 bits, a
-scale for each output), `ifq_w8a8` (the same, and each row of a product in 8 bits), `ifq_nf4` (4 bits, a scale for 64
-scale for each output), `ifq_w8a8` (the same, and each row of a product in 8 bits), `ifq_nf4` (4 bits, a scale for 64
-weights) and `ifq_w4a8` (the same, and each row of a product in 8 bits), there `llama-quantize` to Q8_0 and Q4_0 (a
-scale for 32 weights). llama.cpp rounds the rows of products to 8 bits with both. Both systems quantize the output head,
-this system to 8 bits; llama.cpp also quantizes the embedding. Called by `peers`.
+Each system quantizes a plain model in the way that one command of its own offers. Here these are `--quantization ifq`
+(8 bits, a scale for each output), `ifq_w8a8` (the same, and each row of a product in 8 bits), `ifq_nf4` (4 bits, a
+scale for 64 weights) and `ifq_w4a8` (the same, and each row of a product in 8 bits), there `llama-quantize` to Q8_0 and
+Q4_0 (a scale for 32 weights). llama.cpp rounds the rows of products to 8 bits with both. Both systems quantize the
+output head, this system to 8 bits; llama.cpp also quantizes the embedding. Called by `peers`.
+"""
+
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
