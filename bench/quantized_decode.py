@@ -45,6 +45,7 @@ ROUND: dict[str, Callable[[Tensor], QuantizedWeight] | None] = {
     "int4, groups of 128 in activation order": partial(in_another_order, group_size=128),
     "int4, groups of 32": partial(quantize_int4, group_size=32),
     "NF4, groups of 64": quantize_nf4,
+    "NF4, groups of 64, rows in 8 bits": partial(quantize_nf4, kind="int4_dynamic"),
 }
 
 

@@ -279,9 +279,10 @@ class EngineSettings(ParallelSettings, SelfTestSettings, ModelSettings, EnginePi
     )
     quantization: str = flag(
         "",
-        "format of the weights: ifq (8 bits), ifq_w8a8 (8 bits, activations too), ifq_nf4 (4 bits) and, on a GPU that "
-        "supports it, fp8 quantize plain weights while loading; names of other formats only confirm the format of the "
-        "model's files; auto: the files' format, or else ifq (default: the files' format)",
+        "format of the weights: ifq (8 bits), ifq_w8a8 (8 bits, activations too), ifq_nf4 (4 bits), on a CPU ifq_w4a8 "
+        "(4 bits, activations in 8) and, on a GPU that supports it, fp8 quantize plain weights while loading; names of "
+        "other formats only confirm the format of the model's files; auto: the files' format, or else ifq (default: "
+        "the files' format)",
         env="QUANTIZATION",
         choices=quantization.NAMES,
         alias=("-q",),

@@ -174,9 +174,9 @@ def _check_files(model: ServeSettings, environ: Mapping[str, str]) -> None:
     if model.enable_mm:
         check_picture_files(directory)
     on_cpu = devices.on_cpu(model.device, environ)
-    device = Device("a CPU", model.cpu_backend == "auto") if on_cpu else Device("a GPU", multiplies_fp8=True)
+    cpu, gpu = Device("a CPU", model.cpu_backend == "auto"), Device("a GPU", multiplies_fp8=True, multiplies_w4a8=False)
     config = read_model_config(directory)
-    choose(model.quantization, directory, config, device)
+    choose(model.quantization, directory, config, cpu if on_cpu else gpu)
     if model.tensor_parallel_size * model.pipeline_parallel_size > 1:
         _check_division(model, config)
 

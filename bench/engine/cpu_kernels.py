@@ -154,6 +154,8 @@ KINDS = {
     "int4 g128": lambda weight: quantize_int4(weight, 128),
     "int4 g32 zp": lambda weight: quantize_int4(weight, 32, zero_points=True),
     "nf4 g64": lambda weight: quantize_nf4(weight, 64),
+    "nf4 g64 dynamic": lambda weight: quantize_nf4(weight, 64, "int4_dynamic"),
+    "nf4 g128 dynamic": lambda weight: quantize_nf4(weight, 128, "int4_dynamic"),
 }
 
 

@@ -1,10 +1,10 @@
 """Servers with weights of 8 and 4 bits: this system's and llama.cpp's, and the table that compares them.
 
-Each system quantizes a plain model in the way that one command of its own offers: `--quantization ifq` (8 bits, a scale
-for each output), `ifq_w8a8` (the same, and each row of a product in 8 bits) and `ifq_nf4` (4 bits, a scale for 64
-weights) here, `llama-quantize` to Q8_0 and Q4_0 there (a scale for 32 weights). llama.cpp rounds the rows of products
-to 8 bits with both. Both systems quantize the output head, this system to 8 bits; llama.cpp also quantizes the
-embedding. Called by `peers`.
+Each system quantizes a plain model in the way that one command of its own offers. Here these are `--quantization ifq`
+(8 bits, a scale for each output), `ifq_w8a8` (the same, and each row of a product in 8 bits), `ifq_nf4` (4 bits, a
+scale for 64 weights) and `ifq_w4a8` (the same, and each row of a product in 8 bits), there `llama-quantize` to Q8_0 and
+Q4_0 (a scale for 32 weights). llama.cpp rounds the rows of products to 8 bits with both. Both systems quantize the
+output head, this system to 8 bits; llama.cpp also quantizes the embedding. Called by `peers`.
 """
 
 import subprocess
@@ -18,11 +18,16 @@ from bench.sample import Sample
 from bench.serving import Server, Serving
 
 PLAIN = "antiphon"
-OURS = {"antiphon int8": "ifq", "antiphon W8A8": "ifq_w8a8", "antiphon NF4": "ifq_nf4"}
+OURS = {"antiphon int8": "ifq", "antiphon W8A8": "ifq_w8a8", "antiphon W4A8": "ifq_w4a8", "antiphon NF4": "ifq_nf4"}
 """Names of this system's servers and their `--quantization`."""
 THEIRS = {"llama.cpp Q8_0": "Q8_0", "llama.cpp Q4_0": "Q4_0"}
 """Names of llama.cpp's servers and their types of weights."""
-RIVALS = {"antiphon int8": "llama.cpp Q8_0", "antiphon W8A8": "llama.cpp Q8_0", "antiphon NF4": "llama.cpp Q4_0"}
+RIVALS = {
+    "antiphon int8": "llama.cpp Q8_0",
+    "antiphon W8A8": "llama.cpp Q8_0",
+    "antiphon W4A8": "llama.cpp Q4_0",
+    "antiphon NF4": "llama.cpp Q4_0",
+}
 
 
 def started(model: Path, threads: int, llama_server: Path, gguf: Path) -> Iterator[Server]:

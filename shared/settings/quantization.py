@@ -21,6 +21,7 @@ NAMES = (
     "auto",
     "ifq",
     "ifq_w8a8",
+    "ifq_w4a8",
     "ifq_nf4",
     "fp8",
     "weight_only_int8",
@@ -34,7 +35,9 @@ NAMES = (
     "gguf",
 )
 """The values of `--quantization`. `None` is the same as leaving it out; `none` means weights as stored."""
-OnlineMode = Literal["ifq", "ifq_w8a8", "ifq_nf4", "fp8"]
+OnlineMode = Literal["ifq", "ifq_w8a8", "ifq_w4a8", "ifq_nf4", "fp8"]
+ROUNDS_ROWS: tuple[OnlineMode, ...] = ("ifq_w8a8", "ifq_w4a8")
+"""The modes that round the rows of matrix products to 8 bits."""
 Method = Literal["awq", "gptq", "compressed-tensors", "bitsandbytes", "fp8", "mxfp4", "gguf", "smoothquant"]
 METHODS: tuple[Method, ...] = ("awq", "gptq", "compressed-tensors", "bitsandbytes", "fp8", "mxfp4", "gguf")
 """The methods that `quantization_config` of a config.json may name; `gguf` stands for a file of that kind."""
@@ -42,10 +45,12 @@ _SAME = {"gpt": "gptq", "smooth_quant": "smoothquant"}
 _ONLINE: dict[str, OnlineMode] = {
     "ifq": "ifq",
     "ifq_w8a8": "ifq_w8a8",
+    "ifq_w4a8": "ifq_w4a8",
     "ifq_nf4": "ifq_nf4",
     "fp8": "fp8",
     "weight_only_int8": "ifq",
 }
+_WHILE_LOADING = "ifq, ifq_w8a8, ifq_w4a8 or ifq_nf4"
 _MAKE_IT = "make it: antiphon quantize -quant_type"
 
 
@@ -60,6 +65,8 @@ class Device:
     weights.
     """
     multiplies_fp8: bool = False
+    multiplies_w4a8: bool = True
+    """Whether weights of 4 bits can be multiplied with rows of 8 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +106,19 @@ def choose(asked: str, model_dir: Path, config: Mapping[str, Any], device: Devic
     if asked == "fp8" and not device.multiplies_fp8:
         raise SettingsError(
             "--quantization: fp8 needs an NVIDIA GPU of compute capability 9.0 (Hopper) or newer; "
-            f"this machine computes on {device.name}; use ifq, ifq_w8a8 or ifq_nf4"
+            f"this machine computes on {device.name}; use {_WHILE_LOADING}"
+        )
+    if asked == "ifq_w4a8" and not device.multiplies_w4a8:
+        raise SettingsError(
+            "--quantization: ifq_w4a8 is for CPUs; "
+            f"this machine computes on {device.name}; use ifq_nf4, which rounds the weights alike"
         )
     if asked in _ONLINE:
         return Quantization(online=_ONLINE[asked])
     made = f"; {_MAKE_IT} {asked}" if asked in ("awq", "gptq") else ""
     raise SettingsError(
         f"--quantization: {model_dir} is not a checkpoint prepared with {asked}: its config.json has no "
-        f"quantization_config{made}, or use ifq, ifq_w8a8 or ifq_nf4, which quantize while loading"
+        f"quantization_config{made}, or use {_WHILE_LOADING}, which quantize while loading"
     )
 
 

@@ -79,7 +79,7 @@ def test_a_later_start_reads_the_file_and_computes_the_same(
         np.testing.assert_array_equal(before, after)
 
 
-@pytest.mark.parametrize("quantization", ["ifq", "ifq_w8a8", "ifq_nf4"])
+@pytest.mark.parametrize("quantization", ["ifq", "ifq_w8a8", "ifq_w4a8", "ifq_nf4"])
 @pytest.mark.parametrize("shape", ["heads of 136 dimensions", "experts beside a shared one"])
 def test_quantized_weights_are_kept_too(
     shape: str, quantization: str, odd_models: Callable[[str], Path], start: Callable[..., CpuWorker], tmp_path: Path

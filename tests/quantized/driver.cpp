@@ -33,7 +33,7 @@ struct Weight {
   // With `reversed`, the terms are stored in the reversed order of the inputs.
   Weight(Kind kind, long out, long in, long group, bool with_zeros, bool reversed)
       : out(out), in(in), plain(out * in) {
-    const bool nibbles = kind == Kind::int4;
+    const bool nibbles = has_levels(kind);
     for (long k = 0; k < in && reversed; k++) order.push_back((int32_t)(in - 1 - k));
     const long width = nibbles ? (in + 1) / 2 : in, groups = group ? (in + group - 1) / group : 1;
     for (long i = 0; i < out * width; i++) bytes.push_back((uint8_t)random_bits());
@@ -85,7 +85,7 @@ class Run {
   bool close(const std::vector<TermOf<T>>& x, const std::vector<float>& y, long rows) const {
     // Weights in groups of 16 are rounded to the type of the rows.
     const bool rounds = packed_->quantized.group < kTermsMultiple && sizeof(TermOf<T>) < sizeof(float);
-    const double share = packed_->quantized.kind == Kind::int8_dynamic ? 1.0 / 127 : rounds ? 1.0 / 256 : 1e-5;
+    const double share = packed_->quantized.kind == Kind::int8_dynamic || packed_->quantized.kind == Kind::int4_dynamic ? 1.0 / 127 : rounds ? 1.0 / 256 : 1e-5;
     for (long r = 0; r < rows; r++)
       for (long n = 0; n < weight_.out; n++) {
         double sum = 0, size = 1e-6;
@@ -135,12 +135,12 @@ int main(int count, char** arguments) {
   bool good = true;
   const long sizes[][3] = {{1, 1, 1}, {33, 50, 5}, {40, 131, 70}, {7, 2100, 270}};
   for (const auto& size : sizes)
-    for (const Kind kind : {Kind::int8, Kind::int8_dynamic, Kind::int4})
+    for (const Kind kind : {Kind::int8, Kind::int8_dynamic, Kind::int4, Kind::int4_dynamic})
       for (const long group : {0L, 16L, 32L, 64L, 128L, 4096L}) {
-        if (kind == Kind::int4 ? !group || group == 16 : kind == Kind::int8_dynamic ? group > 0 : group == 64) continue;
+        if (has_levels(kind) ? !group || group == 16 : kind == Kind::int8_dynamic ? group > 0 : group == 64) continue;
         for (const bool reversed : {false, true}) {
           if (reversed && group != 32) continue;
-          const Weight weight(kind, size[0], size[1], group, kind == Kind::int4 && group != 64, reversed);
+          const Weight weight(kind, size[0], size[1], group, has_levels(kind) && group != 64, reversed);
           good &= check<Bf16>(alone, pool, weight, size[2]) & check<float>(alone, pool, weight, size[2]);
         }
       }

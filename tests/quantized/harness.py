@@ -28,8 +28,13 @@ KINDS: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "int4, groups of 128": lambda weight: quantize_int4(weight, 128),
     "int4, groups of 64 with zero points": lambda weight: quantize_int4(weight, 64, zero_points=True),
     "nf4, groups of 64": lambda weight: quantize_nf4(weight, 64),
+    "int4_dynamic, groups of 32": lambda weight: replace(quantize_int4(weight, 32), kind="int4_dynamic"),
+    "int4_dynamic, groups of 128 with zero points": lambda weight: replace(
+        quantize_int4(weight, 128, zero_points=True), kind="int4_dynamic"
+    ),
+    "int4_dynamic, nf4, groups of 64": lambda weight: quantize_nf4(weight, 64, "int4_dynamic"),
 }
-WEIGHT_ONLY = tuple(kind for kind in KINDS if kind != "int8_dynamic")
+WEIGHT_ONLY = tuple(kind for kind in KINDS if "dynamic" not in kind)
 PANEL = 32
 
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from services.engine.worker.torch_worker import TorchWorker
 from shared.config import SettingsError
 from shared.errors import ServiceError
 from shared.parameters.sampling import SamplingParams
-from shared.settings.quantization import SMOOTHQUANT_FILE, Method, prepared_method
+from shared.settings.quantization import SMOOTHQUANT_FILE, Method, OnlineMode, prepared_method
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings
 from tests.models import greedy_reference, make_model
 from tests.quantized.checkpoints import GROUP, LAYOUTS, compressed, make_checkpoints
@@ -253,27 +254,39 @@ def test_plain_weights_are_rounded_while_they_are_loaded(
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2_moe"])
-def test_rows_are_rounded_too_if_this_is_asked_for(family: str, tmp_path: Path) -> None:
-    """The backends compute the same, and what the weights in 8 bits alone give is close."""
-    from services.engine.quantization.online import ROUNDED_COLUMNS_MAX, online_quantizer
-
-    quantize = online_quantizer("ifq_w8a8")
-    for name, columns, kind in (
-        ("o", 64, "int8_dynamic"), ("head", 64, "int8_dynamic"), ("down", ROUNDED_COLUMNS_MAX + 1, "int8"),
-    ):  # fmt: skip
-        rounded = quantize(name, torch.ones(2, columns))
-        assert isinstance(rounded, QuantizedWeight)
-        assert rounded.kind == kind
-    assert isinstance(quantize("norm", torch.ones(4, 4)), torch.Tensor)
+@pytest.mark.parametrize(
+    ("rows_too", "weights_alone", "furthest"),
+    [("ifq_w8a8", "ifq", 0.2), ("ifq_w4a8", "ifq_nf4", 1)],  # levels beside rows of 8 bits are rounded
+)
+def test_rows_are_rounded_too_if_this_is_asked_for(
+    rows_too: str, weights_alone: str, furthest: float, family: str, tmp_path: Path
+) -> None:
+    """The backends compute the same, and what the rounded weights alone give is close."""
     model = make_model(tmp_path / "model", family, seed=5, dtype="float32")
     prompts, limits = [make_prompt(length) for length in (5, 40)], CoreLimits(8, 24, enable_prefix_caching=False)
     native, torch_operations, plain_rows = (
         Engine(model, limits, backend, quantization=mode).log_probabilities(prompts, 1)
-        for backend, mode in (("native", "ifq_w8a8"), ("torch", "ifq_w8a8"), ("native", "ifq"))
+        for backend, mode in (("native", rows_too), ("torch", rows_too), ("native", weights_alone))
     )
     for ours, others, close in zip(native, torch_operations, plain_rows, strict=True):
         np.testing.assert_allclose(ours, others, atol=2e-2)
-        assert 0 < np.abs(np.asarray(ours) - np.asarray(close)).max() < 0.2
+        assert 0 < np.abs(np.asarray(ours) - np.asarray(close)).max() < furthest
+
+
+@pytest.mark.parametrize(
+    ("mode", "matrix", "columns", "kind"),
+    [
+        ("ifq_w8a8", "o", 64, "int8_dynamic"), ("ifq_w8a8", "head", 64, "int8_dynamic"),
+        ("ifq_w8a8", "down", 2**16 + 1, "int8"), ("ifq_w4a8", "o", 64, "int4_dynamic"),
+        ("ifq_w4a8", "down", 2**16 + 1, "int4_dynamic"), ("ifq_w4a8", "head", 64, "int8_dynamic"),
+        ("ifq_w4a8", "head", 2**16 + 1, "int8"), ("ifq_w4a8", "norm", 64, ""), ("ifq_w8a8", "norm", 64, ""),
+    ],
+)  # fmt: skip
+def test_modes_that_round_rows_choose_the_kind_of_each_matrix(mode: str, matrix: str, columns: int, kind: str) -> None:
+    from services.engine.quantization.online import online_quantizer
+
+    rounded = online_quantizer(cast(OnlineMode, mode))(matrix, torch.ones(2, columns))
+    assert (rounded.kind if isinstance(rounded, QuantizedWeight) else "") == kind
 
 
 @pytest.mark.parametrize("backend", ["torch", "native"])

@@ -85,5 +85,5 @@ def test_another_device_refuses_and_names_the_forms_that_it_has(
     else:
         with pytest.raises(SettingsError, match=r"\(Hopper\) or newer; this machine computes on NVIDIA Test; use ifq"):
             choice.weight_form(chosen, model, {}, torch.device("cuda"), native=False)
-    with pytest.raises(SettingsError, match="this machine computes on a CPU; use ifq, ifq_w8a8 or ifq_nf4"):
+    with pytest.raises(SettingsError, match="this machine computes on a CPU; use ifq, ifq_w8a8, ifq_w4a8 or ifq_nf4"):
         load_worker(chosen)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.engine.cpu.native import NativeError
+from services.engine.cpu.native import NativeError, native_weight
 from services.engine.quantization.rounding import quantize_int4, quantize_int8
-from services.engine.quantization.weight import QuantizedWeight, pack_nibbles
+from services.engine.quantization.weight import INT4_KINDS, QuantizedWeight, pack_nibbles
 from tests.quantized.harness import (
     KINDS,
     VARIANTS,
@@ -37,7 +37,7 @@ def sum_error(x: Tensor, weight: QuantizedWeight) -> Tensor:
     sizes = weight.dequantized().abs().to(torch.float64)
     if weight.zeros is not None:  # the zero is taken off after the sum
         groups = torch.arange(weight.shape[1]) // weight.group_size
-        most, middle = (8, 8) if weight.kind == "int4" else (127, 0)
+        most, middle = (8, 8) if weight.kind in INT4_KINDS else (127, 0)
         sizes = (most + (weight.zeros - middle).abs() * 2).mul(weight.scales)[:, groups].to(torch.float64)
     share = (weight.shape[1] + 8) * 2**-23
     if weight.group_size == SHORT_GROUP and x.dtype == torch.bfloat16:
@@ -84,6 +84,56 @@ def test_rows_of_8_bits_multiply_as_whole_numbers(variant: str, dtype: torch.dty
                 sums = (whole @ weight.values.to(torch.float64).T).to(torch.float32)
                 expected = sums * (weight.scales * scale)
                 assert torch.equal(multiply(x), expected), (out, width, rows)
+
+
+@each_variant
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("int4_dynamic")])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_8_bits_multiply_with_weights_of_4_group_by_group(variant: str, kind: str, dtype: torch.dtype) -> None:
+    """Only scales and the sums over groups are rounded; the sums of a group are whole numbers."""
+    for out, width in (*SHAPES, (40, 2200)):
+        weight = KINDS[kind](random_weight(out, width))
+        assert weight.row_group_size == weight.group_size or width <= weight.group_size
+        with one_matrix(variant, weight, dtype) as multiply:
+            for rows in (*range(1, 13), 17, 33, 70) if width < 2000 else (530,):
+                x = random_rows(rows, width, dtype)
+                spread = torch.nn.functional.pad(x, (0, -width % weight.group_size)).unflatten(
+                    1, (-1, weight.group_size)
+                )
+                whole, scale = in_bytes(spread.flatten(0, 1))
+                rounded = (whole * scale).view(rows, -1)[:, :width]
+                error = (multiply(x) - exact(rounded, weight)).abs()
+                assert (error <= sum_error(rounded, weight)).all(), (out, width, rows, error.max())
+
+
+@each_variant
+def test_rows_of_8_bits_have_groups_of_at_most_128_inputs(variant: str) -> None:
+    """Longer groups of weights, and one for all inputs, are divided; the reference for other backends does it too."""
+    x = random_rows(5, 600, torch.float32)
+    for group_size, row_group in ((256, 128), (96, 32), (4096, 128)):
+        weight = replace(quantize_int4(random_weight(35, 600), group_size), kind="int4_dynamic")
+        assert weight.row_group_size == row_group
+        rounded = weight.round_rows(x)
+        with one_matrix(variant, weight, torch.float32) as multiply:
+            assert ((multiply(x) - exact(rounded, weight)).abs() <= 2 * sum_error(rounded, weight)).all()
+
+
+@each_variant
+def test_levels_beside_rows_of_8_bits_are_whole_numbers(variant: str) -> None:
+    levels = torch.linspace(-127, 127, 16).round()
+    weight = QuantizedWeight(
+        "int4_dynamic", torch.zeros(4, 32, dtype=torch.uint8), (4, 64), torch.ones(4, 2), 32, levels=levels
+    )
+    for wrong in (levels + 0.5, levels + 1):
+        with pytest.raises(ValueError, match="whole numbers from -127 to 127"):
+            replace(weight, levels=wrong)
+    given = native_weight(weight)
+    levels += 0.5
+    with (
+        one_matrix(variant, quantize_int8(random_weight(4, 64))) as multiply,
+        pytest.raises(NativeError, match="whole numbers from -127 to 127"),
+    ):
+        multiply.model.set_quantized(0, "o", 0, given, (4, 64), 0)
 
 
 @each_variant
@@ -139,13 +189,13 @@ def test_a_packed_matrix_that_is_placed_again_is_the_same(variant: str, kind: st
 
 @each_variant
 def test_a_row_with_a_number_that_is_none_has_no_result_and_its_neighbours_do(variant: str) -> None:
-    weight = quantize_int8(random_weight(40, 70), "int8_dynamic")
-    x = random_rows(4, 70, torch.bfloat16)
-    x[1, 3], x[3, 60] = torch.nan, -torch.inf
-    with one_matrix(variant, weight) as multiply:
-        y = multiply(x)
-    assert y[[1, 3]].isnan().all()
-    assert y[[0, 2]].isfinite().all()
+    for kind in ("int8_dynamic", "int4_dynamic, nf4, groups of 64"):
+        x = random_rows(4, 70, torch.bfloat16)
+        x[1, 3], x[3, 60] = torch.nan, -torch.inf
+        with one_matrix(variant, KINDS[kind](random_weight(40, 70))) as multiply:
+            y = multiply(x)
+        assert y[[1, 3]].isnan().all()
+        assert y[[0, 2]].isfinite().all()
 
 
 @each_variant
@@ -198,7 +248,10 @@ def test_what_cannot_be_computed_is_refused(variant: str) -> None:
 
 
 @each_variant
-@pytest.mark.parametrize("kind", ["int4, groups of 32", "int4, groups of 64 with zero points", "int8, groups of 16"])
+@pytest.mark.parametrize(
+    "kind",
+    ["int4, groups of 32", "int4, groups of 64 with zero points", "int4_dynamic, groups of 32", "int8, groups of 16"],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_are_read_in_the_order_of_the_columns(variant: str, kind: str, dtype: torch.dtype) -> None:
     """The result is that of the same columns in their order, bit for bit; padding is not read."""

@@ -99,7 +99,7 @@ class Quantized(ctypes.Structure):
     ]
 
 
-NATIVE_KINDS: "tuple[WeightKind, ...]" = ("int8", "int8_dynamic", "int4")
+NATIVE_KINDS: "tuple[WeightKind, ...]" = ("int8", "int8_dynamic", "int4", "int4_dynamic")
 """The kinds of quantized weights that the library multiplies, in the order of its enumeration."""
 
 

@@ -72,7 +72,7 @@ class QuantizedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Linear`."""
-        rows = self._weight.ordered(self._weight.round_rows(x))
+        rows = self._weight.round_rows(self._weight.ordered(x))
         return F.linear(rows, self._weight.numbers().to(x.dtype), self._bias)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:

@@ -75,4 +75,4 @@ def _device(device: torch.device, native: bool) -> Device:
     if device.type == "cpu":
         return _CPU if native else _CPU_TORCH
     able = torch.cuda.get_device_capability(device) >= _HOPPER and torch.version.hip is None
-    return Device(torch.cuda.get_device_name(device), native, able)
+    return Device(torch.cuda.get_device_name(device), native, able, multiplies_w4a8=not native)

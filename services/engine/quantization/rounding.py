@@ -14,11 +14,11 @@ from services.engine.quantization.weight import (
     INT4_MAX,
     INT4_MIDDLE,
     INT8_GROUP_MULTIPLE,
+    INT8_MAX,
     QuantizedWeight,
     pack_nibbles,
 )
 
-_INT8_MAX = 127
 _FP8_MAX = 448.0
 NF4_LEVELS = (
     -1.0,
@@ -49,8 +49,8 @@ def quantize_int8(
     With a group size (kind int8 only), each group of this many inputs has its own scale.
     """
     groups = _grouped(weight, group_size, INT8_GROUP_MULTIPLE) if group_size else weight.to(torch.float32)[:, None]
-    scales = _scale(groups.abs().amax(dim=2) / _INT8_MAX)
-    rounded = (groups / scales[:, :, None]).round().clamp(-_INT8_MAX, _INT8_MAX).to(torch.int8)
+    scales = _scale(groups.abs().amax(dim=2) / INT8_MAX)
+    rounded = (groups / scales[:, :, None]).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
     values = rounded.flatten(1)[:, : weight.shape[1]].contiguous()
     return QuantizedWeight(kind, values, _shape(weight), scales if group_size else scales[:, 0], group_size)
 
@@ -74,15 +74,22 @@ def quantize_int4(weight: Tensor, group_size: int = 128, zero_points: bool = Fal
     return QuantizedWeight("int4", packed, _shape(weight), scales, group_size, zeros)
 
 
-def quantize_nf4(weight: Tensor, group_size: int = 64) -> QuantizedWeight:
-    """Maps each weight to the nearest of 16 quantiles of a normal distribution, times its group's largest weight."""
+def quantize_nf4(
+    weight: Tensor, group_size: int = 64, kind: Literal["int4", "int4_dynamic"] = "int4"
+) -> QuantizedWeight:
+    """Maps each weight to the nearest of 16 quantiles of a normal distribution, times its group's largest weight.
+
+    With int4_dynamic the quantiles are rounded to multiples of 1/127.
+    """
     groups = _grouped(weight, group_size)
-    levels = torch.tensor(NF4_LEVELS, device=weight.device).to(torch.bfloat16).to(torch.float32)
-    scales = _scale(groups.abs().amax(dim=2))
+    levels, largest = torch.tensor(NF4_LEVELS, device=weight.device).to(torch.bfloat16).to(torch.float32), 1
+    if kind == "int4_dynamic":
+        levels, largest = (levels * INT8_MAX).round(), INT8_MAX
+    scales = _scale(groups.abs().amax(dim=2) / largest)
     between = (levels[1:] + levels[:-1]) / 2
     values = torch.bucketize(groups / scales[:, :, None], between).to(torch.uint8)
     packed = pack_nibbles(values.flatten(1)[:, : weight.shape[1]])
-    return QuantizedWeight("int4", packed, _shape(weight), scales, group_size, levels=levels)
+    return QuantizedWeight(kind, packed, _shape(weight), scales, group_size, levels=levels)
 
 
 def quantize_fp8(weight: Tensor) -> QuantizedWeight:

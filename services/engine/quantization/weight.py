@@ -15,17 +15,20 @@ from torch import Tensor
 
 from services.engine.quantization.group_order import GroupOrder, group_order
 
-WeightKind = Literal["int8", "int8_dynamic", "int4", "fp8"]
-"""int8: 8 bits per weight, optionally in groups; int8_dynamic: activations are rounded to 8 bits too; int4: 4 bits per
-weight, in groups; fp8: float8_e4m3, optionally in groups, which the C++ library does not multiply."""
+WeightKind = Literal["int8", "int8_dynamic", "int4", "int4_dynamic", "fp8"]
+"""int8: 8 bits per weight, optionally in groups; int8_dynamic: activations are rounded to 8 bits too, with a scale for
+each row; int4: 4 bits per weight, in groups; int4_dynamic: activations are rounded to 8 bits too, with a scale for each
+row and group; fp8: float8_e4m3, optionally in groups, which the C++ library does not multiply."""
+INT4_KINDS: tuple[WeightKind, ...] = ("int4", "int4_dynamic")
 GROUP_MULTIPLE = 32
 """The number of inputs that share a scale must be a multiple of this."""
 INT8_GROUP_MULTIPLE = 16
 """The same for the kind int8."""
 INT4_MAX = 15
 INT4_MIDDLE = 8
-_INT8_MAX = 127
-GROUPED_KINDS: tuple[WeightKind, ...] = ("int8", "int4", "fp8")
+INT8_MAX = 127
+GROUPED_KINDS: tuple[WeightKind, ...] = ("int8", *INT4_KINDS, "fp8")
+_ROW_GROUP_MAX = 128
 _PLAIN_BITS, _SCALE_BITS = 16, 32
 _TYPES = {"fp8": (torch.float8_e4m3fn,)}
 
@@ -49,7 +52,8 @@ class QuantizedWeight:
     levels: Tensor | None = None
     """int4: the 16 numbers that the values represent. None: 0 … 15 with `zeros`, -8 … 7 without.
 
-    The C++ library rounds them to bfloat16 in a bfloat16 model; in a float32 model they are exact.
+    The C++ library rounds them to bfloat16 in a bfloat16 model; in a float32 model they are exact. int4_dynamic: whole
+    numbers from -127 to 127.
     """
     has_sign: bool = False
     """int4: whether values are -8 … 7 instead of 0 … 15."""
@@ -71,8 +75,10 @@ class QuantizedWeight:
             raise ValueError("weights without groups have no zeros")
         if self.order is not None and (not self.group_size or self.order.dtype != torch.int32):
             raise ValueError("an order needs groups, and int32 numbers")
-        if self.kind != "int4" and self.levels is not None:
+        if self.kind not in INT4_KINDS and self.levels is not None:
             raise ValueError(f"weights of kind {self.kind} have no levels")
+        if self.kind == "int4_dynamic" and not _are_bytes(self.levels):
+            raise ValueError("levels of int4_dynamic must be whole numbers from -127 to 127")
         groups = (out, -(-width // self.group_size)) if self.group_size > 0 else (out,)
         types = _TYPES.get(self.kind, (torch.int8, torch.uint8))
         if self.values.shape != (out, columns) or self.values.dtype not in types:
@@ -98,7 +104,7 @@ class QuantizedWeight:
     @property
     def two_a_byte(self) -> bool:
         """Whether `values` has two values per byte."""
-        return self.kind == "int4" and self.values.shape[1] != self.num_columns
+        return self.kind in INT4_KINDS and self.values.shape[1] != self.num_columns
 
     @property
     def nbytes(self) -> int:
@@ -159,13 +165,24 @@ class QuantizedWeight:
         return tuple(self.rows(slice(first, first + size)) for first in range(0, size * count, size))
 
     def round_rows(self, x: Tensor) -> Tensor:
-        """Returns x [n, in] as used in products: with int8_dynamic, rows are rounded to 8 bits, otherwise unchanged."""
-        if self.kind != "int8_dynamic":
+        """Returns x [n, columns] as used in products: with dynamic kinds in steps of 8 bits, otherwise unchanged."""
+        if not self.row_group_size:
             return x
-        wide = x.to(torch.float32)
-        scale = wide.abs().amax(dim=-1, keepdim=True) / _INT8_MAX
+        groups = torch.nn.functional.pad(x.to(torch.float32), (0, -x.shape[-1] % self.row_group_size))
+        groups = groups.unflatten(-1, (-1, self.row_group_size))
+        scale = groups.abs().amax(dim=-1, keepdim=True) / INT8_MAX
         scale = torch.where(scale > 0, scale, 1.0)
-        return ((wide / scale).round() * scale).to(x.dtype)
+        return ((groups / scale).round() * scale).flatten(-2)[..., : x.shape[-1]].to(x.dtype)
+
+    @property
+    def row_group_size(self) -> int:
+        """Number of columns for which a row of activations has one scale; 0 if rows are not rounded."""
+        if self.kind == "int8_dynamic":
+            return self.num_columns
+        if self.kind != "int4_dynamic":
+            return 0
+        size = _ROW_GROUP_MAX
+        return size if self.group_size >= self.num_columns else math.gcd(size, self.group_size)
 
     def ordered(self, x: Tensor) -> Tensor:
         """Returns x [n, in] in the order of the columns, [n, columns], with zeros for padding."""
@@ -189,7 +206,7 @@ class QuantizedWeight:
         """Returns the plain weights in the order of the columns, [out, columns] float32."""
         if not self.group_size:
             return self.values.to(torch.float32) * self.scales[:, None]
-        int4 = self.kind == "int4"
+        int4 = self.kind in INT4_KINDS
         numbers = self._levels_of(self._places()) if int4 else self.values.to(torch.float32)
         groups = torch.arange(self.num_columns, device=self.values.device) // self.group_size
         if self.zeros is not None:
@@ -266,7 +283,7 @@ Quantize = Callable[[str, Tensor], "Tensor | QuantizedWeight"]
 
 def is_smaller(kind: WeightKind, order: GroupOrder, width: int, *, zeros: bool) -> bool:
     """Whether columns in an order, with scales and zero points, take less memory than `width` plain ones."""
-    bits = len(order.order) * (4 if kind == "int4" else 8) + len(order.groups) * _SCALE_BITS * (1 + zeros)
+    bits = len(order.order) * (4 if kind in INT4_KINDS else 8) + len(order.groups) * _SCALE_BITS * (1 + zeros)
     return bits < width * _PLAIN_BITS
 
 
@@ -349,7 +366,12 @@ def _with_zeros(weight: QuantizedWeight) -> QuantizedWeight:
     """Returns the same weight with zero points; unchanged if it has them, no groups, or levels of its own."""
     if weight.zeros is not None or not weight.group_size or weight.levels is not None or weight.kind == "fp8":
         return weight
-    return replace(weight, zeros=torch.full_like(weight.scales, INT4_MIDDLE if weight.kind == "int4" else 0))
+    return replace(weight, zeros=torch.full_like(weight.scales, INT4_MIDDLE if weight.kind in INT4_KINDS else 0))
+
+
+def _are_bytes(levels: Tensor | None) -> bool:
+    """Whether levels are numbers of 8 bits, as those that are not given are."""
+    return levels is None or bool(((levels == levels.round()) & (levels.abs() <= INT8_MAX)).all())
 
 
 def _equal(levels: Tensor | None, others: Tensor | None) -> bool:

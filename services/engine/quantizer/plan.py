@@ -105,7 +105,7 @@ def make_plan(description: DecoderDescription, layout: tuple[Parameter, ...], jo
     if d.latent is not None:
         raise SettingsError(
             "-i: the weights of latent attention are not quantized by this tool; serve the model with "
-            "--quantization=ifq, ifq_w8a8 or ifq_nf4, which round them while they are loaded"
+            "--quantization=ifq, ifq_w8a8, ifq_w4a8 or ifq_nf4, which round them while they are loaded"
         )
     if job.multi_query and job.algorithm == "smooth_quant" and d.num_kv_heads == d.num_heads:
         raise SettingsError(

@@ -60,7 +60,7 @@ _COUNTING_BYTES, _FIRST_BYTES = 2**20, 4 * 2**20
 _DEVICES = {
     "cpp": Device("a CPU"),
     "torch": Device("a CPU", multiplies_quantized=False),
-    "gpu": Device("a GPU", multiplies_fp8=True),
+    "gpu": Device("a GPU", multiplies_fp8=True, multiplies_w4a8=False),
 }
 
 

@@ -10,9 +10,9 @@ from infra.demo_model.evaluate import unseen_stories
 from shared.models.model_files import DEMO_DIRECTORY
 from tests.system.served import Served, fetch, until_the_end
 
-RATIOS = {"ifq": 1.01, "ifq_w8a8": 1.01, "ifq_nf4": 1.06}
+RATIOS = {"ifq": 1.01, "ifq_w8a8": 1.01, "ifq_w4a8": 1.06, "ifq_nf4": 1.06}
 """Largest perplexity on unseen stories, times that of the plain weights."""
-SIZES = {"ifq": 0.6, "ifq_w8a8": 0.6, "ifq_nf4": 0.35}
+SIZES = {"ifq": 0.6, "ifq_w8a8": 0.6, "ifq_w4a8": 0.35, "ifq_nf4": 0.35}
 """Largest size of the quantized matrices, times their plain size."""
 TOLD = re.compile(r"quantization: (\S+), weights ([\d.]+) MiB instead of ([\d.]+)")
 PROMPT = "Once upon a time"
@@ -62,6 +62,7 @@ def test_an_argument_that_contradicts_the_model_is_refused() -> None:
     [
         ("serve", ("-q", "ifq_nf4"), {"QUANTIZATION": "ifq"}, "ifq_nf4"),
         ("serve", ("-q", "ifq_w8a8"), {}, "ifq_w8a8"),
+        ("serve", ("-q", "ifq_w4a8"), {}, "ifq_w4a8"),
         ("serve", ("-q", "auto"), {}, "ifq"),
         ("run", (), {"QUANTIZATION": "ifq"}, "ifq"),
         # The variable DS_DTYPE gives the same setting (tests/unit/antiphon/test_entry_points.py).

@@ -1,6 +1,7 @@
 """The rules of `--quantization`: what follows from the setting, the model's files and the device."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,14 @@ def test_without_an_option_the_config_of_the_model_decides(asked: str, config: d
 
 
 @pytest.mark.parametrize(
-    ("asked", "online"), [("ifq", "ifq"), ("weight_only_int8", "ifq"), ("ifq_w8a8", "ifq_w8a8"), ("ifq_nf4", "ifq_nf4")]
+    ("asked", "online"),
+    [
+        ("ifq", "ifq"),
+        ("weight_only_int8", "ifq"),
+        ("ifq_w8a8", "ifq_w8a8"),
+        ("ifq_w4a8", "ifq_w4a8"),
+        ("ifq_nf4", "ifq_nf4"),
+    ],
 )
 def test_plain_weights_are_rounded_while_loading(asked: str, online: str, model: Path) -> None:
     chosen = choose(asked, model, {}, CPU)
@@ -62,6 +70,12 @@ def test_fp8_needs_a_hopper(model: Path) -> None:
     for device in (CPU, TORCH, Device("an A100")):
         with pytest.raises(SettingsError, match=rf"Hopper\) or newer; this machine computes on {device.name}; use ifq"):
             choose("fp8", model, {}, device)
+
+
+def test_weights_of_4_bits_and_rows_of_8_are_for_cpus(model: Path) -> None:
+    assert choose("ifq_w4a8", model, {}, TORCH).online == "ifq_w4a8"
+    with pytest.raises(SettingsError, match="ifq_w4a8 is for CPUs; this machine computes on an H100; use ifq_nf4"):
+        choose("ifq_w4a8", model, {}, replace(HOPPER, multiplies_w4a8=False))
 
 
 @pytest.mark.spec("S-QNT-021")
@@ -89,7 +103,7 @@ def test_smoothquant_needs_its_file(asked: str, model: Path) -> None:
 
 @pytest.mark.spec("S-QNT-031")
 @pytest.mark.parametrize(
-    "asked", ["none", "ifq", "ifq_w8a8", "ifq_nf4", "fp8", "gptq", "gpt", "smoothquant", "bitsandbytes"]
+    "asked", ["none", "ifq", "ifq_w8a8", "ifq_w4a8", "ifq_nf4", "fp8", "gptq", "gpt", "smoothquant", "bitsandbytes"]
 )
 def test_what_contradicts_a_prepared_model_is_refused_with_both_names(asked: str, model: Path) -> None:
     with pytest.raises(SettingsError) as refused:

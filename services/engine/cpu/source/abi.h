@@ -50,7 +50,7 @@ struct antiphon_Step {
 
 // A matrix [out][in] of 8 or 4 bits; quantized.h explains the kinds. Its memory is not needed after the call.
 struct antiphon_Quantized {
-  int64_t kind;        // int8, int8_dynamic, int4
+  int64_t kind;        // int8, int8_dynamic, int4, int4_dynamic
   int64_t group;       // terms (inputs) that share a scale, a multiple of 32 (int8: of 16) or at least `in`; int8: 0 for all of them
   int64_t two_a_byte;  // int4: two terms per byte, the first in the lower half; a row starts at a byte
   int64_t has_sign;    // int4: values are two's complement, -8 to 7, instead of 0 to 15

@@ -1,11 +1,12 @@
 // A weight matrix, plain or quantized, and the product of rows with it. The kind is examined here, once for all panels.
 //
-// A kernel is the product with quantized weights (quantized_weights.h, quantized_rows.h), created for one matrix and
+// A kernel is the product with quantized weights (quantized_weights.h, quantized_rows.h, quantized_nibbles.h), created for one matrix and
 // one set of rows. It prepares the rows, adds up terms of a panel, and converts complete sums to floats. Rows that are
 // multiplied with several matrices of one shape are prepared once. If the terms of a matrix are in another order than its
 // inputs, rows are copied in this order first.
 #pragma once
 
+#include "quantized_nibbles.h"
 #include "quantized_rows.h"
 #include "quantized_scaled.h"
 
@@ -30,6 +31,8 @@ void with_kernel(const Quantized& w, Inputs<T> x, float* prepared, Work&& work) 
       return work(Int8DynamicKernel<T>(w, x, prepared));
     case Kind::int4:
       return work(GroupedKernel<T, LevelNumbers>(w, x, prepared));
+    case Kind::int4_dynamic:
+      return work(Int4DynamicKernel<T>(w, x, prepared));
   }
 }
 

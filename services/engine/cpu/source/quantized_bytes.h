@@ -103,9 +103,10 @@ struct Bytes {
 };
 #endif
 
-// The number of rows whose sums, of both halves of a panel, fit into registers.
+// The number of rows that are multiplied at once, for both halves of a panel. The sums of 12 rows would fit into the
+// registers of AVX-512, but with 8 rows products of 32 rows and more are a fifth faster.
 #if defined(__AVX512F__)
-constexpr int kByteRows = 12;
+constexpr int kByteRows = 8;
 #else
 constexpr int kByteRows = 3;
 #endif

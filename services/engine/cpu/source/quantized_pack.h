@@ -118,7 +118,7 @@ class PackedQuantized::Packer {
 
   void shape() {
     Quantized& q = quantized_;
-    if (from_.kind < 0 || from_.kind > (int64_t)Kind::int4) throw std::invalid_argument("no such kind of weights");
+    if (from_.kind < 0 || from_.kind > (int64_t)Kind::int4_dynamic) throw std::invalid_argument("no such kind of weights");
     q.kind = (Kind)from_.kind;
     q.row_terms = round_up(in_, kTermsMultiple);
     q.terms = round_up(in_, q.kind == Kind::int8_dynamic ? kByteTermsMultiple : kTermsMultiple);
@@ -127,8 +127,8 @@ class PackedQuantized::Packer {
     q.group = q.terms;
     if (q.kind == Kind::int8_dynamic && q.terms > kSumTermsMax)
       throw std::invalid_argument("sums of so many products of whole numbers do not fit");
-    if (q.kind == Kind::int4) shape_levels();
-    if (q.kind == Kind::int4 || (q.kind == Kind::int8 && (has_groups() || from_.zeros))) shape_groups();
+    if (has_levels(q.kind)) shape_levels();
+    if (has_levels(q.kind) || (q.kind == Kind::int8 && (has_groups() || from_.zeros))) shape_groups();
   }
 
   // Determines the groups. Groups longer than kGroupMax, or one for all terms, are divided into several with the same
@@ -147,24 +147,28 @@ class PackedQuantized::Packer {
     for (long i = 0; i < kLevels; i++) quantized_.levels[i] = from_.levels ? from_.levels[i] : (float)i - kMiddle;
     to_.fill_table();
     quantized_.whole_levels = !from_.levels;
+    if (quantized_.kind == Kind::int4_dynamic)
+      for (const float level : quantized_.levels)
+        if (!(std::fabs(level) <= kByteMax) || level != std::rint(level))
+          throw std::invalid_argument("levels of int4_dynamic must be whole numbers from -127 to 127");
   }
 
-  // Without given levels, those of int4 are i - 8 and already include a zero of 8, so `zero` returns the difference.
+  // Without given levels, those of 4 bits are i - 8 and already include a zero of 8, so `zero` returns the difference.
   bool has_order() const { return from_.order != nullptr; }
   bool has_zeros() const { return quantized_.kind != Kind::int8_dynamic && from_.zeros; }
   float zero(long row, long group) const {
-    const bool middle = quantized_.kind == Kind::int4 && !from_.levels;
+    const bool middle = has_levels(quantized_.kind) && !from_.levels;
     return from_.zeros[row * given_groups() + group] - (middle ? kMiddle : 0.0f);
   }
   // Whether an output has several scales. int8 without groups is given with a group of 0.
-  bool has_groups() const { return from_.group < in_ && (quantized_.kind == Kind::int4 || from_.group != 0); }
+  bool has_groups() const { return from_.group < in_ && (has_levels(quantized_.kind) || from_.group != 0); }
   long given_groups() const { return has_groups() ? (in_ + from_.group - 1) / from_.group : 1; }
 
   void pack_panel(long p) {
     for (long j = 0; j < kPanel; j++) {
       const long row = rows_[p * kPanel + j];
       if (row < 0) continue;
-      quantized_.kind == Kind::int4 ? pack_levels(p, j, row) : pack_bytes(p, j, row);
+      has_levels(quantized_.kind) ? pack_levels(p, j, row) : pack_bytes(p, j, row);
     }
   }
 
@@ -182,7 +186,9 @@ class PackedQuantized::Packer {
 
   void pack_levels(long p, long j, long row) {
     uint32_t* to = data<uint32_t>() + p * quantized_.terms * kPanel / 8 + j;
-    for (long k = 0; k < in_; k++) to[k / 8 * kPanel] |= place(row, k) << (k % 8 / 2 * 4 + k % 2 * 16);
+    const bool bytes = quantized_.kind == Kind::int4_dynamic;
+    for (long k = 0; k < in_; k++)
+      to[k / 8 * kPanel] |= place(row, k) << (bytes ? k % 4 * 8 + k % 8 / 4 * 4 : k % 8 / 2 * 4 + k % 2 * 16);
     pack_scales(p, j, row);
   }
 
@@ -209,7 +215,7 @@ class PackedQuantized::Packer {
     return (Word*)quantized_.data;
   }
 
-  static constexpr float kMiddle = 8;
+  static constexpr float kMiddle = 8, kByteMax = 127;
   static constexpr long kSumTermsMax = 1L << 16;
 
   PackedQuantized& to_;

@@ -4,6 +4,7 @@
 
 #include "pool.h"
 #include "quantized_bytes.h"
+#include "quantized_round.h"
 #include "quantized_unpack.h"
 
 namespace antiphon {
@@ -56,7 +57,7 @@ class Int8DynamicKernel {
  private:
   // kPiece: terms of a panel that stay in the L1 cache while rows are multiplied with them; kStepBytes: bytes of a
   // panel that a step of the product reads.
-  static constexpr long kPiece = 1024;
+  static constexpr long kPiece = 512;
   static constexpr long kStepBytes = kByteTermsMultiple * kPanel;
 
   static long stride(const Quantized& w) { return w.terms + kByteTermsMultiple; }
@@ -64,32 +65,11 @@ class Int8DynamicKernel {
     return reinterpret_cast<uint8_t*>(prepared_ + round_up(rows_, kLanes)) + row * stride(*w_);
   }
 
-  // Rounds a row to bytes and returns its scale; NaN if the row contains NaN or infinity.
+  // Rounds a row to bytes and returns its scale; see `round_terms`.
   float round_row(const TermOf<T>* x, uint8_t* to) const {
-    Vec highest = {}, nothing = {};
-    for (long k = 0; k < w_->row_terms; k += kLanes) {
-      const Vec v = load(x + k);
-      highest = max(max(v, -v), highest);
-      nothing += v - v;
-    }
-    std::memset(to, ByteProduct::kMore, w_->terms);
-    const float size = max_lanes(highest), scale = size / 127.0f;
-    const bool finite = sum_lanes(nothing) == 0;
-    if (!finite) return std::nanf("");
-    if (size < kSmallest) return 0.0f;
-    const float times = 127.0f / size;
-    for (long k = 0; k < w_->row_terms; k += kLanes) round_some(load(x + k) * times, to + k);
-    return scale;
+    std::memset(to + w_->row_terms, ByteProduct::kMore, w_->terms - w_->row_terms);
+    return round_terms<ByteProduct::kMore>(x, w_->row_terms, to).scale;
   }
-
-  static void round_some(Vec v, uint8_t* to) {
-    const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number
-    const IntVec whole = convert<IntVec>((v + magic) - magic) + ByteProduct::kMore;
-    put_any(to, convert<ByteVec>(whole));
-  }
-
-  // If a row's largest absolute value is below this, its reciprocal could be infinite, and the row is treated as zero.
-  static constexpr float kSmallest = 1e-30f;
 
   const Quantized* w_;
   Inputs<T> x_;
