@@ -24,6 +24,8 @@ from shared.messages import Heartbeat, ServiceName, ServiceState
 log = logging.getLogger(__name__)
 REPLACED_INSTANCES_MAX = 16
 """Number of replaced instance ids remembered for each service id, so that their late heartbeats are ignored."""
+EXPIRED_MAX = 1024
+"""Number of service ids for which the latest expired instance is remembered (`Members.is_silent`)."""
 THREAD_END_S = 5.0
 
 
@@ -47,6 +49,8 @@ class Members:
     lease_s: float = limits.LEASE_S
     _members: dict[tuple[str, str], _Member] = field(default_factory=dict[tuple[str, str], _Member])
     _replaced: dict[tuple[str, str], deque[str]] = field(default_factory=dict[tuple[str, str], deque[str]])
+    _expired: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    """The latest instance of each service id whose lease has run out, the oldest entry first."""
     _suspended_at: float | None = None
 
     def observe(self, heartbeat: Heartbeat, now: float) -> list[Heartbeat]:
@@ -64,6 +68,7 @@ class Members:
                 known.heartbeat, known.heard_at = heartbeat, now
             return []
         self._members[key] = _Member(heartbeat, now)
+        self._expired.pop(key, None)
         if known is None:
             return []
         self._replaced.setdefault(key, deque(maxlen=REPLACED_INSTANCES_MAX)).append(known.heartbeat.instance_id)
@@ -87,7 +92,19 @@ class Members:
     def expire(self, now: float) -> list[Heartbeat]:
         """Removes the members whose lease has run out, which are lost, and returns their last heartbeats."""
         overdue = [key for key, member in self._members.items() if not self._lives(member, now)]
-        return [self._members.pop(key).heartbeat for key in overdue]
+        lost = [self._members.pop(key).heartbeat for key in overdue]
+        for heartbeat in lost:
+            self._expired[heartbeat.service, heartbeat.id] = heartbeat.instance_id
+        while len(self._expired) > EXPIRED_MAX:
+            del self._expired[next(iter(self._expired))]
+        return lost
+
+    def is_silent(self, service: str, member_id: str, instance_id: str) -> bool:
+        """Whether a member's lease has run out and it is not known whether its process has ended.
+
+        It may be frozen or cut off from the bus. It is known to have ended when its successor sends a heartbeat.
+        """
+        return self._expired.get((service, member_id)) == instance_id
 
     def forget(self, service: str, member_id: str, instance_id: str) -> bool:
         """Removes a member that was found dead before its lease expired. Returns whether the member was known."""

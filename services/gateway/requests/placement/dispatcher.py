@@ -240,7 +240,9 @@ class Dispatcher:
 
     def _fitting(self, candidate: Candidate, engines: Sequence[Heartbeat], now: float) -> list[Heartbeat]:
         """Returns the engines on which a sequence may run. Raises ServiceError if its request cannot continue."""
-        if candidate.sequence.retry_limit_reached({Address(beat.id, beat.instance_id) for beat in engines}):
+        sequence, alive = candidate.sequence, {Address(beat.id, beat.instance_id) for beat in engines}
+        silent = {lost for lost in sequence.lost_engines if self._members.is_silent("engine", *lost)}
+        if sequence.retry_limit_reached(alive | silent):
             raise ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
         if (overdue := self._overdue(candidate.ticket, now)) is not None:
             raise overdue
