@@ -29,8 +29,6 @@ child's work; on a machine with few cores the start of a process would delay the
 """
 REPLICAS_LOOK_S = 0.1
 """Interval of the checks whether these replicas still run, seconds."""
-STANDBY_REPLICAS_S = 0.3
-"""In place of `REPLICAS_S` if a standby is ready, whose start takes a fraction of the time."""
 STANDBY_AFTER_S = 5.0
 """Seconds after the start of a child until its standby is started, so that this does not delay the child."""
 STABLE_WAIT_S = 0.1
@@ -173,8 +171,9 @@ class Fleet:
             if isinstance(verdict, Failure):
                 self._give_up(member, verdict)
                 return
-            least_s = STANDBY_REPLICAS_S if member.standby is not None and member.standby.is_ready else REPLICAS_S
-            wait_s = max(verdict, least_s) if self._has_replicas(member) else verdict
+            # The start of a standby takes little of the processor.
+            has_standby = member.standby is not None and member.standby.is_ready
+            wait_s = max(verdict, REPLICAS_S) if self._has_replicas(member) and not has_standby else verdict
             self._sink(
                 "antiphon", f"{member.spec.name} ended ({describe(exit_code)}); it starts again in {wait_s:.1f} s"
             )

@@ -175,6 +175,9 @@ class Dispatcher:
     def _push(self, candidate: Candidate) -> None:
         now = self._now()
         self._able_at.setdefault(candidate.ticket.model, now)
+        num_output = len(candidate.sequence.token_ids)
+        # Clients of sequences with output wait in mid-stream. The shortest ones are first, see `_turn`.
+        candidate.ticket.turn = (0, candidate.num_tokens + num_output) if num_output else None
         self.queue.push(candidate.ticket, now)
 
     def _engines(self, now: float) -> list[Heartbeat]:
@@ -208,6 +211,7 @@ class Dispatcher:
             joins=candidate.joins,
             pools=not candidate.has_text,
             idle=candidate.ticket.idle,
+            recovers=candidate.recovers,
         )
         detokenizer = None
         if candidate.has_text:
@@ -233,9 +237,16 @@ class Dispatcher:
         status = engine.status if isinstance(engine.status, EngineStatus) else None
         size = (status.max_num_seqs, status.block_size) if status is not None else ()
         candidate.messages.request.record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, *size)
-        num_tokens = 1 if has_kv or prefill is not None else candidate.num_tokens
-        idle = candidate.ticket.idle
-        self._router.record_dispatch(engine, sequence.sequence_id, num_tokens, candidate.hashes, client, idle=idle)
+        num_tokens = 1 if has_kv or prefill is not None else candidate.num_tokens + len(sequence.token_ids)
+        self._router.record_dispatch(
+            engine,
+            sequence.sequence_id,
+            num_tokens,
+            candidate.hashes,
+            client,
+            idle=candidate.ticket.idle,
+            recovers=candidate.recovers,
+        )
         return Placement(candidate, to_engine, to_detokenizer, sequence.attempt, self._settled)
 
     def _fitting(self, candidate: Candidate, engines: Sequence[Heartbeat], now: float) -> list[Heartbeat]:
