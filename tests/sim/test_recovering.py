@@ -1,19 +1,22 @@
 """Which engines compute the sequences of a lost engine again, in virtual time."""
 
 import asyncio
+from dataclasses import replace
 
+from services.gateway.generation import Client
 from tests.sim.society import Society
 from tests.sim.test_society import check, greedy, model_dir, simulate
 
 __all__ = ["model_dir"]
 STEP_S, COUNT, MANY = 0.03, 60, 24
+MANY_OF, OTHER = Client("many", weight=1000.0), Client("other")
 
 
 async def started(society: Society) -> list[asyncio.Task[None]]:
     """Starts `MANY` requests and returns when half of them have output."""
 
     async def ask(number: int) -> None:
-        check(await society.ask(greedy(number, max_tokens=COUNT)), number, COUNT)
+        check(await society.ask(replace(greedy(number, max_tokens=COUNT), client=MANY_OF)), number, COUNT)
 
     for engine in society.engines():
         engine.driver.step_s = STEP_S
@@ -56,5 +59,24 @@ def test_sequences_of_a_frozen_engine_return_to_it_when_it_goes_on(model_dir):
         await asyncio.sleep(0.8)
         society.thaw(frozen)
         assert await resumed(society, asked, "engine0") & here
+
+    simulate(model_dir, scenario, engine=2)
+
+
+def test_a_new_request_of_another_key_does_not_wait_for_them(model_dir):
+    async def scenario(society: Society) -> None:
+        asked = await started(society)
+        society.kill("engine0")
+        queue = society.members["gateway0"].service.actor._parts.dispatcher.queue
+        while not len(queue):
+            await asyncio.sleep(STEP_S / 10)
+        new = asyncio.create_task(society.ask(replace(greedy(MANY, max_tokens=COUNT), client=OTHER)))
+        table = society.members["engine1"].service.actor.sequences
+        before = {entry.sequence_id for entry in table.entries()}
+        while not any(not entry.first_position for entry in table.entries() if entry.sequence_id not in before):
+            await asyncio.sleep(STEP_S / 10)
+        assert len(queue)
+        check(await new, MANY, COUNT)
+        await asyncio.gather(*asked)
 
     simulate(model_dir, scenario, engine=2)

@@ -7,7 +7,7 @@ is queued or ends, when a heartbeat arrives, and when a member is lost.
 
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import TypeVar
 
 from services.gateway.requests.lockstep.trust import Trust
@@ -135,10 +135,13 @@ class Dispatcher:
         placed: list[Placement] = []
         for model in self.queue.models():
             eligible: Callable[[str], bool] | None = None
-            while (ticket := self.queue.first(model, eligible)) is not None:
+            recovering = set[str]()  # clients whose next sequence has output of a lost placement and has to wait
+            while (ticket := self.queue.first(model, _without(recovering, eligible))) is not None:
                 placement = self._choose(ticket.claimant, engines, detokenizers, now)
                 if isinstance(placement, Placement):
                     placed.append(placement)
+                elif placement is None and ticket.claimant.recovers:
+                    recovering.add(ticket.client.name)
                 elif placement is None:
                     # If the next client has to wait for credit, another client may still send a sequence as a newcomer
                     # (see `Router.newcomers`).
@@ -447,6 +450,13 @@ def _turn(placement: Placement) -> tuple[bool, int]:
     """
     candidate, num_output = placement.candidate, len(placement.candidate.sequence.token_ids)
     return (False, candidate.num_tokens + num_output) if num_output else (True, 0)
+
+
+def _without(clients: Set[str], eligible: Callable[[str], bool] | None) -> Callable[[str], bool] | None:
+    """Returns a function that tells whether a client is `eligible` (None: every client) and not one of `clients`."""
+    if not clients:
+        return eligible
+    return lambda client: client not in clients and (eligible is None or eligible(client))
 
 
 def _batches(
