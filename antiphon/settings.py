@@ -86,6 +86,13 @@ class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, Visi
         "directory in which the bus that is started here keeps what --stream-store=file writes (default: none)",
         group="processes",
     )
+    standby: str = flag(
+        "auto",
+        "for each engine and gateway keep a process that has imported its code and takes its place if it ends; auto: "
+        "if there are several",
+        choices=("auto", "on", "off"),
+        group="processes",
+    )
     visions: int = flag(1, "image services of each model with --enable-mm", group="processes")
     keep_former_version: float = flag(
         60.0,

@@ -222,9 +222,12 @@ class Load:
 
 
 async def timeline_of(server: ServerAddress, completion_id: str) -> dict[str, Any] | None:
-    """Returns the timeline of a request; None if the server does not have it."""
+    """Returns the timeline of a request; None if the server does not have it, or if its gateway dies meanwhile."""
     answer = await server.get(f"/v1/requests/{completion_id}/timeline")
-    return json.loads(answer.body) if completion_id and answer.status == 200 else None
+    try:
+        return json.loads(answer.body) if completion_id and answer.status == 200 else None
+    except ValueError:  # the body is incomplete, because the gateway was killed while it answered
+        return None
 
 
 def _judge(known: Known, answer: Answer) -> Difference:

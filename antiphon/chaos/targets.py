@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from antiphon.chaos.schedule import Fault
 from shared import limits
+from shared.actors.standby import stands_by
 
 T = TypeVar("T")
 NATS = "nats"
@@ -55,14 +56,20 @@ class Injection:
 
 
 def find_targets(launcher: int) -> dict[str, Target]:
-    """Returns the running children of the process `launcher` that are services or the bus, by name."""
+    """Returns the running children of the process `launcher` that are services or the bus, by name.
+
+    Standbys are left out.
+    """
     found: dict[str, Target] = {}
     for path in _children(launcher):
         with contextlib.suppress(OSError, IndexError, ValueError):
             state, parent = (path / "stat").read_text().rpartition(")")[2].split()[:2]
             if int(parent) != launcher or state in "ZX":
                 continue
-            target = _target((path / "cmdline").read_bytes().decode(errors="replace").split("\0"), int(path.name))
+            words = (path / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if stands_by(words, (path / "comm").read_text().strip()):
+                continue
+            target = _target(words, int(path.name))
             if target is not None:
                 found[target.name] = target
     return found

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from antiphon.supervision.backoff import Backoff
 from antiphon.supervision.processes import Child, ChildSpec, Sink
+from antiphon.supervision.standby import Standby
 from shared.distributed.world import AGAIN
 
 CONFIGURATION_ERROR = 78
@@ -28,6 +29,10 @@ child's work; on a machine with few cores the start of a process would delay the
 """
 REPLICAS_LOOK_S = 0.1
 """Interval of the checks whether these replicas still run, seconds."""
+STANDBY_AFTER_S = 5.0
+"""Seconds after the start of a child until its standby is started, so that this does not delay the child."""
+STABLE_WAIT_S = 0.1
+"""Seconds before the restart of a child that had started successfully."""
 KILL_WAIT_S = 5.0
 """Longest wait in seconds for the end of a process after SIGKILL."""
 
@@ -46,7 +51,7 @@ class RestartPolicy:
     def __init__(self, name: str) -> None:
         self._name = name
         self._starts = Backoff()
-        self._crashes = Backoff(crashes_max=CRASHES_MAX, window_s=WINDOW_S, max_s=1.0)
+        self._crashes = Backoff(crashes_max=CRASHES_MAX, window_s=WINDOW_S, max_s=STABLE_WAIT_S)
 
     def after(self, exit_code: int, uptime_s: float, now: float, last_error: str = "") -> float | Failure:
         """Returns the seconds to wait before the next start, or a Failure if the child is given up.
@@ -74,6 +79,8 @@ class _Member:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     child: Child | None = None
     task: "asyncio.Task[None] | None" = None
+    standby: Standby | None = None
+    """Takes the child's place when it ends."""
 
 
 class Fleet:
@@ -95,7 +102,7 @@ class Fleet:
         """Starts the children concurrently and restarts them as `RestartPolicy` decides."""
         for spec in specs:
             member = _Member(spec)
-            member.task = asyncio.create_task(self._keep(member))
+            member.task = asyncio.create_task(self._keep_until_stopped(member))
             self._members.append(member)
 
     def pids(self) -> dict[str, int]:
@@ -135,6 +142,13 @@ class Fleet:
             member.stopping.set()
             _signal(member, signal.SIGKILL)
 
+    async def _keep_until_stopped(self, member: _Member) -> None:
+        try:
+            await self._keep(member)
+        finally:
+            if member.standby is not None:
+                await member.standby.end()
+
     async def _keep(self, member: _Member) -> None:
         policy = RestartPolicy(member.spec.name)
         while not member.stopping.is_set():
@@ -157,7 +171,9 @@ class Fleet:
             if isinstance(verdict, Failure):
                 self._give_up(member, verdict)
                 return
-            wait_s = max(verdict, REPLICAS_S) if self._has_replicas(member) else verdict
+            # The start of a standby takes little of the processor.
+            has_standby = member.standby is not None and member.standby.is_ready
+            wait_s = max(verdict, REPLICAS_S) if self._has_replicas(member) and not has_standby else verdict
             self._sink(
                 "antiphon", f"{member.spec.name} ended ({describe(exit_code)}); it starts again in {wait_s:.1f} s"
             )
@@ -180,14 +196,21 @@ class Fleet:
     def _has_replicas(self, member: _Member) -> bool:
         spec = member.spec
         others = (m for m in self._members if m is not member and m.child is not None and m.child.running)
-        return any((m.spec.service, m.spec.model) == (spec.service, spec.model) for m in others)
+        same = (m.child for m in others if (m.spec.service, m.spec.model) == (spec.service, spec.model))
+        return any(child is not None and not child.is_stopped for child in same)
 
     async def _run_once(self, member: _Member) -> int:
-        member.child = Child(member.spec, self._sink)
-        await member.child.start()
+        taken = None if member.standby is None else member.standby.take()
+        if taken is None:
+            member.child = Child(member.spec, self._sink)
+            await member.child.start()
+            ended = member.child.wait()
+        else:
+            member.child, ended = taken
+        member.standby = Standby(member.spec, self._sink, STANDBY_AFTER_S) if member.spec.standby_argv else None
         if member.stopping.is_set():
             member.child.signal(signal.SIGTERM)
-        return await member.child.wait()
+        return await ended
 
     def _give_up(self, member: _Member, failure: Failure) -> None:
         service, model = member.spec.service, member.spec.model

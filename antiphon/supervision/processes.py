@@ -39,6 +39,9 @@ class ChildSpec:
     """Served name of the model that the child works for. Replicas have the same service and model."""
     member_id: str = ""
     """The child's id on the bus; empty if it has none."""
+    standby_argv: Sequence[str] = ()
+    """The command of a process that prepares to become the child and does so when it reads a line from its standard
+    input (`shared.actors.standby`); empty: there is none."""
 
 
 _ERROR = re.compile(r" (?:ERROR|CRITICAL) \S+ (.+)")
@@ -46,7 +49,10 @@ _ERROR = re.compile(r" (?:ERROR|CRITICAL) \S+ (.+)")
 
 
 class Child:
-    """One process, from `start` until `wait` returns."""
+    """One process, from `start` until `wait` returns.
+
+    A standby becomes the child when `activate` is called.
+    """
 
     def __init__(self, spec: ChildSpec, sink: Sink) -> None:
         self.spec = spec
@@ -65,22 +71,42 @@ class Child:
         """Whether the process has been started and has not ended."""
         return self._process is not None and self._process.returncode is None
 
-    async def start(self) -> None:
-        """Starts the process in a session of its own, so that Ctrl-C reaches only the launcher. Raises OSError."""
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process runs but was stopped by a signal (SIGSTOP), so that it does not work. Linux only."""
+        if not self.running:
+            return False
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        except (OSError, IndexError):
+            return False
+
+    async def start(self, *, standby: bool = False) -> None:
+        """Starts the process in a session of its own, so that Ctrl-C reaches only the launcher. Raises OSError.
+
+        `standby`: starts the command `spec.standby_argv`.
+        """
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
             "-S",
             _WRAPPER,
             str(os.getpid()),
-            *self.spec.argv,
-            stdin=asyncio.subprocess.DEVNULL,
+            *(self.spec.standby_argv if standby else self.spec.argv),
+            stdin=asyncio.subprocess.PIPE if standby else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=self.spec.environ,
             pass_fds=self.spec.pass_fds,
             start_new_session=True,
         )
+
+    def activate(self) -> None:
+        """Makes a standby become the child. Does nothing if the process has ended."""
+        assert self._process is not None, "not started"
+        if self._process.stdin is not None and self.running:
+            self._process.stdin.write(b"\n")
+            self._process.stdin.close()
 
     async def wait(self) -> int:
         """Forwards output until the process ends. Returns its exit code, or minus the signal number that killed it."""

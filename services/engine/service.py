@@ -270,4 +270,5 @@ class EngineService:
             deterministic=settings.deterministic,
             generates=facts.generates,
             labels=facts.labels,
+            step_tokens=self.engine.limits.step_prompt_tokens or self.engine.limits.max_num_batched_tokens,
         )

@@ -24,6 +24,8 @@ from shared.messages import Heartbeat, ServiceName, ServiceState
 log = logging.getLogger(__name__)
 REPLACED_INSTANCES_MAX = 16
 """Number of replaced instance ids remembered for each service id, so that their late heartbeats are ignored."""
+EXPIRED_MAX = 1024
+"""Number of service ids for which the latest expired instance is remembered (`Members.is_silent`)."""
 THREAD_END_S = 5.0
 
 
@@ -56,6 +58,8 @@ class Members:
     lease_s: float = limits.LEASE_S
     _members: dict[tuple[str, str], _Member] = field(default_factory=dict[tuple[str, str], _Member])
     _replaced: dict[tuple[str, str], deque[str]] = field(default_factory=dict[tuple[str, str], deque[str]])
+    _expired: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    """The latest instance of each service id whose lease has run out, the oldest entry first."""
     _suspended_at: float | None = None
     _alive: dict[str, _Alive] = field(default_factory=dict[str, _Alive])
     """The last result of `alive` for each service; dropped when a member of the service or its lease changes."""
@@ -76,6 +80,7 @@ class Members:
                 self._alive.pop(heartbeat.service, None)
             return []
         self._members[key] = _Member(heartbeat, now)
+        self._expired.pop(key, None)
         self._alive.pop(heartbeat.service, None)
         if known is None:
             return []
@@ -114,7 +119,19 @@ class Members:
         overdue = [key for key, member in self._members.items() if not self._lives(member, now)]
         if overdue:
             self._alive.clear()
-        return [self._members.pop(key).heartbeat for key in overdue]
+        lost = [self._members.pop(key).heartbeat for key in overdue]
+        for heartbeat in lost:
+            self._expired[heartbeat.service, heartbeat.id] = heartbeat.instance_id
+        while len(self._expired) > EXPIRED_MAX:
+            del self._expired[next(iter(self._expired))]
+        return lost
+
+    def is_silent(self, service: str, member_id: str, instance_id: str) -> bool:
+        """Whether a member's lease has run out and it is not known whether its process has ended.
+
+        It may be frozen or cut off from the bus. It is known to have ended when its successor sends a heartbeat.
+        """
+        return self._expired.get((service, member_id)) == instance_id
 
     def forget(self, service: str, member_id: str, instance_id: str) -> bool:
         """Removes a member that was found dead before its lease expired. Returns whether the member was known."""

@@ -117,6 +117,8 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     num_idle_waiting: int = 0
     num_idle_waiting_tokens: int = 0
     idle_preemptions: int = 0
+    step_tokens: int = 0
+    """Largest number of prompt tokens that the engine computes in one step; 0: not known."""
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):

@@ -187,6 +187,7 @@ class RequestActor:
         elif delta is not None:
             if delta.token_ids:
                 self._places.release_prefill(sequence, self._spawn)
+                self._parts.router.record_output(engine, sequence.sequence_id)
             if sequence.phase is Phase.RUNNING:
                 self._parts.watch.touch(engine, sequence.sequence_id, now)
             if event.finish_reason == "error":
@@ -239,7 +240,12 @@ class RequestActor:
             if sequence.prefill is not None and sequence.prefill.engine == member:
                 sequence.prefill = None  # the engine that waits for the KV notices it and computes the prompt
             if sequence.phase is Phase.RUNNING and sequence.engine == member:
-                self._place_again(index)
+                if self._parts.members.is_silent("engine", *member):
+                    # If it goes on, it need not compute for nobody, and it still has the KV in its cache.
+                    self._candidates[index].returns_to(member)
+                    self._place_again(index, release="the engine stopped responding")
+                else:
+                    self._place_again(index)
             elif sequence.phase is Phase.RUNNING and sequence.detokenizer == member:
                 self._repair(index)
 

@@ -32,6 +32,9 @@ RUNNING_COST = 16
 """Cost of a sequence at an engine, in tokens: it delays the first token of a new sequence about as much as this many
 prompt tokens."""
 
+RECOVERY_STEPS = 2
+"""Steps of an engine that sequences with output of another placement may fill, for each gateway. Enough for the engine
+to compute until the gateway has the output of the first of them and has sent others."""
 
 SHARE = 8
 """Without credit a gateway may still have `max_num_seqs // SHARE` sequences at an engine, and at least one."""
@@ -58,6 +61,8 @@ class EngineLoad:
     """As `sent` and `ended`, for sequences of the idle lane."""
     refused: bool = False
     """The engine has refused a sequence or not answered; it gets no sequence until its next heartbeat."""
+    recovering: dict[str, int] = field(default_factory=dict[str, int])
+    """Sequences with output from another placement that have no new output yet, with the tokens to compute again."""
     silent: bool = False
     """The engine has not answered a submit. Until it answers one, it gets at most one sequence per heartbeat."""
 
@@ -71,6 +76,7 @@ class EngineLoad:
 
     def let_go(self, sequence_id: str) -> bool:
         """Removes a sequence that is not of the idle lane. Returns False if it was not recorded."""
+        self.recovering.pop(sequence_id, None)
         client = self.held.pop(sequence_id, None)
         if client is None:
             return False
@@ -116,7 +122,7 @@ class Router:
     def choose_engine(
         self, engines: Sequence[Heartbeat], model: str, num_tokens: int, hashes: Sequence[bytes],
         avoid: Collection[tuple[str, str]] = (), affinity: Collection[tuple[str, str]] = (), client: str = "", *,
-        joins: bool = False, pools: bool = False, idle: bool = False,
+        joins: bool = False, pools: bool = False, idle: bool = False, recovers: bool = False,
     ) -> Heartbeat | None:  # fmt: skip
         """Returns the cheapest ready engine of the model with credit; None if there is none.
 
@@ -124,6 +130,10 @@ class Router:
         if the sequence `joins` a computation there (a beam search), even without credit. Engines in `avoid`, on which a
         placement of the sequence failed, are chosen only if there is no other. Prefill engines (or, if the sequence
         `pools`, decode engines) are also chosen only if there is no other.
+
+        A sequence that `recovers`, whose output must be computed again, waits while an engine has RECOVERY_STEPS steps
+        full of such sequences: if another engine is ready before their turn, as a lost engine may be again, it computes
+        the rest.
         """
         engines = _with_role(ready_members(engines, model), "decode" if pools else "prefill")
         if joins:
@@ -132,6 +142,7 @@ class Router:
             if found is not None:
                 return found
         ready = [e for e in engines if self.credit(e, client, idle=idle) > 0]
+        ready = [e for e in ready if not recovers or self._may_recover(e)]
         ready = [e for e in ready if (e.id, e.instance_id) not in avoid] or ready
         ready = [e for e in ready if (e.id, e.instance_id) in affinity and self._has_row(e)] or ready
         return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes, idle), self._used(e), e.id), default=None)
@@ -248,14 +259,20 @@ class Router:
         client: str = "",
         *,
         idle: bool = False,
+        recovers: bool = False,
     ) -> None:
-        """Records that a sequence is being sent to an engine. `idle`: it is one of the idle lane."""
+        """Records that a sequence is being sent to an engine. `idle`: it is one of the idle lane.
+
+        `recovers`: it has output, which is among its `num_tokens` tokens to compute.
+        """
         load, key = self._load(engine), (engine.id, engine.instance_id)
         load.tokens += 0 if idle else num_tokens
         load.sent += not idle
         load.idle_sent += idle
         load.unanswered.add(sequence_id)
         load.hold(sequence_id, client, idle=idle)
+        if recovers and not idle:
+            load.recovering[sequence_id] = num_tokens
         prefixes = self._prefixes.get(key)
         if prefixes is None:
             prefixes = self._prefixes[key] = PrefixIndex(_engine_status(engine).num_blocks)
@@ -280,6 +297,12 @@ class Router:
             load.let_go(sequence_id)
             load.idle.discard(sequence_id)
             load.silent = load.refused = True
+
+    def record_output(self, engine: tuple[str, str], sequence_id: str) -> None:
+        """Records that a sequence has new output from an engine, which therefore has computed its earlier tokens."""
+        load = self._loads.get(engine)
+        if load is not None and load.recovering:
+            load.recovering.pop(sequence_id, None)
 
     def record_end(self, engine: tuple[str, str], sequence_id: str) -> None:
         """Records that a sequence has ended at an engine or was moved away from it. Idempotent."""
@@ -311,6 +334,11 @@ class Router:
         if not idle:
             return waiting - status.num_idle_waiting_tokens + RUNNING_COST * (_num_ordinary(status) + load.sent)
         return waiting + RUNNING_COST * (status.num_running + status.num_waiting + load.sent + load.idle_sent)
+
+    def _may_recover(self, engine: Heartbeat) -> bool:
+        """Whether the engine can begin soon with one more sequence that recovers."""
+        most = RECOVERY_STEPS * _engine_status(engine).step_tokens
+        return not most or sum(self._load(engine).recovering.values()) < most
 
     def _has_row(self, engine: Heartbeat) -> bool:
         status = _engine_status(engine)

@@ -163,12 +163,13 @@ class SequenceState:
         assert self.phase is Phase.RUNNING, self.phase
         self.phase, self.engine, self.detokenizer = Phase.WAITING, None, None
 
-    def retry_limit_reached(self, alive: Set[Address]) -> bool:
+    def retry_limit_reached(self, spared: Set[Address]) -> bool:
         """Whether the sequence has lost too many engines to be placed again.
 
-        `alive`: engines that are alive now. They were only silent and do not count towards DEATHS_MAX.
+        `spared`: engines that are alive now, and those that are silent but not known to have ended. The sequence has
+        not killed them, so they do not count towards DEATHS_MAX.
         """
-        return len(self.lost_engines - alive) >= limits.DEATHS_MAX or self.losses >= limits.LOSSES_MAX
+        return len(self.lost_engines - spared) >= limits.DEATHS_MAX or self.losses >= limits.LOSSES_MAX
 
     def touch(self, now: float) -> None:
         """Restarts the silence timer, after the gateway could not receive messages for some time."""

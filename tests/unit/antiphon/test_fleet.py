@@ -22,6 +22,7 @@ SLEEPER = (
 )
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
 
+WAITS = "import sys; sys.stdin.readline(); "
 TELLS_PID = STUBBORN.replace("'up'", "__import__('os').getpid()")
 LAUNCHER = """
 import asyncio, sys
@@ -138,6 +139,68 @@ async def test_a_child_of_another_model_is_no_replica(
     await output.until_up("a-1")
     os.kill(fleet.pids()["a-1"], signal.SIGKILL)
     await output.until_up("a-1", 2)
+
+
+async def test_a_stopped_replica_is_not_waited_for(
+    fleet: Fleet, output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.supervision.fleet.REPLICAS_S", 3600.0)
+    fleet.start([spec("a-1", SLEEPER), spec("a-2", SLEEPER)])
+    await output.until_up("a-1")
+    await output.until_up("a-2")
+    stopped = fleet.pids()["a-2"]
+    os.kill(stopped, signal.SIGSTOP)
+    wait_until(lambda: Path(f"/proc/{stopped}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    os.kill(fleet.pids()["a-1"], signal.SIGKILL)
+    await output.until_up("a-1", 2)
+    os.kill(stopped, signal.SIGCONT)
+
+
+async def until_it_stands_by(fleet: Fleet, index: int = 0) -> int:
+    """Returns the process id of a child's standby when it waits for its line."""
+    member = fleet._members[index]
+    async with asyncio.timeout(20):
+        while member.standby is None or member.standby.pid == 0:
+            await asyncio.sleep(0.01)
+    return member.standby.pid
+
+
+async def test_a_standby_takes_the_place_of_a_child_that_ends(
+    fleet: Fleet, output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.supervision.fleet.STANDBY_AFTER_S", 0.0)
+    fleet.start([spec("a", SLEEPER, standby_argv=[sys.executable, "-c", WAITS + SLEEPER])])
+    await output.until_up("a")
+    standby = await until_it_stands_by(fleet)
+    os.kill(fleet.pids()["a"], signal.SIGKILL)
+    await output.until_up("a", 2)
+    assert fleet.pids()["a"] == standby
+    assert await until_it_stands_by(fleet) != standby  # the next one
+    os.kill(standby, signal.SIGKILL)
+    await output.until_up("a", 3)
+
+
+async def test_without_its_standby_a_child_is_started_as_usual(
+    fleet: Fleet, output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("antiphon.supervision.fleet.STANDBY_AFTER_S", 0.0)
+    fleet.start([spec("a", SLEEPER, standby_argv=[sys.executable, "-c", WAITS])])
+    await output.until_up("a")
+    standby = await until_it_stands_by(fleet)
+    os.kill(standby, signal.SIGKILL)
+    wait_until(lambda: not alive(standby))
+    os.kill(fleet.pids()["a"], signal.SIGKILL)
+    await output.until_up("a", 2)
+    assert fleet.pids()["a"] != standby
+
+
+async def test_a_standby_ends_with_its_child(fleet: Fleet, output: Output, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("antiphon.supervision.fleet.STANDBY_AFTER_S", 0.0)
+    fleet.start([spec("a", SLEEPER, standby_argv=[sys.executable, "-c", WAITS])])
+    await output.until_up("a")
+    standby = await until_it_stands_by(fleet)
+    await fleet.stop({"a"}, 5)
+    assert not alive(standby)
 
 
 async def test_a_configuration_error_is_not_tried_again(fleet: Fleet, output: Output) -> None:

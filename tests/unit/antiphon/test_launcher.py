@@ -2,9 +2,11 @@
 
 import argparse
 import asyncio
+import importlib.util
 import os
 import socket
 import stat
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +57,28 @@ def test_a_plan_has_the_bus_and_as_many_of_each_service_as_asked(planned) -> Non
         "nats", "gateway-1", "gateway-2", "tokenizer-1",
         "engine-1", "engine-2", "engine-3", "detokenizer-1", "detokenizer-2",
     ]  # fmt: skip
+
+
+def test_engines_and_gateways_have_standbys_if_there_are_several_or_if_asked(planned) -> None:
+    def with_standbys(**settings: Any) -> list[str]:
+        return [spec.name for spec in planned(ServeSettings(**settings)).specs if spec.standby_argv]
+
+    assert with_standbys() == []
+    assert with_standbys(gateways=2, tokenizers=2) == ["gateway-1", "gateway-2"]
+    assert with_standbys(engines=2) == ["engine-1", "engine-2"]
+    assert with_standbys(prefill=1, decode=1) == ["prefill-1", "decode-1"]
+    assert with_standbys(engines=2, standby="off") == []
+    assert with_standbys(standby="on") == ["gateway-1", "engine-1"]
+
+
+def test_a_standby_becomes_the_same_process_as_its_child(planned) -> None:
+    for spec in planned(ServeSettings(standby="on")).specs:
+        if spec.standby_argv:
+            words = list(spec.standby_argv)
+            assert words[:3] == [sys.executable, "-m", "shared.actors.standby"]
+            assert words[4:] == list(spec.argv)[2:]
+            for module in words[3].split(","):
+                assert importlib.util.find_spec(module) is not None
 
 
 def test_a_child_gets_by_flags_exactly_what_the_user_chose(planned) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shared import codec, limits
 from shared.actors.host import Host
 from shared.actors.nats import NatsTransport
-from shared.actors.presence import HeartbeatTask, HeartbeatThread, Members, interval_of
+from shared.actors.presence import EXPIRED_MAX, HeartbeatTask, HeartbeatThread, Members, interval_of
 from shared.clock import SystemClock
 from shared.errors import ServiceError
 from shared.messages import Heartbeat, ServiceName, StreamStatus
@@ -76,6 +76,31 @@ def test_a_new_boot_replaces_the_old_one_and_reports_it_as_lost(members):
     assert ids(members.observe(beat(instance_id="b2", sequence=1), 1.1)) == [("d1", "b1")]
     assert ids(members.alive("detokenizer", 1.1)) == [("d1", "b2")]
     assert members.expire(1.1) == []
+
+
+def test_an_expired_member_is_only_silent_until_its_successor_is_heard(members):
+    members.observe(beat(instance_id="b1"), 1.0)
+    assert not members.is_silent("detokenizer", "d1", "b1")
+    members.expire(2.0)
+    assert members.is_silent("detokenizer", "d1", "b1")
+    assert not members.is_silent("detokenizer", "d1", "b0")
+    members.observe(beat(instance_id="b2"), 2.1)
+    assert not members.is_silent("detokenizer", "d1", "b1")
+
+
+def test_a_member_that_was_found_dead_is_not_silent(members):
+    members.observe(beat(instance_id="b1"), 1.0)
+    members.forget("detokenizer", "d1", "b1")
+    members.expire(2.0)
+    assert not members.is_silent("detokenizer", "d1", "b1")
+
+
+def test_silent_members_are_remembered_up_to_a_limit(members):
+    for number in range(EXPIRED_MAX + 1):
+        members.observe(beat(f"d{number}"), 1.0)
+    members.expire(2.0)
+    silent = [members.is_silent("detokenizer", f"d{number}", "b1") for number in range(EXPIRED_MAX + 1)]
+    assert silent == [False] + [True] * EXPIRED_MAX
 
 
 def test_a_late_heartbeat_of_a_replaced_incarnation_changes_nothing(members):

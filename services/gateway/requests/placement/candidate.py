@@ -67,6 +67,11 @@ class Candidate:
     """Engines on which a placement of this sequence failed since it was last placed."""
 
     @property
+    def recovers(self) -> bool:
+        """Whether the sequence has output of an earlier placement, which an engine must compute again."""
+        return bool(self.sequence.token_ids) and not self.ticket.idle
+
+    @property
     def joins(self) -> bool:
         """Whether the sequence needs no additional memory on an engine of `affinity`."""
         return self.returns or self.messages.request.params.beam is not None
@@ -111,6 +116,10 @@ class Candidate:
         self.preferred, self.returns = None, False
         if isinstance(engine.status, EngineStatus) and engine.status.deterministic:
             self.numerics = engine.status.configuration
+
+    def returns_to(self, engine: Address) -> None:
+        """Has the next placement return to an engine that was silent, if it is ready again by then."""
+        self.preferred, self.returns = engine, True
 
     def prefill_of_sibling(self, engine: Address) -> Prefill | None:
         """Returns the prefill for which another choice of the prompt waits on the engine; None if there is none."""

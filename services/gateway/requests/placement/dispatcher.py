@@ -7,7 +7,7 @@ is queued or ends, when a heartbeat arrives, and when a member is lost.
 
 import secrets
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import TypeVar
 
 from services.gateway.requests.lockstep.trust import Trust
@@ -137,10 +137,13 @@ class Dispatcher:
         placed: list[Placement] = []
         for model in self.queue.models():
             eligible: Callable[[str], bool] | None = None
-            while (ticket := self.queue.first(model, eligible)) is not None:
+            recovering = set[str]()  # clients whose next sequence has output of a lost placement and has to wait
+            while (ticket := self.queue.first(model, _without(recovering, eligible))) is not None:
                 placement = self._choose(ticket.claimant, engines, detokenizers, now)
                 if isinstance(placement, Placement):
                     placed.append(placement)
+                elif placement is None and ticket.claimant.recovers:
+                    recovering.add(ticket.client.name)
                 elif placement is None:
                     # If the next client has to wait for credit, another client may still send a sequence as a newcomer
                     # (see `Router.newcomers`).
@@ -178,6 +181,9 @@ class Dispatcher:
     def _push(self, candidate: Candidate) -> None:
         now = self._now()
         self._able_at.setdefault(candidate.ticket.model, now)
+        num_output = len(candidate.sequence.token_ids)
+        # Clients of sequences with output wait in mid-stream. The shortest ones are first, see `_turn`.
+        candidate.ticket.turn = (0, candidate.num_tokens + num_output) if num_output else None
         self.queue.push(candidate.ticket, now)
 
     def _engines(self, now: float) -> Sequence[Heartbeat]:
@@ -211,6 +217,7 @@ class Dispatcher:
             joins=candidate.joins,
             pools=not candidate.has_text,
             idle=candidate.ticket.idle,
+            recovers=candidate.recovers,
         )
         detokenizer = None
         if candidate.has_text:
@@ -236,14 +243,23 @@ class Dispatcher:
         status = engine.status if isinstance(engine.status, EngineStatus) else None
         size = (status.max_num_seqs, status.block_size) if status is not None else ()
         candidate.messages.request.record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, *size)
-        num_tokens = 1 if has_kv or prefill is not None else candidate.num_tokens
-        idle = candidate.ticket.idle
-        self._router.record_dispatch(engine, sequence.sequence_id, num_tokens, candidate.hashes, client, idle=idle)
+        num_tokens = 1 if has_kv or prefill is not None else candidate.num_tokens + len(sequence.token_ids)
+        self._router.record_dispatch(
+            engine,
+            sequence.sequence_id,
+            num_tokens,
+            candidate.hashes,
+            client,
+            idle=candidate.ticket.idle,
+            recovers=candidate.recovers,
+        )
         return Placement(candidate, to_engine, to_detokenizer, sequence.attempt, self._settled)
 
     def _fitting(self, candidate: Candidate, engines: Sequence[Heartbeat], now: float) -> list[Heartbeat]:
         """Returns the engines on which a sequence may run. Raises ServiceError if its request cannot continue."""
-        if candidate.sequence.retry_limit_reached({Address(beat.id, beat.instance_id) for beat in engines}):
+        sequence, alive = candidate.sequence, {Address(beat.id, beat.instance_id) for beat in engines}
+        silent = {lost for lost in sequence.lost_engines if self._members.is_silent("engine", *lost)}
+        if sequence.retry_limit_reached(alive | silent):
             raise ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
         if (overdue := self._overdue(candidate.ticket, now)) is not None:
             raise overdue
@@ -437,6 +453,13 @@ def _turn(placement: Placement) -> tuple[bool, int]:
     """
     candidate, num_output = placement.candidate, len(placement.candidate.sequence.token_ids)
     return (False, candidate.num_tokens + num_output) if num_output else (True, 0)
+
+
+def _without(clients: Set[str], eligible: Callable[[str], bool] | None) -> Callable[[str], bool] | None:
+    """Returns a function that tells whether a client is `eligible` (None: every client) and not one of `clients`."""
+    if not clients:
+        return eligible
+    return lambda client: client not in clients and (eligible is None or eligible(client))
 
 
 def _batches(

@@ -6,7 +6,7 @@ the tickets whose time in the idle lane is over to the first line.
 Clients (API keys) share by weighted fair queueing in tokens (`shared.structures.fair_order`), so a client with many
 requests does not delay the others. The order of the sequences of one client is priority (lower first), then arrival. A
 sequence whose engine was lost keeps its arrival number, so it goes before all sequences of the client that arrived
-later.
+later. The caller may give it an earlier turn.
 """
 
 import heapq
@@ -46,6 +46,8 @@ class Ticket(Generic[C]):
     """Time until which the ticket is in the idle lane, in seconds of the caller's clock; 0: it is not in the lane."""
     idle: bool = False
     """Set by the queue: whether the ticket was last queued in the idle lane."""
+    turn: tuple[int, int] | None = None
+    """Takes the place of `arrival` in the order of the client's sequences; None: `arrival` counts."""
 
 
 _Item = tuple[int, tuple[int, int], int, Ticket[C]]
@@ -111,7 +113,8 @@ class PlacementQueue(Generic[C]):
         heap = line.heaps.get(client.name)
         if heap is None:
             heap = line.heaps[client.name] = _Heap()
-        heapq.heappush(heap.items, (ticket.priority, ticket.arrival, ticket.number, ticket))
+        turn = ticket.arrival if ticket.turn is None else ticket.turn
+        heapq.heappush(heap.items, (ticket.priority, turn, ticket.number, ticket))
         heap.num_queued += 1
         line.num_queued += 1
         self._num_queued += 1

@@ -13,6 +13,7 @@ import pytest
 from antiphon.chaos import targets
 from antiphon.chaos.schedule import Fault
 from antiphon.chaos.targets import Injector, find_targets, process_state
+from shared.actors.standby import ACTIVE, MODULE
 
 IDLE = "import time; time.sleep(60)"
 LAUNCHER = """
@@ -56,6 +57,20 @@ def _fault(kind, duration_s: float = 0.0) -> Fault:
 async def test_only_the_children_of_the_launcher_are_looked_at_if_the_kernel_lists_them():
     async with _launcher(restarts=True) as launcher:
         assert [path.name for path in targets._children(launcher)] == [str(find_targets(launcher)["engine-1"].pid)]
+
+
+async def test_a_standby_is_no_target_until_it_is_active():
+    code = f"import sys; sys.stdin.readline(); open('/proc/self/comm', 'w').write({ACTIVE!r}); {IDLE}"
+    argv = [sys.executable, "-c", code, MODULE, "json", "services.engine", "--service-id=engine-1"]
+    process = await asyncio.create_subprocess_exec(*argv, stdin=asyncio.subprocess.PIPE)
+    try:
+        assert "engine-1" not in find_targets(os.getpid())
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        await _until(lambda: "engine-1" in find_targets(os.getpid()))
+    finally:
+        process.kill()
+        await process.wait()
 
 
 def test_without_that_list_all_processes_are_looked_at():

@@ -39,6 +39,15 @@ def test_a_sequence_that_comes_back_goes_before_those_who_came_later():
     assert drain(queue) == [1, 2, 3]
 
 
+def test_an_earlier_turn_goes_before_the_order_of_arrival():
+    queue = PlacementQueue[int]()
+    for number, turn in [(1, None), (2, (0, 50)), (3, (0, 20)), (4, None)]:
+        one = ticket(number)
+        one.turn = turn
+        queue.push(one, 0.0)
+    assert drain(queue) == [3, 2, 1, 4]
+
+
 def test_models_have_lines_of_their_own():
     queue = PlacementQueue[int]()
     queue.push(ticket(1, model="a"), 0.0)

@@ -226,3 +226,38 @@ def test_idle_sequences_take_no_credit_from_others_and_do_not_repel_them():
     assert (router.credit(fresh), router.credit(fresh, idle=True)) == (1, 0)
     router.record_end(("a", "instance_id"), "i1")
     assert router.credit(engine("a", 3, credits=1, idle_credits=-5), idle=True) == 1, "one at each engine, always"
+
+
+def test_sequences_that_recover_fill_a_step_of_an_engine_and_the_others_wait():
+    router, only = Router(), engine("a", step_tokens=50)
+    for name in ("s0", "s1"):
+        assert router.choose_engine([only], "m", 10, [], recovers=True) is only
+        router.record_dispatch(only, name, 60, [], recovers=True)
+    assert router.choose_engine([only], "m", 10, [], recovers=True) is None
+    assert router.choose_engine([only], "m", 10, []) is only  # new sequences do not wait for them
+    router.record_output(("a", "instance_id"), "s0")
+    assert router.choose_engine([only], "m", 10, [], recovers=True) is only
+
+
+def test_sequences_that_recover_go_to_an_engine_that_becomes_ready_before_their_turn():
+    router, first, second = Router(), engine("a", step_tokens=50), engine("b", step_tokens=100)
+    router.record_dispatch(first, "s0", 100, [], recovers=True)
+    assert router.choose_engine([first], "m", 10, [], recovers=True) is None
+    assert router.choose_engine([first, second], "m", 10, [], recovers=True) is second
+
+
+def test_a_sequence_that_recovers_no_longer_counts_when_it_has_left_the_engine():
+    router, only, address = Router(), engine("a", step_tokens=50), ("a", "instance_id")
+    for leave in (router.record_end, router.record_silence):
+        router.record_dispatch(only, "s0", 100, [], recovers=True)
+        leave(address, "s0")
+        assert router._may_recover(only)
+    router.record_dispatch(only, "s1", 100, [], recovers=True)
+    router.record_answer(address, "s1", accepted=False)
+    assert router._may_recover(only)
+
+
+def test_an_engine_of_an_earlier_version_that_tells_no_step_size_gets_all_at_once():
+    router, only = Router(), engine("a")
+    router.record_dispatch(only, "s0", 10_000, [], recovers=True)
+    assert router.choose_engine([only], "m", 10, [], recovers=True) is only
