@@ -1,8 +1,8 @@
 """`antiphon chaos`: runs streams on a server while its processes are killed and frozen, and reports what clients saw.
 
-The server is started for the run, or already running (`--url` with `--run-directory`). The order is: (1) answers
-without faults, (2) streams with faults, (3) the rest of the streams without faults, (4) the invariants of the idle
-system.
+The server is started for the run, or already running (`--url` with `--run-directory`). The order is: (1) the answers
+without faults, which are compared with later; (2) streams with faults; (3) no more faults, until the streams that run
+have ended; (4) checks on the idle system: that nothing is left of the streams (`antiphon watch`).
 """
 
 import argparse

@@ -380,7 +380,7 @@ class GatewayActor(Actor):
 
     @handles(AdaptersChanged)
     def on_adapters_changed(self, envelope: Envelope) -> None:
-        """Reads the adapters of a model again."""
+        """Reads the list of a model's LoRA adapters again, from the bucket on the bus."""
         message = envelope.message
         assert isinstance(message, AdaptersChanged)
         self._adapters.changed(message)

@@ -78,7 +78,7 @@ def _verse(rng: Random) -> str:
 
 
 def plain_text(rng: Random) -> str:
-    """One document: in seven of ten cases a story."""
+    """Returns one document: in seven of ten cases a story, in the others one of the other kinds of text."""
     if rng.random() < 0.7:
         return story(rng)
     makers = (

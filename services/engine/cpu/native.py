@@ -220,7 +220,7 @@ class NativeModel:
         self._free.atexit = False  # when the process ends, the system frees its memory
 
     def set_matrix(self, layer: int, name: str, expert: int, address: int, shape: tuple[int, int], bias: int) -> None:
-        """Packs and copies a weight [out, in] with its float32 bias."""
+        """Copies a weight [out, in] into the library's layout, and its float32 bias (address 0: none)."""
         self._library.check("set_matrix", self._handle, layer, name.encode(), expert, address, *shape, bias)
 
     def set_packed(

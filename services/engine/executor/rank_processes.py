@@ -51,7 +51,7 @@ class LocalRank:
     """A process of this machine that this process has started."""
 
     def __init__(self, settings: EngineSettings, number: int) -> None:
-        """Starts the process, which waits for a `Start`."""
+        """Starts the process, which waits for the command `Start`: meet the other ranks and load the model."""
         (ours, theirs), (blocks, their_blocks) = socket.socketpair(), socket.socketpair()
         self.blocks: socket.socket | None = blocks
         self.number, self.channel = number, Channel(ours)

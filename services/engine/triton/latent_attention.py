@@ -193,7 +193,7 @@ def attend_few_latents(queries: Tensor, cache: Tensor, attended: Tensor, work: D
 
 
 def attend_many_latents(queries: Tensor, cache: Tensor, attended: Tensor, work: DeviceWork, row: RowShape) -> None:
-    """Writes what every sequence with many query tokens attends to into `attended`, in place."""
+    """Writes the attention output of every sequence with many query tokens to `attended`."""
     many = work.many
     assert many is not None
     assert work.window is None, "latent attention has no sliding windows"

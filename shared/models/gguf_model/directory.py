@@ -33,7 +33,7 @@ _MADE = ".made-from-gguf"
 
 
 def gguf_file(directory: Path) -> Path | None:
-    """Returns the GGUF file of a directory that has no other weights.
+    """Returns the GGUF file of a directory; None if the directory has weights in another format.
 
     If a model is stored in several files, returns the first one. Returns None if there is no GGUF file, or if the
     directory was itself made from one. Raises SettingsError if there are several models.
