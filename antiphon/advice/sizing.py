@@ -239,7 +239,8 @@ def fit_check(settings: EngineSettings) -> device_checks.Check:
 def _attempts(settings: EngineSettings, card: Card | None) -> Iterator[dict[str, Any]]:
     """Yields changed settings, the most recommended first."""
     sizes = [n for n in (1, 2, 4, _MAX_CARDS) if n > settings.tensor_parallel_size] if card else []
-    modes = [settings.quantization] if settings.quantization else ["", "ifq", "ifq_nf4"]
+    online = ["ifq", "ifq_nf4"] if card else ["ifq_w8a8", "ifq_w4a8"]
+    modes = [settings.quantization] if settings.quantization else ["", *online]
     contexts = [settings.max_model_len] if settings.max_model_len else [None, USUAL_CONTEXT]
     for size in (settings.tensor_parallel_size, *sizes):
         for mode in modes:

@@ -370,8 +370,8 @@ def _with_zeros(weight: QuantizedWeight) -> QuantizedWeight:
 
 
 def _are_bytes(levels: Tensor | None) -> bool:
-    """Whether levels are numbers of 8 bits, as those that are not given are."""
-    return levels is None or bool(((levels == levels.round()) & (levels.abs() <= INT8_MAX)).all())
+    """Whether levels are numbers of 8 bits, as those that are not given are. Levels without values (meta) pass."""
+    return levels is None or levels.is_meta or bool(((levels == levels.round()) & (levels.abs() <= INT8_MAX)).all())
 
 
 def _equal(levels: Tensor | None, others: Tensor | None) -> bool:

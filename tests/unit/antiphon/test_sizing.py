@@ -207,6 +207,24 @@ def test_what_cannot_be_is_refused(model: Any, tmp_path: Path, capsys: pytest.Ca
         assert said in capsys.readouterr().err
 
 
+def test_a_cpu_gets_the_quantization_that_is_fast_there(
+    tmp_path: Path, programs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights of 16 bits do not fit into the memory, those of 8 or 4 bits do."""
+    make_model(tmp_path, "llama", num_hidden_layers=8, hidden_size=512, intermediate_size=2048)
+    settings = EngineSettings(
+        model=str(tmp_path), max_num_seqs=2, max_model_len=256, max_num_batched_tokens=64, kv_cache_memory_gb=0.1
+    )
+    for mode in ("ifq_w8a8", "ifq_w4a8"):
+        needs = sizing.predict(replace(settings, quantization=mode), tmp_path, "cpp")
+        monkeypatch.setattr(sizing, "free_bytes", lambda needs=needs: needs.main_memory_bytes)
+        words = ("--max-num-seqs=2", "--max-model-len=256", "--max-num-batched-tokens=64", "--kv-cache-memory-gb=0.1")
+        assert main(["plan", str(tmp_path), *words]) == 0
+        told = capsys.readouterr().out
+        assert re.search(rf"Recommended for this machine's memory: .*--quantization={mode}", told)
+        assert "Without quantization it does not fit" in told
+
+
 def test_on_a_cpu_a_larger_cache_is_recommended_where_one_sequence_needs_it(
     tmp_path: Path, programs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,6 +101,7 @@ def compare(chosen: EngineSettings, directory: Path, rel: float = 0.1) -> Needs:
         ("tied, a large vocabulary", {"max_num_seqs": 64, "max_num_batched_tokens": 512}),
         ("groups", {"quantization": "ifq", "kv_cache_dtype": "fp8", "max_num_seqs": 8}),
         ("groups", {"quantization": "ifq_nf4", "max_model_len": 512, "max_num_seqs": 16}),
+        ("groups", {"quantization": "ifq_w4a8", "max_model_len": 512, "max_num_seqs": 16}),
         ("tied, a large vocabulary", {"quantization": "ifq", "max_num_seqs": 16}),
         ("groups", {"cpu_backend": "torch", "dtype": "float32", "kv_cache_dtype": "fp8", "max_num_seqs": 8}),
         ("tied, a large vocabulary", {"cpu_backend": "torch", "dtype": "bfloat16", "max_num_seqs": 16}),
