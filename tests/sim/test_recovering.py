@@ -1,7 +1,8 @@
 """Which engines compute the sequences of a lost engine again, in virtual time."""
 
 import asyncio
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from services.gateway.generation import Client
 from tests.sim.society import Society
