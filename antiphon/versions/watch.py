@@ -3,6 +3,7 @@
 Heartbeats are received only inside `watching`, so that they do not wake an idle launcher.
 """
 
+import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -22,26 +23,32 @@ class MemberWatch:
         self._host = host
         self._members = Members()
         self._decoder: Decoder[Message] = Decoder([Heartbeat])
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions: dict[str, Subscription] = {}
         self._num_watching = 0
+        self._changing = asyncio.Lock()
+        """Held while subscriptions are made or ended: a task may begin to watch while the last other one ends."""
 
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Receives heartbeats until the end of the context."""
         self._num_watching += 1
         try:
-            if self._num_watching == 1:
-                self._members = Members()
-                for service in MODEL_SERVICES:
-                    subject = self._host.subjects.heartbeats(service)
-                    self._subscriptions.append(await self._host.transport.subscribe(subject, self._receive))
+            async with self._changing:
+                await self._subscribe()
             yield
         finally:
             self._num_watching -= 1
-            if not self._num_watching:
-                for subscription in self._subscriptions:
-                    await subscription.unsubscribe()
-                self._subscriptions.clear()
+            async with self._changing:
+                while self._subscriptions and not self._num_watching:
+                    await self._subscriptions.popitem()[1].unsubscribe()
+
+    async def _subscribe(self) -> None:
+        if not self._subscriptions:
+            self._members = Members()
+        for service in MODEL_SERVICES:
+            if service not in self._subscriptions:
+                subject = self._host.subjects.heartbeats(service)
+                self._subscriptions[service] = await self._host.transport.subscribe(subject, self._receive)
 
     def is_ready(self, model: str, services: Iterable[str]) -> bool:
         """Whether enough members are ready: `services` has a service's name once for each member that is required."""

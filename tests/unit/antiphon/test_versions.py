@@ -42,6 +42,8 @@ STATUSES = {
     "vision": VisionStatus(model=MODEL),
 }
 
+SERVICES: tuple[ServiceName, ...] = ("tokenizer", "engine", "detokenizer", "vision")
+
 
 async def beat(transport: MemoryTransport, subjects: Subjects, service: ServiceName) -> None:
     heartbeat = Heartbeat(service, f"{service}-1", "i", 2, "ready", 1, 0.2, STATUSES[service])
@@ -64,6 +66,46 @@ async def test_a_version_is_ready_when_each_of_its_services_is_also_that_of_pict
             while not watch.is_ready(MODEL, services):
                 await asyncio.sleep(0.01)
         assert not watch.is_ready("tiny", services)
+
+
+async def test_a_version_that_starts_while_another_watch_ends_gets_its_heartbeats() -> None:
+    bus, subjects = MemoryBus(), Subjects("antiphon")
+    launcher, others = bus.connect("launcher"), bus.connect("others")
+    subscribe = launcher.subscribe
+    ending, ended = asyncio.Event(), asyncio.Event()
+
+    async def subscribed(*given: Any, **named: Any) -> Any:
+        subscription = await subscribe(*given, **named)
+
+        async def unsubscribe() -> None:
+            ending.set()
+            await ended.wait()
+            await subscription.unsubscribe()
+
+        return SimpleNamespace(unsubscribe=unsubscribe)
+
+    host = Host(launcher, subjects, SystemClock(), "launcher", "i")
+    setattr(launcher, "subscribe", subscribed)  # noqa: B010  (a method)
+    watch = MemberWatch(host)
+
+    async def first() -> None:
+        async with watch.watching():
+            pass
+
+    async def second() -> None:
+        async with watch.watching(), asyncio.timeout(60):
+            await watches[0]
+            while not watch.is_ready(MODEL, SERVICES):
+                for service in SERVICES:
+                    await beat(others, subjects, service)
+                await asyncio.sleep(0.01)
+
+    watches = [asyncio.create_task(first())]
+    await ending.wait()
+    watches.append(asyncio.create_task(second()))
+    await asyncio.sleep(0.01)
+    ended.set()
+    await asyncio.gather(*watches)
 
 
 def test_a_version_that_cannot_take_pictures_is_refused_before_anything_starts(tmp_path: Path) -> None:
