@@ -1,7 +1,7 @@
 """The other ranks as actors of Ray, on any machine of a Ray cluster: Ray chooses the machines, starts and watches them.
 
 The ranks join the first one over TCP like those of other machines (`joining`), with a key created for this engine.
-The plans of steps, partial sums and hidden states do not pass through Ray. Imports ray, which is an optional dependency.
+Step plans, partial sums and hidden states do not pass through Ray. Imports ray, which is an optional dependency.
 """
 
 import logging

@@ -64,7 +64,7 @@ class EventWriter:
                 raise taken()  # another gateway has taken the request over after this one
 
     async def run(self, on_lost: Callable[[], None]) -> None:
-        """Writes new events until it is cancelled. `on_lost` is called when another gateway has taken the request over."""
+        """Writes new events until it is cancelled. Calls `on_lost` when another gateway has taken the request over."""
         while True:
             await self._wake.wait()
             await asyncio.sleep(limits.STREAM_FLUSH_S)
