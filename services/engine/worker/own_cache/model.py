@@ -2,7 +2,7 @@
 
 Transformers computes everything, attention included. A cache holds the states of layers with a state (state spaces,
 linear attention, convolutions) and the keys and values of the others; it can be extended but not truncated. Called by
-`worker`, which imports this module only for such models: importing transformers takes seconds.
+`worker`, which imports this module only if the model needs it: importing transformers takes seconds.
 """
 
 import inspect
