@@ -350,10 +350,8 @@ def service_spec(
     credentials = place.bus.join(bus_permissions.role(service), member_id) if place.bus else place.credentials
     where: dict[str, object] = {"service_id": member_id, "nats": "", "nats_credentials": credentials}
     flags = to_argv(of_service(settings, SERVICES[service], **where, **changes))
-    command, own = (
-        [f"services.{service}", *flags],
-        child_environment(environ, ANTIPHON_NATS=place.nats, **(secret or {})),
-    )
+    command = [f"services.{service}", *flags]
+    own = child_environment(environ, ANTIPHON_NATS=place.nats, **(secret or {}))
     spec = ChildSpec(name, service, [sys.executable, "-m", *command], own, member_id=member_id)
     if not _stands_by(service, settings):
         return spec
