@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from services.engine.quantizer.clipping import clipped
 from services.engine.quantizer.gptq import gptq_rounded
 from services.engine.quantizer.grid import Ranges, Rounded, extremes, int8, with_zeros
 from services.engine.quantizer.layer import Statistics
@@ -23,11 +24,9 @@ from services.engine.quantizer.scaling import LayerTensors, rescaled, sites_of
 ENOUGH_TOKENS = 256
 """Minimum number of an expert's calibration tokens for GPTQ to use the expert's own statistics."""
 _FACTOR_STEPS = 20
-_CLIP_STEPS, _LEAST_CLIP = 10, 0.5
 _UNCLIPPED = ("qkv",)
 """Ranges of queries and keys are not clipped, because clipping would change the order of attention scores."""
 _LEAST_FACTOR = 1e-4
-_CLIP_ELEMENTS = 1 << 22
 Sites = Mapping[Site, Statistics]
 
 
@@ -65,7 +64,7 @@ def awq_layer(layer: LayerTensors, sites: Sites, dtype: torch.dtype) -> Iterator
     for name, weight, site in _quantized(layer):
         ranges = _ranges(weight, size, dtype)
         if site in statistics and site.matrices[0] not in _UNCLIPPED:
-            ranges = _clipped(weight, size, statistics[site].products, dtype)
+            ranges = clipped(weight, size, statistics[site].products, dtype)
         values = ranges.values(weight.unflatten(1, (-1, size))).flatten(1)
         zeros = ranges.zeros.squeeze(-1).to(torch.uint8)
         yield name, Rounded(values.to(torch.uint8), ranges.scales.squeeze(-1).to(dtype), zeros)
@@ -143,28 +142,3 @@ def _error(weight: Tensor, factors: Tensor, products: Tensor, size: int, dtype: 
     rounded = _ranges(scaled, size, dtype).nearest(scaled.unflatten(1, (-1, size))).flatten(1)
     error = rounded / factors - weight
     return float(((error @ products) * error).sum(dtype=torch.float64))
-
-
-def _clipped(weight: Tensor, size: int, products: Tensor, dtype: torch.dtype) -> Ranges:
-    """Returns for each output and group the clipped range with the least output error."""
-    groups = weight.shape[1] // size
-    blocks = products.view(groups, size, groups, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
-    rows = max(1, _CLIP_ELEMENTS // weight.shape[1])
-    parts = [_clipped_rows(part.unflatten(1, (-1, size)), blocks, dtype) for part in weight.split(rows)]
-    return Ranges(torch.cat([part.scales for part in parts]), torch.cat([part.zeros for part in parts]))
-
-
-def _clipped_rows(weight: Tensor, blocks: Tensor, dtype: torch.dtype) -> Ranges:
-    """`weight` [out, groups, size], `blocks` [groups, size, size]: see `_clipped`."""
-    low, high = extremes(weight)
-    best = with_zeros(low, high, dtype)
-    least = torch.full_like(low, torch.inf)
-    for step in range(_CLIP_STEPS + 1):
-        share = 1 - (1 - _LEAST_CLIP) * step / _CLIP_STEPS
-        ranges = with_zeros(low * share, high * share, dtype)
-        error = ranges.nearest(weight) - weight
-        changed = (torch.einsum("ogi,gij->ogj", error, blocks) * error).sum(dim=-1, keepdim=True)
-        better = changed < least
-        least = torch.where(better, changed, least)
-        best = Ranges(torch.where(better, ranges.scales, best.scales), torch.where(better, ranges.zeros, best.zeros))
-    return best
