@@ -145,10 +145,12 @@ STREAM_FORGOTTEN_S = 3600.0
 STREAM_RENEW_S = 30.0
 """Interval in which the record of a running stream is written again, with its tokens so far. This limits how much of a
 gateway's journal (the log of the tokens that its streams have accepted) another gateway must read when it takes the
-stream over: 300 messages."""
-STREAM_FLUSH_S = 0.1
+stream over: 120 messages."""
+STREAM_JOURNAL_S = 0.25
 """Interval in which a gateway writes the tokens of its streams to its journal. If the gateway dies, the tokens of the
 last interval are computed again."""
+STREAM_FLUSH_S = 0.1
+"""Interval in which a gateway writes the events of a background response to their log, where clients read them."""
 STREAM_STORE_TIMEOUT_S = 2.0
 """Time limit of one operation of the store of streams. The token path does not wait for it."""
 STREAM_STORE_AWAY_S = 10.0

@@ -119,7 +119,7 @@ async def test_a_stream_of_another_api_is_resumed_in_its_own_form(
     nats_connect, nats_server, subjects, path, body, monkeypatch
 ):
     # With its first tokens known, the engine would give the text of both in one piece, and so in one event.
-    monkeypatch.setattr(limits, "STREAM_FLUSH_S", 600.0)
+    monkeypatch.setattr(limits, "STREAM_JOURNAL_S", 600.0)
     transport = await nats_connect(nats_server, "one")
     async with gateway(transport, subjects, ScriptedBackend(reply=good_day_again)) as (port, _):
         first = await call(port, "POST", path, body)
@@ -282,7 +282,7 @@ async def test_the_former_run_at_another_gateway_ends(nats_connect, nats_server,
         generation.put(text_batches("Good ", "day")[0])
         await connection.head()
         first = await connection.chunk()
-        await asyncio.sleep(3 * limits.STREAM_FLUSH_S)
+        await asyncio.sleep(3 * limits.STREAM_JOURNAL_S)
         request_id, _, where = ids_of(first)[-1].partition(":")
         rest = await call(second, "GET", f"/v1/streams/{request_id}?from={where}")
         assert b'"day"' in rest.body
@@ -343,7 +343,7 @@ async def test_streams_from_before_and_during_a_restart_of_the_bus_can_be_resume
     ):
         async with asyncio.timeout(60):
             generation, first = await begun(backend, before)
-            await asyncio.sleep(3 * limits.STREAM_FLUSH_S)
+            await asyncio.sleep(3 * limits.STREAM_JOURNAL_S)
             private_nats_server.kill()  # its memory, and the records in it, are lost
             generation.put(text_batches(*GREETING)[1])
             while streams.journal.is_open:

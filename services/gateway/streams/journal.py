@@ -1,7 +1,7 @@
 """Writes the accepted tokens of a gateway's streams asynchronously, and renews the streams' records.
 
 On the token path a stream only appends to lists in memory. One task writes the new tokens of all streams, every
-`STREAM_FLUSH_S` in one message. If the store does not answer, the tokens stay in those lists, which the requests need
+`STREAM_JOURNAL_S` in one message. If the store does not answer, the tokens stay in those lists, which the requests need
 anyway.
 """
 
@@ -160,7 +160,7 @@ class Journal:
     async def _write(self) -> None:
         while True:
             await self._wake.wait()
-            await asyncio.sleep(limits.STREAM_FLUSH_S)
+            await asyncio.sleep(limits.STREAM_JOURNAL_S)
             await self._flush()
 
     async def _flush(self) -> None:
