@@ -95,7 +95,7 @@ def make_report(
         resumed=sum(one.resumed for one in outcomes),
         refused=sum(one.refused for one in outcomes),
         breaches=list(breaches),
-        problems=[*_unverified(injections), *_wrong(outcomes)],
+        problems=[*_unverified(injections), *_wrong(outcomes, injections)],
     )
 
 
@@ -186,12 +186,22 @@ def _unverified(injections: Sequence[Injection]) -> Iterator[str]:
             yield f"{one.fault.kind} of {', '.join(one.fault.targets)} at {one.fault.at_s:.1f} s: {one.problem}"
 
 
-def _wrong(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _wrong(outcomes: Sequence[Outcome], injections: Sequence[Injection]) -> Iterator[str]:
+    """Yields a line for each stream that was not as it should be, with the faults of its time."""
     for one in outcomes:
         if one.difference or one.hung or one.problem:
             size = f"{len(one.answer.token_ids)} of {len(one.known.token_ids)} tokens"
             why = one.problem or "ended normally"
-            yield f"stream of {one.ended_s - one.began_s:.1f} s, {size}: {', '.join(_faults_of(one))} ({why})"
+            beside = ", ".join(_beside(one, injections)) or "no fault"
+            wrong = ", ".join(_faults_of(one)) or "not complete"
+            yield f"stream of {one.ended_s - one.began_s:.1f} s, {size}: {wrong} ({why}; {beside})"
+
+
+def _beside(stream: Outcome, injections: Sequence[Injection]) -> Iterator[str]:
+    """Yields the faults whose effect may reach into the time of a stream, with seconds after its beginning."""
+    for one in injections:
+        if one.began_s <= stream.ended_s and _end_s(one) + STALL_AFTER_S >= stream.began_s:
+            yield f"{one.fault.kind} of {' and '.join(one.fault.targets)} at {one.began_s - stream.began_s:+.1f} s"
 
 
 def _faults_of(one: Outcome) -> Iterator[str]:

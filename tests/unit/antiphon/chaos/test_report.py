@@ -51,6 +51,13 @@ def test_every_departure_from_the_promise_fails_the_run():
         assert list(lines(report))[-1].startswith("FAILED")
 
 
+def test_a_problem_names_the_faults_of_its_time():
+    broken = replace(GOOD, began_s=101.0, ended_s=103.5, problem="connection: reset")
+    long_before = replace(KILL, began_s=60.0, ended_s=61.0)
+    (told,) = make_report(1, 60, [long_before, KILL, FREEZE], [broken], []).problems
+    assert told == "stream of 2.5 s, 3 of 3 tokens: no proper end (connection: reset; kill of engine-1 at -1.0 s)"
+
+
 def test_percentiles_are_values_that_occurred():
     assert percentile([], 0.5) == 0
     assert percentile([1, 2, 3, 4], 0.5) == 2
