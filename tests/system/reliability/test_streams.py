@@ -403,7 +403,7 @@ def test_a_resumable_stream_runs_on_without_its_client(served: Served) -> None:
 
 
 def test_a_gateway_that_ends_before_its_streams_leaves_them_to_their_clients(served: Served) -> None:
-    path, body = request(CHAT, 36, n=12)  # So many that the streams last.
+    path, body = request(CHAT, 36, n=12, max_tokens=450)  # So many and so long that the streams last.
     right = undisturbed(served, path, body)
     wait_until(lambda: len({"gateway-1", "gateway-2"} & served.pids().keys()) == 2, 30)
     pids = served.pids()
