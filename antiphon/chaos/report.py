@@ -193,8 +193,7 @@ def _wrong(outcomes: Sequence[Outcome], injections: Sequence[Injection]) -> Iter
             size = f"{len(one.answer.token_ids)} of {len(one.known.token_ids)} tokens"
             why = one.problem or "ended normally"
             beside = ", ".join(_beside(one, injections)) or "no fault"
-            wrong = ", ".join(_faults_of(one)) or "not complete"
-            yield f"stream of {one.ended_s - one.began_s:.1f} s, {size}: {wrong} ({why}; {beside})"
+            yield f"stream of {one.ended_s - one.began_s:.1f} s, {size}: {', '.join(_faults_of(one))} ({why}; {beside})"
 
 
 def _beside(stream: Outcome, injections: Sequence[Injection]) -> Iterator[str]:
