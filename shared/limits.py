@@ -405,8 +405,10 @@ WAITING_ACCEPTED_MAX = 64
 """Connections that a gateway accepts at once from the listening socket of another one, so that several gateways share
 them."""
 ACCEPT_LINGER_S = 0.25
-"""Time between the end of accepting connections in a draining gateway and the closing of idle connections, so that
-requests on connections that were just accepted are still read and answered."""
+"""Time between the end of accepting connections in a draining gateway and the closing of its listening socket and of
+idle connections."""
+FIRST_REQUEST_S = 2.0
+"""Longest wait of a draining gateway for a request on a connection that has not sent one, or has sent a part of one."""
 DEATHS_MAX = 3
 """Engines that may die while they run a sequence, at about the same output token, before the sequence fails. The
 sequence itself may be what kills them."""

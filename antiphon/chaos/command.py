@@ -142,20 +142,15 @@ class _Run:
 
         return list(await asyncio.gather(*map(one, schedule)))
 
-    def _gateway_failed(self, since_s: float, until_s: float, had_output: bool) -> bool:
+    def _gateway_failed(self, since_s: float, until_s: float) -> bool:
         """Whether the fault of a gateway explains that a stream was interrupted.
 
         The stream ran from `since_s` to `until_s` (monotonic seconds). After SIGTERM a gateway finishes its streams,
-        but it may close a connection whose request it has not read, and it closes the connections of streams that still
-        run after `HAND_OVER_S`.
+        but it closes the connections of those that still run after `HAND_OVER_S`.
         """
-        for one in self._injector.active:
-            if "gateway" not in one.fault.group or not since_s <= one.began_s <= until_s:
-                continue
-            is_late = until_s - one.began_s >= limits.HAND_OVER_S
-            if one.fault.kind == "kill" or (one.fault.kind == "stop" and (is_late or not had_output)):
-                return True
-        return False
+        return any(
+            _ends_streams(one, since_s, until_s) for one in self._injector.active if "gateway" in one.fault.group
+        )
 
     async def _look(self) -> None:
         """Keeps the set of processes that gateways report as ready up to date."""
@@ -164,6 +159,14 @@ class _Run:
             if topology is not None:
                 self._ready = {one["id"]: one["state"] == "ready" for one in topology["members"]}
             await asyncio.sleep(LOOK_S)
+
+
+def _ends_streams(gateway: Injection, since_s: float, until_s: float) -> bool:
+    """Whether a fault of a gateway may end a stream in this time."""
+    if gateway.fault.kind == "kill":
+        return since_s <= gateway.began_s <= until_s
+    ended_s = gateway.ended_s or until_s
+    return gateway.fault.kind == "stop" and since_s <= ended_s and ended_s - gateway.began_s >= limits.HAND_OVER_S
 
 
 async def settle(server: ServerAddress) -> list[str]:

@@ -132,16 +132,15 @@ class StreamError(Exception):
 class Load:
     """Keeps `count` streams open until `stop`, and collects their outcomes.
 
-    `gateway_failed(since_s, until_s, had_output)` says whether the failure of a gateway explains the early end of a
-    stream that ran from `since_s` to `until_s`, with or without output. `hang_s`: longest silence of one stream,
-    seconds.
+    `gateway_failed(since_s, until_s)` says whether the failure of a gateway explains the early end of a stream that ran
+    from `since_s` to `until_s`. `hang_s`: longest silence of one stream, seconds.
     """
 
     def __init__(
         self,
         server: ServerAddress,
         known: Sequence[Known],
-        gateway_failed: Callable[[float, float, bool], bool],
+        gateway_failed: Callable[[float, float], bool],
         *,
         hang_s: float,
         seed: int,
@@ -202,7 +201,7 @@ class Load:
         return outcome
 
     def _is_excused(self, outcome: Outcome) -> bool:
-        return self._gateway_failed(outcome.began_s, time.monotonic(), bool(outcome.answer.token_ids))
+        return self._gateway_failed(outcome.began_s, time.monotonic())
 
     async def _attempt(self, known: Known, outcome: Outcome) -> Answer:
         answer, gaps = outcome.answer, len(outcome.answer.gaps)

@@ -31,6 +31,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_header = True
         self._header_bytes = 0
         self._is_too_large = False
+        self._is_last = False
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -73,6 +74,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_header = False
         self._stop_timer()
         super().on_headers_complete()
+        if self._is_last:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         """See the parser: the next bytes belong to another request."""
@@ -85,6 +88,19 @@ class BoundedConnection(HttpToolsProtocol):
             self._refuse(431, "Request Header Fields Too Large", _TOO_LARGE)
         else:
             self._refuse(400, "Bad Request", msg)
+
+    def shutdown(self) -> None:
+        """Called once by uvicorn when the server ends: closes an idle connection, and a busy one after its response.
+
+        A new connection, or one with a part of a request, gets `FIRST_REQUEST_S` for the rest, and then its response:
+        closing it would lose a request that its client has already sent.
+        """
+        if self._in_header and (self.cycle is None or self._header_bytes):
+            self._is_last = True
+            self._stop_timer()
+            self._timer = self.loop.call_later(limits.FIRST_REQUEST_S, self.transport.close)
+        else:
+            super().shutdown()
 
     def _count(self, size: int) -> None:
         self._url_and_header_bytes += size

@@ -55,12 +55,17 @@ class Server(uvicorn.Server):
     async def leave(self) -> None:
         """Makes the server accept no more connections and end when the requests in progress are answered.
 
-        Connections that have just been accepted get `ACCEPT_LINGER_S` to send their first request.
+        Requests on connections that were accepted are answered too (`BoundedConnection.shutdown`).
         """
         await self._end_beside()
-        for server in getattr(self, "servers", ()):
-            server.close()
+        servers: list[asyncio.Server] = getattr(self, "servers", [])
+        # Not closed yet: asyncio drops a connection whose server is closed between accepting and preparing it.
+        for server in servers:
+            for listener in server.sockets:
+                asyncio.get_running_loop().remove_reader(listener.fileno())
         await asyncio.sleep(limits.ACCEPT_LINGER_S)
+        for server in servers:
+            server.close()
         self.should_exit = True
         self._leave.set()
 
