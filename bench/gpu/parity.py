@@ -1,4 +1,4 @@
-"""Compares the GPU worker, with and without captured CUDA graphs, with the worker that uses PyTorch's operations.
+"""Compares the GPU worker, with and without captured CUDA graphs, with PyTorch's operations in float32.
 
     python -m bench.gpu.parity MODEL_DIRECTORY [--device cuda] [--tokens 48]
 
@@ -24,8 +24,9 @@ from shared.parameters.sampling import SamplingParams
 
 LENGTHS = (3, 17, 64, 65, 130, 255, 256, 300)
 MAX_MODEL_LEN = 512
-TOLERANCE = 0.1
-"""Largest allowed difference of a log probability between backends in bfloat16."""
+TOLERANCE, OF_PYTORCH = 0.1, 1.5
+"""Largest allowed difference of a log probability from float32: this, or this many times that of PyTorch's operations
+in the model's dtype, if that is more. The difference grows with the number of layers."""
 Said = dict[str, tuple[list[int], list[float]]]
 """Generated tokens and their log probabilities, by request."""
 
@@ -75,12 +76,15 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tokens", type=int, default=48)
     options = parser.parse_args()
-    theirs = said(options, cuda_backend="torch")
+    exact = said(options, cuda_backend="torch", dtype="float32")
+    rounded = compare(said(options, cuda_backend="torch"), exact)
     found = {
-        "graphs": compare(said(options), theirs),
-        "without graphs": compare(said(options, enforce_eager=True), theirs),
+        "graphs": compare(said(options), exact),
+        "without graphs": compare(said(options, enforce_eager=True), exact),
+        "PyTorch's operations": rounded,
     }
-    wrong = [name for name, each in found.items() if each["logprob_difference"] > TOLERANCE]
+    allowed = max(TOLERANCE, OF_PYTORCH * rounded["logprob_difference"])
+    wrong = [name for name, each in found.items() if each["logprob_difference"] > allowed]
     print(json.dumps({**found, "wrong": wrong}))
 
 
