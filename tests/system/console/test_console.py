@@ -147,7 +147,7 @@ def test_why_a_request_was_slow_is_read_at_a_glance(console: Served, browser: Br
     def running() -> list[Any]:
         return fetch(console, "GET", "/v1/requests?q=ahead-&state=running").json["data"]
 
-    threads = [Thread(target=complete, args=(f"ahead-{n}",), kwargs={"max_tokens": 400}) for n in range(6)]
+    threads = [Thread(target=complete, args=(f"ahead-{n}",), kwargs={"max_tokens": 1000}) for n in range(6)]
     for thread in threads:
         thread.start()
     # The engines have four places together; the fifth sequence waits.
