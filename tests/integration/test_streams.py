@@ -256,7 +256,9 @@ async def test_a_gateway_that_shuts_down_waits_for_no_client_to_come_back(nats_c
         assert await endings(recorder) == [("cancelled", "draining")]
 
 
-async def test_a_stream_that_a_gateway_hands_over_ends_because_of_the_shutdown(nats_connect, nats_server, subjects):
+async def test_a_stream_that_a_gateway_hands_over_ends_because_of_the_shutdown(
+    nats_connect, nats_server, subjects, caplog: pytest.LogCaptureFixture
+):
     transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(manual=True)
     recorder = Recorder(8)
     async with gateway(transport, subjects, backend, recorder=recorder) as (port, streams):
@@ -264,6 +266,8 @@ async def test_a_stream_that_a_gateway_hands_over_ends_because_of_the_shutdown(n
             generation = await opened(backend, connection)
             streams.hand_over()
             await asyncio.wait_for(generation.stopped.wait(), 60)
+            assert not (await connection.reader.read()).endswith(b"0\r\n\r\n"), "interrupted, not ended"
+        assert "completing response" not in caplog.text
         assert await endings(recorder) == [("cancelled", "draining")]
 
 

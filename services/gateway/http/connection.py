@@ -15,6 +15,8 @@ from shared import limits
 from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
+CLOSE = "antiphon.close"
+"""Key of the scope for a function that closes the connection of the request after what has been written."""
 _TOO_LARGE = f"The request line and headers may have {limits.HEADER_BYTES_MAX} bytes."
 _TOO_LATE = f"The headers did not arrive within {limits.HEADER_READ_S:g} s."
 
@@ -57,6 +59,7 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """See the parser: a request begins."""
         super().on_message_begin()
+        self.scope[CLOSE] = self.transport.close  # type: ignore[typeddict-unknown-key]
         self._url_and_header_bytes = 0
 
     def on_url(self, url: bytes) -> None:

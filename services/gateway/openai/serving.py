@@ -26,6 +26,7 @@ from services.gateway.generation import (
     SequenceUpdate,
 )
 from services.gateway.http import sse
+from services.gateway.http.connection import CLOSE
 from services.gateway.http.disconnect import ClientGoneError, HandedOverError, unless_gone
 from services.gateway.http.errors import as_service_error
 from services.gateway.http.json_response import encoded_response
@@ -383,10 +384,12 @@ class StreamedAnswer(Response):
         except ClientGoneError as gone:
             self._run.metrics.count_error(gone.code)
         except HandedOverError:
-            # The HTTP server closes the connection of an answer without an end. To the client the stream is
-            # interrupted, so the client resumes it; an end or an error would be final.
+            # To the client the stream is interrupted, so the client resumes it; an end or an error would be final.
             if not channel.started:
                 raise
+            if (close := scope.get(CLOSE)) is not None:
+                close()
+                await asyncio.sleep(0)  # the server learns of it; else it reports an answer without an end
         except Exception as error:
             if not channel.started:
                 raise
