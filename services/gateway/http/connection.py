@@ -98,7 +98,8 @@ class BoundedConnection(HttpToolsProtocol):
         A new connection, or one with a part of a request, gets `FIRST_REQUEST_S` for the rest, and then its response:
         closing it would lose a request that its client has already sent.
         """
-        if self._in_header and (self.cycle is None or self._header_bytes):
+        is_partial = self._in_header and self._header_bytes > 0
+        if self.cycle is None or (self.cycle.response_complete and is_partial):
             self._is_last = True
             self._stop_timer()
             self._timer = self.loop.call_later(limits.FIRST_REQUEST_S, self.transport.close)

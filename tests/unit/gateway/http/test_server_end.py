@@ -78,6 +78,18 @@ async def test_a_request_that_comes_after_its_connection_is_answered_and_the_con
             writer.close()
 
 
+async def test_a_response_in_progress_is_not_cut_off_for_the_request_after_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "FIRST_REQUEST_S", 0.0)
+    monkeypatch.setattr(limits, "ACCEPT_LINGER_S", 0.0)
+    async with serving() as (server, _, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(REQUEST + REQUEST[:20])
+        await asyncio.sleep(0.03)
+        await server.leave()
+        assert (await reader.read()).endswith(b"ok")
+        writer.close()
+
+
 async def test_a_server_does_not_wait_long_for_connections_without_a_request(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(limits, "FIRST_REQUEST_S", 0.3)
     async with serving() as (server, running, port):
