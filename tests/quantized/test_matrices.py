@@ -87,6 +87,21 @@ def test_rows_of_8_bits_multiply_as_whole_numbers(variant: str, dtype: torch.dty
 
 
 @each_variant
+def test_the_largest_products_of_bytes_are_exact(variant: str) -> None:
+    """Instructions that add two products in 16 bits would cut off larger sums."""
+    for lowest in (-127, -128):
+        values = torch.full((40, 192), lowest, dtype=torch.int8)
+        values[1::2] = 127
+        weight = QuantizedWeight("int8_dynamic", values, (40, 192), torch.full((40,), 0.5))
+        x = torch.tensor([1.0, -1.0])[torch.arange(12) % 2].unsqueeze(1).expand(12, 192).contiguous()
+        with one_matrix(variant, weight, torch.float32) as multiply:
+            for rows in (1, 2, 5, 12):
+                whole, scale = in_bytes(x[:rows])
+                sums = (whole @ values.to(torch.float64).T).to(torch.float32)
+                assert torch.equal(multiply(x[:rows]), sums * (weight.scales * scale)), rows
+
+
+@each_variant
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("int4_dynamic")])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_8_bits_multiply_with_weights_of_4_group_by_group(variant: str, kind: str, dtype: torch.dtype) -> None:

@@ -27,11 +27,49 @@ struct Bytes {
   }
   static Sum add(Sum acc, Spread x, Word w) { return _mm512_dpbusd_epi32(acc, x, w); }
 };
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+// The instruction for bytes takes an unsigned first factor: the absolute values of w, with the signs moved to x. Two of
+// its products, of at most 128 * 127 each, are added in 16 bits without overflow.
+struct Bytes {
+  static constexpr int32_t kMore = 0;
+  static constexpr int kParts = 2;
+  struct Sum {
+    __m256i part[kParts];
+  };
+  struct Word {
+    __m256i part[kParts], size[kParts];
+  };
+  typedef __m256i Spread;
+
+  static Sum load(const int32_t* from) { return load_any<Sum>(from); }
+  static void store(int32_t* to, const Sum& v) { std::memcpy(to, &v, sizeof v); }
+  static Word word(const uint8_t* w) {
+    __m256i part[kParts];
+    for (int i = 0; i < kParts; i++) part[i] = _mm256_loadu_si256((const __m256i*)(w + i * 32));
+    return word(part);
+  }
+  static Word word(const __m256i* part) {
+    Word word;
+    for (int i = 0; i < kParts; i++) word.part[i] = part[i], word.size[i] = _mm256_abs_epi8(part[i]);
+    return word;
+  }
+  static Spread spread(const uint8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm256_set1_epi32(four);
+  }
+  static Sum add(Sum acc, Spread x, const Word& w) {
+    for (int i = 0; i < kParts; i++) {
+      const __m256i pairs = _mm256_maddubs_epi16(w.size[i], _mm256_sign_epi8(x, w.part[i]));
+      acc.part[i] = _mm256_add_epi32(acc.part[i], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    return acc;
+  }
+};
+#elif defined(__AVX512F__)
 // Even and odd terms are processed separately, in words of 16 bits, in which the products of two terms cannot overflow.
 struct Bytes {
   static constexpr int32_t kMore = 0;
-#if defined(__AVX512BW__)
   static constexpr int kParts = 1;
   typedef __m512i Register;
   static Register even(Register w) { return _mm512_srai_epi16(_mm512_slli_epi16(w, 8), 8); }
@@ -39,15 +77,6 @@ struct Bytes {
   static Register same(int32_t pair) { return _mm512_set1_epi32(pair); }
   static Register multiply(Register a, Register b) { return _mm512_madd_epi16(a, b); }
   static Register plus(Register a, Register b) { return _mm512_add_epi32(a, b); }
-#else
-  static constexpr int kParts = 2;
-  typedef __m256i Register;
-  static Register even(Register w) { return _mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8); }
-  static Register odd(Register w) { return _mm256_srai_epi16(w, 8); }
-  static Register same(int32_t pair) { return _mm256_set1_epi32(pair); }
-  static Register multiply(Register a, Register b) { return _mm256_madd_epi16(a, b); }
-  static Register plus(Register a, Register b) { return _mm256_add_epi32(a, b); }
-#endif
   struct Sum {
     Register part[kParts];
   };
@@ -103,34 +132,40 @@ struct Bytes {
 };
 #endif
 
-// The number of rows that are multiplied at once, for both halves of a panel. The sums of 12 rows would fit into the
-// registers of AVX-512, but with 8 rows products of 32 rows and more are a fifth faster.
+// The number of rows that are multiplied at once. The sums of 12 rows would fit into the registers of AVX-512, but with 8
+// rows products of 32 rows and more are a fifth faster. AVX2 has registers for the sums of 5 rows and one half of a
+// panel; with 1 or 2 rows, both halves are multiplied together, because reading the panel takes most of the time.
 #if defined(__AVX512F__)
-constexpr int kByteRows = 8;
+constexpr int kByteRows = 8, kBothHalves = kByteRows;
+#elif defined(__AVX2__)
+constexpr int kByteRows = 5, kBothHalves = 2;
 #else
-constexpr int kByteRows = 3;
+constexpr int kByteRows = 3, kBothHalves = kByteRows;
 #endif
 
 template <int kRows>
 inline void multiply_byte_rows(const uint8_t* x, long stride, const uint8_t* panel, long terms, int32_t* sums,
                                Ahead& ahead) {
-  Bytes::Sum acc[kRows][2];
-  for (int r = 0; r < kRows; r++)
-    for (int half = 0; half < 2; half++) acc[r][half] = Bytes::load(sums + r * kPanel + half * kLanes);
-  for (long step = 0; step < terms; step += kByteTermsMultiple) {
-    ahead.ask();
-    for (long k = step; k < step + kByteTermsMultiple; k += 4) {
-      const uint8_t* w = panel + k * kPanel;
-      const auto left = Bytes::word(w), right = Bytes::word(w + 64);
-      for (int r = 0; r < kRows; r++) {
-        const auto spread = Bytes::spread(x + r * stride + k);
-        acc[r][0] = Bytes::add(acc[r][0], spread, left);
-        acc[r][1] = Bytes::add(acc[r][1], spread, right);
+  constexpr int kHalves = kRows <= kBothHalves ? 2 : 1;
+  for (int first = 0; first < 2; first += kHalves) {
+    int32_t* const to = sums + first * kLanes;
+    Bytes::Sum acc[kRows][kHalves];
+    for (int r = 0; r < kRows; r++)
+      for (int half = 0; half < kHalves; half++) acc[r][half] = Bytes::load(to + r * kPanel + half * kLanes);
+    for (long step = 0; step < terms; step += kByteTermsMultiple) {
+      if (!first) ahead.ask();
+      for (long k = step; k < step + kByteTermsMultiple; k += 4) {
+        Bytes::Word w[kHalves];
+        for (int half = 0; half < kHalves; half++) w[half] = Bytes::word(panel + k * kPanel + (first + half) * 64);
+        for (int r = 0; r < kRows; r++) {
+          const auto spread = Bytes::spread(x + r * stride + k);
+          for (int half = 0; half < kHalves; half++) acc[r][half] = Bytes::add(acc[r][half], spread, w[half]);
+        }
       }
     }
+    for (int r = 0; r < kRows; r++)
+      for (int half = 0; half < kHalves; half++) Bytes::store(to + r * kPanel + half * kLanes, acc[r][half]);
   }
-  for (int r = 0; r < kRows; r++)
-    for (int half = 0; half < 2; half++) Bytes::store(sums + r * kPanel + half * kLanes, acc[r][half]);
 }
 
 template <int kRows = kByteRows>

@@ -23,6 +23,7 @@ namespace antiphon {
 struct LevelBytes : Bytes {
   static constexpr int32_t kShift = 128;
   static constexpr long kFew = 10;  // the maximum number of rows for which weights are unpacked into registers
+  static constexpr long kApart = 4;  // the maximum number of rows with separate sums for the two steps of a word
   static Sum begin(const int32_t* excess) { return _mm512_set1_epi32(*excess); }
   static Sum add(Sum acc, Spread x, Word w) { return _mm512_dpbusd_epi32(acc, w, x); }
   static IntVec numbers(Sum v) { return (IntVec)v; }
@@ -30,7 +31,12 @@ struct LevelBytes : Bytes {
 #else
 struct LevelBytes : Bytes {
   static constexpr int32_t kShift = 0;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+  static constexpr long kFew = 2;
+#else
   static constexpr long kFew = 0;
+#endif
+  static constexpr long kApart = 0;
   static Sum begin(const int32_t*) { return Sum{}; }
   static IntVec numbers(const Sum& v) { return load_any<IntVec>(&v); }
 };
@@ -43,7 +49,7 @@ struct LevelTable {
   }
 
 #if defined(__AVX512VNNI__)
-  // Calls `use(step, half, bytes)` for the two steps of four terms of a row of words, [32] of them.
+  // Calls `use(step, half, word)` for the two steps of four terms of a row of words, [32] of them.
   template <class Use>
   void unpack(const uint8_t* from, Use&& use) const {
     const __m512i table = _mm512_load_si512(bytes), low = _mm512_set1_epi8(15);
@@ -51,6 +57,21 @@ struct LevelTable {
       const __m512i v = _mm512_loadu_si512(from + half * 64);
       use(0, half, _mm512_shuffle_epi8(table, _mm512_and_si512(v, low)));
       use(1, half, _mm512_shuffle_epi8(table, _mm512_and_si512(_mm512_srli_epi16(v, 4), low)));
+    }
+  }
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  template <class Use>
+  void unpack(const uint8_t* from, Use&& use) const {
+    const __m256i table = _mm256_load_si256((const __m256i*)bytes), low = _mm256_set1_epi8(15);
+    for (int half = 0; half < 2; half++) {
+      __m256i first[Bytes::kParts], second[Bytes::kParts];
+      for (int i = 0; i < Bytes::kParts; i++) {
+        const __m256i v = _mm256_loadu_si256((const __m256i*)(from + half * 64 + i * 32));
+        first[i] = _mm256_shuffle_epi8(table, _mm256_and_si256(v, low));
+        second[i] = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(v, 4), low));
+      }
+      use(0, half, Bytes::word(first));
+      use(1, half, Bytes::word(second));
     }
   }
 #endif
@@ -75,10 +96,12 @@ struct LevelTable {
   alignas(64) uint8_t bytes[4 * kLevels];
 };
 
-// The number of rows that are multiplied at once, for both halves of a panel. Not all of their sums over groups fit into
-// registers beside those of a group; that costs less than reading the panel more often.
+// The number of rows that are multiplied at once. Not all of their sums over groups fit into registers beside those of a
+// group; that costs less than reading the panel more often. On AVX2 see kByteRows.
 #if defined(__AVX512F__)
 constexpr int kNibbleRows = 8;
+#elif defined(__AVX2__)
+constexpr int kNibbleRows = kByteRows;
 #else
 constexpr int kNibbleRows = 2;
 #endif
@@ -130,12 +153,10 @@ class Int4DynamicKernel {
     }
   }
 
-#if defined(__AVX512VNNI__)
   // Multiplies up to kFew rows, from `first` on, by a whole panel: sums [rows][32].
   void add_few(long first, long rows, long p, float* sums) const {
     w_->offsets ? add_few_some<true>(first, rows, p, sums) : add_few_some<false>(first, rows, p, sums);
   }
-#endif
 
   void complete(long, long, float*) const {}
 
@@ -174,46 +195,55 @@ class Int4DynamicKernel {
     if constexpr (kRows > 1) add_some<kRows - 1>(rows, piece, panel, sums);
   }
 
-  // Not inlined: in a large caller not all sums get registers.
   template <int kRows, bool kOffsets>
-  [[gnu::noinline]] void add_rows(const Part& piece, const uint8_t* panel, float* sums) const {
+  void add_rows(const Part& piece, const uint8_t* panel, float* sums) const {
+    if constexpr (kRows <= kBothHalves) return add_halves<kRows, kOffsets, 2>(piece, panel, 0, sums);
+    for (int half = 0; half < 2; half++) add_halves<kRows, kOffsets, 1>(piece, panel, half, sums);
+  }
+
+  // Multiplies rows by kHalves halves of a panel, from `first` on. Not inlined: in a large caller not all sums get
+  // registers.
+  template <int kRows, bool kOffsets, int kHalves>
+  [[gnu::noinline]] void add_halves(const Part& piece, const uint8_t* panel, int first, float* sums) const {
     const long step = stride(*w_), numbers = numbers_size(*w_);
     const uint8_t* x = row(piece.first) + piece.k;
     const Row has = numbers_of(piece.first);
-    Vec all[kRows][2];
+    float* const to = sums + first * kLanes;
+    Vec all[kRows][kHalves];
     for (int r = 0; r < kRows; r++)
-      for (int half = 0; half < 2; half++) all[r][half] = load(sums + r * kPanel + half * kLanes);
+      for (int half = 0; half < kHalves; half++) all[r][half] = load(to + r * kPanel + half * kLanes);
     for (long at = 0, g = piece.k / w_->group; at < piece.terms; at += w_->group, g++) {
-      LevelBytes::Sum acc[kRows][2];
-      for (int r = 0; r < kRows; r++) acc[r][0] = acc[r][1] = LevelBytes::begin(has.excess + r * numbers + g);
+      LevelBytes::Sum acc[kRows][kHalves];
+      for (int r = 0; r < kRows; r++)
+        for (int half = 0; half < kHalves; half++) acc[r][half] = LevelBytes::begin(has.excess + r * numbers + g);
       for (long k = at; k < std::min(at + w_->group, piece.terms); k += 4) {
-        const auto left = LevelBytes::word(panel + k * kPanel), right = LevelBytes::word(panel + k * kPanel + 64);
+        LevelBytes::Word w[kHalves];
+        for (int half = 0; half < kHalves; half++) w[half] = LevelBytes::word(panel + k * kPanel + (first + half) * 64);
         for (int r = 0; r < kRows; r++) {
           const auto spread = LevelBytes::spread(x + r * step + k);
-          acc[r][0] = LevelBytes::add(acc[r][0], spread, left);
-          acc[r][1] = LevelBytes::add(acc[r][1], spread, right);
+          for (int half = 0; half < kHalves; half++) acc[r][half] = LevelBytes::add(acc[r][half], spread, w[half]);
         }
       }
-      for (int half = 0; half < 2; half++)
+      for (int half = 0; half < kHalves; half++)
         for (int r = 0; r < kRows; r++)
-          add_scaled<kOffsets>(all[r][half], piece.p, g, half, has, r * numbers, LevelBytes::numbers(acc[r][half]));
+          add_scaled<kOffsets>(all[r][half], piece.p, g, first + half, has, r * numbers,
+                               LevelBytes::numbers(acc[r][half]));
     }
     for (int r = 0; r < kRows; r++)
-      for (int half = 0; half < 2; half++) store(sums + r * kPanel + half * kLanes, all[r][half]);
+      for (int half = 0; half < kHalves; half++) store(to + r * kPanel + half * kLanes, all[r][half]);
   }
 
-#if defined(__AVX512VNNI__)
   template <bool kOffsets, int kRows = kFew>
   void add_few_some(long first, long rows, long p, float* sums) const {
     if (rows >= kRows) return add_few_rows<kOffsets, kRows>(first, p, sums);
     if constexpr (kRows > 1) add_few_some<kOffsets, kRows - 1>(first, rows, p, sums);
   }
 
-  // As `add_rows`, for whole columns. With few rows, the two steps of a word have sums of their own, which halves the
-  // time that an instruction waits for the one before it.
+  // As `add_rows`, for whole columns. Where the two steps of a word have sums of their own, an instruction waits half as
+  // long for the one before it.
   template <bool kOffsets, int kRows>
   [[gnu::noinline]] void add_few_rows(long first, long p, float* sums) const {
-    constexpr int kParts = kRows <= 4 ? 2 : 1;
+    constexpr int kParts = kRows <= LevelBytes::kApart ? 2 : 1;
     const LevelTable table(*w_);
     const long step = stride(*w_), numbers = numbers_size(*w_);
     const uint8_t *x = row(first), *from = w_->panel(p, 0);
@@ -226,7 +256,7 @@ class Int4DynamicKernel {
       for (const long end = std::min(k + w_->group, w_->terms); k < end; k += kWordTerms, from += kWordsBytes) {
         __builtin_prefetch(from + kPrefetchBytes, 0, 2);
         __builtin_prefetch(from + kWordsBytes / 2 + kPrefetchBytes, 0, 2);
-        table.unpack(from, [&](int part, int half, __m512i v) {
+        table.unpack(from, [&](int part, int half, LevelBytes::Word v) {
           for (int r = 0; r < kRows; r++) {
             LevelBytes::Sum& sum = acc[r][half][part % kParts];
             sum = LevelBytes::add(sum, LevelBytes::spread(x + r * step + k + 4 * part), v);
@@ -243,7 +273,6 @@ class Int4DynamicKernel {
     for (int r = 0; r < kRows; r++)
       for (int half = 0; half < 2; half++) store(sums + r * kPanel + half * kLanes, all[r][half]);
   }
-#endif
 
   // Adds the sums of a group, of 16 columns and the row whose numbers begin at `at`, to those of the groups before it.
   template <bool kOffsets>
