@@ -117,7 +117,7 @@ def make_bodies(model: str, count: int, max_tokens: int, seed: int) -> list[dict
 
 
 async def learn(server: ServerAddress, body: dict[str, Any], timeout_s: float) -> Known:
-    """Returns the answer to a request without faults. Raises StreamError."""
+    """Returns the answer to a request while no faults are applied. Raises StreamError if there is none."""
     async with asyncio.timeout(timeout_s):
         answer = await ask(server, body, Answer())
     if answer.problem or answer.refused_s is not None or not answer.token_ids:

@@ -173,7 +173,9 @@ class Engine:
         return bool(self.core.sequences) or self.loop.has_commands or len(self._gate) > 0
 
     def add(self, spec: SequenceSpec, load_adapter: LoadAdapter | None = None) -> None:
-        """Queues a sequence. The id must not be in use. A sequence that cannot run is listed as refused in a report.
+        """Queues a sequence. The id must not be in use.
+
+        If the sequence cannot run, no error is raised here: the report of the next step lists it as refused.
 
         If the sequence's adapter is not in memory, `load_adapter` is called on another thread and returns it.
         """

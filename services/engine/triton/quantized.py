@@ -7,7 +7,8 @@
     fp8           float8_e4m3, with or without groups (blocks)
     int8_dynamic  8 bits; each row of x is rounded to 8 bits with a scale of its own, and sums are exact integers
 
-If the columns of W are in another order than its inputs (`QuantizedWeight.order`), x is copied in this order first.
+If the columns of W are stored in another order than that of x (`QuantizedWeight.order`), x is first copied in the order
+of the columns.
 
     x, residual, y [n, ·] float32 | bfloat16 | float16
 

@@ -1,9 +1,9 @@
 """Launches kernels on a device or under the interpreter, or only records launches for the compile gate.
 
-The compile gate is a check that compiles all kernels without a GPU. Launchers call `launch`; with `record_launches` the
-gate replaces the launch itself and records which kernels must be compiled. Under `TRITON_INTERPRET=1`, set before the
-first import, kernels run on CPU tensors: slowly, to test their numerics. The interpreter's bfloat16 arithmetic is
-wrong, so kernels convert the operands of products to float32 if `UPCAST` is true.
+The compile gate is a check that compiles all kernels without a GPU. Launchers call `launch`. The gate calls
+`record_launches`, after which `launch` runs no kernel and only records which ones must be compiled. Under
+`TRITON_INTERPRET=1`, set before the first import, kernels run on CPU tensors: slowly, to test their numerics. The
+interpreter's bfloat16 arithmetic is wrong, so kernels convert the operands of products to float32 if `UPCAST` is true.
 """
 
 import contextlib

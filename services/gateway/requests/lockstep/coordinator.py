@@ -161,7 +161,10 @@ class Lockstep:
         return next((beat for beat in alive if (beat.id, beat.instance_id) == engine), None)
 
     async def self_test(self, engine: Address, *, ends: bool = False) -> str | None:
-        """Makes an engine test itself, and exit if `ends`. Returns the fault found, "" if none; None: no answer."""
+        """Makes an engine test itself. With `ends`, the engine exits afterwards, whatever the result.
+
+        Returns the fault found, the empty string if there is none, and None if the engine does not answer.
+        """
         name = secrets.token_hex(8)
         answer = self._tests[name] = asyncio.get_running_loop().create_future()
         reply_subject = self._host.subjects.gateway_control(self._host.id, self._host.instance_id)
