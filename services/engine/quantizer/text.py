@@ -25,7 +25,7 @@ _SEPARATORS = re.compile(r"[,\s]+")
 
 
 def calibration_batches(model_dir: Path, description: DecoderDescription) -> list[Tensor]:
-    """Returns token ids [sequences, length] of the calibration text. Raises SettingsError without a usable tokenizer."""
+    """Returns token ids [sequences, length] of the calibration text. Raises SettingsError without a tokenizer."""
     return _batches(model_dir, description, _CALIBRATION, CALIBRATION_SEQUENCES)
 
 
