@@ -80,7 +80,7 @@ class Decoder:
 
     @torch.inference_mode()
     def greedy(self, prompts: list[list[int]], limit: int) -> list[list[int]]:
-        """Continue prompts of equal length until each has ended."""
+        """Returns the greedy continuations of prompts of equal length, each up to its end token or `limit` tokens."""
         cache: Cache = []
         ids = torch.tensor(prompts)
         answers: list[list[int]] = [[] for _ in prompts]

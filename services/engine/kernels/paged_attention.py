@@ -93,8 +93,9 @@ class DecodeBatch:
 class ChunkTile:
     """Queries [start, end) of the step, with the keys in `blocks`; if None, with keys [key_start, end) of the step.
 
-    `mask` [end - start, num_keys], 0 or -inf, with linear biases [kv_heads, heads / kv_heads, end - start, num_keys];
-    None: causal over the step's own keys, [key_start, end) = [start, end).
+    `mask` is added to the scores: 0 or -inf, [end - start, num_keys]. With linear biases, which it then includes, it is
+    [kv_heads, heads / kv_heads, end - start, num_keys]. None: causal attention over the queries' own keys, where
+    `key_start` is `start`.
     """
 
     start: int

@@ -54,7 +54,7 @@ def token_head(fields: Mapping[str, Any]) -> TokenHead | None:
 
 
 def load_token_classifier(model_dir: Path, config: Any, head: TokenHead, dtype: torch.dtype, trusted: bool) -> Any:
-    """Returns the language model in `model_dir` as a model with this head. Raises `ServiceError`.
+    """Returns the language model in `model_dir` with `head` in place of its language model head. Raises `ServiceError`.
 
     `config`: the model's configuration, which gets the head's number of labels.
     """

@@ -279,9 +279,9 @@ class ResponseEndpoints:
         return found if found is not None and may_see(found.key_name) else None
 
     async def _unfinished(self, response_id: str) -> tuple[RecordedResponses | None, StreamRecord | None]:
-        """Returns the record of a background response that runs on any gateway, and the object that manages it.
+        """Returns `self.recorded` and the record of a background response, whichever gateway runs it.
 
-        None if there is none, or if another key created it.
+        The record is None if there is none, or if another key created the response.
         """
         request_id = response_id.removeprefix(ID_PREFIX)
         if self.recorded is None or not is_id(request_id):

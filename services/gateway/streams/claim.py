@@ -74,7 +74,7 @@ def is_recordable(context: RequestContext, body: bytes) -> bool:
 def new_record(
     request: Request, context: RequestContext, host: Host, journal_from: int, *, outlives_client: bool
 ) -> StreamRecord:
-    """Returns the record of a new stream. `request.state` has the body and, as `records`, the path."""
+    """Returns the record of a new stream, with the request's body and the path of its endpoint from `request.state`."""
     call = current_call()
     return StreamRecord(
         context.request.request_id,
