@@ -90,7 +90,7 @@ async def soak(minutes: float, streams: int, seed: int, model: str) -> dict[str,
         victims = {target.service: [name] for name, target in names.items() if name.endswith("-2")}
         bodies = make_bodies(await served_model(server), 24, 300, seed)
         known = [await learn(server, body, 120) for body in bodies]
-        load = Load(server, known, lambda _since, _until, _had_output: True, hang_s=120, seed=seed)
+        load = Load(server, known, lambda _since, _until: True, hang_s=120, seed=seed)
         running = asyncio.create_task(load.run(streams))
         injector, began = Injector(launcher, lambda _: True), time.monotonic()
         samples = {name: Samples() for name in steady}
