@@ -260,6 +260,8 @@ class Core:
 
         A hidden sequence is left out.
         """
+        if not plan.new:
+            return ()
         hidden = {new.sequence_id for new in plan.new if self.scheduler.is_hidden(new.row)}
         return tuple(name for name in self.beam_groups.joined(plan) if name not in hidden)
 

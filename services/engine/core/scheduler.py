@@ -507,6 +507,8 @@ class Scheduler:
 
     def _schedule_idle(self, draft: StepDraft, budget: int) -> None:
         """Schedules the idle sequences with the rest of a step of `budget` tokens; further idle sequences may join."""
+        if not self.num_idle_running and not self.idle.queue.num_waiting:
+            return
         chunked = self._limits.enable_chunked_prefill
         divided = chunked and (self.idle.num_ordinary or draft.scheduled)
         draft.idle_prompt_tokens = max(1, budget // PROMPT_SHARE) if divided else draft.budget

@@ -99,6 +99,9 @@ class Quantized(ctypes.Structure):
     ]
 
 
+_SHORT = ("antiphon_launch", "antiphon_error")
+"""Functions that return at once. They keep the interpreter's lock: a launch that gave it up would have to wait until
+the event loop has sent the tokens of the step before."""
 NATIVE_KINDS: "tuple[WeightKind, ...]" = ("int8", "int8_dynamic", "int4", "int4_dynamic")
 """The kinds of quantized weights that the library multiplies, in the order of its enumeration."""
 
@@ -168,21 +171,23 @@ class Library:
     def __init__(self, path: Path) -> None:
         self.name = path.stem
         """Instruction set and hash of source and flags; see `compile.library_name`."""
-        self._library = ctypes.CDLL(str(path))
+        ordinary, short = ctypes.CDLL(str(path)), ctypes.PyDLL(str(path))
+        self._functions: dict[str, Any] = {}
         for name, (result, arguments) in _SIGNATURES.items():
             try:
-                function = getattr(self._library, name)
+                function = getattr(short if name in _SHORT else ordinary, name)
             except AttributeError as error:
                 raise OSError(f"{path} lacks {name}") from error
             function.restype, function.argtypes = result, arguments
+            self._functions[name.removeprefix("antiphon_")] = function
 
     def usable(self) -> bool:
         """Whether the operating system lets this process use the instructions that the library was compiled for."""
-        return bool(self._library.antiphon_usable())
+        return bool(self.call("usable"))
 
     def new(self, spec: Spec) -> "NativeModel":
         """Returns a model without weights. Raises `NativeError`."""
-        handle = self._library.antiphon_new(ctypes.byref(spec))
+        handle = self.call("new", ctypes.byref(spec))
         if not handle:
             raise NativeError(self.error())
         return NativeModel(self, handle)
@@ -192,11 +197,11 @@ class Library:
 
         Other Python threads run meanwhile.
         """
-        self._library.antiphon_copy_block(pieces, count, piece_bytes, whole, to_pieces, sums)
+        self.call("copy_block", pieces, count, piece_bytes, whole, to_pieces, sums)
 
     def call(self, name: str, *arguments: Any) -> int:
         """Calls a function, named without the prefix `antiphon_`, and returns its result."""
-        return getattr(self._library, f"antiphon_{name}")(*arguments)
+        return self._functions[name](*arguments)
 
     def check(self, name: str, *arguments: Any) -> None:
         """Calls a function that returns 0 on success. Raises `NativeError` if it returns anything else."""
@@ -205,7 +210,7 @@ class Library:
 
     def error(self) -> str:
         """Returns the message of the last failed call on this thread."""
-        return self._library.antiphon_error().decode()
+        return self._functions["error"]().decode()
 
 
 class NativeModel:

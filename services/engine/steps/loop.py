@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -36,8 +35,7 @@ REST_S = 1.0
 """Seconds without work after which the loop counts as resting."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepDetail:
+class StepDetail(msgspec.Struct, frozen=True):
     """What a step computed, for the record of requests. Times are the clock's monotonic seconds.
 
     `scheduled`: for each sequence of the step its id in the core, the position of its first computed token, and the
@@ -54,8 +52,7 @@ class StepDetail:
     num_free_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepReport:
+class StepReport(msgspec.Struct, frozen=True):
     """The results of one step, or of several steps with the outcomes of each sequence merged.
 
     `step` is the number of the last step. `refused` lists the ids of sequences that the core refused or ended without a

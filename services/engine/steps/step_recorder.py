@@ -71,10 +71,11 @@ class StepRecorder:
             detail.num_waiting,
             detail.num_free_blocks,
             len(detail.scheduled),
-            preempted=tuple(
-                SequenceRef(*_split(name)) for name in map(_member, detail.preempted) if name in self._arrived
-            ),
+            preempted=self._recorded(detail.preempted) if detail.preempted else (),
         )
+
+    def _recorded(self, sequences: Sequence[str]) -> tuple[SequenceRef, ...]:
+        return tuple(SequenceRef(*_split(name)) for name in map(_member, sequences) if name in self._arrived)
 
     def _add_rows(
         self, detail: StepDetail, event: StepEvent, num_output: dict[str, int], last: frozenset[str] | None

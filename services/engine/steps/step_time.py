@@ -25,19 +25,21 @@ class StepTimeEstimator:
     """Durations of the last two steps of each size class."""
 
     def __init__(self) -> None:
-        self._timings: dict[int, tuple[Timing, Timing]] = {}
-        """Maps a size class to its last step and the step of that class before it."""
+        self._latest: dict[int, Timing] = {}
+        """Maps a size class to its last step."""
+        self._faster: dict[int, Timing] = {}
+        """Maps a size class to the faster of its last two steps."""
 
     def took(self, plan: StepPlan, seconds: float) -> None:
         """Records the duration of a step that has ended."""
-        latest = Timing(seconds / _weight(plan), plan.scheduled)
-        before, _ = self._timings.get(_size(plan), (latest, latest))
-        self._timings[_size(plan)] = latest, before
+        latest, size = Timing(seconds / _weight(plan), plan.scheduled), _size(plan)
+        before = self._latest.get(size, latest)
+        self._latest[size] = latest
+        self._faster[size] = latest if latest.seconds <= before.seconds else before
 
     def basis(self, plan: StepPlan) -> Timing | None:
         """Returns the earlier step from which the plan's duration is estimated; None if its size class has none."""
-        timings = self._timings.get(_size(plan))
-        return None if timings is None else min(timings, key=_seconds)
+        return self._faster.get(_size(plan))
 
     def expected(self, plan: StepPlan) -> float:
         """Returns the plan's expected duration in seconds; 0 if unknown."""
@@ -48,10 +50,6 @@ class StepTimeEstimator:
 def attention_work(scheduled: tuple[ScheduledSequence, ...]) -> int:
     """Returns an upper bound of the (computed token, context token) pairs. Attention time is proportional to it."""
     return sum(share.num_tokens * (share.start + share.num_tokens) for share in scheduled)
-
-
-def _seconds(timing: Timing) -> float:
-    return timing.seconds
 
 
 def _size(plan: StepPlan) -> int:

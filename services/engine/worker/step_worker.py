@@ -5,12 +5,13 @@ worker does not use this class, because it keeps more of its state on the device
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
 import torch
 import torch.nn.functional as F
+from msgspec.structs import replace
 from torch import Tensor
 
 from services.engine.adapters.delta import LoadedAdapter

@@ -13,8 +13,9 @@ Plain index arithmetic over whole arrays, on the CPU. Called by the workers.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,8 +41,7 @@ class VirtualTokens:
     indices: Integers
 
 
-@dataclass(frozen=True, slots=True)
-class FlatStep:
+class FlatStep(msgspec.Struct, frozen=True):
     """The arrays of a step, see the module. `block_tables` [S, blocks of the longest sequence] of the S sequences."""
 
     ids: Integers
@@ -56,7 +56,7 @@ class FlatStep:
     """Whether any sequence computes draft tokens."""
     report: PromptReport | None = None
     """The log probabilities of prompts that the step reports."""
-    spans: Integers = field(default_factory=lambda: NO_SPANS)
+    spans: Integers = msgspec.field(default_factory=lambda: NO_SPANS)
     """See `PoolingRows.spans`."""
     token_slots: Integers | None = None
     """The adapter slot of each token, -1 for none; None if no token of the step has an adapter."""

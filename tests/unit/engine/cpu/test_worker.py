@@ -5,12 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan
 from services.engine.cpu import worker as cpu_worker
 from services.engine.cpu.compile import CompileError, find_compiler
-from services.engine.cpu.worker import CpuWorker, cannot_serve
+from services.engine.cpu.worker import CpuWorker, address, cannot_serve
 from services.engine.worker.capacity.memory import HeapGuard
 from services.engine.worker.load import load_worker
 from services.engine.worker.torch_worker import TorchWorker
@@ -127,3 +128,11 @@ def test_threads_with_nothing_to_do_end_up_asleep(threads: int, checkpoint: Call
     later = worker.run(StepPlan(2, scheduled=(ScheduledSequence(0, 3, 1, True),), num_tokens=1))
     assert len(later.token_ids) == 1
     worker.close()
+
+
+def test_the_address_of_an_array_is_that_of_its_first_element_and_there_is_none_with_gaps() -> None:
+    array = np.arange(12).reshape(3, 4)
+    assert address(array[1]) == array.ctypes.data + 4 * array.itemsize
+    assert address(np.empty((0, 4)))
+    with pytest.raises(TypeError, match="contiguous"):
+        address(array[:, 1])
