@@ -12,7 +12,6 @@ The worker shares its state table, memory planning and sampler with the torch wo
 that this one cannot (`cannot_serve`). Called by the step loop, from one thread.
 """
 
-import ctypes
 import logging
 from collections import deque
 from collections.abc import Mapping
@@ -26,13 +25,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from services.engine.adapters.delta import LoadedAdapter, Place
-from services.engine.core.plan import SampledLogprobs, StepPlan, StepResult
+from services.engine.core.plan import StepPlan, StepResult
+from services.engine.cpu.answer import AnswerSizes, StepAnswer, TokenEmbeddings
 from services.engine.cpu.compile import CompileError
 from services.engine.cpu.decoder import HEAD_DIM_MAX, NativeDecoder
 from services.engine.cpu.kv_memory import PanelMemory
 from services.engine.cpu.library import load_library
 from services.engine.cpu.lora import NativeAdapters, NativeDelta
-from services.engine.cpu.native import Library, Step
+from services.engine.cpu.native import Library
 from services.engine.cpu.packed import open_cache
 from services.engine.kv.pieces import NativeCopy
 from services.engine.models.config_fields import weight_dtype
@@ -41,8 +41,7 @@ from services.engine.quantization.choice import WeightForm, weight_form
 from services.engine.worker.batch.acceptance import accept
 from services.engine.worker.batch.inputs import FlatStep
 from services.engine.worker.batch.pooling import pooling_kind, with_vectors
-from services.engine.worker.batch.prompt_logprobs import packed, report_logits
-from services.engine.worker.batch.sampler import GREEDY_BELOW, Sampled, SamplingBatch, errors_of, sample
+from services.engine.worker.batch.sampler import SamplingBatch
 from services.engine.worker.capacity.budget import kept_adapter_bytes
 from services.engine.worker.capacity.kv_cache import KvPlan, padded_heads
 from services.engine.worker.capacity.profile import StepBounds
@@ -59,13 +58,11 @@ from services.engine.worker.torch_worker import (
     useful_threads,
 )
 from shared.config import EngineSettings
-from shared.messages import PromptLogprobs
 
 logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
 _MIB = 2**20
-_NO_BYTES, _NO_ROWS = ctypes.c_char * 0, np.zeros(0, dtype=np.int64)
 _SERVED_DTYPES = (torch.bfloat16, torch.float32)
 
 
@@ -106,7 +103,7 @@ class _UnderWay:
 
     plan: StepPlan
     step: FlatStep
-    answer: "_Answer"
+    answer: StepAnswer
     batch: SamplingBatch | None
     """Sampling parameters; None if every row takes its most likely token and there are no draft tokens."""
     places: NDArray[np.int64]
@@ -212,7 +209,7 @@ class CpuWorker(StepWorker):
 
     def _make_state(self, spec: StateSpec, kv: KvPlan, num_host_blocks: int) -> None:
         super()._make_state(spec, kv, num_host_blocks)
-        self._sizes = _Sizes(self._facts.vocab_size, self._facts.embedding_size, spec.settings.max_num_seqs)
+        self._sizes = AnswerSizes(self._facts.vocab_size, self._facts.embedding_size, spec.settings.max_num_seqs)
         for layer, keys in enumerate(self._cache.key_caches):
             values = self._cache.value_caches[layer] if self._cache.value_caches else None
             self._decoder.set_cache(layer, keys, values)
@@ -233,7 +230,7 @@ class CpuWorker(StepWorker):
         batch = None
         if self._table.needs_choice(step.rows) or step.has_draft_tokens:
             batch = self._table.sampling(step.rows, step.offsets)
-        answer = _Answer(batch, step, self._sizes, self._embeddings(step))
+        answer = StepAnswer(batch, step, self._sizes, self._embeddings(step))
         self._decoder.model.launch(answer.native(step))
         if batch is not None:
             # The library computes meanwhile, so the computation of grammar masks does not lengthen the step.
@@ -241,7 +238,7 @@ class CpuWorker(StepWorker):
         places = self._table.reserve(step.rows) if batch is None else step.rows[:0]
         self._under_way.append(_UnderWay(plan, step, answer, batch, places))
 
-    def _embeddings(self, step: FlatStep) -> "_Embeddings | None":
+    def _embeddings(self, step: FlatStep) -> TokenEmbeddings | None:
         """Returns the embeddings of the step's virtual tokens."""
         virtual = step.virtual
         if virtual is None:
@@ -252,7 +249,7 @@ class CpuWorker(StepWorker):
             table = self._virtual[row]
             tables.append(table)
             addresses[token] = table[position].data_ptr()
-        return _Embeddings(addresses, tables)
+        return TokenEmbeddings(addresses, tables)
 
     def collect(self) -> StepResult:
         """See `PipelinedWorker`."""
@@ -304,112 +301,6 @@ class CpuWorker(StepWorker):
         return sampled.result(plan.step, reported)
 
 
-@dataclass(frozen=True, slots=True)
-class _Embeddings:
-    """Embeddings of tokens that do not come from the embedding matrix: those of pictures and prompt adapters.
-
-    `addresses`: for each token of a step the address of its embedding, or 0; `tables`: the tensors that hold them.
-    """
-
-    addresses: NDArray[np.int64]
-    tables: list[torch.Tensor]
-
-
-class _Sizes:
-    """The sizes of a step's outputs, and the arrays of steps that need no logits and no sums, which are never written.
-
-    `no_rows` [rows] is -1 everywhere: no logits are wanted.
-    """
-
-    def __init__(self, vocab: int, embedding: int, rows: int) -> None:
-        self.vocab, self.embedding = vocab, embedding
-        self.no_logits = np.empty((0, vocab), dtype=np.float32)
-        self.no_sums = np.empty((0, embedding), dtype=np.float32)
-        self.no_rows = np.full(rows, -1, dtype=np.int64)
-
-
-class _Answer:
-    """The output arrays of a step, and the embeddings of its virtual tokens.
-
-    They hold, for each token whose logits are needed, the most likely token, its logit and the logarithm of the sum of
-    exp(logit); the logits [n, vocab] of the sampled rows that need them, then of the reported prompt tokens; and the
-    sums of hidden states [spans, hidden] (`FlatStep.spans`).
-    """
-
-    def __init__(
-        self, batch: SamplingBatch | None, step: FlatStep, sizes: "_Sizes", embeddings: _Embeddings | None = None
-    ) -> None:
-        self._embeddings = embeddings
-        count, self._num_samples = len(step.logit_tokens), len(step.rows)
-        self.sums = np.empty((len(step.spans), sizes.embedding), dtype=np.float32) if len(step.spans) else sizes.no_sums
-        if batch is None and count == self._num_samples:
-            # Most steps: only the most likely tokens are needed. Fewer array operations shorten the step.
-            self.needs_sampling, self.logits, self._rows = _NO_ROWS, sizes.no_logits, sizes.no_rows[:count]
-        else:
-            self.needs_sampling = _NO_ROWS if batch is None else rows_with_choice(batch)
-            wanted = np.concatenate((self.needs_sampling, np.arange(self._num_samples, count)))
-            self.logits = np.empty((len(wanted), sizes.vocab), dtype=np.float32)
-            self._rows = np.full(count, -1, dtype=np.int64)
-            self._rows[wanted] = np.arange(len(wanted))
-        self._best = np.empty(count, dtype=np.int64)
-        self._best_logit, self._log_total = np.empty((2, count), dtype=np.float32)
-
-    def native(self, step: FlatStep) -> Step:
-        """Returns the step in the library's form. `step` and this object own the memory."""
-        return Step(
-            len(step.ids),
-            len(step.seq_lens),
-            len(step.logit_tokens),
-            len(self.logits),
-            step.block_tables.shape[1],
-            len(step.spans),
-            *map(address, (step.ids, step.positions, step.query_start_loc, step.block_tables, step.logit_tokens)),
-            *map(address, (self._rows, self.logits, self._best, self._best_logit, self._log_total)),
-            *map(address, (step.spans, self.sums)),
-            0 if step.token_slots is None else address(step.token_slots),
-            0 if self._embeddings is None else address(self._embeddings.addresses),
-        )
-
-    def sampled(self, batch: SamplingBatch | None) -> Sampled:
-        """Returns the tokens and log probabilities of all sampled rows, in row order."""
-        tokens, count = self._best[: self._num_samples], self._num_samples
-        logprobs = [SampledLogprobs(x) for x in (self._best_logit[:count] - self._log_total[:count]).tolist()]
-        if batch is not None and len(self.needs_sampling):
-            with torch.inference_mode():
-                chosen = sample(
-                    torch.from_numpy(self.logits[: len(self.needs_sampling)]), batch.take(self.needs_sampling)
-                )
-            tokens[self.needs_sampling] = chosen.token_ids
-            for row, logprob in zip(self.needs_sampling.tolist(), chosen.logprobs, strict=True):
-                logprobs[row] = logprob
-        return Sampled(tokens, tuple(logprobs), {} if batch is None else errors_of(batch))
-
-    def reported(self, step: FlatStep) -> tuple[PromptLogprobs, ...]:
-        """Returns the log probabilities of prompts that the step reports."""
-        if step.report is None:
-            return ()
-        with torch.inference_mode():
-            logits, token_ids = (
-                torch.from_numpy(self.logits[len(self.needs_sampling) :]),
-                torch.from_numpy(step.report.token_ids),
-            )
-            return packed(step.report, report_logits(logits, token_ids, step.report.num_top))
-
-
 def _copies(plan: StepPlan) -> bool:
     """Whether a plan copies blocks."""
     return bool(plan.swap_out or plan.swap_in or plan.copies)
-
-
-def address(array: NDArray[np.generic]) -> int:
-    """Returns the address of the first element. Raises TypeError if the array has gaps or must not be written."""
-    # A quarter of the time of `__array_interface__`, and a step asks a dozen times.
-    return ctypes.addressof(_NO_BYTES.from_buffer(array))
-
-
-def rows_with_choice(batch: SamplingBatch) -> NDArray[np.int64]:
-    """Returns the rows that need more than the most likely token and its log probability."""
-    needs_sampling = (batch.temperature >= GREEDY_BELOW) | (batch.num_logprobs > 0)
-    needs_sampling[batch.penalised] = True
-    needs_sampling[batch.adjusted] = True
-    return np.flatnonzero(needs_sampling)

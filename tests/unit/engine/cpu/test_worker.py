@@ -10,8 +10,9 @@ import pytest
 
 from services.engine.core.plan import NewSequence, ScheduledSequence, StepPlan
 from services.engine.cpu import worker as cpu_worker
+from services.engine.cpu.answer import address
 from services.engine.cpu.compile import CompileError, find_compiler
-from services.engine.cpu.worker import CpuWorker, address, cannot_serve
+from services.engine.cpu.worker import CpuWorker, cannot_serve
 from services.engine.worker.capacity.memory import HeapGuard
 from services.engine.worker.load import load_worker
 from services.engine.worker.torch_worker import TorchWorker
