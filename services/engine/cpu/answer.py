@@ -67,6 +67,7 @@ class StepAnswer:
             self.logits = np.empty((len(wanted), sizes.vocab), dtype=np.float32)
             self._rows = np.full(count, -1, dtype=np.int64)
             self._rows[wanted] = np.arange(len(wanted))
+        assert len(self._rows) == count, "more sampled tokens than rows"
         self._best = np.empty(count, dtype=np.int64)
         self._best_logit, self._log_total = np.empty((2, count), dtype=np.float32)
 
