@@ -46,9 +46,10 @@ class WorkerProcess(Generic[T]):
     @property
     def alive(self) -> bool:
         """Whether the worker can take a job."""
-        # After the death of a worker, its closed pipe is seen earlier than its exit status.
+        # After the death of a worker, its closed pipe is seen earlier than its exit status. The event loop may not have
+        # seen either yet.
         assert self._process.stdout is not None
-        return self._process.returncode is None and not self._process.stdout.at_eof()
+        return not self._has_ended() and not self._process.stdout.at_eof()
 
     async def ask(self, message: msgspec.Struct, wall_s: float) -> T:
         """Returns the worker's answer. Raises WorkerLostError; the worker must then be killed."""
@@ -66,7 +67,7 @@ class WorkerProcess(Generic[T]):
     async def kill(self) -> None:
         """Ends the worker and waits for its end."""
         self.fresh = False
-        if self._process.returncode is None:
+        if not self._has_ended():
             self._process.kill()
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -82,3 +83,12 @@ class WorkerProcess(Generic[T]):
         if size > self._frame_bytes_max:
             raise EOFError
         return msgspec.msgpack.decode(await source.readexactly(size), type=self._answer)
+
+    def _has_ended(self) -> bool:
+        """Whether the process has ended. Leaves its exit status to the event loop, which may have taken it already."""
+        if self._process.returncode is not None:
+            return True
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True

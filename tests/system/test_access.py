@@ -109,7 +109,7 @@ async def test_metrics_are_for_operators_and_keys_are_in_no_log(served: Served) 
 
 
 def test_a_key_that_floods_does_not_starve_another(served: Served) -> None:
-    body = {"prompt": [70] * 20, "max_tokens": 200, "ignore_eos": True}
+    body = {"prompt": [70] * 20, "max_tokens": 400, "ignore_eos": True}
 
     def flood() -> int:
         return fetch(served, "POST", "/v1/completions", body, Authorization="Bearer sk-flood").status
