@@ -107,15 +107,19 @@ async def test_an_invalid_template_is_explained_to_every_request(pool: Make, cap
             await renderer.render(MESSAGES, True)
 
 
+def wait_for_end(pid: int) -> None:
+    """Waits for the end of a child process. The event loop does not run meanwhile, so it has not seen the end yet."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
 async def test_a_worker_that_died_in_between_is_replaced_without_a_failed_request(pool: Make) -> None:
     renderer = pool("{{ messages[0].content }}")
     before = worker_pids()
     await renderer.warm()
     (worker,) = worker_pids() - before
     os.kill(worker, signal.SIGKILL)
-    # The event loop, which does not run meanwhile, has not seen the worker's end.
-    with contextlib.suppress(ChildProcessError):
-        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)
+    wait_for_end(worker)
     assert await renderer.render(MESSAGES, True) == "hello"
     assert renderer.killed == 0
 
