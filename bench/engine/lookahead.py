@@ -25,7 +25,7 @@ import numpy as np
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
-from services.engine.cpu import worker as cpu_worker
+from services.engine.cpu.answer import StepAnswer
 from services.engine.worker import torch_worker
 from services.engine.worker.batch.sampler import Sampled, SamplingBatch, sample
 from services.engine.worker.interface import ModelWorker
@@ -34,7 +34,7 @@ from shared.config import EngineSettings
 from shared.parameters.sampling import SamplingParams
 
 PROMPT_TOKENS = 96
-answer_sampled = cpu_worker._Answer.sampled
+answer_sampled = StepAnswer.sampled
 Text = Callable[[int, int], int]
 """Returns the token at a position of the output of the sequence with a seed: `text(seed, position)`."""
 
@@ -124,7 +124,7 @@ def write(text: Text) -> None:
         return Sampled(np.array([text(*place) for place in places], dtype=np.int64), sampled.logprobs)
 
     torch_worker.sample = lambda logits, batch: replaced(sample(logits, batch), batch)  # type: ignore[assignment]
-    cpu_worker._Answer.sampled = lambda answer, batch: replaced(answer_sampled(answer, batch), batch)  # type: ignore
+    StepAnswer.sampled = lambda answer, batch: replaced(answer_sampled(answer, batch), batch)  # type: ignore
 
 
 def decode(worker: ModelWorker, core: Core, name: str, batch: int, tokens: int) -> tuple[float, float]:
