@@ -75,7 +75,7 @@ def sender(pipe: Connection, num_blocks: int, kind: str, native: bool) -> None:
         if transfer == "cpu":
             pipe.send(time.process_time())
         elif transfer == "plain":
-            data = memoryview(np.ones(block_bytes(), dtype=np.uint8))
+            data = memoryview(np.ones(block_bytes(), dtype=np.uint8))  # pyright: ignore[reportArgumentType]
             with listener.accept()[0] as sock:
                 for _ in range(num_blocks):
                     sock.sendall(data)

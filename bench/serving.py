@@ -118,14 +118,14 @@ class Server:
         """Returns the CPU seconds used so far by each part of the server."""
         used: Counter[str] = Counter()
         for process in processes.tree(self.process.pid):
-            used[self.part_of(process.command)] += process.cpu_s
+            used[self.part_of(process.command)] += process.cpu_s  # pyright: ignore[reportArgumentType]
         return used
 
     def memory_mb(self) -> Counter[str]:
         """Returns the resident memory of each part of the server in MiB."""
         used: Counter[str] = Counter()
         for process in processes.tree(self.process.pid):
-            used[self.part_of(process.command)] += process.resident_mb
+            used[self.part_of(process.command)] += process.resident_mb  # pyright: ignore[reportArgumentType]
         return used
 
 
