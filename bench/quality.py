@@ -89,7 +89,8 @@ def perplexity(texts: list[str], model: Path, **settings: Any) -> float:
         params = SamplingParams(max_tokens=1, prompt_logprobs=0)
         total, count = 0.0, 0
         for output in llm.generate(texts, params, use_tqdm=False):
-            assert output.prompt_logprobs is not None and output.prompt_token_ids is not None
+            assert output.prompt_logprobs is not None
+            assert output.prompt_token_ids is not None
             for token_id, entry in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True):
                 assert entry is not None
                 total += entry[token_id].logprob
