@@ -1,4 +1,4 @@
-"""The bus over a NATS server. Only this file, `nats_key_value` and `nats_durable_log` import nats-py.
+"""The bus over a NATS server. Only the files `nats` and `nats_…` import nats-py.
 
 The library alone does not give the guarantees of `transport`. This module adds:
 
@@ -8,6 +8,7 @@ The library alone does not give the guarantees of `transport`. This module adds:
 - Safe time limits. A PONG whose waiting future was cancelled ends the library's read loop. Round trips (PING and PONG)
   are therefore not cancelled while their connection lives: after a timeout the caller returns and the round trip
   continues in the background.
+- One buffer to receive into (`nats_tcp`), without which the heap grows.
 - Reliable cancellation. A cancelled request ends even if its reply arrives at the same time (`cancellation`).
 - Clean reconnections. The library keeps the tasks and the socket of an attempt that failed late, and waits until a lost
   connection has written its data. Here the old tasks and the old socket are ended before the next attempt.
@@ -23,12 +24,13 @@ import itertools
 import logging
 import random
 import ssl
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from nats import errors
-from nats.aio.client import NO_RESPONDERS_STATUS, Client, Server, Srv
+from nats.aio.client import DEFAULT_BUFFER_SIZE, NO_RESPONDERS_STATUS, Client, Server, Srv
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ClientSubscription
 from nats.js.api import Header
@@ -40,6 +42,7 @@ from shared.actors.durable_log import DurableLog, LogConfig
 from shared.actors.key_value import KeyValueStore
 from shared.actors.nats_durable_log import NatsDurableLog
 from shared.actors.nats_key_value import NatsKeyValueStore
+from shared.actors.nats_tcp import BufferedTransport
 from shared.actors.payload import too_large
 from shared.actors.transport import (
     Delivery,
@@ -139,7 +142,12 @@ class _Client(Client):
         # The library begins a further attempt without ending an attempt that failed after its handshake, when the
         # subscriptions were sent. Both would then read from the new socket, which ends the reconnection for good.
         self._end_connection()
-        await super()._connect_to_server(s)
+        if s.uri.scheme in ("ws", "wss"):
+            await super()._connect_to_server(s)
+            return
+        s.last_attempt = time.monotonic()
+        self._transport = self._transport or BufferedTransport()
+        await self._transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
 
     async def _attempt_reconnect(self) -> None:
         # The library would wait until an unresponsive server has read what is written, which may take many minutes.

@@ -11,6 +11,8 @@ from shared.actors import nats as nats_module
 from shared.actors.nats import NatsTransport
 from shared.config import SettingsError
 from shared.errors import ServiceError
+from shared.receiving import ReceivesIntoOneBuffer
+from tests.contract.nats_protocol import protocol_of
 from tests.contract.scripted_nats import ScriptedServer, answers, handshake_only, healthy
 
 pytestmark = pytest.mark.nats
@@ -56,6 +58,7 @@ async def test_after_a_restart_of_the_server_subscriptions_work_again(private_na
     for link in links:
         await link.wait_back()
     assert one.connected
+    assert isinstance(protocol_of(one), ReceivesIntoOneBuffer)
     await two.barrier()
     await one.publish("a", b"again")
     assert await received.next() == b"again"

@@ -21,9 +21,11 @@ from shared.actors.transport import Delivery, NoRespondersError
 from shared.codec import encode
 from shared.config import BusSettings, SettingsError
 from shared.messages import ChangeModel
+from shared.receiving import ReceivesIntoOneBuffer
 from shared.security.tls import bus_context
 from shared.subjects import Subjects
 from tests.conftest import NatsServer, free_port
+from tests.contract.nats_protocol import protocol_of
 
 pytestmark = pytest.mark.nats
 FILES = Path(__file__).parents[1] / "system" / "tls"
@@ -78,10 +80,13 @@ async def test_messages_pass_with_the_right_certificates(server: str, credential
     transport = await _connect(server, own, credentials)
     heard: list[Delivery] = []
     await transport.subscribe("a", heard.append)
-    await transport.publish("a", b"x")
+    payloads = [b"x", bytes(range(256)) * 2000, b"y"]
+    for payload in payloads:
+        await transport.publish("a", payload)
     await transport.barrier()
+    assert isinstance(protocol_of(transport), ReceivesIntoOneBuffer)
     await transport.close()
-    assert [one.payload for one in heard] == [b"x"]
+    assert [one.payload for one in heard] == payloads
 
 
 @pytest.mark.parametrize("mutual", [True], indirect=True)

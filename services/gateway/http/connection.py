@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from services.gateway.http.errors import error_body
 from shared import limits
 from shared.errors import ServiceError
+from shared.receiving import ReceivesIntoOneBuffer
 
 log = logging.getLogger(__name__)
 CLOSE = "antiphon.close"
@@ -25,8 +26,11 @@ class _HeaderTooLarge(Exception):
     """Raised in a callback to stop the parser, which converts it to its own exception."""
 
 
-class BoundedConnection(HttpToolsProtocol):
-    """uvicorn's protocol class with limits on the headers. uvicorn creates one object for each connection."""
+class BoundedConnection(HttpToolsProtocol, ReceivesIntoOneBuffer):
+    """uvicorn's protocol class with limits on the headers. uvicorn creates one object for each connection.
+
+    The parser copies what it keeps of the received bytes.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -46,13 +50,13 @@ class BoundedConnection(HttpToolsProtocol):
         self._stop_timer()
         super().connection_lost(exc)
 
-    def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol. All bytes of an incomplete header count towards the limit."""
+    def data_received(self, data: bytes | memoryview) -> None:
+        """See ReceivesIntoOneBuffer. All bytes of an incomplete header count towards the limit."""
         if self._in_header:
             self._header_bytes += len(data)
             if self._timer is None:
                 self._start_timer()
-        super().data_received(data)
+        super().data_received(data)  # type: ignore[arg-type]
         if self._in_header and self._header_bytes > limits.HEADER_BYTES_MAX and not self.transport.is_closing():
             self._refuse(431, "Request Header Fields Too Large", _TOO_LARGE)
 
