@@ -72,7 +72,7 @@ COMPLETION_LOGPROBS_MAX = 5
 """Candidates reported for each position at `/v1/completions` (`logprobs`), as many as in OpenAI's API."""
 PROMPT_LOGPROBS_MAX = 2**20
 """Log probabilities of one prompt in an answer: tokens times candidates, the token itself included. Bounds the size of
-the answer (about 60 MB) and of the messages before it, which wait in buffers of `PENDING_BYTES_MAX`."""
+the answer (about 60 MB) and of the messages before it."""
 GATEWAY_REQUESTS_MAX = 16384
 """Requests in the gateway at the same time, including those that wait for an engine. Further requests are refused with
 503 and a time to retry after. A waiting request costs the memory of its prompt and no message on the bus."""
@@ -295,12 +295,6 @@ BUS_PAYLOAD_BYTES = 16 * 2**20
 """`max_payload` of the NATS servers that Antiphon starts and configures; a connection uses the value that its server
 reports. A prompt takes 4 bytes per token and 16 bytes per KV block, so with blocks of 16 tokens a message has room for
 3 million token ids; as text it has room for as many tokens as a request body."""
-PENDING_MSGS_MAX = 65536
-"""Messages in the client-side buffer of one subscription; the NATS client drops further ones. Bounds the number of
-small messages, as `PENDING_BYTES_MAX` bounds the size of large ones."""
-PENDING_BYTES_MAX = 64 * 2**20
-"""Client-side buffer of one subscription. It has room for several of the largest messages, because the NATS client
-drops messages that do not fit."""
 OUTBOUND_BYTES_MAX = 32 * 2**20
 """Client-side buffer of data that is not sent yet. It has room for one of the largest messages and others."""
 MAILBOX_MAX = 4096

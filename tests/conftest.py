@@ -24,6 +24,7 @@ from typing import Any
 # a GPU they run there with TRITON_INTERPRET=0.
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
+import hypothesis
 import pytest
 
 from shared import limits
@@ -32,6 +33,9 @@ from shared.subjects import Subjects
 from tests.support.memory import MemoryBus, MemoryTransport
 
 pytest_plugins = ("infra.checks.spec_plugin", "tests.support.schedule")
+# No example has a time limit: how long one takes says more about what else the machine does.
+hypothesis.settings.register_profile("antiphon", deadline=None)
+hypothesis.settings.load_profile("antiphon")
 START_S = 60.0
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 PORTS = range(16_000 + WORKER % 8 * 2_000, 18_000 + WORKER % 8 * 2_000)

@@ -112,10 +112,9 @@ async def _tap(place: Place, options: TapOptions, context: ssl.SSLContext | None
         await transport.subscribe(subjects.everything().removesuffix(">") + options.subject, take)
         await _print(waiting, options, subjects)
     finally:
-        lost = dropped + transport.counters["slow_consumer"]
         await transport.close()
-        if lost:
-            print(f"antiphon: {lost} messages came faster than they could be printed", file=sys.stderr)
+        if dropped:
+            print(f"antiphon: {dropped} messages came faster than they could be printed", file=sys.stderr)
     return 0
 
 

@@ -107,18 +107,18 @@ class DetokenizerActor(Actor):
     # --- commands ---
 
     @handles(OpenBatch)
-    async def on_open_batch(self, envelope: Envelope) -> OpenBatchReply:
+    def on_open_batch(self, envelope: Envelope) -> OpenBatchReply:
         """Opens the streams of the batch. Each stream is opened or refused separately."""
         batch = envelope.message
         assert isinstance(batch, OpenBatch)
-        return OpenBatchReply(tuple([await self._open_one(stream) for stream in batch.streams]))
+        return OpenBatchReply(tuple([self._open_one(stream) for stream in batch.streams]))
 
     @handles(OpenStream)
-    async def on_open(self, envelope: Envelope) -> Ack:
+    def on_open(self, envelope: Envelope) -> Ack:
         """Opens a stream, or opens it again with the tokens that its owner sent."""
         message = envelope.message
         assert isinstance(message, OpenStream)
-        await self._open(message)
+        self._open(message)
         return Ack(message.sequence_id)
 
     @handles(CloseStream)
@@ -152,7 +152,7 @@ class DetokenizerActor(Actor):
     # --- tokens to text ---
 
     @handles(TokenEvents)
-    async def on_token_events(self, envelope: Envelope) -> None:
+    def on_token_events(self, envelope: Envelope) -> None:
         """Converts the token events of an engine step to text. Sends one message to each affected gateway."""
         message = envelope.message
         assert isinstance(message, TokenEvents)
@@ -179,11 +179,11 @@ class DetokenizerActor(Actor):
                 gaps.append(entry)
         for reply_subject, events in outbox.items():
             source = message.engine_id, message.engine_instance_id, message.step
-            await self._send_texts(reply_subject, source, events, began_s)
+            self._send_texts(reply_subject, source, events, began_s)
         for entry in ended:
-            await self._tell_engine(entry)
+            self._tell_engine(entry)
         for entry in gaps:
-            await self._ask_again(entry)
+            self._ask_again(entry)
 
     async def sweep(self) -> None:
         """Asks again for missing tokens, and closes streams without an owner. Called a few times a second."""
@@ -198,19 +198,19 @@ class DetokenizerActor(Actor):
             self._drop_orphans(now)
             await self._check_ownership(now)
         for entry in list(self._streams.values()):
-            await self._ask_again(entry)
+            self._ask_again(entry)
 
     # --- inside ---
 
-    async def _open_one(self, message: OpenStream) -> OpenReply:
+    def _open_one(self, message: OpenStream) -> OpenReply:
         try:
-            await self._open(message)
+            self._open(message)
         except ServiceError as error:
             told = error.code, error.message, error.param, error.retry_after_s
             return OpenReply(message.sequence_id, message.attempt, *told)
         return OpenReply(message.sequence_id, message.attempt)
 
-    async def _open(self, message: OpenStream) -> None:
+    def _open(self, message: OpenStream) -> None:
         """Opens a stream. Raises ServiceError if it is refused."""
         old = self._streams.get(message.sequence_id)
         if old is not None and old.stream.attempt > message.attempt:
@@ -221,7 +221,7 @@ class DetokenizerActor(Actor):
             )
         entry = self._streams[message.sequence_id] = self._make(message)
         self.idle.clear()
-        await self._push_early(entry)
+        self._push_early(entry)
 
     def _make(self, message: OpenStream) -> _OpenStream:
         if message.model not in ("", self._model):
@@ -241,7 +241,7 @@ class DetokenizerActor(Actor):
         early = EarlyEvent(event, source.engine_id, source.engine_instance_id, source.step, self._now())
         self.late_events += not self._early.hold(early)
 
-    async def _push_early(self, entry: _OpenStream) -> None:
+    def _push_early(self, entry: _OpenStream) -> None:
         """Passes the held tokens, which arrived before their stream was open, to the stream."""
         began_s = self._now()
         for early in self._early.take(entry.stream.sequence_id, entry.stream.attempt):
@@ -251,12 +251,12 @@ class DetokenizerActor(Actor):
                 continue
             texts = self._push(entry, early.event)
             if texts:
-                await self._send_texts(entry.reply_subject, (*engine, early.step), texts, began_s)
+                self._send_texts(entry.reply_subject, (*engine, early.step), texts, began_s)
         if entry.stream.finished:
             self._forget(entry, entry.stream.finish_reason)
-            await self._tell_engine(entry)
+            self._tell_engine(entry)
         elif entry.stream.gap is not None:
-            await self._ask_again(entry)
+            self._ask_again(entry)
 
     def _push(self, entry: _OpenStream, event: TokenEvent) -> list[TextEvent]:
         entry.confirmed_at = self._now()
@@ -268,7 +268,7 @@ class DetokenizerActor(Actor):
             log.exception("%s: stream %s failed", self.name, event.sequence_id)
             return [entry.stream.fail("internal_error", "The text could not be made.")]
 
-    async def _send_texts(
+    def _send_texts(
         self, reply_subject: str, source: tuple[str, str, int], events: Sequence[TextEvent], began_s: float
     ) -> None:
         """Sends text events, in several messages if they are too large for one.
@@ -278,22 +278,22 @@ class DetokenizerActor(Actor):
         work_us = round((self._now() - began_s) * 1e6)
         message = TextEvents(self._host.id, self._host.instance_id, *source, tuple(events), work_us)
         try:
-            await self._publish(reply_subject, encode(message))
+            self._publish(reply_subject, encode(message))
         except ServiceError:
             if len(events) == 1:
                 raise
             half = len(events) // 2
-            await self._send_texts(reply_subject, source, events[:half], began_s)
-            await self._send_texts(reply_subject, source, events[half:], began_s)
+            self._send_texts(reply_subject, source, events[:half], began_s)
+            self._send_texts(reply_subject, source, events[half:], began_s)
             return
         self.text_events += len(events)
 
-    async def _tell_engine(self, entry: _OpenStream) -> None:
+    def _tell_engine(self, entry: _OpenStream) -> None:
         stream = entry.stream
         if stream.stopped:
-            await self._publish(entry.engine_subject, encode(Cancel(stream.sequence_id, stream.attempt, "stop")))
+            self._publish(entry.engine_subject, encode(Cancel(stream.sequence_id, stream.attempt, "stop")))
 
-    async def _ask_again(self, entry: _OpenStream) -> None:
+    def _ask_again(self, entry: _OpenStream) -> None:
         """Asks the engine for a stream's missing tokens, at most once in `RESEND_INTERVAL_S`."""
         now, gap = self._now(), entry.stream.gap
         if gap is None or now - entry.resent_at < limits.RESEND_INTERVAL_S:
@@ -301,14 +301,14 @@ class DetokenizerActor(Actor):
         entry.resent_at = now
         self.resends += 1
         stream = entry.stream
-        await self._publish(entry.engine_subject, encode(Resend(stream.sequence_id, stream.attempt, gap)))
+        self._publish(entry.engine_subject, encode(Resend(stream.sequence_id, stream.attempt, gap)))
 
-    async def _publish(self, subject: str, data: bytes) -> None:
+    def _publish(self, subject: str, data: bytes) -> None:
         """Sends a message. Raises ServiceError('request_too_large'); the caller may then send the message in parts."""
         # Other failures are only logged: as after the loss of a message on the bus, the owner notices that text is
         # missing and reopens the stream.
         try:
-            await self.transport.publish(subject, data)
+            self.transport.send(subject, data)
         except ServiceError as error:
             if error.code == "request_too_large":
                 raise

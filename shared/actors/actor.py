@@ -3,6 +3,10 @@
 An actor handles one message at a time, in the order of arrival, and shares its state with no other actor. An actor is
 not a process: a process runs a few actors on one event loop. `Actor.bind` subscribes an actor to a subject.
 
+A message that finds its actor idle, and whose handler is not a coroutine, is handled at once, in the callback in which
+it was received. The task of the actor (`run`) handles all others; waking it for each message would cost about as much
+as handling a token.
+
 The failure rules, for every actor of the system:
 
 - If a handler raises `ServiceError`, *that message* fails: a request is answered with `ErrorReply`; for a message
@@ -21,8 +25,9 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, TypeVar
+
+import msgspec
 
 from shared import codec, limits
 from shared.actors.transport import Delivery, Headers, NoRespondersError, RequestTimeoutError, Subscription, Transport
@@ -34,8 +39,7 @@ T = TypeVar("T")
 Handler = Callable[[Any, "Envelope"], Awaitable[Message | None] | Message | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(msgspec.Struct, frozen=True):
     """A decoded message with its subject, reply subject and headers."""
 
     message: Message
@@ -64,6 +68,8 @@ class Actor:
     """
 
     handlers: ClassVar[dict[type[Message], Handler]] = {}
+    plain: ClassVar[frozenset[type[Message]]] = frozenset()
+    """The messages whose handlers are not coroutines."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -71,6 +77,7 @@ class Actor:
             f.handled_type: f for f in vars(cls).values() if hasattr(f, "handled_type")
         }
         cls.handlers = {**cls.handlers, **own}
+        cls.plain = frozenset(t for t, method in cls.handlers.items() if not inspect.iscoroutinefunction(method))
 
     def __init__(self, name: str, transport: Transport, *, mailbox_max: int = limits.MAILBOX_MAX) -> None:
         self.name = name
@@ -84,6 +91,10 @@ class Actor:
         self._idle.set()
         self._stopping = False
         self._ended = False
+        self._is_waiting = False
+        """Whether `run` waits for a message."""
+        self._broken: AssertionError | None = None
+        """What a handler has raised outside of `run`, which ends with it."""
         self._current: Envelope | None = None
         self._subscriptions: list[Subscription] = []
 
@@ -119,7 +130,7 @@ class Actor:
             await subscription.unsubscribe()
         self._subscriptions.clear()
         self._stopping = True
-        self._wake.set()
+        self._wake_up()
 
     async def settle(self) -> None:
         """Waits until the mailbox is empty and no handler is running."""
@@ -132,15 +143,20 @@ class Actor:
         if self._ended:
             self._refuse_ended(envelope)
             return
+        if self._is_waiting and type(envelope.message) in self.plain:
+            self._handle_now(envelope)
+            return
         if len(self._mailbox) >= self._mailbox_max:
             self.overflowed += 1
             refusal = ErrorReply("server_is_overloaded", f"{self.name} has too many messages waiting.", "", 1.0)
-            if not self._reply_soon(envelope, refusal):
+            if envelope.reply:
+                self._reply(envelope, refusal)
+            else:
                 self._log_overflow(envelope.message)
             return
         self._mailbox.append(envelope)
         self._idle.clear()
-        self._wake.set()
+        self._wake_up()
 
     async def tell(self, subject: str, message: Message, headers: Headers | None = None) -> None:
         """Sends a message one way, without a reply subject."""
@@ -153,9 +169,14 @@ class Actor:
             self.malformed += 1
             log.warning("%s: malformed message on %s: %s", self.name, delivery.subject, error)
             refusal = ErrorReply("internal_error", "The message could not be read: do the services' versions differ?")
-            self._reply_soon(Envelope(refusal, delivery.subject, delivery.reply), refusal)
+            if delivery.reply:
+                self._reply(Envelope(refusal, delivery.subject, delivery.reply), refusal)
             return
         self.put(Envelope(message, delivery.subject, delivery.reply, delivery.headers))
+
+    def _wake_up(self) -> None:
+        self._is_waiting = False
+        self._wake.set()
 
     async def _next(self) -> Envelope | None:
         while not self._mailbox:
@@ -163,34 +184,61 @@ class Actor:
             if self._stopping:
                 return None
             self._wake.clear()
+            self._is_waiting = True
             await self._wake.wait()
+            if self._broken is not None:
+                raise self._broken
         return self._mailbox.popleft()
 
-    async def _handle(self, envelope: Envelope) -> None:
+    def _handle_now(self, envelope: Envelope) -> None:
+        """Handles a message outside of `run`, under the same rules. The handler may put others into the mailbox."""
+        self._is_waiting, self._current = False, envelope
         try:
-            self._current = envelope
+            reply = self.handlers[type(envelope.message)](self, envelope)
+        except AssertionError as error:
+            self._broken = error
+            self._wake.set()
+            return
+        except Exception as error:
+            reply = self._failure(envelope, error)
+        self._current = None
+        if reply is not None and envelope.reply:
+            assert isinstance(reply, Message), (self.name, type(envelope.message))
+            self._reply(envelope, reply)
+        if not self._wake.is_set():
+            self._is_waiting = True
+
+    async def _handle(self, envelope: Envelope) -> None:
+        self._current = envelope
+        try:
             result = self.handlers[type(envelope.message)](self, envelope)
             reply = await result if inspect.isawaitable(result) else result
-            if reply is not None and envelope.reply:
-                await self.transport.publish(envelope.reply, codec.encode(reply))
-            self._current = None
         except AssertionError:
             raise
-        except ServiceError as error:
-            await self._fail(envelope, error)
-        except Exception:
-            log.exception("%s failed on %s", self.name, type(envelope.message).__name__)
-            await self._fail(envelope, ServiceError("internal_error", "The request could not be processed."))
-
-    async def _fail(self, envelope: Envelope, error: ServiceError) -> None:
+        except Exception as error:
+            reply = self._failure(envelope, error)
+        if reply is not None and envelope.reply:
+            self._reply(envelope, reply)
         self._current = None
-        if envelope.reply:
-            try:
-                await self.transport.publish(envelope.reply, codec.encode(error_reply(error)))
-            except ServiceError as unsent:
-                log.warning("%s could not tell of a failure (%s): %s", self.name, error.code, unsent)
-        else:
+
+    def _failure(self, envelope: Envelope, error: Exception) -> ErrorReply:
+        """Returns what the sender of a message is told about its failure. Logs what is not told to anybody."""
+        if not isinstance(error, ServiceError):
+            log.error("%s failed on %s", self.name, type(envelope.message).__name__, exc_info=error)
+            error = ServiceError("internal_error", "The request could not be processed.")
+        elif not envelope.reply:
             log.warning("%s: %s failed: %s", self.name, type(envelope.message).__name__, error.message)
+        return error_reply(error)
+
+    def _reply(self, envelope: Envelope, reply: Message) -> None:
+        """Sends a reply, or the reason why it cannot be sent."""
+        try:
+            self.transport.send(envelope.reply, codec.encode(reply))
+        except Exception as error:
+            if isinstance(reply, ErrorReply):
+                log.warning("%s could not tell of a failure (%s): %s", self.name, reply.code, error)
+            else:
+                self._reply(envelope, self._failure(envelope, error))
 
     def _log_overflow(self, message: Message) -> None:
         # Logged at the 1st, 2nd, 4th, 8th … refusal only, so that many refusals do not fill the log.
@@ -215,24 +263,8 @@ class Actor:
         await self.on_crash(error)
 
     def _refuse_ended(self, envelope: Envelope) -> None:
-        self._reply_soon(envelope, ErrorReply("actor_stopped", f"{self.name} is restarting.", "", 1.0))
-
-    def _reply_soon(self, envelope: Envelope, reply: ErrorReply) -> bool:
-        if not envelope.reply:
-            return False
-        task = asyncio.create_task(self.transport.publish(envelope.reply, codec.encode(reply)))
-        _PENDING_REPLIES.add(task)
-        task.add_done_callback(_sent)
-        return True
-
-
-_PENDING_REPLIES: set[asyncio.Task[None]] = set()
-
-
-def _sent(task: asyncio.Task[None]) -> None:
-    _PENDING_REPLIES.discard(task)
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.warning("a refusal could not be sent: %s", error)
+        if envelope.reply:
+            self._reply(envelope, ErrorReply("actor_stopped", f"{self.name} is restarting.", "", 1.0))
 
 
 def error_reply(error: ServiceError) -> ErrorReply:

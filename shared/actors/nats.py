@@ -8,10 +8,11 @@ The library alone does not give the guarantees of `transport`. This module adds:
 - Safe time limits. A PONG whose waiting future was cancelled ends the library's read loop. Round trips (PING and PONG)
   are therefore not cancelled while their connection lives: after a timeout the caller returns and the round trip
   continues in the background.
-- One buffer to receive into (`nats_tcp`), without which the heap grows.
+- One buffer to receive into (`nats_tcp`), without which the heap grows, and a shorter way for messages
+  (`nats_client`).
 - Reliable cancellation. A cancelled request ends even if its reply arrives at the same time (`cancellation`).
 - Clean reconnections. The library keeps the tasks and the socket of an attempt that failed late, and waits until a lost
-  connection has written its data. Here the old tasks and the old socket are ended before the next attempt.
+  connection has written its data. `nats_client` ends the old tasks and the old socket before the next attempt.
 - Size checks. If headers push a message over the server's limit, or a subject is too long, the server closes the
   connection permanently. Such messages are refused here.
 - A time limit for the first connection, whose error states the reason. Later reconnections are retried without limit.
@@ -20,29 +21,24 @@ Messages are decoded in `actor`, not here.
 """
 
 import asyncio
-import itertools
 import logging
 import random
 import ssl
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from nats import errors
-from nats.aio.client import DEFAULT_BUFFER_SIZE, NO_RESPONDERS_STATUS, Client, Server, Srv
-from nats.aio.msg import Msg
+from nats.aio.client import Server
 from nats.aio.subscription import Subscription as ClientSubscription
-from nats.js.api import Header
 
 from shared import limits
-from shared.actors.cancellation import kept_cancellation
 from shared.actors.credentials import read_credentials, without_credentials
 from shared.actors.durable_log import DurableLog, LogConfig
 from shared.actors.key_value import KeyValueStore
+from shared.actors.nats_client import NatsClient
 from shared.actors.nats_durable_log import NatsDurableLog
 from shared.actors.nats_key_value import NatsKeyValueStore
-from shared.actors.nats_tcp import BufferedTransport
 from shared.actors.payload import too_large
 from shared.actors.transport import (
     Delivery,
@@ -66,11 +62,7 @@ TELL_S = 3.0
 """Seconds without a server after which the log says that there is none."""
 RECONNECT_WAIT_S = (0.05, 0.2)
 """Bounds of the random wait before each reconnection, seconds. Random, so that clients do not all reconnect at once."""
-FLUSH_TIMEOUT_S = 2
 BARRIER_TIMEOUT_S = 10.0
-ROUND_TRIP_ABANDONED_S = 30
-"""Timeout that the library gets for a round trip, seconds. Longer than any connection lives without an answered ping,
-so that the library never cancels a round trip on a live connection."""
 ROOM_WAIT_S = 0.5
 """How long `publish` waits for space in a full outbound buffer, seconds."""
 CLOSE_TIMEOUT_S = 5.0
@@ -81,104 +73,13 @@ OnError = Callable[[str, Exception], None]
 OnChange = Callable[[], None]
 
 
-class _Client(Client):
-    """The client of nats-py with a `flush` that is a barrier and may time out without harm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._trips: set[asyncio.Task[None]] = set()
-        self._tokens = itertools.count()
-        """The last parts of the reply subjects; the library's own are longer."""
-
-    async def flush(self, timeout: int = FLUSH_TIMEOUT_S) -> None:
-        """Returns when the server has processed everything sent before. Raises FlushTimeoutError."""
-        await self._round_trip(timeout)
-        await self._round_trip(timeout)
-
-    async def request(
-        self,
-        subject: str,
-        payload: bytes = b"",
-        timeout: float = 0.5,
-        old_style: bool = False,
-        headers: dict[str, Any] | None = None,
-    ) -> Msg:
-        """See the library. The library's stores and logs use this method too.
-
-        Once the client is subscribed to its inbox, the reply is awaited here: the library's `asyncio.wait_for` takes
-        one more callback for each reply, and may swallow a cancellation (`cancellation`).
-        """
-        if old_style or not self._resp_sub_prefix:
-            with kept_cancellation():
-                return await super().request(subject, payload, timeout, old_style, headers)
-        replies: dict[str, asyncio.Future[Msg]] = self._resp_map  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        token, reply = str(next(self._tokens)), asyncio.get_running_loop().create_future()
-        replies[token] = reply
-        try:
-            await self.publish(subject, payload, self._resp_sub_prefix.decode() + token, headers)
-            async with asyncio.timeout(timeout):
-                message = await reply
-        except TimeoutError:
-            raise errors.TimeoutError from None
-        finally:
-            replies.pop(token, None)
-        if message.headers and message.headers.get(Header.STATUS) == NO_RESPONDERS_STATUS:
-            raise errors.NoRespondersError
-        return message
-
-    def abandon_round_trips(self) -> None:
-        """Cancels all round trips. Only for a lost connection, on which no PONG will arrive any more."""
-        for trip in tuple(self._trips):
-            trip.cancel()
-
-    def _connect_command(self) -> bytes:
-        # The library would send the password without TLS if the server, or an attacker in between, does not require
-        # TLS.
-        if "tls" in self.options and not self._server_info.get("tls_required"):
-            raise errors.Error("nats: the server does not require TLS, which the settings ask for")
-        return super()._connect_command()
-
-    async def _connect_to_server(self, s: Srv) -> None:
-        # The library begins a further attempt without ending an attempt that failed after its handshake, when the
-        # subscriptions were sent. Both would then read from the new socket, which ends the reconnection for good.
-        self._end_connection()
-        if s.uri.scheme in ("ws", "wss"):
-            await super()._connect_to_server(s)
-            return
-        s.last_attempt = time.monotonic()
-        self._transport = self._transport or BufferedTransport()
-        await self._transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
-
-    async def _attempt_reconnect(self) -> None:
-        # The library would wait until an unresponsive server has read what is written, which may take many minutes.
-        self._end_connection()
-        await super()._attempt_reconnect()
-
-    def _end_connection(self) -> None:
-        """Ends the tasks of the former connection, if there is one, and closes its socket at once."""
-        self.abandon_round_trips()
-        for name in ("_reading_task", "_ping_interval_task", "_flusher_task"):
-            task: asyncio.Task[None] | None = getattr(self, name)
-            if task is not None and task is not asyncio.current_task():
-                task.cancel()
-        writer: asyncio.StreamWriter | None = getattr(self._transport, "_bare_io_writer", None)
-        if writer is not None:
-            writer.transport.abort()
-
-    async def _round_trip(self, timeout_s: float) -> None:
-        trip = asyncio.create_task(super().flush(ROUND_TRIP_ABANDONED_S))
-        self._trips.add(trip)
-        trip.add_done_callback(self._trips.discard)
-        await asyncio.wait({trip}, timeout=timeout_s)
-        if not trip.done() or trip.cancelled():
-            raise errors.FlushTimeoutError
-        trip.result()
-
-
 class _Subscription:
     """See `transport.Subscription`."""
 
-    def __init__(self, subscription: ClientSubscription, forget: Callable[["_Subscription"], None]) -> None:
+    def __init__(
+        self, client: NatsClient, subscription: ClientSubscription, forget: Callable[["_Subscription"], None]
+    ) -> None:
+        self._client = client
         self._subscription = subscription
         self._forget = forget
         self._ended = False
@@ -190,7 +91,7 @@ class _Subscription:
         self._ended = True
         self._forget(self)
         try:
-            await self._subscription.drain()
+            await self._client.unsubscribe_from(self._subscription)
         except errors.Error as error:
             # The connection is lost or unresponsive: no more messages will be delivered, so draining is not needed.
             log.debug("unsubscribing from %s: %s", self._subscription.subject, error)
@@ -199,9 +100,9 @@ class _Subscription:
 class NatsTransport:
     """A connection to a NATS server that implements `transport.Transport`. Made by `connect`.
 
-    `counters` counts events by kind: `slow_consumer` (messages dropped because a receiver was too slow),
-    `permission_denied`, `receiver_failed`, `connection_error`, `disconnect`, `reconnect`. The first four kinds are also
-    passed to `on_error`. The three callbacks run on the event loop and must not block.
+    `counters` counts events by kind: `permission_denied`, `receiver_failed`, `connection_error`, `disconnect`,
+    `reconnect`. The first three kinds are also passed to `on_error`. The three callbacks run on the event loop and must
+    not block. Messages are not queued here: a receiver gets each one as it arrives, and bounds what it keeps.
     """
 
     def __init__(self, name: str, replicas: int = 1) -> None:
@@ -213,7 +114,7 @@ class NatsTransport:
         self.on_error: OnError | None = None
         self.on_disconnect: OnChange | None = None
         self.on_reconnect: OnChange | None = None
-        self._client = _Client()
+        self._client = NatsClient(self._failed)
         self._failure: asyncio.Future[Exception] | None = None
         self._subscriptions: list[_Subscription] = []
         self._losses = 0
@@ -271,10 +172,23 @@ class NatsTransport:
     async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """See Transport. Does not wait for the server: the bytes are sent in the next iteration of the event loop."""
         self._check(subject, payload, headers)
-        if self._client.pending_data_size + len(payload) > limits.OUTBOUND_BYTES_MAX:
+        if not self._has_room(len(payload)):
             await self._make_room(len(payload))
         try:
-            await self._client.publish(subject, payload, reply, None if headers is None else dict(headers))
+            if headers is None:
+                self._client.send(subject, reply, payload)
+            else:
+                await self._client.publish(subject, payload, reply, dict(headers))
+        except errors.Error as error:
+            raise _service_error(error) from error
+
+    def send(self, subject: str, payload: bytes) -> None:
+        """See Transport."""
+        self._check(subject, payload, None)
+        if not self._has_room(len(payload)):
+            raise _service_error(errors.OutboundBufferLimitError())
+        try:
+            self._client.send(subject, "", payload)
         except errors.Error as error:
             raise _service_error(error) from error
 
@@ -282,21 +196,15 @@ class NatsTransport:
         """See Transport."""
         deliveries = self.deliveries
 
-        async def on_message(message: Msg) -> None:
+        def receive(to: str, payload: bytes, reply: str, headers: dict[str, str] | None) -> None:
             deliveries[subject] += 1
-            receiver(Delivery(message.subject, message.data, message.reply, message.headers))
+            receiver(Delivery(to, payload, reply, headers))
 
         try:
-            subscription = await self._client.subscribe(  # pyright: ignore[reportUnknownMemberType]
-                subject,
-                queue,
-                on_message,
-                pending_msgs_limit=limits.PENDING_MSGS_MAX,
-                pending_bytes_limit=limits.PENDING_BYTES_MAX,
-            )
+            subscription = await self._client.subscribe_to(subject, queue, receive)
         except errors.Error as error:
             raise _service_error(error) from error
-        self._subscriptions.append(_Subscription(subscription, self._subscriptions.remove))
+        self._subscriptions.append(_Subscription(self._client, subscription, self._subscriptions.remove))
         return self._subscriptions[-1]
 
     async def request(
@@ -404,7 +312,7 @@ class NatsTransport:
 
         The client by itself would retry without limit. Raises SettingsError for an invalid URL.
         """
-        self._client = _Client()
+        self._client = NatsClient(self._failed)
         self._failure = asyncio.get_running_loop().create_future()
         connecting = asyncio.create_task(self._client.connect(**options))
         waiting: list[asyncio.Future[Any]] = [connecting, self._failure]
@@ -424,6 +332,9 @@ class NatsTransport:
     # --- what the client reports ---
 
     async def _on_error(self, error: Exception) -> None:
+        self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
         if self._failure is not None:
             if not self._failure.done():
                 self._failure.set_result(error)
@@ -471,6 +382,9 @@ class NatsTransport:
         if size > self._client.max_payload:
             raise too_large(size, self._client.max_payload)
 
+    def _has_room(self, size: int) -> bool:
+        return self._client.pending_data_size + size <= limits.OUTBOUND_BYTES_MAX
+
     async def _make_room(self, size: int) -> None:
         if self._client.is_connected:
             try:
@@ -478,7 +392,7 @@ class NatsTransport:
                     await self._client.flush()
             except (TimeoutError, errors.Error):
                 log.debug("%s: the outbound buffer is not getting empty", self.name)
-        if self._client.pending_data_size + size > limits.OUTBOUND_BYTES_MAX:
+        if not self._has_room(size):
             raise _service_error(errors.OutboundBufferLimitError())
 
     async def _crossed(self) -> bool:
@@ -499,7 +413,7 @@ class NatsTransport:
         await self._up.wait()
 
 
-async def _close_client(client: _Client) -> None:
+async def _close_client(client: NatsClient) -> None:
     """Closes the client's socket in any state of the client. Waits for at most `CLOSE_TIMEOUT_S`."""
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
@@ -514,8 +428,6 @@ def _choose_server(servers: list[Server], _: dict[str, Any]) -> tuple[Server | N
 
 
 def _kind(error: Exception) -> str:
-    if isinstance(error, errors.SlowConsumerError):
-        return "slow_consumer"
     if isinstance(error, errors.Error) and "permissions violation" in str(error):
         return "permission_denied"
     if isinstance(error, OSError | errors.Error | TimeoutError | EOFError):

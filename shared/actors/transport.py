@@ -6,8 +6,9 @@ every subscription made before the call.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+import msgspec
 
 from shared.actors.durable_log import DurableLog, LogConfig
 from shared.actors.key_value import KeyValueStore
@@ -15,8 +16,7 @@ from shared.actors.key_value import KeyValueStore
 Headers = Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(msgspec.Struct, frozen=True):
     """One received message, not yet decoded. `reply` is the reply subject, empty if the sender expects no answer."""
 
     subject: str
@@ -71,11 +71,15 @@ class Transport(Protocol):
         ...
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
-        """Sends a message one way, without a confirmation of its delivery.
+        """Sends a message one way, without a confirmation of its delivery. May wait for room in the outbound buffer.
 
         Raises ServiceError: 'bus_unavailable' when the outbound buffer is full, 'request_too_large' when payload and
         headers together exceed the size limit of the bus.
         """
+        ...
+
+    def send(self, subject: str, payload: bytes) -> None:
+        """Like `publish`, but does not wait: if the outbound buffer is full, the message is refused at once."""
         ...
 
     async def subscribe(self, subject: str, receiver: Receiver, *, queue: str = "") -> Subscription:

@@ -1,6 +1,7 @@
 """The NATS transport where only a real server can show it: restarts, frozen servers, permissions, lagging receivers."""
 
 import asyncio
+import random
 import signal
 import socket
 
@@ -9,6 +10,7 @@ import pytest
 from shared import limits
 from shared.actors import nats as nats_module
 from shared.actors.nats import NatsTransport
+from shared.actors.nats_client import NatsClient
 from shared.config import SettingsError
 from shared.errors import ServiceError
 from shared.receiving import ReceivesIntoOneBuffer
@@ -164,7 +166,7 @@ async def test_a_frozen_server_shows_as_disconnected_and_comes_back(private_nats
 @pytest.mark.matrix("B-02")
 async def test_a_server_that_freezes_during_the_reconnection_does_not_end_it(monkeypatch, caplog):
     """The client's second connection gets an answer to the handshake and to nothing later, until it was given up."""
-    monkeypatch.setattr(nats_module._Client.flush, "__defaults__", (0.2,))
+    monkeypatch.setattr(NatsClient.flush, "__defaults__", (0.2,))
     async with ScriptedServer(healthy, answers(1)) as server:
         one = await NatsTransport.connect([server.url], name="one", inbox_prefix="i")
         link = Link(one)
@@ -272,27 +274,72 @@ async def test_a_missing_credentials_file_and_a_malformed_url_are_settings_to_co
         await NatsTransport.connect(["nats://:x:"], name="one", inbox_prefix="i", wait_s=0.1)
 
 
-@pytest.mark.matrix("B-16")
-async def test_messages_that_a_lagging_receiver_loses_are_counted(nats_server, nats_connect, namespace, monkeypatch):
-    monkeypatch.setattr(limits, "PENDING_MSGS_MAX", 10)
+async def test_a_burst_arrives_whole_and_in_order_whatever_way_its_messages_take(nats_server, nats_connect, namespace):
+    one, two = await nats_connect(nats_server, "one"), await nats_connect(nats_server, "two")
+    received: list[tuple[str, bytes, str, str]] = []
+    await two.subscribe(
+        f"{namespace}.*",
+        lambda got: received.append((got.subject, got.payload, got.reply, (got.headers or {}).get("number", ""))),
+    )
+    await two.barrier()
+    chance, sent = random.Random(5), []
+    for number in range(5000):
+        size = chance.choice((0, 0, 1, 200, 3000)) if number % 500 else 600_000  # more than one receive can hold
+        subject, payload = f"{namespace}.s{number % 7}", f"{number} ".encode() + chance.randbytes(size)
+        reply = f"{namespace}r.{number}" if number % 3 == 0 else ""
+        headers = {"number": str(number)} if number % 11 == 0 else None
+        await one.publish(subject, payload, reply=reply, headers=headers)
+        sent.append((subject, payload, reply, str(number) if headers else ""))
+        if number % 1000 == 0:
+            await one.barrier()
+            await two.barrier()  # PING and PONG between the messages
+    await one.barrier()
+    await two.barrier()
+    assert received == sent
+
+
+async def test_a_receiver_that_fails_is_reported_and_the_next_messages_arrive(nats_server, nats_connect, namespace):
     one, two = await nats_connect(nats_server, "one"), await nats_connect(nats_server, "two")
     reported: list[str] = []
     two.on_error = lambda kind, error: reported.append(kind)
-    received = 0
+    received: list[bytes] = []
 
     def receive(delivery) -> None:
-        nonlocal received
-        received += 1
+        received.append(delivery.payload)
+        if delivery.payload == b"bad":
+            raise ValueError("bad")
 
     await two.subscribe(f"{namespace}.a", receive)
     await two.barrier()
-    for _ in range(2000):
-        await one.publish(f"{namespace}.a", b"x")
+    for headers in (None, {"a": "b"}):
+        for payload in (b"bad", b"good"):
+            await one.publish(f"{namespace}.a", payload, headers=headers)
     await one.barrier()
     await two.barrier()
-    assert two.counters["slow_consumer"] == len(reported) > 0
-    assert received + two.counters["slow_consumer"] == 2000
-    assert two.connected
+    assert received == [b"bad", b"good"] * 2
+    assert reported == ["receiver_failed"] * 2
+    assert two.counters["receiver_failed"] == 2
+
+
+async def test_what_a_server_does_not_take_waits_and_arrives_in_order(nats_server, nats_connect, namespace):
+    one, two = await nats_connect(nats_server, "one"), await nats_connect(nats_server, "two")
+    received = Received()
+    await two.subscribe(f"{namespace}.a", received)
+    await two.barrier()
+    sent = [bytes([number]) * 1_000_000 for number in range(25)]
+    for payload in sent:
+        await one.publish(f"{namespace}.a", payload)  # together more than a socket holds
+    await one.barrier()
+    assert [await received.next() for _ in sent] == sent
+
+
+@pytest.mark.parametrize("subject", ["a b", "", "a\r\nPUB b 0", "\t"])
+async def test_a_malformed_subject_is_refused(nats_server, nats_connect, subject: str):
+    one = await nats_connect(nats_server, "one")
+    with pytest.raises(ServiceError, match="malformed"):
+        await one.publish(subject, b"x")
+    with pytest.raises(ServiceError, match="malformed"):
+        await one.publish("a", b"x", reply=f"{subject} ")
 
 
 async def test_a_forbidden_subject_is_counted_and_reported(private_nats_server, nats_connect):

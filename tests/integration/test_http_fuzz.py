@@ -102,14 +102,14 @@ def check(path: str, body: bytes, app: FastAPI = APP) -> None:
 
 
 @pytest.mark.matrix("G-08")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(PATHS, st.binary(max_size=40) | st.text(max_size=40).map(str.encode) | JSON.map(json.dumps).map(str.encode))
 def test_any_bytes_are_answered_with_an_error_object(path: str, body: bytes):
     check(path, body)
 
 
 @pytest.mark.matrix("G-08")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(PATHS, BODY | ALMOST_GOOD)
 def test_any_fields_are_answered_or_refused_by_name(path: str, body: Any):
     check(path, json.dumps(body).encode())
@@ -132,7 +132,7 @@ GENERATE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(GENERATE)
 def test_any_request_to_generate_is_answered_or_refused_by_name(body: Any):
     reply = asyncio.run(post(APP, "/generate", json.dumps(body).encode()))
@@ -143,7 +143,7 @@ def test_any_request_to_generate_is_answered_or_refused_by_name(body: Any):
         assert error["param"] or error["code"] == "invalid_json", error
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(["/v1/chat/completions", "/tokenize"]), TOOL_BODY)
 def test_any_tools_and_messages_are_answered_or_refused_by_name(path: str, body: Any):
     check(path, json.dumps(body).encode(), TOOL_APP)

@@ -113,14 +113,14 @@ def check(path: str, body: bytes) -> None:
 
 
 @pytest.mark.matrix("G-08")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(PATHS, st.binary(max_size=40) | st.text(max_size=40).map(str.encode) | JSON.map(json.dumps).map(str.encode))
 def test_any_bytes_are_answered_with_an_error_object(path: str, body: bytes):
     check(path, body)
 
 
 @pytest.mark.matrix("G-08")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.tuples(PATHS, BODY) | ALMOST_GOOD)
 def test_any_fields_are_answered_or_refused(request_to: tuple[str, Any]):
     path, body = request_to

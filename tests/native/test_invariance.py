@@ -73,7 +73,7 @@ def workers(variant: str, dtype: str) -> Iterator[Workers]:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("variant", VARIANTS)
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     shape=st.sampled_from([*MIXED, OWN_KEYS]),
     lengths=st.lists(st.integers(1, 100), min_size=1, max_size=6),

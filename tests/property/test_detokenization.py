@@ -16,7 +16,7 @@ from tests.tokenizer_files import HARD_TEXTS, TOKENIZERS, decoder_of, token_id
 
 KINDS = tuple(TOKENIZERS)
 BYTE_KINDS = tuple(kind for kind in KINDS if kind != "suffixed")
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=40)
 
 
 @functools.cache
@@ -197,7 +197,7 @@ def naive(text: str, stops: Sequence[str], include: bool, exempt: int = 0) -> tu
 @pytest.mark.matrix("P-05")
 @pytest.mark.parametrize("include", [True, False])
 @given(parts=st.lists(letters, max_size=5), stops=stop_lists)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_stop_strings_over_any_boundaries_match_a_search_of_the_whole_text(
     include: bool, parts: list[str], stops: list[str]
 ) -> None:
@@ -215,7 +215,7 @@ def test_stop_strings_over_any_boundaries_match_a_search_of_the_whole_text(
 
 
 @given(before=st.lists(letters, max_size=3), after=st.lists(letters, max_size=3), stops=stop_lists)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_stop_string_that_ends_before_min_tokens_is_ordinary_text(
     before: list[str], after: list[str], stops: list[str]
 ) -> None:

@@ -470,7 +470,6 @@ def with_transfer(spec: SequenceSpec, transfer: str) -> SequenceSpec:
 EngineCoreMachine.TestCase.settings = settings(
     max_examples=120,
     stateful_step_count=30,
-    deadline=None,
     suppress_health_check=list(HealthCheck),  # pyright: ignore[reportArgumentType]  (its metaclass iterates)
 )
 TestEngineCore = EngineCoreMachine.TestCase

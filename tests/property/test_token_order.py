@@ -25,7 +25,7 @@ def taken(sequencer: Sequencer, pushed: TokenEvent) -> tuple[int, ...]:
 
 @pytest.mark.matrix("P-02")
 @given(start=st.integers(0, 5), frames=st.lists(ranges, max_size=80))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_is_taken_is_a_prefix_of_the_truth_and_a_replay_completes_it(
     start: int, frames: list[tuple[int, int]]
 ) -> None:
@@ -42,7 +42,7 @@ def test_what_is_taken_is_a_prefix_of_the_truth_and_a_replay_completes_it(
 
 @pytest.mark.matrix("P-02")
 @given(position=st.integers(1, 10**9), count=st.integers(1, 3 * HELD_EVENTS_MAX))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_memory_behind_a_gap_is_bounded(position: int, count: int) -> None:
     sequencer = Sequencer()
     for i in range(count):

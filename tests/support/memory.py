@@ -27,6 +27,9 @@ from tests.support.memory_key_value import Bucket
 
 log = logging.getLogger(__name__)
 
+PENDING_MAX, PENDING_BYTES_MAX = 65536, 64 * 2**20
+"""Messages that wait for a subscription of a frozen client, and their bytes; further ones are lost."""
+
 
 class MemoryBus:
     """An independent bus. `counters` has the number of deliveries and of each kind of fault.
@@ -36,7 +39,7 @@ class MemoryBus:
     """
 
     def __init__(
-        self, seed: int = 0, delay_s: tuple[float, float] = (0.0, 0.0), *, pending_max: int = limits.PENDING_MSGS_MAX
+        self, seed: int = 0, delay_s: tuple[float, float] = (0.0, 0.0), *, pending_max: int = PENDING_MAX
     ) -> None:
         self.delay_s = delay_s
         self.reordering = False
@@ -193,7 +196,7 @@ class MemoryBus:
             self._launch(sender, target, delivery)
 
     def _launch(self, sender: MemoryTransport, target: MemorySubscription, delivery: Delivery) -> None:
-        full = target.pending_bytes + len(delivery.payload) > limits.PENDING_BYTES_MAX
+        full = target.pending_bytes + len(delivery.payload) > PENDING_BYTES_MAX
         if full or target.pending >= self._pending_max:
             self.counters["slow_consumer"] += 1
             target.owner.report("slow_consumer", RuntimeError(f"{target.owner.name}: {target.pattern} is full"))

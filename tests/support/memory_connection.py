@@ -115,6 +115,10 @@ class MemoryTransport:
         """See Transport."""
         self._send(Delivery(subject, payload, reply, dict(headers) if headers else None))
 
+    def send(self, subject: str, payload: bytes) -> None:
+        """See Transport."""
+        self._send(Delivery(subject, payload, "", None))
+
     async def subscribe(self, subject: str, receiver: Receiver, *, queue: str = "") -> MemorySubscription:
         """See Transport."""
         self._check_open()

@@ -373,7 +373,7 @@ PARAMS = FIELDS.filter(lambda p: p.get("n", 1) == 1 or (p.get("temperature", 1.0
 
 
 @given(prompts=st.lists(st.text("abc the of é好", min_size=1, max_size=40), min_size=1, max_size=4), params=PARAMS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_offline_and_served_answers_are_equal(
     served: Served, llm: LLM, prompts: list[str], params: dict[str, Any]
 ) -> None:

@@ -106,7 +106,7 @@ def test_a_load_is_waves_of_a_prompt_step_and_a_step_for_each_further_token() ->
     assert result.total_s == result.prompts_s + result.decode_s
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.builds(
         Load, name=st.just("x"), clients=st.integers(1, 9), prompt=st.integers(1, 40), output=st.integers(1, 9),

@@ -386,14 +386,14 @@ async def test_text_that_cannot_be_sent_is_counted_and_hurts_nobody_else(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await rig.open()
-    publish = rig.own.publish
+    send = rig.own.send
 
-    async def refuse(subject: str, payload: bytes, **options: Any) -> None:
+    def refuse(subject: str, payload: bytes) -> None:
         if subject == GATEWAY:
             raise ServiceError("bus_unavailable", "The bus cannot be reached.")
-        await publish(subject, payload, **options)
+        send(subject, payload)
 
-    monkeypatch.setattr(rig.own, "publish", refuse)
+    monkeypatch.setattr(rig.own, "send", refuse)
     await rig.tokens(rig.event(0, "a"))
     assert rig.actor.unsent == 1
     await rig.open("r2")

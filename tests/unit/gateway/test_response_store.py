@@ -72,4 +72,4 @@ class Store(RuleBasedStateMachine):
 
 
 TestStore = Store.TestCase
-TestStore.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestStore.settings = settings(max_examples=60, stateful_step_count=30)

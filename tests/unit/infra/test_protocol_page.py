@@ -52,11 +52,11 @@ def test_fields_are_listed_with_type_and_default() -> None:
 def test_a_limit_has_its_unit_and_its_reason() -> None:
     text = "\n".join(
         limits_section(
-            '# --- bus ---\nPENDING_BYTES_MAX = 64 * 2**20\n"""Buffer of\none subscription."""\nDRAIN_S = 20.0\n'
+            '# --- bus ---\nOUTBOUND_BYTES_MAX = 32 * 2**20\n"""Buffer of\none subscription."""\nDRAIN_S = 20.0\n'
         )
     )
     assert "### Bus" in text
-    assert "| `PENDING_BYTES_MAX` | 64 MiB | Buffer of one subscription. |" in text
+    assert "| `OUTBOUND_BYTES_MAX` | 32 MiB | Buffer of one subscription. |" in text
     assert "| `DRAIN_S` | 20.0 s | |" in text
 
 

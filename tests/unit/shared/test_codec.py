@@ -34,7 +34,7 @@ def as_list(value):
 
 @pytest.mark.matrix("P-09")
 @by_type
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_every_message_survives_the_round_trip_and_is_an_array_to_any_reader(kind, data):
     message = data.draw(strategy(kind))
@@ -79,7 +79,7 @@ def test_the_golden_file_has_no_message_that_is_gone():
 
 
 @pytest.mark.matrix("S-04")
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_random_bytes_raise_nothing_but_decode_error(data):
     try:

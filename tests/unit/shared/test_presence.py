@@ -162,7 +162,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(EVENTS)
 def test_an_incarnation_is_lost_once_and_a_replaced_one_never_comes_back(events):
     members, now = Members(LEASE_S), 0.0

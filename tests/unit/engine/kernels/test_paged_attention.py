@@ -76,7 +76,7 @@ LENGTHS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LENGTHS, st.sampled_from([None, 1, 3, 4, 7, 100]), st.integers(0, 99))
 def test_any_mixture_of_decodes_and_chunks_is_attention_by_definition(
     lengths: list[tuple[int, int]], window: int | None, seed: int

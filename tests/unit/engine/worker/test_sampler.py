@@ -114,7 +114,7 @@ LOGITS = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed).
 ROWS = st.builds(Row, PARAMS, TOKENS.filter(len), TOKENS, LOGITS)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(ROWS, min_size=1, max_size=5))
 def test_every_row_of_a_mixed_batch_is_sampled_as_the_reference_does(rows: list[Row]) -> None:
     for row, token in zip(rows, run(rows).token_ids.tolist(), strict=True):
@@ -124,13 +124,13 @@ def test_every_row_of_a_mixed_batch_is_sampled_as_the_reference_does(rows: list[
         }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(ROWS, min_size=2, max_size=5))
 def test_a_row_gets_the_same_token_alone_and_in_a_batch(rows: list[Row]) -> None:
     assert run(rows).token_ids.tolist() == [int(run([row]).token_ids[0]) for row in rows]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(ROWS, min_size=1, max_size=4))
 def test_log_probabilities_are_those_of_the_models_own_distribution(rows: list[Row]) -> None:
     sampled = run(rows)

@@ -197,7 +197,7 @@ PIECES: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize("name", PIECES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_the_result_does_not_depend_on_how_the_output_is_cut(name: str, data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from(PIECES[name]), max_size=12)))
