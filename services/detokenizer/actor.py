@@ -185,7 +185,7 @@ class DetokenizerActor(Actor):
         for entry in gaps:
             self._ask_again(entry)
 
-    async def sweep(self) -> None:
+    def sweep(self) -> None:
         """Asks again for missing tokens, and closes streams without an owner. Called a few times a second."""
         now = self._now()
         if not self.transport.connected:
@@ -196,7 +196,7 @@ class DetokenizerActor(Actor):
         if now - self._orphans_at >= ORPHAN_CHECK_S:
             self._orphans_at = now
             self._drop_orphans(now)
-            await self._check_ownership(now)
+            self._check_ownership(now)
         for entry in list(self._streams.values()):
             self._ask_again(entry)
 
@@ -324,7 +324,7 @@ class DetokenizerActor(Actor):
         gateway = self._gateways.get(entry.reply_subject)
         return now - max(entry.opened_at, gateway.heard_at if gateway else entry.opened_at) > limits.ORPHAN_S
 
-    async def _check_ownership(self, now: float) -> None:
+    def _check_ownership(self, now: float) -> None:
         """Asks gateways whether they still own streams that got no tokens for ORPHAN_S: a `CloseStream` may be lost."""
         due: dict[str, list[_OpenStream]] = {}
         for entry in sorted(self._streams.values(), key=lambda each: each.confirmed_at):
@@ -343,13 +343,13 @@ class DetokenizerActor(Actor):
         for reply_subject, entries in due.items():
             refs = [SequenceRef(entry.stream.sequence_id, entry.stream.attempt) for entry in entries]
             if refs:
-                await self._ask_owner(self._gateways[reply_subject].control_subject, query, refs)
+                self._ask_owner(self._gateways[reply_subject].control_subject, query, refs)
 
-    async def _ask_owner(
+    def _ask_owner(
         self, subject: str, query: Callable[[Sequence[SequenceRef]], OwnershipQuery], refs: Sequence[SequenceRef]
     ) -> None:
         try:
-            await tell_in_parts(self.transport, subject, query, refs)
+            tell_in_parts(self.transport, subject, query, refs)
         except ServiceError as error:
             self.unsent += 1
             log.warning("%s could not send to %s: %s", self.name, subject, error)

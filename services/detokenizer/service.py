@@ -75,4 +75,4 @@ class DetokenizerService:
     async def _keep_house(self, actor: DetokenizerActor) -> None:
         while True:
             await sleep_to_beat(SWEEP_S)
-            await actor.sweep()
+            actor.sweep()

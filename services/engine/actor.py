@@ -31,7 +31,7 @@ from shared import limits, telemetry
 from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
 from shared.actors.host import Host
 from shared.blocks import split_hashes
-from shared.codec import unpack_ids
+from shared.codec import encode, unpack_ids
 from shared.errors import ServiceError
 from shared.messages import (
     Ack,
@@ -142,7 +142,7 @@ class EngineActor(Actor):
         return SubmitBatchReply(tuple(self._submit(submit) for submit in batch.submits))
 
     @handles(Cancel)
-    async def on_cancel(self, envelope: Envelope) -> None:
+    def on_cancel(self, envelope: Envelope) -> None:
         """Ends a sequence.
 
         With the reason `stop` (a stop string was found) the tokens are kept until the owner sends `Done`. With any
@@ -158,7 +158,7 @@ class EngineActor(Actor):
             self._end(cancel.sequence_id, cancel.attempt, "abort")
 
     @handles(Done)
-    async def on_done(self, envelope: Envelope) -> None:
+    def on_done(self, envelope: Envelope) -> None:
         """Drops a sequence whose owner has received all its tokens. Aborts the sequence if it still runs."""
         done = envelope.message
         assert isinstance(done, Done)
@@ -166,16 +166,16 @@ class EngineActor(Actor):
             self._end(done.sequence_id, done.attempt, "abort")
 
     @handles(Resend)
-    async def on_resend(self, envelope: Envelope) -> None:
+    def on_resend(self, envelope: Envelope) -> None:
         """Publishes a sequence's tokens from the given position on again. Does nothing if the sequence is unknown."""
         resend = envelope.message
         assert isinstance(resend, Resend)
         entry = self.sequences.get(resend.sequence_id, resend.attempt)
         if entry is not None:
-            await self._replay(entry, resend.position)
+            self._replay(entry, resend.position)
 
     @handles(Retarget)
-    async def on_retarget(self, envelope: Envelope) -> Ack:
+    def on_retarget(self, envelope: Envelope) -> Ack:
         """Sends a sequence's tokens to another detokenizer, first the existing tokens from the given position on.
 
         Raises ServiceError ('not_found') if the engine does not hold the sequence at this attempt.
@@ -186,7 +186,7 @@ class EngineActor(Actor):
         if entry is None:
             raise ServiceError("not_found", "The engine does not hold this sequence.")
         entry.reply_subject = retarget.reply_subject
-        await self._replay(entry, retarget.position)
+        self._replay(entry, retarget.position)
         return Ack(retarget.sequence_id)
 
     @handles(Withdraw)
@@ -200,7 +200,7 @@ class EngineActor(Actor):
         return Ack("")
 
     @handles(ProgressQuery)
-    async def on_progress_query(self, envelope: Envelope) -> None:
+    def on_progress_query(self, envelope: Envelope) -> None:
         """Publishes the progress of the queried sequences on the gateway's reply subject.
 
         The query also renews the leases of those sequences. Progress marks and unknown sequences are sent in separate
@@ -212,8 +212,8 @@ class EngineActor(Actor):
         self.sequences.renew_leases(gateway, query.sequences, self._now())
         marks, missing = self.sequences.progress(query.sequences)
         here = self._host.id, self._host.instance_id
-        await self._send(query.reply_subject, lambda part: ProgressReply(*here, marks=tuple(part)), marks)
-        await self._send(query.reply_subject, lambda part: ProgressReply(*here, missing=tuple(part)), missing)
+        self._send(query.reply_subject, lambda part: ProgressReply(*here, marks=tuple(part)), marks)
+        self._send(query.reply_subject, lambda part: ProgressReply(*here, missing=tuple(part)), missing)
 
     @handles(SelfTest)
     def on_self_test(self, envelope: Envelope) -> None:
@@ -222,10 +222,10 @@ class EngineActor(Actor):
         assert isinstance(message, SelfTest)
         self._self_test(message)
 
-    async def answer(self, message: SelfTest, fault: str) -> None:
+    def answer(self, message: SelfTest, fault: str) -> None:
         """Publishes the result of a self-test."""
         reply = SelfTestReply(message.test_id, self._host.id, self._host.instance_id, fault)
-        await self._send(message.reply_subject, lambda part: part[0], (reply,))
+        self._send(message.reply_subject, lambda part: part[0], (reply,))
 
     @handles(OwnershipReply)
     def on_ownership_reply(self, envelope: Envelope) -> None:
@@ -243,7 +243,7 @@ class EngineActor(Actor):
 
     # --- reports, credits, housekeeping ---
 
-    async def report(self, report: StepReport) -> None:
+    def report(self, report: StepReport) -> None:
         """Publishes the tokens of a step, and errors for refused sequences: one message for each detokenizer.
 
         A message that would be too large is split.
@@ -258,9 +258,9 @@ class EngineActor(Actor):
             for event in _token_events(outcome, self.sequences):
                 self._take(event, by_subject)
         for subject, events in by_subject.items():
-            await self._publish_each(subject, report.step, events)
+            self._publish_each(subject, report.step, events)
         if steps_are_due:
-            await self._publish_steps()
+            self._publish_steps()
 
     def credits(self, max_num_seqs: int) -> int:
         """Returns the number of sequences that gateways may still place on this engine; negative if it holds too many.
@@ -282,7 +282,7 @@ class EngineActor(Actor):
             return 0
         return _wanted(max_num_seqs, limits.ENGINE_WAITING_MAX // 2) - self.sequences.num_live
 
-    async def sweep(self) -> None:
+    def sweep(self) -> None:
         """Ends the sequences of dead gateways and asks running gateways about sequences that they have not confirmed.
 
         Called a few times a second. Also lets `drain` return once no live sequence is left.
@@ -291,7 +291,7 @@ class EngineActor(Actor):
         self.sequences.end_idle_times(now)
         self._gateways = {k: t for k, t in self._gateways.items() if now - t < 10 * limits.ORPHAN_S}
         self._drop(self.sequences.expire(now, self._gateways))
-        await self._publish_steps()
+        self._publish_steps()
         if not self.sequences.num_live:
             self._quiet.set()
         here = self._host.id, self._host.instance_id
@@ -301,7 +301,7 @@ class EngineActor(Actor):
             return OwnershipQuery("engine", *here, control, tuple(part))
 
         for gateway, refs in self.sequences.unconfirmed(now, self._gateways).items():
-            await self._send(self._host.subjects.gateway_control(*gateway), query, refs)
+            self._send(self._host.subjects.gateway_control(*gateway), query, refs)
 
     async def drain(self) -> None:
         """Refuses new sequences from now on. Returns when every waiting and running sequence has ended or has moved.
@@ -315,7 +315,7 @@ class EngineActor(Actor):
             async with asyncio.timeout(limits.HAND_OVER_S):
                 await self._quiet.wait()
         except TimeoutError:
-            await self._hand_over()
+            self._hand_over()
 
     async def on_crash(self, error: BaseException) -> None:
         """Aborts and drops every sequence. Sends no messages."""
@@ -325,7 +325,7 @@ class EngineActor(Actor):
 
     # --- private ---
 
-    async def _hand_over(self) -> None:
+    def _hand_over(self) -> None:
         """Ends all live sequences here and tells their gateways that this engine no longer has them."""
         left: dict[GatewayKey, list[SequenceRef]] = defaultdict(list)
         for entry in [entry for entry in self.sequences.entries() if not entry.finished]:
@@ -336,7 +336,7 @@ class EngineActor(Actor):
         for gateway, refs in left.items():
             log.info("%s hands over %d sequences of %s", self.name, len(refs), gateway[0])
             subject = self._host.subjects.gateway_control(*gateway)
-            await self._send(subject, lambda part: ProgressReply(*here, missing=tuple(part)), refs)
+            self._send(subject, lambda part: ProgressReply(*here, missing=tuple(part)), refs)
 
     def _submit(self, submit: Submit) -> SubmitReply:
         status = self.sequences.admit(submit)
@@ -441,7 +441,7 @@ class EngineActor(Actor):
         by_subject: dict[str, list[TokenEvent]] = defaultdict(list)
         self._take(_refusal(core_sequence_id, error, self.sequences), by_subject)
         for subject, events in by_subject.items():
-            await self._publish_each(subject, 0, events)
+            self._publish_each(subject, 0, events)
 
     def _adapter(self, submit: Submit) -> LoadedAdapter | LoadAdapter | None:
         if not submit.adapter:
@@ -480,20 +480,20 @@ class EngineActor(Actor):
         if not self._steps.is_needed:
             self._record(False)
 
-    async def _replay(self, entry: Entry, position: int) -> None:
+    def _replay(self, entry: Entry, position: int) -> None:
         if entry.reply_subject:
-            await self._publish_each(entry.reply_subject, 0, self.sequences.replay(entry, position))
+            self._publish_each(entry.reply_subject, 0, self.sequences.replay(entry, position))
 
-    async def _publish_each(self, subject: str, step: int, events: Sequence[TokenEvent]) -> None:
+    def _publish_each(self, subject: str, step: int, events: Sequence[TokenEvent]) -> None:
         """Publishes the parts of prompts' log probabilities in messages of their own, then all other events in one."""
         for event in events:
             if event.prompt_logprobs is not None:
-                await self._publish(subject, step, (event,))
+                self._publish(subject, step, (event,))
         others = tuple(event for event in events if event.prompt_logprobs is None)
         if others:
-            await self._publish(subject, step, others)
+            self._publish(subject, step, others)
 
-    async def _publish(self, subject: str, step: int, events: tuple[TokenEvent, ...]) -> None:
+    def _publish(self, subject: str, step: int, events: tuple[TokenEvent, ...]) -> None:
         """Publishes events to a detokenizer's subject as one message, or as several if one would be too large.
 
         Events that cannot be sent are counted, logged and dropped. Their tokens are not lost: the sequence table keeps
@@ -501,7 +501,7 @@ class EngineActor(Actor):
         """
         message: Message = TokenEvents(self._host.id, self._host.instance_id, step, events)
         try:
-            await self.tell(subject, message)
+            self.transport.send(subject, encode(message))
         except ServiceError as error:
             halves = split(events) if error.code == "request_too_large" else None
             if halves is None:
@@ -509,20 +509,20 @@ class EngineActor(Actor):
                 log.warning("%s could not send tokens to %s: %s", self.name, subject, error)
                 return
             for half in halves:
-                await self._publish(subject, step, half)
+                self._publish(subject, step, half)
 
-    async def _publish_steps(self) -> None:
+    def _publish_steps(self) -> None:
         """Publishes the steps recorded since the last call. Steps that cannot be sent are dropped and counted."""
         steps, sequences = self._steps.take()
         if steps:
             make = functools.partial(_step_events, self._host.id, self._host.instance_id, tuple(steps))
             parts: list[tuple[SequenceSteps, ...]] = [(one,) for one in sequences] or [()]
-            await self._send(self._host.subjects.steps(self._host.id), make, parts)
+            self._send(self._host.subjects.steps(self._host.id), make, parts)
 
-    async def _send(self, subject: str, make: Callable[[Sequence[T]], Message], items: Sequence[T]) -> None:
+    def _send(self, subject: str, make: Callable[[Sequence[T]], Message], items: Sequence[T]) -> None:
         # A message that cannot be sent is dropped, like a message lost on the bus, and its receiver asks again.
         try:
-            await tell_in_parts(self.transport, subject, make, items)
+            tell_in_parts(self.transport, subject, make, items)
         except ServiceError as error:
             self.unsent += 1
             log.warning("%s could not send to %s: %s", self.name, subject, error)

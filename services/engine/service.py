@@ -162,14 +162,14 @@ class EngineService:
         parts = [part.run_now() for part in (canary, guard) if part is not None]
         if parts:
             await asyncio.wait([asyncio.wrap_future(part) for part in parts], timeout=limits.SELF_TEST_S / 2)
-        await self.actor.answer(message, self.fault)
+        self.actor.answer(message, self.fault)
         if message.ends and not self.fault:
             self._on_fault("a comparison with other engines has shown that it computes other tokens than they do")
 
-    async def _report(self, report: StepReport) -> None:
+    def _report(self, report: StepReport) -> None:
         if self.fault:
             return  # the latest results may be wrong; other engines compute them again
-        await self.actor.report(report)
+        self.actor.report(report)
         # The process is awake anyway, so refresh the status here, at most once per heartbeat interval.
         if self._clock.monotonic() - self._refreshed_at >= limits.HEARTBEAT_INTERVAL_S:
             self._refresh()
@@ -201,7 +201,7 @@ class EngineService:
         number = 0
         while True:
             await sleep_to_beat(2 * limits.HEARTBEAT_INTERVAL_S)
-            await self.actor.sweep()
+            self.actor.sweep()
             number += 1
             if self._adapters is not None and number % SYNC_BEATS == 0:
                 await self._adapters.refresh()

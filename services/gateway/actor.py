@@ -368,7 +368,7 @@ class GatewayActor(Actor):
         def reply(part: Sequence[SequenceRef]) -> OwnershipReply:
             return OwnershipReply(self._host.id, self._host.instance_id, tuple(part))
 
-        await tell_in_parts(self.transport, query.reply_subject, reply, released)
+        tell_in_parts(self.transport, query.reply_subject, reply, released)
 
     @handles(StreamTaken)
     def on_taken(self, envelope: Envelope) -> None:

@@ -280,7 +280,7 @@ def raise_error_reply(reply: ErrorReply) -> NoReturn:
     raise ServiceError(code, reply.message, param=reply.param, retry_after_s=reply.retry_after_s)
 
 
-async def tell_in_parts(
+def tell_in_parts(
     transport: Transport, subject: str, make: Callable[[Sequence[T]], Message], items: Sequence[T]
 ) -> None:
     """Sends `make(items)`. If the message is too large for the bus, sends each half of `items` separately, recursively.
@@ -290,13 +290,13 @@ async def tell_in_parts(
     if not items:
         return
     try:
-        await transport.publish(subject, codec.encode(make(items)))
+        transport.send(subject, codec.encode(make(items)))
     except ServiceError as error:
         if error.code != "request_too_large" or len(items) == 1:
             raise
         half = len(items) // 2
-        await tell_in_parts(transport, subject, make, items[:half])
-        await tell_in_parts(transport, subject, make, items[half:])
+        tell_in_parts(transport, subject, make, items[:half])
+        tell_in_parts(transport, subject, make, items[half:])
 
 
 async def ask(

@@ -166,7 +166,7 @@ class ServiceClients:
         def query(part: Sequence[SequenceRef]) -> ProgressQuery:
             return ProgressQuery(*here, reply_subject, tuple(part))
 
-        await tell_in_parts(self._host.transport, self._engine(engine), query, sequences)
+        tell_in_parts(self._host.transport, self._engine(engine), query, sequences)
 
     async def retarget(self, engine: Address, message: Retarget) -> None:
         """Sends a sequence's tokens to another detokenizer.

@@ -180,7 +180,7 @@ async def test_a_gap_is_asked_for_again_when_nothing_more_comes(rig: Rig) -> Non
     await rig.open()
     await rig.tokens(rig.event(1, "b", finish_reason="length"))
     rig.clock.now += limits.HEARTBEAT_INTERVAL_S
-    await rig.actor.sweep()
+    rig.actor.sweep()
     await rig.settle()
     assert rig.received[ENGINE] == [Resend("r1", 1, 0)] * 2
     assert rig.actor.resends == 2
@@ -213,7 +213,7 @@ async def test_tokens_of_an_old_attempt_or_another_engine_are_dropped_and_counte
     assert rig.actor.late_events == 2
     await rig.tokens(rig.event(0, "z", sequence_id="unknown"))
     rig.clock.now += limits.EARLY_EVENT_S + 0.1
-    await rig.actor.sweep()
+    rig.actor.sweep()
     assert rig.actor.late_events == 3
     assert rig.texts() == ""
 
@@ -302,7 +302,7 @@ async def test_streams_of_a_silent_gateway_are_dropped(rig: Rig) -> None:
     rig.clock.now += limits.ORPHAN_S - 1
     await rig.heartbeat("g1")
     rig.clock.now += 2
-    await rig.actor.sweep()
+    rig.actor.sweep()
     assert rig.actor.num_streams == 1
     await rig.tokens(rig.event(0, "a"))
     assert rig.texts() == "a"
@@ -314,7 +314,7 @@ async def test_a_gateway_is_asked_about_streams_without_tokens_and_those_it_does
     rig.clock.now += limits.ORPHAN_S + 1
     await rig.heartbeat("g1")
     await rig.tokens(rig.event(0, "a", "r3"))
-    await rig.actor.sweep()
+    rig.actor.sweep()
     await rig.settle()
     (query,) = rig.received[CONTROL]
     assert isinstance(query, OwnershipQuery)
@@ -362,9 +362,9 @@ async def test_gateways_are_not_called_silent_while_this_side_is_cut_off(rig: Ri
     rig.bus.partition("detokenizer")
     for _ in range(3):
         rig.clock.now += limits.ORPHAN_S - 1
-        await rig.actor.sweep()
+        rig.actor.sweep()
     rig.bus.heal("detokenizer")
-    await rig.actor.sweep()
+    rig.actor.sweep()
     assert rig.actor.num_streams == 1
 
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import queue
 import sys
+import threading
 from collections import defaultdict
 
 import pytest
@@ -95,13 +96,7 @@ def test_a_refused_sequence_is_reported_without_a_step() -> None:
 async def test_reports_leave_in_order_beside_the_steps_or_before_the_next_one(wait: bool) -> None:
     published: list[int] = []
     published_at_return: list[int] = []
-    held = asyncio.Event()
-
-    async def publish(report: StepReport) -> None:
-        await held.wait()
-        published.append(report.step)
-
-    queue = ReportQueue(publish, wait=wait)
+    queue = ReportQueue(lambda report: published.append(report.step), wait=wait)
 
     def steps() -> None:
         for step in range(1, 6):
@@ -109,16 +104,34 @@ async def test_reports_leave_in_order_beside_the_steps_or_before_the_next_one(wa
             published_at_return.append(len(published))
 
     publisher = asyncio.create_task(queue.run())
-    thread = asyncio.create_task(asyncio.to_thread(steps))
-    if not wait:
-        await thread
+    if wait:
+        await asyncio.to_thread(steps)
+    else:
+        thread = threading.Thread(target=steps)
+        thread.start()
+        thread.join()  # the event loop stands still, so nothing can be published
         assert published_at_return == [0] * 5
-    held.set()
-    await thread
-    await queue.empty()
+        await queue.empty()
     publisher.cancel()
     assert published == [1, 2, 3, 4, 5]
     assert not wait or published_at_return == [1, 2, 3, 4, 5]
+
+
+async def test_a_report_that_cannot_be_published_ends_the_queue() -> None:
+    published: list[int] = []
+
+    def publish(report: StepReport) -> None:
+        if report.step == 2:
+            raise AssertionError("broken")
+        published.append(report.step)
+
+    queue = ReportQueue(publish, wait=True)
+    publisher = asyncio.create_task(queue.run())
+    for step in (1, 2, 3):
+        await asyncio.to_thread(queue.put, StepReport(step, (), (), (), 1, 0, 0))
+    with pytest.raises(AssertionError, match="broken"):
+        await publisher
+    assert published == [1]
 
 
 def test_a_loop_without_work_for_a_while_says_so_once_until_it_has_worked_again(
