@@ -358,7 +358,7 @@ class GatewayActor(Actor):
         self.lockstep.on_self_test(reply)
 
     @handles(OwnershipQuery)
-    async def on_ownership_query(self, envelope: Envelope) -> None:
+    def on_ownership_query(self, envelope: Envelope) -> None:
         """Answers an engine or a detokenizer which of its sequences this gateway no longer owns."""
         query = envelope.message
         assert isinstance(query, OwnershipQuery)
