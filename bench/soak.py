@@ -5,13 +5,14 @@
 Starts a server with two processes of each service and holds streams on it, which are compared as in `antiphon chaos`.
 Faults hit the second process of each service only, so that the first ones live through the whole run: their samples
 show growth. The report has, for each of these and for the bus, the least-squares slope of resident memory (KiB a
-minute), open descriptors and threads (an hour), after a warm-up. At the end the invariants must hold, with all KV
-blocks free.
+minute), open descriptors, threads and, for services, subscriptions (an hour), after a warm-up. At the end the
+invariants must hold, with all KV blocks free.
 """
 
 import argparse
 import asyncio
 import json
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -29,24 +30,27 @@ WARM_UP = 0.25
 NUM_RECORDS = 64
 """Finished requests of which a gateway keeps the timeline: so few that the warm-up reaches this number."""
 PAGE_KIB = 4
+_SUBSCRIPTIONS = re.compile(r'^antiphon:bus_subscriptions\{id="([^"]+)",.*\} (\S+)$', re.MULTILINE)
 
 
 @dataclass
 class Samples:
-    """Samples of one process: seconds since the start, resident KiB, open descriptors, threads."""
+    """Samples of one process: seconds since the start, resident KiB, open descriptors, threads, subscriptions."""
 
     seconds: list[float] = field(default_factory=list[float])
     rss_kib: list[float] = field(default_factory=list[float])
     descriptors: list[float] = field(default_factory=list[float])
     threads: list[float] = field(default_factory=list[float])
+    subscriptions: list[float] = field(default_factory=list[float])
 
-    def take(self, pid: int, seconds: float) -> None:
+    def take(self, pid: int, seconds: float, subscriptions: float) -> None:
         """Takes one sample of a running process."""
         process = Path(f"/proc/{pid}")
         self.seconds.append(seconds)
         self.rss_kib.append(PAGE_KIB * int((process / "statm").read_text().split()[1]))
         self.descriptors.append(len(list((process / "fd").iterdir())))
         self.threads.append(len(list((process / "task").iterdir())))
+        self.subscriptions.append(subscriptions)
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class Growth:
     rss_kib_per_minute: float
     descriptors_per_hour: float
     threads_per_hour: float
+    subscriptions: float
+    subscriptions_per_hour: float
 
 
 def slope(seconds: Sequence[float], values: Sequence[float]) -> float:
@@ -79,6 +85,8 @@ def growth(name: str, samples: Samples) -> Growth:
         round(60 * slope(samples.seconds, samples.rss_kib), 1),
         round(3600 * slope(samples.seconds, samples.descriptors), 1),
         round(3600 * slope(samples.seconds, samples.threads), 1),
+        samples.subscriptions[-1],
+        round(3600 * slope(samples.seconds, samples.subscriptions), 1),
     )
 
 
@@ -96,9 +104,12 @@ async def soak(minutes: float, streams: int, seed: int, model: str) -> dict[str,
         samples = {name: Samples() for name in steady}
 
         async def sample() -> None:
+            counts: dict[str, float] = {}
             while True:
+                page = (await server.get("/metrics")).body.decode()  # empty if its gateway is killed meanwhile
+                counts = {name: float(count) for name, count in _SUBSCRIPTIONS.findall(page)} or counts
                 for name, pid in steady.items():
-                    samples[name].take(pid, time.monotonic() - began)
+                    samples[name].take(pid, time.monotonic() - began, counts.get(name, 0.0))
                 await asyncio.sleep(max(1.0, minutes / 5))
 
         sampling = asyncio.create_task(sample())

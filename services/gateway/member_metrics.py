@@ -27,13 +27,15 @@ class MemberCollector(Collector):
         ready = GaugeMetricFamily("antiphon:service_ready", "1 if the process is ready to work", labels=_LABELS)
         received = CounterMetricFamily("antiphon:bus_messages_received", "Messages from the bus", labels=_LABELS)
         sent = CounterMetricFamily("antiphon:bus_messages_sent", "Messages to the bus", labels=_LABELS)
+        subscriptions = GaugeMetricFamily("antiphon:bus_subscriptions", "Subscriptions on the bus", labels=_LABELS)
         for beat, age_s in members:
             labels = [beat.service, beat.id]
             age.add_metric(labels, age_s)
             ready.add_metric(labels, float(beat.state == "ready"))
             received.add_metric(labels, beat.messages_received)
             sent.add_metric(labels, beat.messages_sent)
-        yield from (age, ready, received, sent)
+            subscriptions.add_metric(labels, beat.num_subscriptions)
+        yield from (age, ready, received, sent, subscriptions)
         yield from _loads([beat for beat, _ in members])
 
 

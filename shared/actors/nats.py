@@ -167,7 +167,8 @@ class NatsTransport:
     @property
     def traffic(self) -> Traffic:
         """See Transport."""
-        return Traffic(self._client.stats["in_msgs"], self._client.stats["out_msgs"])
+        stats = self._client.stats
+        return Traffic(stats["in_msgs"], stats["out_msgs"], self._client.num_subscriptions)
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """See Transport. Does not wait for the server: the bytes are sent in the next iteration of the event loop."""

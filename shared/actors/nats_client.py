@@ -105,6 +105,11 @@ class NatsClient(Client):
 
     # --- receiving ---
 
+    @property
+    def num_subscriptions(self) -> int:
+        """Subscriptions of this connection, those of the library included."""
+        return len(self._subs)
+
     async def subscribe_to(self, subject: str, queue: str, receive: Receive) -> Subscription:
         """Subscribes with a receiver. Raises BadSubjectError."""
 

@@ -276,6 +276,7 @@ class HeartbeatTask:
 
     def _next(self) -> Heartbeat:
         self._sequence += 1
+        traffic = self._host.transport.traffic
         return Heartbeat(
             service=self._service.name,
             id=self._host.id,
@@ -285,8 +286,9 @@ class HeartbeatTask:
             sequence=self._sequence,
             interval_s=self._interval_s,
             status=self._service.status(),
-            messages_received=self._host.transport.traffic.received,
-            messages_sent=self._host.transport.traffic.sent,
+            messages_received=traffic.received,
+            messages_sent=traffic.sent,
+            num_subscriptions=traffic.subscriptions,
         )
 
 

@@ -26,10 +26,11 @@ class Delivery(msgspec.Struct, frozen=True):
 
 
 class Traffic(NamedTuple):
-    """Numbers of messages that a connection has received and sent since it was opened."""
+    """Numbers of messages that a connection has received and sent since it was opened, and its subscriptions now."""
 
     received: int
     sent: int
+    subscriptions: int
 
 
 Receiver = Callable[[Delivery], None]

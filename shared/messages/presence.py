@@ -196,3 +196,5 @@ class Heartbeat(Message, frozen=True, array_like=True, tag=True):
     messages_received: int = 0
     """Bus messages since the start of the process; those of a separate connection for heartbeats may not be counted."""
     messages_sent: int = 0
+    num_subscriptions: int = 0
+    """Subscriptions of the process on the same connection."""

@@ -109,7 +109,7 @@ class MemoryTransport:
     @property
     def traffic(self) -> Traffic:
         """See Transport."""
-        return Traffic(sum(self.deliveries.values()), self._num_sent)
+        return Traffic(sum(self.deliveries.values()), self._num_sent, len(self._subscriptions))
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """See Transport."""

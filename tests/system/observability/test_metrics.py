@@ -91,6 +91,8 @@ def test_every_name_that_applies_is_there_and_moves_with_a_known_load(served: Se
 def test_every_service_shows_its_traffic(served: Served):
     text = fetch(served, "GET", "/metrics").body.decode()
     wanted = {"gateway", "tokenizer", "engine", "detokenizer"}
-    for name in ("antiphon:bus_messages_sent", "antiphon:bus_messages_received", "antiphon:service_ready"):
+    kinds = ("bus_messages_sent", "bus_messages_received", "bus_subscriptions", "service_ready")
+    for name in (f"antiphon:{kind}" for kind in kinds):
         [family] = [one for one in text_string_to_metric_families(text) if one.name == name]
         assert {sample.labels["service"] for sample in family.samples} == wanted
+        assert all(sample.value > 0 for sample in family.samples)
