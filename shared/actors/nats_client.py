@@ -275,7 +275,7 @@ class NatsClient(Client):
             writer.transport.abort()
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=256)  # few subjects get many messages; those of replies get one each
 def _publish_head(subject: str, reply: str) -> bytes:
     """Returns the beginning of the command that publishes to a subject. Raises BadSubjectError."""
     if subject.split() != [subject] or (reply and reply.split() != [reply]):
