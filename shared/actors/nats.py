@@ -3,8 +3,7 @@
 The library alone does not give the guarantees of `transport`. This module adds:
 
 - A barrier. The library's `flush` writes its PING ahead of commands that wait in the client's buffer, so the PONG may
-  arrive before the server has processed a SUB or PUB. Two flushes in a row are a barrier, because the buffer is written
-  while the first PONG is awaited.
+  arrive before the server has processed a SUB or PUB. `nats_client` writes the buffer first.
 - Safe time limits. A PONG whose waiting future was cancelled ends the library's read loop. Round trips (PING and PONG)
   are therefore not cancelled while their connection lives: after a timeout the caller returns and the round trip
   continues in the background.

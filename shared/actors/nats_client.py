@@ -98,7 +98,7 @@ class NatsClient(Client):
             self._transport.writelines(pending)
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
-        # The library writes a PING ahead of pending commands.
+        # The library would write the PING ahead of pending commands, so that its PONG would not tell of them.
         if self.is_connected:
             self._write_all()
         await super()._send_ping(future)  # pyright: ignore[reportUnknownMemberType]
@@ -221,7 +221,6 @@ class NatsClient(Client):
 
     async def flush(self, timeout: int = FLUSH_TIMEOUT_S) -> None:
         """Returns when the server has processed everything sent before. Raises FlushTimeoutError."""
-        await self._round_trip(timeout)
         await self._round_trip(timeout)
 
     def abandon_round_trips(self) -> None:
