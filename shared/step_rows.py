@@ -4,6 +4,7 @@ A gateway with many streams gets a row for each token, so rows are copied as byt
 """
 
 import array
+import struct
 import sys
 
 from shared.codec import DecodeError
@@ -15,23 +16,14 @@ tokens (0 in the middle of a prompt, more than 1 if draft tokens were accepted).
 tokens, waiting sequences, free blocks."""
 _ROW_BYTES = 8 * STEP_COLUMNS
 _SWAP = sys.byteorder == "big"
-
-
-def empty() -> "array.array[int]":
-    """Returns no rows."""
-    return array.array("Q")
-
-
-def packed(rows: "array.array[int]") -> bytes:
-    """Returns rows as little-endian u64."""
-    if _SWAP:
-        rows = rows[:]
-        rows.byteswap()
-    return rows.tobytes()
+pack_sequence = struct.Struct("<6Q").pack
+"""Returns the first six numbers of a row as little-endian u64."""
+pack_step = struct.Struct("<4Q").pack
+"""Returns the last four numbers of a row, which are those of the whole step, in the same form."""
 
 
 def unpacked(data: bytes) -> "array.array[int]":
-    """Returns the rows that `packed` has packed. Raises DecodeError if there is a part of a row."""
+    """Returns the numbers of packed rows. Raises DecodeError if there is a part of a row."""
     if len(data) % _ROW_BYTES:
         raise DecodeError(f"rows of steps of {len(data)} bytes")
     rows = array.array("Q", data)

@@ -23,6 +23,7 @@ from services.gateway.pictures.store import PictureStore
 from services.gateway.record import BusRecordDirectory, Recorder
 from services.gateway.requests.bus_wait import BusWait
 from services.gateway.requests.death_probe import DeathProbe
+from services.gateway.requests.deliveries import Deliveries
 from services.gateway.requests.gateway_parts import GatewayParts
 from services.gateway.requests.lockstep.coordinator import Lockstep
 from services.gateway.requests.lockstep.trust import Trust
@@ -119,7 +120,7 @@ class GatewayActor(Actor):
         self._probe = DeathProbe(host, self.members, clients, self._lost)
         self._parts = GatewayParts(
             host, self.members, router, clients, Dispatcher(host, self.members, router, clients, trust),
-            watch, Moves(), self.pictures, self.lockstep, BusWait(host),
+            watch, Moves(), self.pictures, self.lockstep, BusWait(host), Deliveries(),
         )  # fmt: skip
         self.engine_controls = EngineControls(host, self.members, self._parts.moves)
         self._num_requests = self._num_ended = self._num_sequences = self._num_idle = 0

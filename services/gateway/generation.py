@@ -4,7 +4,7 @@ The HTTP edge (`app`, `http`, `openai`) does not use the bus; the actors (`actor
 depend on this file.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -225,6 +225,10 @@ class RequestTimes:
     """The first sequence had been sent to an engine, where it may wait in the queue."""
 
 
+Take = Callable[[list[SequenceUpdate]], bool]
+"""Takes a batch of updates at once. Returns False, and takes nothing, if it cannot do so now."""
+
+
 class Generation(Protocol):
     """A request in progress. It ends exactly once: the updates end, or raise ServiceError."""
 
@@ -255,6 +259,14 @@ class Generation(Protocol):
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """Yields batches of updates; those of one sequence are in order. Raises ServiceError if the request fails."""
+        ...
+
+    def deliver_to(self, take: Take) -> None:
+        """Has batches passed to `take` while the consumer waits for the next item of `updates`.
+
+        Called before the iteration over `updates`, which yields the batches that `take` does not take, and raises what
+        `take` raises. So the batches of both ways together are in order.
+        """
         ...
 
     async def cancel(self, reason: str, cause: str = "") -> None:

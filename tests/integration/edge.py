@@ -17,7 +17,7 @@ from msgspec import structs
 
 from services.gateway.access.usage import UsageLedger
 from services.gateway.app import create_app
-from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, TokenCounts
+from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, Take, TokenCounts
 from services.gateway.http.auth import ApiKeys
 from services.gateway.http.connection import BoundedConnection
 from services.gateway.model_catalog import find_model, unknown_model, wanted_name
@@ -99,6 +99,9 @@ class ScriptedGeneration:
                 raise step
             self.generated += sum(len(update.token_ids) for update in step)
             yield step
+
+    def deliver_to(self, take: Take) -> None:
+        """All batches come from `updates`."""
 
     async def cancel(self, reason: str, cause: str = "") -> None:
         self.cancelled.append(reason)

@@ -4,42 +4,52 @@ Nothing is collected, and the step loop computes no details, while no recorded s
 Times are differences of this process's monotonic clock.
 """
 
-from array import array
 from collections.abc import Sequence
 
 from services.engine.steps.loop import StepDetail, StepReport
 from shared import limits
 from shared.clock import Clock
 from shared.messages import SequenceRef, SequenceSteps, StepEvent
-from shared.step_rows import empty, packed
+from shared.step_rows import pack_sequence, pack_step
 
 _MICROSECONDS = 1e6
 
 
+class _Live:
+    """A live recorded sequence: its arrival in microseconds, its id on the bus, its attempt, and its unsent rows."""
+
+    __slots__ = ("arrived_us", "attempt", "rows", "sequence_id")
+
+    def __init__(self, arrived_us: float, sequence_id: str, attempt: int) -> None:
+        self.arrived_us, self.sequence_id, self.attempt = arrived_us, sequence_id, attempt
+        self.rows = bytearray()
+        """See `shared.step_rows`."""
+
+
 class StepRecorder:
-    """The arrival times of live recorded sequences, and the steps that have not been sent."""
+    """The live recorded sequences, and the steps that have not been sent."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._arrived: dict[str, tuple[float, str, int]] = {}
-        """For each live recorded sequence, by the core's id: its arrival in seconds, its id on the bus, its attempt."""
+        self._live: dict[str, _Live] = {}
+        """By the id of the sequence in the core."""
         self._steps: list[StepEvent] = []
-        self._rows: dict[tuple[str, int], array[int]] = {}
-        """The rows (`shared.step_rows`) of each recorded sequence in the collected steps, by bus id and attempt."""
+        self._computed: list[_Live] = []
+        """The sequences of the collected steps, which may have ended since."""
         self._oldest_s = 0.0
 
     @property
     def is_needed(self) -> bool:
         """Whether any live sequence is recorded."""
-        return bool(self._arrived)
+        return bool(self._live)
 
     def submitted(self, sequence: str) -> None:
         """Records the arrival of a sequence whose steps are recorded."""
-        self._arrived[sequence] = (self._clock.monotonic(), *_split(sequence))
+        self._live[sequence] = _Live(self._clock.monotonic() * _MICROSECONDS, *_split(sequence))
 
     def ended(self, sequence: str) -> None:
         """Forgets a sequence that has ended. Does nothing for one that is not recorded."""
-        self._arrived.pop(sequence, None)
+        self._live.pop(sequence, None)
 
     def add(self, report: StepReport) -> bool:
         """Adds the steps of a report. Returns whether it is time to send the collected steps.
@@ -59,8 +69,11 @@ class StepRecorder:
     def take(self) -> tuple[list[StepEvent], list[SequenceSteps]]:
         """Returns the collected steps and what they did for each recorded sequence, and forgets them."""
         steps, self._steps = self._steps, []
-        rows, self._rows = self._rows, {}
-        return steps, [SequenceSteps(*sequence, packed(each)) for sequence, each in rows.items()]
+        computed, self._computed = self._computed, []
+        found = [SequenceSteps(one.sequence_id, one.attempt, bytes(one.rows)) for one in computed]
+        for one in computed:
+            one.rows.clear()
+        return steps, found
 
     def _event(self, detail: StepDetail) -> StepEvent:
         return StepEvent(
@@ -75,26 +88,27 @@ class StepRecorder:
         )
 
     def _recorded(self, sequences: Sequence[str]) -> tuple[SequenceRef, ...]:
-        return tuple(SequenceRef(*_split(name)) for name in map(_member, sequences) if name in self._arrived)
+        return tuple(SequenceRef(*_split(name)) for name in map(_member, sequences) if name in self._live)
 
     def _add_rows(
         self, detail: StepDetail, event: StepEvent, num_output: dict[str, int], last: frozenset[str] | None
     ) -> None:
         """Adds a step's row of each recorded sequence. `last`: see `_last_here`."""
-        whole = event.num_sequences, event.num_tokens, event.num_waiting, event.num_free_blocks
-        for beam, start, num_tokens in detail.scheduled:
-            name = _member(beam)
-            found = self._arrived.get(name)
-            if found is None:
-                continue
-            arrived_s, sequence_id, attempt = found
-            age_us = _microseconds(detail.ended_s - arrived_s)
+        step, duration_us, ended_us = event.step, event.duration_us, detail.ended_s * _MICROSECONDS
+        whole = pack_step(event.num_sequences, event.num_tokens, event.num_waiting, event.num_free_blocks)
+        for name, start, num_tokens in detail.scheduled:
+            live = self._live.get(name)
+            if live is None:
+                name = _member(name)
+                live = self._live.get(name)
+                if live is None:
+                    continue
+            age_us = max(0, round(ended_us - live.arrived_us))
             # A report of several steps has each sequence's output merged: it is counted at the sequence's last step.
             output = num_output.pop(name, 0) if last is None or name in last else 0
-            rows = self._rows.get((sequence_id, attempt))
-            if rows is None:
-                rows = self._rows[sequence_id, attempt] = empty()
-            rows.extend((event.step, age_us, event.duration_us, start, num_tokens, output, *whole))
+            if not live.rows:
+                self._computed.append(live)
+            live.rows += pack_sequence(step, age_us, duration_us, start, num_tokens, output) + whole
 
 
 def _last_here(details: Sequence[StepDetail]) -> list[frozenset[str] | None]:

@@ -24,6 +24,7 @@ from services.gateway.generation import (
     RequestTimes,
     Reservation,
     SequenceUpdate,
+    Take,
     TokenCounts,
 )
 from services.gateway.record import Recorder, RequestFacts
@@ -191,6 +192,7 @@ class GuardedGeneration:
         self._call, self._quota, self._usage = call, quota, usage
         self._reservation: Reservation | None = request.reservation
         self._inner: Generation | None = None
+        self._take: Take | None = None
         self._ended = False
         self._received_at, self._started_s, self._first_token_s = time.time(), time.perf_counter(), 0.0
         self._num_shown = 0
@@ -221,6 +223,10 @@ class GuardedGeneration:
         """See Generation."""
         return self._inner.token_counts if self._inner is not None else TokenCounts()
 
+    def deliver_to(self, take: Take) -> None:
+        """See Generation."""
+        self._take = take
+
     async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """See Generation. Also raises ServiceError('rate_limit_exceeded'), before the first item."""
         try:
@@ -230,13 +236,14 @@ class GuardedGeneration:
             record = self._request.record
             record.admitted()
             self._inner = self._backend.generate(self._request)
+            if self._take is not None:
+                self._inner.deliver_to(self._taken)
             async for batch in self._inner.updates():
                 self._saw(batch)
                 yield batch
                 # The caller asks for the next batch, so it has processed this one: a stream has written it to the
                 # client's connection.
-                for update in batch:
-                    record.written(update.index, len(update.token_ids))
+                self._written(batch)
         except ServiceError as error:
             self._end("failed", error.code)
             raise
@@ -258,6 +265,17 @@ class GuardedGeneration:
         else:
             self._reservation = reservation
 
+    def _taken(self, batch: list[SequenceUpdate]) -> bool:
+        if self._take is None or not self._take(batch):
+            return False
+        self._saw(batch)
+        self._written(batch)
+        return True
+
+    def _written(self, batch: list[SequenceUpdate]) -> None:
+        for update in batch:
+            self._request.record.written(update.index, len(update.token_ids))
+
     def _saw(self, batch: list[SequenceUpdate]) -> None:
         for update in batch:
             self._num_shown += len(update.token_ids) if not self._request.only_echoes else 0
@@ -269,7 +287,7 @@ class GuardedGeneration:
     def _end(self, outcome: UsageOutcome, error_code: str = "", cause: str = "") -> None:
         if self._ended:
             return
-        self._ended = True
+        self._ended, self._take = True, None
         counts, code = self.token_counts, error_code or cause
         self._request.record.ended(
             outcome, code, counts.prompt, counts.cached, counts.generated, tuple(self._finish_reasons)

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from services.gateway.http.errors import error_body
 from shared import limits
@@ -18,12 +18,38 @@ from shared.receiving import ReceivesIntoOneBuffer
 log = logging.getLogger(__name__)
 CLOSE = "antiphon.close"
 """Key of the scope for a function that closes the connection of the request after what has been written."""
+CHUNKS = "antiphon.chunks"
+"""Key of the scope for the `ResponseChunks` of the request."""
 _TOO_LARGE = f"The request line and headers may have {limits.HEADER_BYTES_MAX} bytes."
 _TOO_LATE = f"The headers did not arrive within {limits.HEADER_READ_S:g} s."
 
 
 class _HeaderTooLarge(Exception):
     """Raised in a callback to stop the parser, which converts it to its own exception."""
+
+
+class ResponseChunks:
+    """Implements `sse.ChunkWriter` for one response of uvicorn.
+
+    Parts of a stream that are written here pass neither uvicorn's `send` nor that of any middleware. So a middleware
+    that changes or keeps the body of a response must remove CHUNKS from the scope; none of ours does so for streams.
+    """
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    @property
+    def is_writable(self) -> bool:
+        """See ChunkWriter."""
+        cycle = self._cycle
+        is_open = cycle.response_started and not (cycle.response_complete or cycle.disconnected)
+        return is_open and cycle.chunked_encoding is True and not cycle.flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        """See ChunkWriter."""
+        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class BoundedConnection(HttpToolsProtocol, ReceivesIntoOneBuffer):
@@ -81,6 +107,8 @@ class BoundedConnection(HttpToolsProtocol, ReceivesIntoOneBuffer):
         self._in_header = False
         self._stop_timer()
         super().on_headers_complete()
+        if self.cycle is not None and self.cycle.scope is self.scope:  # else an upgrade was asked for and refused
+            self.scope[CHUNKS] = ResponseChunks(self.cycle)  # type: ignore[typeddict-unknown-key]
         if self._is_last:
             self.cycle.keep_alive = False
 

@@ -7,7 +7,7 @@ still be answered with an HTTP error status. After a long silence it sends a com
 import asyncio
 import math
 import time
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from starlette.types import Send
 
@@ -42,6 +42,19 @@ def split_events(data: bytes) -> list[bytes]:
     return [one + END for one in data.split(END)[:-1]]
 
 
+class ChunkWriter(Protocol):
+    """Writes parts of the body of one response that has begun."""
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the response has begun, is not complete, and the write buffer of its connection has room."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Writes a part of the body, which is not empty. Only if `is_writable`."""
+        ...
+
+
 class EventChannel:
     """A stream of events, or of another content type, to one client."""
 
@@ -52,8 +65,11 @@ class EventChannel:
         keep_alive_s: float,
         stall_s: float = limits.CLIENT_STALL_S,
         content_type: bytes = CONTENT_TYPE,
+        chunks: ChunkWriter | None = None,
     ) -> None:
-        """`keep_alive_s`: silence after which a comment is sent; 0: never. `stall_s`: longest time for a write.
+        """`chunks`: writes to the same response as `send`, but at once; None: nothing is written at once.
+
+        `keep_alive_s`: silence after which a comment is sent; 0: never. `stall_s`: longest time for a write.
 
         Only event streams have comments; a stream of another content type must have `keep_alive_s` 0.
         """
@@ -62,6 +78,7 @@ class EventChannel:
         self._headers = [(b"content-type", content_type), *HEADERS]
         self._keep_alive_s = keep_alive_s if keep_alive_s > 0 else math.inf
         self._stall_s = stall_s
+        self._chunks = chunks
         self._written_s = time.monotonic()
         self._writing = 0
 
@@ -72,6 +89,17 @@ class EventChannel:
     async def end(self, data: bytes) -> None:
         """Sends the last events and closes the stream."""
         await self._body(data, more=False)
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether `write_now` may be called now: the response has begun, and the write buffer has room."""
+        return self._chunks is not None and not self._writing and self._chunks.is_writable
+
+    def write_now(self, data: bytes) -> None:
+        """Sends events at once, past the layers between the application and the connection."""
+        assert self._chunks is not None
+        self._written_s = time.monotonic()
+        self._chunks.write(data)
 
     def guard(self) -> LaterGuard:
         """Returns `mind` for `unless_gone`. It has nothing to do before the shorter of its two times is over."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from services.gateway.pictures.store import PictureStore
 from services.gateway.requests.bus_wait import BusWait
+from services.gateway.requests.deliveries import Deliveries
 from services.gateway.requests.lockstep.coordinator import Lockstep
 from services.gateway.requests.placement.dispatcher import Dispatcher
 from services.gateway.requests.placement.moves import Moves
@@ -28,3 +29,4 @@ class GatewayParts:
     pictures: PictureStore
     lockstep: Lockstep
     bus: BusWait
+    deliveries: Deliveries

@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, TokenCounts
+from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, Take, TokenCounts
 from services.gateway.requests.content import content_of
 from services.gateway.requests.gateway_parts import GatewayParts
 from services.gateway.requests.lockstep.coordinator import LockstepRequest
@@ -62,7 +62,12 @@ class RequestActor:
         self._tokenized_at: float | None = None
         self._candidates: list[Candidate] = []
         self._updates: deque[SequenceUpdate] = deque()
+        self._take: Take | None = None
         self._wake = asyncio.Event()
+        self._is_waiting = self._is_due = False
+        """Whether the consumer waits for the next item of `updates`, and whether a delivery is scheduled."""
+        self._failure: Exception | None = None
+        """What `_take` has raised."""
         self._left = 0
         self._over = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -120,7 +125,7 @@ class RequestActor:
 
     async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """See Generation."""
-        while True:
+        while self._failure is None:
             if self._updates:
                 batch = list(self._updates)
                 self._updates.clear()
@@ -129,9 +134,30 @@ class RequestActor:
             if self._over:
                 break
             self._wake.clear()
-            await self._wake.wait()
-        if self.error is not None:
-            raise self.error
+            self._is_waiting = True
+            try:
+                await self._wake.wait()
+            finally:
+                self._is_waiting = False
+        if (error := self._failure or self.error) is not None:
+            raise error
+
+    def deliver_to(self, take: Take) -> None:
+        """See Generation."""
+        self._take = take
+
+    def deliver(self) -> None:
+        """Passes the new updates to the consumer: to its function, or if that does not take them, in its task."""
+        self._is_due = False
+        if self._take is not None and self._is_waiting and self._updates and self._failure is None:
+            try:
+                taken = self._take(list(self._updates))
+            except Exception as error:
+                self._failure, taken = error, False
+            if taken:
+                self._updates.clear()
+                return
+        self._wake.set()
 
     async def cancel(self, reason: str, cause: str = "") -> None:
         """See Generation."""
@@ -492,11 +518,14 @@ class RequestActor:
             self._close_candidates()
         elif len(self._updates) > limits.SLOW_CLIENT_EVENTS_MAX:
             self.fail(ServiceError("timeout", "The client reads too slowly."))
-        self._wake.set()
+        if not self._is_due:
+            self._is_due = True
+            self._parts.deliveries.soon(self)
 
     def _finish(self, error: ServiceError | None) -> None:
         assert not self._over
         self._over, self.error = True, error
+        self._take = None  # breaks a reference cycle
         self._expect(0)
         if self._lockstep is not None:
             self._lockstep.end()

@@ -55,48 +55,53 @@ class JournaledStream:
         """`records`: the store of the record, if it is not that of the journal."""
         self.record = record
         self.records = records
-        self.accepted = list(replayed)
+        self._accepted = list(replayed)
+        self._seen = [list[SequenceUpdate]() for _ in replayed]
+        """For each sequence, the updates that `_accepted` does not have yet."""
         self.on_lost = on_lost
         self.revision = 0
         """Revision of the record in the store; 0 if it is unknown."""
         self._journal = journal
-        self._written = [len(one.token_ids) for one in self.accepted]
-        self._engines = [one.engine for one in self.accepted]
+        self._written = [len(one.token_ids) for one in replayed]
+        self._engines = [one.engine for one in replayed]
         """For each sequence, the engine that the journal or the record names."""
-        self._is_new = [False] * len(self.accepted)
+        self._is_new = [False] * len(replayed)
 
     def saw(self, update: SequenceUpdate) -> None:
         """Records new output. Called on the token path, so it does as little as possible."""
-        one = self.accepted[update.index]
-        if update.token_ids:
-            one.last_from, one.last_from_logprob = len(one.token_ids), one.cumulative_logprob
-            one.token_ids += update.token_ids
-            one.cumulative_logprob = update.cumulative_logprob
-            one.engine = update.engine
-        if update.num_cached_tokens:
-            one.num_cached = max(one.num_cached, update.num_cached_tokens)
-        if update.finish_reason is not None:
-            one.ended = True
-        if not self._is_new[update.index]:
-            self._is_new[update.index] = True
+        index = update.index
+        self._seen[index].append(update)
+        if not self._is_new[index]:
+            self._is_new[index] = True
             self._journal.changed(self)
+
+    @property
+    def accepted(self) -> list[Accepted]:
+        """The accepted tokens of each sequence."""
+        for index, seen in enumerate(self._seen):
+            if seen:
+                self._accepted[index].add_updates(seen)
+                seen.clear()
+        return self._accepted
 
     def news(self) -> tuple[Progress, ...]:
         """Returns the progress that is not written yet."""
-        return tuple([self._news(index) for index, new in enumerate(self._is_new) if new])
+        accepted = self.accepted
+        return tuple([self._news(accepted[index], index) for index, new in enumerate(self._is_new) if new])
 
     def written(self, progress: tuple[Progress, ...]) -> None:
         """Records that `progress` is in the journal."""
+        accepted = self.accepted
         for one in progress:
             self._written[one.index] = one.end
             self._engines[one.index] = one.engine or self._engines[one.index]
-            now = self.accepted[one.index]
+            now = accepted[one.index]
             self._is_new[one.index] = len(now.token_ids) > one.end or now.ended != one.ended
         if any(self._is_new):
             self._journal.changed(self)  # for tokens that arrived while the journal was being written
 
-    def _news(self, index: int) -> Progress:
-        found = self.accepted[index].progress(index, self._written[index])
+    def _news(self, accepted: Accepted, index: int) -> Progress:
+        found = accepted.progress(index, self._written[index])
         return msgspec.structs.replace(found, engine=None) if found.engine == self._engines[index] else found
 
     def progress(self) -> tuple[Progress, ...]:

@@ -44,6 +44,8 @@ class PositionedEvents:
         """Tokens and characters of each sequence that were passed to the encoder."""
         self._shown = [b"0.0"] * num_sequences
         """The position of each sequence at its last event."""
+        self._is_plain = False
+        """Whether there is one sequence, and events have no numbers."""
         self._numbers: NumberedEncoder | None = None
         """The encoder, if its events have numbers."""
         self._starts_at = -1 if position.number is None else position.number
@@ -61,6 +63,7 @@ class PositionedEvents:
     def opening(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
         """Returns the events before the output. Called once. Raises ServiceError('invalid_value')."""
         self._numbers = cast(NumberedEncoder, encoder) if hasattr(encoder, "number_from") else None
+        self._is_plain = self._numbers is None and len(self._shown) == 1
         is_numbered = self._position.number is not None
         if self._position != START and is_numbered != (self._numbers is not None):
             message = "does not have" if is_numbered else "has"
@@ -119,10 +122,12 @@ class PositionedEvents:
             return b""
         if update.finish_reason is not None:
             return self._last(data, Part(index, Shown(num_tokens, num_chars, ended=True), num_known))
-        if num_known or data.count(sse.END) > 1:
+        if num_known or data.find(sse.END) + len(sse.END) != len(data):
             return self._last(data, Part(index, Shown(num_tokens, num_chars), num_known))
         here = self._shown[index] = b"%d.%d" % (num_tokens, num_chars)
-        return self._head + (here if len(self._shown) == 1 else b",".join(self._shown)) + self._mark() + data
+        if self._is_plain:
+            return b"%b%b\n%b" % (self._head, here, data)
+        return self._head + b",".join(self._shown) + self._mark() + data
 
     def _last(self, data: bytes, known: Part) -> bytes:
         """Returns several events of one sequence with their ids, without those that are known."""

@@ -31,6 +31,16 @@ class DetachableSink:
         if self._sink is not None:
             await self._sink.write(data)
 
+    @property
+    def is_writable(self) -> bool:
+        """See Sink."""
+        return self._sink is None or self._sink.is_writable
+
+    def write_now(self, data: bytes) -> None:
+        """See Sink."""
+        if self._sink is not None:
+            self._sink.write_now(data)
+
     async def end(self, data: bytes) -> None:
         """See Sink."""
         if self._sink is not None:

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from services.gateway.generation import GenerationRequest, RequestTimes, SequenceUpdate, TokenCounts
+from services.gateway.generation import GenerationRequest, RequestTimes, SequenceUpdate, Take, TokenCounts
 from services.gateway.openai.answers.answer_encoder import GenerationState
 from services.gateway.openai.answers.choices import ChoiceAccumulator
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
@@ -53,6 +53,9 @@ class Finished:
         self.token_counts, self.prompt_tail = TokenCounts(3, 0, 3, 0), ""
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
+        raise NotImplementedError
+
+    def deliver_to(self, take: Take) -> None:
         raise NotImplementedError
 
     async def cancel(self, reason: str, cause: str = "") -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from shared.messages import SequenceSteps, StepEvent, StepEvents
-from shared.step_rows import empty, packed
+from shared.step_rows import pack_sequence, pack_step
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class Told:
 
 def told(engine: str, *steps: Told) -> StepEvents:
     """Returns the message about these steps."""
-    found = {name: empty() for one in steps for name in one.shares}
+    found = {name: bytearray() for one in steps for name in one.shares}
     for one in steps:
         event = one.event
-        whole = event.num_sequences, event.num_tokens, event.num_waiting, event.num_free_blocks
+        whole = pack_step(event.num_sequences, event.num_tokens, event.num_waiting, event.num_free_blocks)
         for name, (age_us, *share) in one.shares.items():
-            found[name].extend((event.step, age_us, event.duration_us, *share, *whole))
-    sequences = tuple(SequenceSteps(*name, packed(rows)) for name, rows in found.items())
+            found[name] += pack_sequence(event.step, age_us, event.duration_us, *share) + whole
+    sequences = tuple(SequenceSteps(*name, bytes(rows)) for name, rows in found.items())
     return StepEvents(engine, "b", tuple(one.event for one in steps), sequences)

@@ -10,11 +10,11 @@ import pytest
 ROOT = Path(__file__).parents[3]
 FILES_MAX, RETURNS_MAX = 8, 2
 _STEP = re.compile(r"^\d+\. `(?P<file>[^`]+\.py)` (?P<names>[^:]*):", re.MULTILINE)
-ARRIVES = {"on_text_events", "_encode"}
-"""Functions that the step before does not call: messages arrive, and `_pump`, which was called before, goes on."""
+ARRIVES = {"on_text_events", "_write_now"}
+"""Functions that the step before does not call by name: messages arrive, and `_pump` has set the function to call."""
 
-AWAITED = {"StreamedAnswer.__call__", "GuardedGeneration.updates", "RequestActor.updates"}
-"""Functions that no other of their step calls: the ASGI server calls the first, and the step before reads updates."""
+AWAITED = {"StreamedAnswer.__call__", "GuardedGeneration.updates", "RequestActor.deliver"}
+"""Functions that no other of their step calls: the ASGI server, a loop over the updates, and the event loop do."""
 
 
 def steps() -> list[tuple[str, list[str]]]:

@@ -1,0 +1,155 @@
+"""New output of a request reaches its consumer in order and once, by the consumer's function or in its task."""
+
+import asyncio
+import itertools
+from types import SimpleNamespace
+from unittest.mock import AsyncMock, MagicMock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.generation import GenerationRequest, SequenceUpdate
+from services.gateway.requests.deliveries import Deliveries
+from services.gateway.requests.request_actor import RequestActor
+from services.gateway.requests.sequence_state import Address, SequenceState
+from shared.errors import ServiceError
+from shared.messages import TextEvent
+from shared.parameters.sampling import SamplingParams
+from tests.unit.gateway.bodies import CARD
+
+ENGINE, DETOKENIZER = Address("e", "1"), Address("d", "1")
+
+
+class Request:
+    """A request actor with one running sequence, whose other parts do nothing, and the consumer of its updates."""
+
+    def __init__(self) -> None:
+        parts = MagicMock()
+        parts.deliveries, parts.clients = Deliveries(), AsyncMock()
+        parts.host.clock.monotonic.return_value = 0.0
+        request = GenerationRequest("r", CARD.name, SamplingParams())
+        self.actor = RequestActor(parts, request, CARD, 1, lambda: None)
+        sequence = SequenceState("r-0")
+        sequence.start_placement(ENGINE, DETOKENIZER, 0.0)
+        prompt = SimpleNamespace(num_tokens=3, block_hashes=b"")
+        messages = SimpleNamespace(
+            request=request, card=CARD, idle_until=0.0, prompts=[prompt], sequences=[sequence], prompt=lambda _: prompt
+        )
+        self.actor.tokenized(messages)  # type: ignore[arg-type]
+        sequence.accepted(0.0)
+        self.has_room = True
+        self.failure: Exception | None = None
+        self.taken: list[list[int]] = []
+        self.read: list[list[int]] = []
+        self.all: list[int] = []
+        self._next = itertools.count()
+
+    def add(self, *, last: bool = False) -> None:
+        """The next token arrives."""
+        number = next(self._next)
+        event = TextEvent("r-0", 1, number, (number,), number, "x", finish_reason="length" if last else None)
+        self.actor.on_text(0, event, ENGINE)
+
+    def take(self, batch: list[SequenceUpdate]) -> bool:
+        if self.failure is not None:
+            raise self.failure
+        if not self.has_room:
+            return False
+        self.taken.append(self._seen(batch))
+        return True
+
+    async def consume(self) -> None:
+        """Reads to the end."""
+        self.actor.deliver_to(self.take)
+        async for batch in self.actor.updates():
+            self.read.append(self._seen(batch))
+            while not self.has_room:
+                await asyncio.sleep(0)
+
+    def _seen(self, batch: list[SequenceUpdate]) -> list[int]:
+        found = [number for update in batch for number in update.token_ids]
+        self.all += found
+        return found
+
+
+async def passes(count: int = 3) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_output_is_delivered_without_waking_the_consumer_and_what_arrives_together_is_one_batch():
+    request = Request()
+    consumer = asyncio.create_task(request.consume())
+    await passes()
+    request.add()
+    await passes()
+    request.add()
+    request.add()
+    await passes()
+    assert (request.taken, request.read) == ([[0], [1, 2]], [])
+    request.add(last=True)
+    await consumer
+    assert (request.taken, request.read) == ([[0], [1, 2]], [[3]])
+
+
+async def test_a_consumer_without_room_gets_its_output_in_its_task():
+    request = Request()
+    consumer = asyncio.create_task(request.consume())
+    await passes()
+    request.has_room = False
+    request.add()
+    await passes()
+    request.add()
+    await passes()
+    assert (request.taken, request.read) == ([], [[0]])
+    request.has_room = True
+    request.add(last=True)
+    await consumer
+    assert request.all == [0, 1, 2]
+
+
+async def test_what_the_function_raises_is_raised_in_the_consumer():
+    request = Request()
+    consumer = asyncio.create_task(request.consume())
+    await passes()
+    request.failure = ServiceError("invalid_value", "no")
+    request.add()
+    await passes()
+    request.add()
+    with pytest.raises(ServiceError, match="no"):
+        await consumer
+
+
+async def test_output_before_an_error_is_delivered():
+    request = Request()
+    consumer = asyncio.create_task(request.consume())
+    await passes()
+    request.add()
+    request.actor.fail(ServiceError("timeout", "late"))
+    with pytest.raises(ServiceError, match="late"):
+        await consumer
+    assert request.all == [0]
+
+
+STEPS = st.lists(st.sampled_from(["add", "add", "pass", "full", "room"]), max_size=40)
+
+
+@given(STEPS)
+def test_output_arrives_in_order_and_once(steps: list[str]):
+    async def run() -> list[int]:
+        request = Request()
+        consumer = asyncio.create_task(request.consume())
+        for step in steps:
+            if step == "add":
+                request.add()
+            elif step == "pass":
+                await asyncio.sleep(0)
+            else:
+                request.has_room = step == "room"
+        request.has_room = True
+        request.add(last=True)
+        await consumer
+        return request.all
+
+    assert asyncio.run(run()) == [*range(steps.count("add") + 1)]
