@@ -53,6 +53,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="gptq: activation order: the most important inputs are rounded first, which lowers the error",
     )
+    parser.add_argument(
+        "--round-embedding",
+        action="store_true",
+        help="weight_only_int8: the embedding gets 8 bits too; antiphon reads such files, vLLM and transformers do not",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -76,9 +81,10 @@ def run(options: argparse.Namespace) -> int:
         token_file=options.token_file,
         multi_query=options.multi_query_mode,
         activation_order=options.desc_act,
+        rounds_embedding=options.round_embedding,
     )
-    if job.algorithm == "weight_only_int8":
-        job = replace(job, token_file=None)
+    rounds_only = job.algorithm == "weight_only_int8"
+    job = replace(job, token_file=None) if rounds_only else replace(job, rounds_embedding=False)
     if job.algorithm != "smooth_quant":
         job = replace(job, strength=None, multi_query=False)
     if job.algorithm != "gptq":
@@ -114,6 +120,7 @@ def _ignored(options: argparse.Namespace) -> list[str]:
         "-sq": options.strength is not None and not smooth,
         "--multi-query-mode": options.multi_query_mode and not smooth,
         "--desc-act": options.desc_act and name != "gptq",
+        "--round-embedding": options.round_embedding and name != "weight_only_int8",
         "-token": options.token_file is not None and name == "weight_only_int8",
     }
     return [f"{option} has no effect with -quant_type {name}" for option, is_given in unused.items() if is_given]

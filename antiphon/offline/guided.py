@@ -60,7 +60,10 @@ def with_guidance(
     params: SamplingParams | Sequence[SamplingParams] | None,
     request: GuidedDecodingRequest | LLMGuidedOptions | Mapping[str, Any] | None,
 ) -> SamplingParams | Sequence[SamplingParams] | None:
-    """Returns the sampling parameters with the request's structure. Raises ValueError or TypeError."""
+    """Returns the sampling parameters with the structure that `request` asks the output to have, such as a JSON schema.
+
+    Raises ValueError or TypeError.
+    """
     if request is None:
         return params
     asked = request if isinstance(request, GuidedDecodingRequest) else _request(request)

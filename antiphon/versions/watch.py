@@ -51,7 +51,10 @@ class MemberWatch:
                 self._subscriptions[service] = await self._host.transport.subscribe(subject, self._receive)
 
     def is_ready(self, model: str, services: Iterable[str]) -> bool:
-        """Whether enough members are ready: `services` has a service's name once for each member that is required."""
+        """Whether enough processes of a model are ready.
+
+        `services` has the required ones: the name of a service as often as processes of it are required.
+        """
         now = self._host.clock.monotonic()
         ready = Counter(
             service

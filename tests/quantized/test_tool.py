@@ -91,6 +91,34 @@ def test_families_with_other_layouts(family: str, algorithm: str, tmp_path: Path
         assert produced[0][0] == expected[0][0]
 
 
+@pytest.mark.parametrize("family", ["qwen2", "gpt2"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_embedding_in_8_bits_is_read_as_what_it_stands_for(family: str, tied: bool, tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"n_inner": 192} if family == "gpt2" else {"intermediate_size": 192}
+    model = make_model(
+        tmp_path / "model", family, seed=5, dtype="float32", hidden_size=64, tie_word_embeddings=tied, **sizes
+    )
+    quantized = tmp_path / "quantized"
+    assert quantize(model, quantized, "weight_only_int8", "--round-embedding") == 0
+    embedding = "transformer.wte" if family == "gpt2" else "model.embed_tokens"
+    assert {f"{embedding}.weight_packed", f"{embedding}.weight_scale"} <= set(all_tensors(quantized))
+    config = json.loads((quantized / "config.json").read_text())["quantization_config"]
+    assert config["config_groups"]["group_0"]["targets"] == ["Linear", "Embedding"]
+    others = ["lm_head", "transformer.wpe"] if family == "gpt2" else ["lm_head"]
+    assert config["ignore"] == others, "the head and positions keep their type"
+    expected = reference(write_plain(quantized, tmp_path / "plain", VARIANTS.get(family, ())))
+    for backend in ("torch", "native"):
+        assert tokens(quantized, backend) == expected
+
+
+def test_an_embedding_in_8_bits_is_for_weight_only_int8(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert quantize(model, tmp_path / "awq", "awq", "--round-embedding") == 0
+    assert "--round-embedding has no effect with -quant_type awq" in capsys.readouterr().err
+    assert all_tensors(tmp_path / "awq")["model.embed_tokens.weight"].dtype == torch.bfloat16
+
+
 EXPERTS = {
     "mixtral": {"intermediate_size": 96},
     "qwen2_moe": {"moe_intermediate_size": 96, "shared_expert_intermediate_size": 64},

@@ -24,7 +24,10 @@ class GroupOrder:
     """Columns of a block; the last one may be shorter."""
 
     def taken(self, columns: Tensor) -> Tensor:
-        """Returns columns [out, in] in this order, [out, columns]. Padding has arbitrary numbers."""
+        """Returns the columns of a matrix [out, in] in the order of `self.order`: [out, columns].
+
+        Columns of padding have arbitrary numbers.
+        """
         return columns[:, self.order.clamp(min=0)].contiguous()
 
 

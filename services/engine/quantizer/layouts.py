@@ -27,8 +27,13 @@ def stored(algorithm: Algorithm, module: str, matrix: Rounded) -> dict[str, Tens
     return {f"{module}.{part}": tensor.contiguous() for part, tensor in parts.items()}
 
 
-def quantization_config(algorithm: Algorithm, plan: Plan, *, activation_order: bool = False) -> dict[str, Any]:
-    """Returns the object by which loaders recognise the layout. `activation_order`: the option of gptq."""
+def quantization_config(
+    algorithm: Algorithm, plan: Plan, *, activation_order: bool = False, rounds_embedding: bool = False
+) -> dict[str, Any]:
+    """Returns the object by which loaders recognise the layout.
+
+    `activation_order`: the option of gptq. `rounds_embedding`: see `Job`.
+    """
     if algorithm == "awq":
         return {
             "quant_method": "awq",
@@ -55,13 +60,17 @@ def quantization_config(algorithm: Algorithm, plan: Plan, *, activation_order: b
             "lm_head": False,
             "checkpoint_format": "gptq",
         }
-    return _compressed(plan, rows=algorithm == "smooth_quant")
+    targets, plain = ["Linear"], plan.plain_linears()
+    if rounds_embedding:
+        targets.append("Embedding")
+        plain = sorted({*plain, *plan.other_embeddings()})
+    return _compressed(targets, plain, rows=algorithm == "smooth_quant")
 
 
-def _compressed(plan: Plan, *, rows: bool) -> dict[str, Any]:
+def _compressed(targets: list[str], plain: list[str], *, rows: bool) -> dict[str, Any]:
     bits = {"num_bits": 8, "type": "int", "symmetric": True}
     group = {
-        "targets": ["Linear"],
+        "targets": targets,
         "weights": {**bits, "strategy": "channel", "dynamic": False},
         "input_activations": {**bits, "strategy": "token", "dynamic": True} if rows else None,
         "output_activations": None,
@@ -71,7 +80,7 @@ def _compressed(plan: Plan, *, rows: bool) -> dict[str, Any]:
         "format": "int-quantized" if rows else "pack-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": plan.plain_linears(),
+        "ignore": plain,
         "kv_cache_scheme": None,
     }
 

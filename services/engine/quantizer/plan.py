@@ -14,6 +14,7 @@ from shared.config import SettingsError
 
 GROUP_SIZES = (128, 64, 32)
 """Inputs of a group with 4 bits: the first that divides the inputs of every matrix is used."""
+_MATRIX_DIMENSIONS = 2
 _AWQ_PACKED = 8
 """AWQ and GPTQ pack zero points of this many outputs in a word."""
 IN_GROUPS: tuple[Algorithm, ...] = ("awq", "gptq")
@@ -87,6 +88,13 @@ class Plan:
         names = [source.name.removesuffix(".weight") for parameter in plain for source in parameter.sources]
         head = self.parameters.get("head.weight")
         return sorted([*names, "lm_head" if head is None else head.sources[0].name.removesuffix(".weight")])
+
+    def other_embeddings(self) -> list[str]:
+        """Returns the modules outside of layers with a matrix that is not the embedding of tokens: positions, head."""
+        sources = [
+            source for parameter in self.outer() if parameter.name != "embedding" for source in parameter.sources
+        ]
+        return [source.name.removesuffix(".weight") for source in sources if len(source.shape) == _MATRIX_DIMENSIONS]
 
 
 def is_quantized(parameter: Parameter) -> bool:

@@ -18,6 +18,7 @@ from services.engine.models.layout import Parameter, ignored_names
 from services.engine.models.registry import find_family
 from services.engine.quantization.formats import prepared
 from services.engine.quantization.method import PreparedMethod
+from services.engine.quantization.weight import QuantizedWeight
 from services.engine.quantizer.algorithms import (
     ENOUGH_TOKENS,
     awq_layer,
@@ -26,6 +27,7 @@ from services.engine.quantizer.algorithms import (
     seldom_chosen,
     smooth_layer,
 )
+from services.engine.quantizer.grid import int8
 from services.engine.quantizer.job import DTYPES, Job, default_strength
 from services.engine.quantizer.layer import Layer, Statistics
 from services.engine.quantizer.layouts import quantization_config, stored
@@ -83,7 +85,9 @@ class _Run:
     def __init__(self, job: Job, plan: Plan, config: Mapping[str, Any], tell: Tell) -> None:
         self._job, self._plan, self._config = job, plan, config
         self._dtype = getattr(torch, DTYPES[job.dtype])
-        self._settings = quantization_config(job.algorithm, plan, activation_order=job.activation_order)
+        self._settings = quantization_config(
+            job.algorithm, plan, activation_order=job.activation_order, rounds_embedding=job.rounds_embedding
+        )
         self._method: PreparedMethod = prepared(_METHODS[job.algorithm], {"quantization_config": self._settings})
         self._strength = self._chosen_strength(tell)
         self._calibration: Batches = []
@@ -118,11 +122,11 @@ class _Run:
         sources = [source for parameter in plan.outer() for source in parameter.sources]
         before = {source.name: checkpoint.stored(source) for source in sources}
         if output.load(0) is None:
-            output.save(0, {name: converted(name, tensor, job) for name, tensor in before.values()})
+            output.save(0, self._outer(before))
         written = output.load(0)
         assert written is not None
         was = OuterParts(plan, {source: tensor for source, (_, tensor) in before.items()})
-        becomes = OuterParts(plan, {source: written[name] for source, (name, _) in before.items()})
+        becomes = OuterParts(plan, {source: self._plain(written, name) for source, (name, _) in before.items()})
         plain, quantized, calibration = (
             was.embed(self._held_out),
             becomes.embed(self._held_out),
@@ -148,6 +152,26 @@ class _Run:
         if self._held_out and plan.description.has_head:
             report.perplexity_before = was.perplexity(self._held_out, plain)
             report.perplexity_after = becomes.perplexity(self._held_out, quantized)
+
+    def _outer(self, tensors: Mapping[str, tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Returns the tensors outside of layers in their stored form; `tensors`: by the layout's names."""
+        job, result = self._job, dict[str, Tensor]()
+        rounded = self._plan.parameters["embedding"].sources[0].name if job.rounds_embedding else ""
+        for source, (name, tensor) in tensors.items():
+            if source == rounded:
+                result |= stored(job.algorithm, name.removesuffix(".weight"), int8(tensor.float(), self._dtype))
+            else:
+                result[name] = converted(name, tensor, job)
+        return result
+
+    def _plain(self, written: Mapping[str, Tensor], name: str) -> Tensor:
+        """Returns a tensor outside of layers from its stored form."""
+        if name in written:
+            return written[name]
+        module = name.removesuffix(".weight")
+        parts = {part: written[stored] for part, stored in self._method.parts(module, written.__contains__).items()}
+        weight = self._method.weight(parts, tuple(parts["weight_shape"].tolist()))
+        return weight.dequantized().to(self._dtype) if isinstance(weight, QuantizedWeight) else weight
 
     def _calibrated(
         self, layer: Layer, calibration: Batches, *, needed: bool

@@ -25,6 +25,8 @@ RATIOS = {"weight_only_int8": 1.01, "smooth_quant": 1.03, "awq": 1.06, "gptq": 1
 """Largest perplexity on unseen stories, times that of the original."""
 SIZES = {"weight_only_int8": 0.61, "smooth_quant": 0.61, "awq": 0.42, "gptq": 0.42}
 """Largest weights, times the original's. A fifth of the demo model is its embedding, which is not quantized."""
+WHOLE = 0.52
+"""The same for `weight_only_int8` with the embedding in 8 bits."""
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,14 @@ def test_quantized_weights_cost_little_quality(written: dict[str, Path], tmp_pat
     for algorithm, directory in written.items():
         size = sum(path.stat().st_size for path in directory.glob("model-*.safetensors"))
         assert size <= SIZES[algorithm] * original
+
+
+def test_with_the_embedding_in_8_bits_the_files_have_half_of_the_bytes(tmp_path: Path) -> None:
+    target, original = tmp_path / "whole", (DEMO_DIRECTORY / "model.safetensors").stat().st_size
+    flags = ("-i", str(DEMO_DIRECTORY), "-o", str(target), "-quant_type", "weight_only_int8", "-tp", "1", "-t", "bf16")
+    assert main(["quantize", *flags, "--round-embedding"]) == 0
+    assert sum(path.stat().st_size for path in target.glob("model-*.safetensors")) <= WHOLE * original
+    assert story_perplexity(target) <= RATIOS["weight_only_int8"] * story_perplexity(DEMO_DIRECTORY)
 
 
 @pytest.mark.spec("S-QNT-018", "S-QNT-022", "S-QNT-023")

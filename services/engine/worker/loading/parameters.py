@@ -137,9 +137,13 @@ class ParameterReader:
     def tied_head(self, embedding: Tensor) -> Matrix:
         """Returns the output head of a model that uses the embedding as its head: quantized, or the same tensor.
 
-        A quantized head is a second matrix.
+        A quantized head is a second matrix: as it is stored, or rounded here.
         """
-        head = self.rounded("head", embedding) if self._description.has_head else embedding
+        parameter, head = self._parameters["embedding"], embedding
+        if self._description.has_head and self._form.quantize is not None:
+            head = self.rounded("head", embedding)
+        elif self._description.has_head and self._checkpoint.is_quantized(parameter):
+            head = self._checkpoint.matrix(parameter, self._dtype, self._device)
         if isinstance(head, QuantizedWeight):
             self.read_bytes += head.nbytes
         return head
