@@ -3,7 +3,7 @@
 import msgpack
 
 from services.gateway.generation import SequenceUpdate
-from services.gateway.streams.journal import Journal, JournaledStream
+from services.gateway.streams.journal import SEEN_MAX, Journal, JournaledStream
 from services.gateway.streams.record import Accepted, JournalEntry, StreamRecord, accepted_of, decoded_entries
 from shared.codec import pack_ids
 
@@ -31,3 +31,18 @@ def test_entries_of_gateways_that_write_no_engines_are_read() -> None:
     written: bytes = msgpack.packb([["r", 1, [[0, 0, pack_ids([7]), 0.0, 0, False, 0, 0.0]]]])  # pyright: ignore[reportAssignmentType]
     (found,) = accepted_of(RECORD, list(decoded_entries(written)))
     assert (found.token_ids, found.engine) == ([7], None)
+
+
+def test_output_that_the_journal_has_not_read_is_merged_before_there_is_much_of_it() -> None:
+    stream = JournaledStream(RECORD, (Accepted(), Accepted()), Journal(store=None), on_lost=lambda: None)  # type: ignore[arg-type]
+    for number in range(3 * SEEN_MAX):
+        reason = "stop" if number == 3 * SEEN_MAX - 1 else None
+        stream.saw(
+            SequenceUpdate(1, "", (number,), finish_reason=reason, num_cached_tokens=5, cumulative_logprob=-number / 2)
+        )
+    first, second = stream.accepted
+    assert (first.token_ids, first.ended) == ([], False)
+    assert second.token_ids == [*range(3 * SEEN_MAX)]
+    assert (second.ended, second.num_cached) == (True, 5)
+    assert (second.last_from, second.last_from_logprob) == (3 * SEEN_MAX - 1, 1 - 3 * SEEN_MAX / 2)
+    assert second.cumulative_logprob == (1 - 3 * SEEN_MAX) / 2
