@@ -107,7 +107,7 @@ class NatsClient(Client):
 
     @property
     def num_subscriptions(self) -> int:
-        """Subscriptions of this connection, those of the library included."""
+        """Number of subscriptions of this connection, including those that nats-py makes for itself."""
         return len(self._subs)
 
     async def subscribe_to(self, subject: str, queue: str, receive: Receive) -> Subscription:
