@@ -6,6 +6,7 @@ would keep its connection open for ever.
 
 import asyncio
 import logging
+import weakref
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -38,18 +39,21 @@ class ResponseChunks:
     __slots__ = ("_cycle",)
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = cycle
+        self._cycle = weakref.ref(cycle)  # the scope that has this object belongs to it
 
     @property
     def is_writable(self) -> bool:
         """See ChunkWriter."""
-        cycle = self._cycle
-        is_open = cycle.response_started and not (cycle.response_complete or cycle.disconnected)
-        return is_open and cycle.chunked_encoding is True and not cycle.flow.write_paused
+        cycle = self._cycle()
+        if cycle is None or not cycle.response_started or cycle.response_complete or cycle.disconnected:
+            return False
+        return cycle.chunked_encoding is True and not cycle.flow.write_paused
 
     def write(self, data: bytes) -> None:
         """See ChunkWriter."""
-        self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        cycle = self._cycle()
+        assert cycle is not None
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class BoundedConnection(HttpToolsProtocol, ReceivesIntoOneBuffer):

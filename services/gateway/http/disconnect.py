@@ -38,17 +38,23 @@ class LaterGuard(NamedTuple):
     begin: Callable[[], Coroutine[Any, Any, NoReturn]]
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], guard: LaterGuard | None = None) -> T:
+async def unless_gone(
+    receive: Receive,
+    work: Coroutine[Any, Any, T],
+    guard: LaterGuard | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> T:
     """Returns the result of `work`; cancels it if the client disconnects (ClientGoneError) or the guard raises.
 
-    The work runs in the current task. The body of the request must have been read before.
+    The work runs in the current task. The body of the request must have been read before. `is_over`: whether the answer
+    is complete although `work` has not returned yet. The server reports the end of an answer like a disconnect.
     """
     task = asyncio.current_task()
     assert task is not None
     is_working, num_cancelled, failed = True, task.cancelling(), list["asyncio.Task[NoReturn]"]()
 
     def ended(watcher: "asyncio.Task[NoReturn]") -> None:
-        if is_working and not watcher.cancelled() and not failed:
+        if is_working and not watcher.cancelled() and not failed and not is_over():
             failed.append(watcher)
             task.cancel()
 

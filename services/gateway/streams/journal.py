@@ -22,8 +22,6 @@ from shared.actors.durable_log import LogUnavailableError
 from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
-SEEN_MAX = 256
-"""Number of updates of a sequence that are kept as they arrived; merged, they take a fraction of the memory."""
 
 
 class RecordStore(Protocol):
@@ -57,9 +55,7 @@ class JournaledStream:
         """`records`: the store of the record, if it is not that of the journal."""
         self.record = record
         self.records = records
-        self._accepted = list(replayed)
-        self._seen = [list[SequenceUpdate]() for _ in replayed]
-        """For each sequence, the updates that `_accepted` does not have yet."""
+        self.accepted = list(replayed)
         self.on_lost = on_lost
         self.revision = 0
         """Revision of the record in the store; 0 if it is unknown."""
@@ -72,25 +68,10 @@ class JournaledStream:
     def saw(self, update: SequenceUpdate) -> None:
         """Records new output. Called on the token path, so it does as little as possible."""
         index = update.index
-        seen = self._seen[index]
-        seen.append(update)
+        self.accepted[index].add_update(update)
         if not self._is_new[index]:
             self._is_new[index] = True
             self._journal.changed(self)
-        elif len(seen) >= SEEN_MAX:
-            self._merge(index)
-
-    @property
-    def accepted(self) -> list[Accepted]:
-        """The accepted tokens of each sequence."""
-        for index, seen in enumerate(self._seen):
-            if seen:
-                self._merge(index)
-        return self._accepted
-
-    def _merge(self, index: int) -> None:
-        self._accepted[index].add_updates(self._seen[index])
-        self._seen[index].clear()
 
     def news(self) -> tuple[Progress, ...]:
         """Returns the progress that is not written yet."""

@@ -1,7 +1,5 @@
 """The stored state of a stream: its record, and the journal of tokens that each gateway has accepted. Pure."""
 
-from collections.abc import Sequence
-
 import msgspec
 
 from services.gateway.generation import SequenceUpdate
@@ -120,18 +118,17 @@ class Accepted:
         self.last_from, self.last_from_logprob = progress.last_from, progress.last_from_logprob
         self.engine = progress.engine or self.engine
 
-    def add_updates(self, updates: Sequence[SequenceUpdate]) -> None:
-        """Adds output that the sequence has got since, in order; at least one update."""
-        token_ids = self.token_ids
-        for update in updates:
-            if update.token_ids:
-                self.last_from, self.last_from_logprob = len(token_ids), self.cumulative_logprob
-                token_ids += update.token_ids
-                self.cumulative_logprob = update.cumulative_logprob
-        latest = updates[-1]
-        self.engine = latest.engine or self.engine
-        self.num_cached = max(self.num_cached, latest.num_cached_tokens)
-        self.ended = self.ended or latest.finish_reason is not None
+    def add_update(self, update: SequenceUpdate) -> None:
+        """Adds output that the sequence has got since."""
+        if update.token_ids:
+            self.last_from, self.last_from_logprob = len(self.token_ids), self.cumulative_logprob
+            self.token_ids += update.token_ids
+            self.cumulative_logprob = update.cumulative_logprob
+            self.engine = update.engine
+        if update.num_cached_tokens > self.num_cached:
+            self.num_cached = update.num_cached_tokens
+        if update.finish_reason is not None:
+            self.ended = True
 
     def progress(self, index: int, first: int = 0) -> Progress:
         """Returns the tokens from position `first` on."""

@@ -89,12 +89,14 @@ class RunningStream:
         if self._taken:
             self._end()
             raise taken()
+        if not self._grace_s:
+            await self._serve_attached(run, receive, channel)
+            return
         sink = DetachableSink(channel)
-        # A stream that ends with its client writes to the channel directly, which saves one await per token.
-        self._work = asyncio.create_task(run.detached(sink if self._grace_s else channel))
+        self._work = asyncio.create_task(run.detached(sink))
         cause: str | None = None
         try:
-            await unless_gone(receive, self._result(self._work), channel.guard())
+            await unless_gone(receive, self._result(self._work), channel.guard(), self._work.done)
         except ClientGoneError as gone:
             cause = gone.cause
             sink.detach()
@@ -105,6 +107,24 @@ class RunningStream:
         finally:
             self._work.cancel(cause)
             await asyncio.gather(self._work, return_exceptions=True)
+            self._end()
+
+    async def _serve_attached(self, run: ResponseRunner, receive: Receive, channel: sse.EventChannel) -> None:
+        """Runs a stream that ends with its client, in the current task."""
+        self._work = task = asyncio.current_task()
+        assert task is not None
+        try:
+            await run.stream(receive, channel)
+        except ClientGoneError:
+            raise
+        except (asyncio.CancelledError, Exception) as error:
+            if not (self._taken or self._is_handed_over):
+                raise
+            if isinstance(error, asyncio.CancelledError):
+                task.uncancel()  # the cancellation was `take_away` or `hand_over`
+            raise taken() if self._taken else HandedOverError from None
+        finally:
+            self._work = None
             self._end()
 
     async def detached(self, run: ResponseRunner, sink: Sink) -> None:

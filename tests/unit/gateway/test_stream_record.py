@@ -3,11 +3,12 @@
 import msgpack
 
 from services.gateway.generation import SequenceUpdate
-from services.gateway.streams.journal import SEEN_MAX, Journal, JournaledStream
+from services.gateway.streams.journal import Journal, JournaledStream
 from services.gateway.streams.record import Accepted, JournalEntry, StreamRecord, accepted_of, decoded_entries
 from shared.codec import pack_ids
 
 RECORD = StreamRecord("r", "/v1/completions", b"{}", "", "", "", 0, None, "g", "i", 1, 0.0, True, 1)
+NUM = 20
 FIRST, SECOND = ("engine-1", "a"), ("engine-2", "b")
 
 
@@ -33,16 +34,16 @@ def test_entries_of_gateways_that_write_no_engines_are_read() -> None:
     assert (found.token_ids, found.engine) == ([7], None)
 
 
-def test_output_that_the_journal_has_not_read_is_merged_before_there_is_much_of_it() -> None:
+def test_output_is_added_to_what_is_accepted_of_its_sequence() -> None:
     stream = JournaledStream(RECORD, (Accepted(), Accepted()), Journal(store=None), on_lost=lambda: None)  # type: ignore[arg-type]
-    for number in range(3 * SEEN_MAX):
-        reason = "stop" if number == 3 * SEEN_MAX - 1 else None
+    for number in range(NUM):
+        reason = "stop" if number == NUM - 1 else None
         stream.saw(
             SequenceUpdate(1, "", (number,), finish_reason=reason, num_cached_tokens=5, cumulative_logprob=-number / 2)
         )
     first, second = stream.accepted
     assert (first.token_ids, first.ended) == ([], False)
-    assert second.token_ids == [*range(3 * SEEN_MAX)]
+    assert second.token_ids == [*range(NUM)]
     assert (second.ended, second.num_cached) == (True, 5)
-    assert (second.last_from, second.last_from_logprob) == (3 * SEEN_MAX - 1, 1 - 3 * SEEN_MAX / 2)
-    assert second.cumulative_logprob == (1 - 3 * SEEN_MAX) / 2
+    assert (second.last_from, second.last_from_logprob) == (NUM - 1, 1 - NUM / 2)
+    assert second.cumulative_logprob == (1 - NUM) / 2
