@@ -30,6 +30,7 @@ WARM_UP = 0.25
 NUM_RECORDS = 64
 """Finished requests of which a gateway keeps the timeline: so few that the warm-up reaches this number."""
 PAGE_KIB = 4
+PARTS = 6
 _SUBSCRIPTIONS = re.compile(r'^antiphon:bus_subscriptions\{id="([^"]+)",.*\} (\S+)$', re.MULTILINE)
 
 
@@ -59,6 +60,8 @@ class Growth:
 
     name: str
     rss_mib: float
+    rss_mib_over_time: tuple[float, ...]
+    """At the ends of PARTS equal parts of the run."""
     rss_kib_per_minute: float
     descriptors_per_hour: float
     threads_per_hour: float
@@ -77,11 +80,17 @@ def slope(seconds: Sequence[float], values: Sequence[float]) -> float:
     return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / square if square else 0.0
 
 
+def at_parts(rss_kib: Sequence[float]) -> tuple[float, ...]:
+    """Returns the values at the ends of PARTS equal parts, in MiB."""
+    return tuple(round(rss_kib[max(0, len(rss_kib) * part // PARTS - 1)] / 1024, 1) for part in range(1, PARTS + 1))
+
+
 def growth(name: str, samples: Samples) -> Growth:
     """Returns the slopes of one process."""
     return Growth(
         name,
         round(samples.rss_kib[-1] / 1024, 1),
+        at_parts(samples.rss_kib),
         round(60 * slope(samples.seconds, samples.rss_kib), 1),
         round(3600 * slope(samples.seconds, samples.descriptors), 1),
         round(3600 * slope(samples.seconds, samples.threads), 1),

@@ -5,6 +5,7 @@ The backend is scripted: see `edge`. `tests/system/reliability/test_streams.py` 
 
 import asyncio
 import contextlib
+import gc
 import json
 import random
 import re
@@ -18,6 +19,7 @@ from services.gateway.generation import GenerationRequest
 from services.gateway.http.auth import ApiKeys
 from services.gateway.pictures.kept import kept_picture
 from services.gateway.record import Recorder
+from services.gateway.streams.running import RunningStream
 from services.gateway.streams.store import StreamStore
 from services.gateway.streams.streams import Streams
 from shared import limits
@@ -230,6 +232,29 @@ async def test_a_client_that_disconnects_cancels_its_stream_unless_it_is_resumab
                 generation.put(steps[1], None)
                 await asyncio.wait_for(generation.stopped.wait(), 60)
                 assert generation.waiting == 0
+
+
+@pytest.mark.parametrize("resumable", ["0", "1"])
+async def test_a_stream_that_ends_is_no_client_that_has_gone(nats_connect, nats_server, subjects, resumable):
+    transport, recorder = await nats_connect(nats_server, "one"), Recorder(8)
+    async with gateway(transport, subjects, ScriptedBackend(), recorder=recorder) as (port, _):
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(4):
+                whole = await call(port, "POST", CHAT, BODY, {"x-antiphon-resumable": resumable})
+                assert whole.body.endswith(b"data: [DONE]\n\n")
+            metrics = (await call(port, "GET", "/metrics")).body.decode()
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            left = [found for found in gc.garbage if isinstance(found, RunningStream | BaseException)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        assert "client_closed_request" not in metrics
+        assert await endings(recorder) == [("completed", "")] * 4
+        assert left == [], "a stream leaves no reference cycle, which would need the garbage collector"
 
 
 async def test_the_grace_of_a_stream_without_its_client_ends(nats_connect, nats_server, subjects):

@@ -38,6 +38,7 @@ class Turn:
             self._turns = None
             if self._timer is not None:
                 self._timer.cancel()
+                self._timer = None  # breaks a reference cycle: the timer's context has the call, which has the turn
             turns.ended(self)
 
 
