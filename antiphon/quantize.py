@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--round-embedding",
         action="store_true",
-        help="weight_only_int8: the embedding gets 8 bits too; antiphon reads such files, vLLM and transformers do not",
+        help="weight_only_int8: the embedding gets 8 bits too; not all other packages read such files",
     )
 
 

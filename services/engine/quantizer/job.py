@@ -29,7 +29,7 @@ class Job:
     """gptq: whether the most important inputs are rounded first, and groups have inputs from all over a matrix."""
 
     rounds_embedding: bool = False
-    """weight_only_int8: whether the embedding has 8 bits too. Other packages do not read such an embedding."""
+    """weight_only_int8: whether the embedding has 8 bits too. Not all other packages read such an embedding."""
 
     def record(self) -> dict[str, object]:
         """Returns the options that influence the result, as JSON values."""

@@ -60,10 +60,10 @@ class JournaledStream:
         self.revision = 0
         """Revision of the record in the store; 0 if it is unknown."""
         self._journal = journal
-        self._written = [len(one.token_ids) for one in replayed]
-        self._engines = [one.engine for one in replayed]
+        self._written = [len(one.token_ids) for one in self.accepted]
+        self._engines = [one.engine for one in self.accepted]
         """For each sequence, the engine that the journal or the record names."""
-        self._is_new = [False] * len(replayed)
+        self._is_new = [False] * len(self.accepted)
 
     def saw(self, update: SequenceUpdate) -> None:
         """Records new output. Called on the token path, so it does as little as possible."""
@@ -75,22 +75,20 @@ class JournaledStream:
 
     def news(self) -> tuple[Progress, ...]:
         """Returns the progress that is not written yet."""
-        accepted = self.accepted
-        return tuple([self._news(accepted[index], index) for index, new in enumerate(self._is_new) if new])
+        return tuple([self._news(index) for index, new in enumerate(self._is_new) if new])
 
     def written(self, progress: tuple[Progress, ...]) -> None:
         """Records that `progress` is in the journal."""
-        accepted = self.accepted
         for one in progress:
             self._written[one.index] = one.end
             self._engines[one.index] = one.engine or self._engines[one.index]
-            now = accepted[one.index]
+            now = self.accepted[one.index]
             self._is_new[one.index] = len(now.token_ids) > one.end or now.ended != one.ended
         if any(self._is_new):
             self._journal.changed(self)  # for tokens that arrived while the journal was being written
 
-    def _news(self, accepted: Accepted, index: int) -> Progress:
-        found = accepted.progress(index, self._written[index])
+    def _news(self, index: int) -> Progress:
+        found = self.accepted[index].progress(index, self._written[index])
         return msgspec.structs.replace(found, engine=None) if found.engine == self._engines[index] else found
 
     def progress(self) -> tuple[Progress, ...]:
