@@ -50,13 +50,13 @@ chaos: install  ## kill and freeze a server's processes under load for minutes (
 	$(BIN)/antiphon chaos $(ARGS)
 
 soak: install  ## an hour of streams and faults, and what grows meanwhile (ARGS="--minutes 60 --json FILE")
-	$(BIN)/python -m bench.soak $(ARGS)
+	$(BIN)/python -m bench.reliability.soak $(ARGS)
 
 structured: install  ## structured output: 2,000 outputs of a random model, a corpus of schemas (ARGS="SUITE …")
 	$(BIN)/python -m tests.structured.run $(ARGS)
 
 power-cut: install  ## kill everything under a batch and background responses, start it again, compare (ARGS="--items 1000 --cuts 2")
-	$(BIN)/python -m bench.power_cut $(ARGS)
+	$(BIN)/python -m bench.reliability.power_cut $(ARGS)
 
 overload: install  ## load a server with 1, 2 and 10 times what it can do (ARGS="--seconds 20 --max-queue-wait 3")
 	$(BIN)/python -m bench.overload $(ARGS)

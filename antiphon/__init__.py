@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from antiphon.offline.adapters import LoRARequest, PromptAdapterRequest
     from antiphon.offline.async_engine import AsyncLLMEngine
     from antiphon.offline.engine_args import EngineArgs
-    from antiphon.offline.guided import GuidedDecodingRequest, LLMGuidedOptions
-    from antiphon.offline.inputs import PromptInput
     from antiphon.offline.llm import LLM
     from antiphon.offline.pooling import (
         ClassificationRequestOutput,
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
         PoolingRequestOutput,
         ScoringRequestOutput,
     )
+    from antiphon.offline.prompts.guided import GuidedDecodingRequest, LLMGuidedOptions
+    from antiphon.offline.prompts.inputs import PromptInput
     from antiphon.offline.sampling_params import SamplingParams
     from shared.request.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
@@ -60,14 +60,14 @@ _HOMES = {
     "ClassificationRequestOutput": "antiphon.offline.pooling",
     "EmbeddingRequestOutput": "antiphon.offline.pooling",
     "EngineArgs": "antiphon.offline.engine_args",
-    "GuidedDecodingRequest": "antiphon.offline.guided",
-    "LLMGuidedOptions": "antiphon.offline.guided",
+    "GuidedDecodingRequest": "antiphon.offline.prompts.guided",
+    "LLMGuidedOptions": "antiphon.offline.prompts.guided",
     "LoRARequest": "antiphon.offline.adapters",
     "Logprob": "shared.request.outputs",
     "PoolingParams": "antiphon.offline.pooling",
     "PoolingRequestOutput": "antiphon.offline.pooling",
     "PromptAdapterRequest": "antiphon.offline.adapters",
-    "PromptInput": "antiphon.offline.inputs",
+    "PromptInput": "antiphon.offline.prompts.inputs",
     "RequestMetrics": "shared.request.outputs",
     "RequestOutput": "shared.request.outputs",
     "SamplingParams": "antiphon.offline.sampling_params",

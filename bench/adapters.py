@@ -24,8 +24,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from antiphon.benchmark.client import Result, run_open
-from bench.output import print_and_save
-from bench.serving import HOST, Serving, end_in_order
+from bench.harness.output import print_and_save
+from bench.harness.serving import HOST, Serving, end_in_order
 
 ATTENTION = ("q_proj", "v_proj")
 EVERY = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

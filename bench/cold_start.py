@@ -8,7 +8,7 @@ import statistics
 import time
 
 from antiphon.benchmark.client import Result, stream
-from bench.serving import ROOT, Serving, end_in_order
+from bench.harness.serving import ROOT, Serving, end_in_order
 from services.engine.cpu.packed import START_S
 
 WRITING_S = 10.0

@@ -26,8 +26,8 @@ from typing import Any
 
 import openai
 
-from bench.output import print_and_save
-from bench.serving import HOST, Serving, end_in_order
+from bench.harness.output import print_and_save
+from bench.harness.serving import HOST, Serving, end_in_order
 
 SERVERS = {"both on each engine": ("--engines=2",), "apart": ("--prefill=1", "--decode=1")}
 VOCABULARY = range(1000, 20_000)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bench.serving import HOST, Serving, end_in_order
+from bench.harness.serving import HOST, Serving, end_in_order
 
 PATH = "/v1/completions"
 REFUSED = (429, 503)

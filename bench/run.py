@@ -6,9 +6,9 @@ Without a directory: the demo model, and the models that `make bench-models` has
 machine's limits are measured, the load runs through the gateway and then, with other prompts of the same length, on the
 engine alone (or in the other order), and the limits are measured again. Both runs are paused at intervals to measure
 the limits in their own moments (`bench.limits_of_machine.moments`). The bus tax is the share of the engine's rate that
-is lost in the whole system, within a round. For the demo model, `bench.record_cost` compares the system with and
-without the record of requests; for the others, `bench.disaggregation` compares prefill and decode apart with both on
-each engine. Results go to bench/results/MODEL.json; docs/performance.md shows published ones.
+is lost in the whole system, within a round. For the demo model, `bench.reliability.record_cost` compares the system
+with and without the record of requests; for the others, `bench.disaggregation` compares prefill and decode apart with
+both on each engine. Results go to bench/results/MODEL.json; docs/performance.md shows published ones.
 """
 
 import argparse
@@ -20,13 +20,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import cold_start, disaggregation, isolation, kv_transfer, loads, measure, record_cost, report
+from bench import cold_start, disaggregation, kv_transfer
 from bench.engine import bus_tax
 from bench.engine.engine_stream import EngineAlone, Work
+from bench.harness import loads, measure, report
+from bench.harness.sample import Sample, rounded
+from bench.harness.serving import ROOT, Serving, end_in_order
 from bench.limits_of_machine import cpu_accounting, machine, processes, roofline
 from bench.limits_of_machine.moments import Moments
-from bench.sample import Sample, rounded
-from bench.serving import ROOT, Serving, end_in_order
+from bench.reliability import isolation, record_cost
 
 DEMO = ROOT / "antiphon" / "demo"
 MODELS = ROOT / "bench" / "models"
@@ -63,7 +65,7 @@ def parse() -> argparse.Namespace:
         "--pairs",
         type=int,
         default=9,
-        help="of bench.engine.bus_tax and bench.record_cost, which run for the demo model",
+        help="of bench.engine.bus_tax and bench.reliability.record_cost, which run for the demo model",
     )
     parser.add_argument("--results", type=Path, default=ROOT / "bench" / "results", help="directory")
     options = parser.parse_args()

@@ -2,11 +2,11 @@
 
     python -m bench.scale [--streams 64 256] [--output 256] [--prompt 1024] [--json FILE]
 
-The system has one process of each service, and an engine that computes nothing (`bench.emulated_engine`), so that the
-engine is not the limit. Every stream gets a token in each step. From the processor time of each process during the load
-follows what the process would carry with a core of its own: tokens a second, streams at 20 tokens a second, and for the
-tokenizer prompt tokens a second. The result does not depend on how busy the machine is, except that other programs also
-use the processor's caches.
+The system has one process of each service, and an engine that computes nothing (`bench.harness.emulated_engine`), so
+that the engine is not the limit. Every stream gets a token in each step. From the processor time of each process during
+the load follows what the process would carry with a core of its own: tokens a second, streams at 20 tokens a second,
+and for the tokenizer prompt tokens a second. The result does not depend on how busy the machine is, except that other
+programs also use the processor's caches.
 """
 
 import argparse
@@ -21,10 +21,10 @@ from typing import Any
 
 from antiphon.benchmark import client
 from antiphon.launch import nats_server
-from bench import loads
+from bench.harness import loads
+from bench.harness.serving import HOST, Server, end_in_order, free_port
 from bench.limits_of_machine import machine
 from bench.run import DEMO
-from bench.serving import HOST, Server, end_in_order, free_port
 
 READER_TOKENS_PER_S = 20
 """Tokens a second of a stream at the speed at which a person reads."""
@@ -53,7 +53,7 @@ class Parts(Server):
             "gateway": ("antiphon", "service", "gateway", f"--host={HOST}", f"--port={port}"),
             "tokenizer": ("antiphon", "service", "tokenizer", *model),
             "detokenizer": ("antiphon", "service", "detokenizer", *model),
-            "engine": ("bench.emulated_engine", f"--step-ms={STEP_MS}", *model, "--max-num-seqs=1024"),
+            "engine": ("bench.harness.emulated_engine", f"--step-ms={STEP_MS}", *model, "--max-num-seqs=1024"),
         }
         for role, words in flags.items():
             environ = {"ANTIPHON_NATS": bus.url, "ANTIPHON_NATS_CREDENTIALS": bus.join(role, f"{role}-1")}  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ import hypothesis
 import pytest
 
 from shared import limits
-from shared.actors.nats import NatsTransport
+from shared.bus.nats import NatsTransport
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus, MemoryTransport
 

@@ -9,7 +9,7 @@ from asyncio.subprocess import Process
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.actors.transport import Delivery, Transport
+from shared.bus.transport import Delivery, Transport
 from shared.codec import Decoder
 from shared.limits import LEASE_S
 from shared.messages import Heartbeat

@@ -6,7 +6,7 @@ from typing import Any
 from antiphon.benchmark.figures import Figures, spread
 from antiphon.benchmark.workload import prompts
 from antiphon.offline.engine_args import engine_args
-from antiphon.offline.inputs import Prompt
+from antiphon.offline.prompts.inputs import Prompt
 from antiphon.offline.runner import Runner
 from antiphon.offline.sampling_params import SamplingParams
 from shared.request.outputs import RequestOutput

@@ -18,9 +18,9 @@ from pathlib import Path
 from antiphon.inspect.rendering import concerns, rendered
 from antiphon.launch.nats_server import OBSERVER
 from shared import messages
-from shared.actors.credentials import server_urls
-from shared.actors.nats import NatsTransport
-from shared.actors.transport import Delivery
+from shared.bus.credentials import server_urls
+from shared.bus.nats import NatsTransport
+from shared.bus.transport import Delivery
 from shared.codec import DecodeError, Decoder
 from shared.config import BusSettings, SettingsError
 from shared.errors import ServiceError

@@ -7,9 +7,8 @@
 | `runner`          | used by both: an engine and its running requests                 |
 | `request`         | one running request: a prompt and its `n` sequences              |
 | `pooling`         | parameters and results of `embed`, `classify` and `score`        |
-| `prompt_text`     | tokenizer, chat template and vocabulary                          |
+| `prompts/`        | prompts and parameters in one form, chat template, images        |
 | `adapters`        | `LoRARequest`, `PromptAdapterRequest`: adapters of a call        |
-| `inputs`          | prompts and parameters of a call, converted to one form          |
 | `engine_args`     | settings as keyword arguments                                    |
 | `sampling_params` | `SamplingParams`                                                 |
 

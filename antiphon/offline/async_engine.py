@@ -14,8 +14,8 @@ from typing import Any
 
 from antiphon.offline.adapters import LoRARequest, PromptAdapterRequest
 from antiphon.offline.engine_args import EngineArgs, engine_args
-from antiphon.offline.inputs import Prompt, PromptInput, prompts_of
-from antiphon.offline.prompt_text import Message, TemplateOptions
+from antiphon.offline.prompts.inputs import Prompt, PromptInput, prompts_of
+from antiphon.offline.prompts.prompt_text import Message, TemplateOptions
 from antiphon.offline.request import Submitted
 from antiphon.offline.runner import Runner, now
 from antiphon.offline.sampling_params import SamplingParams

@@ -7,11 +7,11 @@ from typing import Any, Self
 
 from antiphon.offline.adapters import LoRARequests, PromptAdapterRequests
 from antiphon.offline.engine_args import engine_args
-from antiphon.offline.guided import GuidedDecodingRequest, LLMGuidedOptions, with_guidance
-from antiphon.offline.inputs import Prompt, PromptInput, TokenIds, paired, prompts_of
 from antiphon.offline.pooling_calls import PoolingCalls
 from antiphon.offline.progress import progress_bar
-from antiphon.offline.prompt_text import Message, TemplateOptions
+from antiphon.offline.prompts.guided import GuidedDecodingRequest, LLMGuidedOptions, with_guidance
+from antiphon.offline.prompts.inputs import Prompt, PromptInput, TokenIds, paired, prompts_of
+from antiphon.offline.prompts.prompt_text import Message, TemplateOptions
 from antiphon.offline.runner import Runner
 from antiphon.offline.sampling_params import SamplingParams
 from shared.request.outputs import RequestOutput

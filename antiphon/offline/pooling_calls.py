@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Sequence
 
 from antiphon.offline.adapters import LoRARequests
-from antiphon.offline.inputs import Prompt, PromptInput, paired, prompts_of
 from antiphon.offline.pooling import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -18,6 +17,7 @@ from antiphon.offline.pooling import (
     scoring_output,
 )
 from antiphon.offline.progress import progress_bar
+from antiphon.offline.prompts.inputs import Prompt, PromptInput, paired, prompts_of
 from antiphon.offline.runner import Runner
 
 

@@ -12,10 +12,10 @@ import msgspec
 
 from antiphon.offline.adapters import Adapters, LoRARequests, PromptAdapterRequests, loaded_adapters
 from antiphon.offline.engine_args import EngineArgs
-from antiphon.offline.inputs import Prompt
-from antiphon.offline.pictures import NOT_ENABLED, EncodedPrompt, PictureEncoder
 from antiphon.offline.pooling import PoolingParams, PoolingRequestOutput, checked, pooling_output, pooling_spec
-from antiphon.offline.prompt_text import Message, PromptText, TemplateOptions
+from antiphon.offline.prompts.inputs import Prompt
+from antiphon.offline.prompts.pictures import NOT_ENABLED, EncodedPrompt, PictureEncoder
+from antiphon.offline.prompts.prompt_text import Message, PromptText, TemplateOptions
 from antiphon.offline.request import LiveRequest, Submitted, Times, choice_of
 from antiphon.offline.sampling_params import SamplingParams
 from services.engine.core.request import SequenceSpec

@@ -45,7 +45,7 @@ class ChildSpec:
 
 
 _ERROR = re.compile(r" (?:ERROR|CRITICAL) \S+ (.+)")
-"""Matches error lines in the format of `shared.actors.logs`: time, level, service, message."""
+"""Matches error lines in the format of `shared.observability.logs`: time, level, service, message."""
 
 
 class Child:

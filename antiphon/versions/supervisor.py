@@ -21,10 +21,10 @@ from antiphon.supervision.fleet import Failure, Fleet
 from antiphon.supervision.processes import ChildSpec, Sink
 from antiphon.versions.watch import MemberWatch
 from shared.actors.actor import Actor, Envelope, handles
-from shared.actors.credentials import server_urls
 from shared.actors.host import Host
-from shared.actors.key_value import StoreUnavailableError
-from shared.actors.nats import NatsTransport
+from shared.bus.credentials import server_urls
+from shared.bus.key_value import StoreUnavailableError
+from shared.bus.nats import NatsTransport
 from shared.clock import SystemClock
 from shared.config import SettingsError
 from shared.deployment.model_versions import (

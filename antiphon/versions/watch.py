@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable
 from antiphon.settings import MODEL_SERVICES
 from shared.actors.host import Host
 from shared.actors.presence import Members
-from shared.actors.transport import Delivery, Subscription
+from shared.bus.transport import Delivery, Subscription
 from shared.codec import Decoder
 from shared.messages import EngineStatus, Heartbeat, Message
 

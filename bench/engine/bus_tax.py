@@ -14,7 +14,7 @@ from pathlib import Path
 
 from antiphon.benchmark.client import run
 from bench.engine.engine_stream import EngineAlone, Work
-from bench.serving import ROOT, Serving, end_in_order
+from bench.harness.serving import ROOT, Serving, end_in_order
 
 
 def workload(options: argparse.Namespace, vocab: int, seed: int) -> Work:

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.harness.serving import Serving, end_in_order
 from bench.limits_of_machine import processes
-from bench.serving import Serving, end_in_order
 
 MAX_TOKENS = 400
 BLOCKS = 4000

@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from antiphon.offline.guided import GuidedDecodingRequest
 from antiphon.offline.llm import LLM
+from antiphon.offline.prompts.guided import GuidedDecodingRequest
 from antiphon.offline.sampling_params import SamplingParams
 
 PROMPT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"

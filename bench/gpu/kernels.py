@@ -23,13 +23,13 @@ from services.engine.kernels.storage import as_stored
 from services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
 from services.engine.quantization.weight import QuantizedWeight
 from services.engine.triton.activation import activated
-from services.engine.triton.attention_work import DeviceWork, Geometry, Heads, Sequences, plan_work
+from services.engine.triton.attention.attention_work import DeviceWork, Geometry, Heads, Sequences, plan_work
+from services.engine.triton.attention.decode_attention import attend_few
+from services.engine.triton.attention.latent_attention import RowShape, attend_few_latents, attend_many_latents
+from services.engine.triton.attention.prefill_attention import attend_many
 from services.engine.triton.blocks import gather_blocks, scatter_blocks
-from services.engine.triton.decode_attention import attend_few
 from services.engine.triton.experts import mixed_experts
-from services.engine.triton.latent_attention import RowShape, attend_few_latents, attend_many_latents
 from services.engine.triton.norm import normed
-from services.engine.triton.prefill_attention import attend_many
 from services.engine.triton.quantized import KernelWeight, kernel_weight, quantized_linear
 from services.engine.triton.skinny import skinny_linear
 

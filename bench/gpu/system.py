@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 
 from antiphon.benchmark.client import Result, run
-from bench.serving import Serving, end_in_order
+from bench.harness.serving import Serving, end_in_order
 
 
 def bodies(options: argparse.Namespace, vocab_size: int) -> list[dict]:

@@ -1,7 +1,7 @@
 """Accounts for CPU time during a measurement, and repeats a measurement that other programs disturbed.
 
 On a machine with two cores, one busy thread of another program can halve the speed of a server, so a figure is
-meaningful only together with this account. Called by `bench.measure` and `bench.run`.
+meaningful only together with this account. Called by `bench.harness.measure` and `bench.run`.
 """
 
 import resource

@@ -6,7 +6,7 @@ Probes before and after a load measure the machine at other times. On a shared h
 may be twice that of the next, so a share of the limit is meaningful only if load and limit are measured in the same
 seconds. This program reads memory and multiplies matrices in torch's fastest ways (`bench.limits_of_machine.probe`)
 whenever it gets a line on standard input, and prints the times. `Moments` controls such a process. Called by
-`bench.measure`, for `bench.peer_systems.peers` and `bench.run`.
+`bench.harness.measure`, for `bench.peer_systems.peers` and `bench.run`.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Reads CPU time and memory of a process and its descendants from /proc, and pauses, resumes and kills them.
 
-Called by `bench.serving`, `bench.limits_of_machine.cpu_accounting`, `bench.limits_of_machine.moments` and `bench.run`.
+Called by `cpu_accounting` and `moments` of this package, `bench.harness.serving` and `bench.run`.
 """
 
 import contextlib

@@ -3,7 +3,7 @@
 The module computes seconds from a decoder's description (config.json) and the two rates, which
 `bench.limits_of_machine.probe` measures. Norms, biases, activations, sampling, writing the KV cache and everything
 outside the model are ignored. This only makes the floor lower, so that no system can be faster than the floor. Used by
-`bench.measure`.
+`bench.harness.measure`.
 
     a step          max(bytes / read bandwidth, operations / GEMM rate)
     bytes           every matrix except the embedding once; keys and values of every attended token, for a shared prefix
@@ -16,7 +16,7 @@ outside the model are ignored. This only makes the floor lower, so that no syste
 import math
 from dataclasses import dataclass
 
-from bench.loads import Load
+from bench.harness.loads import Load
 from services.engine.models.description import DecoderDescription
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}

@@ -20,13 +20,13 @@ from typing import Any
 
 from antiphon.benchmark.client import run, run_open
 from antiphon.benchmark.workload import arrivals
-from bench import measure
+from bench.harness import measure
+from bench.harness.loads import Load, Prompts
+from bench.harness.sample import latencies, rounded
+from bench.harness.serving import ROOT, Server, Serving, end_in_order
 from bench.limits_of_machine import machine
-from bench.loads import Load, Prompts
 from bench.peer_systems.peer_servers import Vllm, vllm_version
 from bench.peer_systems.peers import OURS
-from bench.sample import latencies, rounded
-from bench.serving import ROOT, Server, Serving, end_in_order
 
 CLIENTS = 32
 """Requests at once while the capacity is measured."""

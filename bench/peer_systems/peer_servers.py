@@ -9,7 +9,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from bench.serving import HOST, Server, free_port
+from bench.harness.serving import HOST, Server, free_port
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 VLLM_KV_GIB = 4

@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import loads, measure, report
+from bench.harness import loads, measure, report
+from bench.harness.sample import Sample, rounded
+from bench.harness.serving import ROOT, Server, Serving, end_in_order
 from bench.limits_of_machine import cpu_accounting, machine, roofline
 from bench.limits_of_machine.moments import Moments
 from bench.peer_systems import quantized
 from bench.peer_systems.peer_servers import LlamaServer, Vllm, llama_version, vllm_version
-from bench.sample import Sample, rounded
-from bench.serving import ROOT, Server, Serving, end_in_order
 
 OURS = "antiphon"
 

@@ -11,11 +11,11 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bench import report
+from bench.harness import report
+from bench.harness.sample import Sample
+from bench.harness.serving import Server, Serving
 from bench.peer_systems.make_gguf import write
 from bench.peer_systems.peer_servers import LlamaServer
-from bench.sample import Sample
-from bench.serving import Server, Serving
 
 PLAIN = "antiphon"
 OURS = {"antiphon int8": "ifq", "antiphon W8A8": "ifq_w8a8", "antiphon W4A8": "ifq_w4a8", "antiphon NF4": "ifq_nf4"}

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from antiphon import LLM, SamplingParams
 from antiphon.cli import main as antiphon
+from bench.harness.serving import ROOT
 from bench.limits_of_machine import machine
 from bench.peer_systems.peer_servers import vllm_environment
-from bench.serving import ROOT
 from shared.models.model_files import DEMO_DIRECTORY
 
 GAP_MAX = 0.25

@@ -1,6 +1,7 @@
 """Checks the project's own source rules that linters do not offer: `house_limits.py [ROOT]`.
 
 - A file (Python or C++) has at most 600 lines; a function at most 60, unless it contains a comment `# long: WHY`.
+- A folder of the product, of `bench` or of `infra` has at most 14 modules, besides those in `WIDE` with their reason.
 - The product never unpickles data, evaluates text as code, or passes text to a shell.
 
 The longest functions are always printed. The check parses the source and imports none of it.
@@ -9,16 +10,19 @@ The longest functions are always printed. The check parses the source and import
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
+FOLDER_MODULES_MAX = 14
 SHOWN = 10
 SIZED = ("services", "shared", "antiphon", "infra", "bench", "tests", "examples")
 CPP = ("*.h", "*.cpp")
 PRODUCT = ("services", "shared", "antiphon")
+WIDE = {"services/engine/models/families": "one short module for each model family, all of the same form"}
 _EXCUSE = re.compile(r"#\s*long:\s*\w+")
 _UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 _ALLOWED = {("services/engine/worker/loading/checkpoint.py", "torch.load")}
@@ -55,6 +59,7 @@ def main() -> int:
         for f in functions
         if f.lines > FUNCTION_LINES_MAX and not f.excused
     ]
+    problems += too_wide(root)
     report(functions, problems)
     return 1 if problems else 0
 
@@ -69,6 +74,15 @@ def too_long(name: str, text: str) -> Iterator[str]:
     """Yields a problem if a file has too many lines."""
     if (count := text.count("\n")) > FILE_LINES_MAX:
         yield f"{name}: {count} lines, more than {FILE_LINES_MAX}"
+
+
+def too_wide(root: Path) -> Iterator[str]:
+    """Yields a problem for each folder with too many modules, `__init__` included."""
+    folders = Counter(path.parent for path in source_files(root, (*PRODUCT, "bench", "infra")))
+    for folder, count in sorted(folders.items()):
+        name = folder.relative_to(root).as_posix()
+        if count > FOLDER_MODULES_MAX and name not in WIDE:
+            yield f"{name}: {count} modules, more than {FOLDER_MODULES_MAX}"
 
 
 def measured(tree: ast.AST, text: str, name: str) -> Iterator[Function]:

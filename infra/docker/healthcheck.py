@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from io import BufferedRWPair
 from urllib.parse import urlsplit
 
-from shared.actors.credentials import read_credentials, server_urls
+from shared.bus.credentials import read_credentials, server_urls
 from shared.codec import DecodeError, Decoder
 from shared.config import BusSettings, SettingsError, parse
 from shared.messages import Heartbeat

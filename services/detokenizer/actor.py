@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.detokenizer.early_events import EarlyEvent, EarlyEvents
-from shared import limits, telemetry
+from shared import limits
 from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
 from shared.actors.host import Host
-from shared.actors.transport import Headers
+from shared.bus.transport import Headers
 from shared.codec import DecodeError, encode
 from shared.errors import ServiceError
 from shared.messages import (
@@ -39,7 +39,8 @@ from shared.messages import (
     TokenEvent,
     TokenEvents,
 )
-from shared.telemetry import Names
+from shared.observability import telemetry
+from shared.observability.telemetry import Names
 from shared.text.detokenization.stream import TextStream
 from shared.text.vocabulary import UnknownTokenError, Vocabulary
 

@@ -27,7 +27,7 @@ from services.engine.steps.events import token_events
 from services.engine.steps.loop import StepReport
 from services.engine.steps.step_recorder import StepRecorder
 from services.engine.tracing import SequenceTraces
-from shared import limits, telemetry
+from shared import limits
 from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
 from shared.actors.host import Host
 from shared.blocks import split_hashes
@@ -61,6 +61,7 @@ from shared.messages import (
     TokenEvents,
     Withdraw,
 )
+from shared.observability import telemetry
 from shared.parameters.sampling import check
 
 log = logging.getLogger(__name__)

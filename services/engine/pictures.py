@@ -14,11 +14,11 @@ from shared import limits
 from shared.actors.actor import ask
 from shared.actors.background import Background
 from shared.actors.host import Host
-from shared.actors.transport import NoRespondersError, RequestTimeoutError
+from shared.actors.picture_parts import read_parts
+from shared.bus.transport import NoRespondersError, RequestTimeoutError
 from shared.codec import Decoder
 from shared.errors import ServiceError
 from shared.messages import EncodePicture, ErrorReply, PictureEncoded, PromptPicture, ReadEmbeddings
-from shared.picture_parts import read_parts
 from shared.request.pictures import num_picture_tokens, plain_places
 from shared.structures.byte_cache import ByteCache
 

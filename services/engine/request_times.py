@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from services.engine.steps.loop import StepReport
 from shared.clock import Clock
-from shared.histograms import REQUEST_SECONDS, STEP_TOKENS, Histogram
 from shared.messages import EngineHistograms
+from shared.observability.histograms import REQUEST_SECONDS, STEP_TOKENS, Histogram
 
 
 @dataclass(slots=True)

@@ -6,10 +6,10 @@ Nothing is kept while tracing is off.
 from dataclasses import dataclass
 
 from services.engine.steps.loop import StepReport
-from shared import telemetry
-from shared.actors.transport import Headers
+from shared.bus.transport import Headers
 from shared.clock import Clock
-from shared.telemetry import Names
+from shared.observability import telemetry
+from shared.observability.telemetry import Names
 
 
 @dataclass(slots=True)

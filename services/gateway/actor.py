@@ -22,9 +22,10 @@ from services.gateway.pictures.remote import RemotePictures
 from services.gateway.pictures.store import PictureStore
 from services.gateway.record import BusRecordDirectory, Recorder
 from services.gateway.requests.bus_wait import BusWait
-from services.gateway.requests.death_probe import DeathProbe
 from services.gateway.requests.deliveries import Deliveries
 from services.gateway.requests.gateway_parts import GatewayParts
+from services.gateway.requests.liveness.death_probe import DeathProbe
+from services.gateway.requests.liveness.progress_watch import ProgressWatch
 from services.gateway.requests.lockstep.coordinator import Lockstep
 from services.gateway.requests.lockstep.trust import Trust
 from services.gateway.requests.messages import split_sequence_id
@@ -32,7 +33,6 @@ from services.gateway.requests.placement.dispatcher import Dispatcher
 from services.gateway.requests.placement.engine_controls import EngineControls
 from services.gateway.requests.placement.moves import Moves
 from services.gateway.requests.preparation import prepare, tokenize_only
-from services.gateway.requests.progress_watch import ProgressWatch
 from services.gateway.requests.request_actor import RequestActor
 from services.gateway.requests.router import Router, model_of
 from services.gateway.requests.sequence_state import Address

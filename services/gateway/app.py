@@ -50,9 +50,9 @@ from services.gateway.record import RecordDirectory, Recorder
 from services.gateway.replay import endpoints as replay
 from services.gateway.responses.endpoints import ResponseEndpoints
 from services.gateway.responses.pictures import PictureFiles
-from services.gateway.responses.store import ResponseStore
+from services.gateway.responses.stored.store import ResponseStore
 from services.gateway.shadow import ShadowCollector
-from services.gateway.streams.background import BackgroundStreams
+from services.gateway.streams.background.requests import BackgroundStreams
 from services.gateway.streams.streams import Endpoint, Streams
 from shared.clock import SystemClock
 from shared.config import GatewaySettings

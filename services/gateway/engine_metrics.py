@@ -13,8 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from shared.histograms import REQUEST_SECONDS, STEP_TOKENS
 from shared.messages import EngineHistograms, EngineStatus, Heartbeat, HistogramCounts
+from shared.observability.histograms import REQUEST_SECONDS, STEP_TOKENS
 
 _LABELS = ("model_name", "engine")
 _Value = Callable[[EngineStatus], float]

@@ -10,8 +10,8 @@ import logging
 from shared import limits
 from shared.actors.actor import ask
 from shared.actors.host import Host
-from shared.actors.key_value import StoreUnavailableError
-from shared.actors.transport import NoRespondersError, RequestTimeoutError
+from shared.bus.key_value import StoreUnavailableError
+from shared.bus.transport import NoRespondersError, RequestTimeoutError
 from shared.codec import Decoder
 from shared.deployment.model_versions import (
     DECODER,

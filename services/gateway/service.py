@@ -10,20 +10,20 @@ from services.gateway.access.usage_sinks import BusSink, sink_of
 from services.gateway.actor import GatewayActor
 from services.gateway.app import continue_batches, create_app
 from services.gateway.http.auth import ApiKeys
-from services.gateway.http.server import Server, listen, others, server_config
+from services.gateway.http.server.uvicorn_server import Server, listen, others, server_config
 from services.gateway.model_catalog import RETRY_AFTER_S
 from services.gateway.pictures.remote import RemotePictures
 from services.gateway.record import Recorder
 from services.gateway.requests.lockstep.metrics import LockstepCollector
-from services.gateway.responses.log_store import LogResponseStore
-from services.gateway.responses.recorded import RecordedResponses
-from services.gateway.streams.background import BackgroundStreams
-from services.gateway.streams.background_store import BackgroundStore
+from services.gateway.responses.stored.log_store import LogResponseStore
+from services.gateway.responses.stored.recorded import RecordedResponses
+from services.gateway.streams.background.requests import BackgroundStreams
+from services.gateway.streams.background.store import BackgroundStore
 from services.gateway.streams.store import StreamStore
 from services.gateway.streams.streams import Streams
 from shared import limits
-from shared.actors.durable_log import Storage
 from shared.actors.host import Host
+from shared.bus.durable_log import Storage
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.messages import GatewayStatus, ServiceName, StreamTaken

@@ -29,14 +29,15 @@ from services.tokenizer.requests import (
     prompt_name,
     tokenize,
 )
-from shared import limits, telemetry
+from shared import limits
 from shared.actors.actor import Actor, Envelope, error_reply, handles
 from shared.actors.host import Host
 from shared.codec import encode
 from shared.errors import ServiceError
 from shared.messages import DetokenizeReply, DetokenizeRequest, Message, TokenizeReply, TokenizeRequest
+from shared.observability import telemetry
+from shared.observability.telemetry import Names
 from shared.subjects import TOKENIZER_QUEUE
-from shared.telemetry import Names
 from shared.text.codec import Codec, EncodedPair, TextFacts
 from shared.text.templates.score_template import ScorePrompt
 from shared.text.templates.turns import json_object, plain_messages

@@ -18,11 +18,11 @@ from services.vision.encoder import EncodedPicture
 from shared import limits
 from shared.actors.actor import Actor, Envelope, error_reply, handles
 from shared.actors.host import Host
-from shared.actors.transport import NoRespondersError, RequestTimeoutError
+from shared.actors.picture_parts import part_of, read_parts
+from shared.bus.transport import NoRespondersError, RequestTimeoutError
 from shared.codec import encode
 from shared.errors import ServiceError
 from shared.messages import EncodePicture, PictureEncoded, PictureFile, PicturePart, ReadEmbeddings, ReadPicture
-from shared.picture_parts import part_of, read_parts
 from shared.structures.byte_cache import ByteCache
 from shared.subjects import VISION_QUEUE
 

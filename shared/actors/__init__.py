@@ -1,1 +1,16 @@
-"""The actor runtime: mailboxes and handlers (`actor`), the bus interface (`transport`) and its NATS implementation."""
+"""Actors and the processes that run them: mailboxes and handlers, heartbeats, start, signals and shutdown.
+
+| module          | contents                                                                       |
+|-----------------|--------------------------------------------------------------------------------|
+| `actor`         | `Actor`: a bounded mailbox and a handler for each type of message; `ask`       |
+| `background`    | tasks that are referenced until they end, and whose failures are reported      |
+| `presence`      | heartbeats, and the table of members that are alive                            |
+| `discovery`     | the service discovery protocol of NATS                                         |
+| `host`          | the interface between a process and its service                                |
+| `service`       | the process of a service                                                       |
+| `standby`       | a process that waits to become a service                                       |
+| `imports`       | imports without garbage collections in between                                 |
+| `picture_parts` | reads images and embeddings part by part from the process that has them        |
+
+Actors send over `shared.bus.transport`; they do not know NATS.
+"""

@@ -30,7 +30,7 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import msgspec
 
 from shared import codec, limits
-from shared.actors.transport import Delivery, Headers, NoRespondersError, RequestTimeoutError, Subscription, Transport
+from shared.bus.transport import Delivery, Headers, NoRespondersError, RequestTimeoutError, Subscription, Transport
 from shared.errors import ServiceError
 from shared.messages import ErrorReply, Message
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.actors.transport import Delivery, Subscription, Transport
+from shared.bus.transport import Delivery, Subscription, Transport
 from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)

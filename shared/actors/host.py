@@ -7,7 +7,7 @@ bus instead.
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from shared.actors.transport import Transport
+from shared.bus.transport import Transport
 from shared.clock import Clock
 from shared.messages import EngineStatus, GatewayStatus, PoolStatus, ServiceName, StreamStatus, VisionStatus
 from shared.subjects import Subjects

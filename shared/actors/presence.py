@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from shared import codec, limits
 from shared.actors.host import Host, SelfMonitoring, SelfTesting, Service, Withdrawable
-from shared.actors.transport import Transport
+from shared.bus.transport import Transport
 from shared.errors import ServiceError
 from shared.messages import Heartbeat, ServiceName, ServiceState
 

@@ -26,17 +26,18 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from shared import limits, telemetry
-from shared.actors.credentials import server_urls
+from shared import limits
 from shared.actors.discovery import Discovery, Endpoint, Identity
 from shared.actors.host import Host, Service, Status
-from shared.actors.logs import configure_logging
-from shared.actors.nats import NatsTransport
 from shared.actors.presence import HeartbeatTask, HeartbeatThread, first_of, interval_of
-from shared.actors.transport import Transport
+from shared.bus.credentials import server_urls
+from shared.bus.nats import NatsTransport
+from shared.bus.transport import Transport
 from shared.clock import SystemClock
 from shared.config import BusSettings, SettingsError, add_flags, normalise, parse
 from shared.errors import ServiceError
+from shared.observability import telemetry
+from shared.observability.logs import configure_logging
 from shared.security import tls
 from shared.settings.other_options import take
 from shared.subjects import TOKENIZER_QUEUE, VISION_QUEUE, Subjects, check_id, new_instance_id

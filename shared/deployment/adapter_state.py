@@ -13,7 +13,7 @@ import msgspec
 
 from shared import limits
 from shared.actors.host import Host
-from shared.actors.key_value import KeyValueStore, StoreUnavailableError
+from shared.bus.key_value import KeyValueStore, StoreUnavailableError
 from shared.errors import ServiceError
 from shared.subjects import bucket_name, model_token
 

@@ -13,7 +13,7 @@ import msgspec
 
 from shared import limits
 from shared.actors.host import Host
-from shared.actors.key_value import KeyValueStore
+from shared.bus.key_value import KeyValueStore
 from shared.subjects import bucket_name
 
 STATE_TTL_S = 365 * 24 * 3600.0

@@ -274,7 +274,7 @@ class TokenEvent(Part, frozen=True, array_like=True):
 
 
 class SequenceSteps(Part, frozen=True, array_like=True, gc=False):
-    """What the steps of a `StepEvents` message did for one sequence: rows of `shared.step_rows`, in order of steps."""
+    """What the steps of a `StepEvents` message did for one sequence: rows as in `observability.step_rows`."""
 
     sequence_id: str
     attempt: int

@@ -8,7 +8,7 @@ from shared.messages.base import Message, Part, ServiceName, ServiceState
 
 
 class HistogramCounts(Part, frozen=True, array_like=True):
-    """A histogram with the bounds of `shared.histograms`: counts (the last is above all bounds) and sum."""
+    """A histogram with the bounds of `observability.histograms`: counts (the last is above all bounds) and sum."""
 
     counts: tuple[int, ...] = ()
     sum: float = 0.0

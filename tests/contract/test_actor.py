@@ -7,7 +7,7 @@ import pytest
 
 from shared import codec, limits
 from shared.actors.actor import Actor, Envelope, ask, handles
-from shared.actors.transport import NoRespondersError
+from shared.bus.transport import NoRespondersError
 from shared.errors import ServiceError
 from shared.messages import Ack, Cancel, CloseStream, DetokenizeReply, DetokenizeRequest, Done, ErrorReply, Message
 

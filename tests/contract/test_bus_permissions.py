@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from antiphon.launch.nats_server import OBSERVER, Bus, find_binary, prepare
-from shared.actors.nats import NatsTransport
-from shared.actors.transport import Delivery
+from shared.bus.nats import NatsTransport
+from shared.bus.transport import Delivery
 from shared.config import SettingsError
 from shared.errors import ServiceError
 from shared.security.bus_permissions import Permissions, Role, password, permissions

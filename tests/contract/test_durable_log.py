@@ -1,10 +1,10 @@
-"""What every durable log promises (`shared.actors.durable_log`), on a real NATS server and within the process."""
+"""What every durable log promises (`shared.bus.durable_log`), on a real NATS server and within the process."""
 
 import asyncio
 
 import pytest
 
-from shared.actors.durable_log import BATCH_MESSAGES, LogConfig, Logged, LogUnavailableError
+from shared.bus.durable_log import BATCH_MESSAGES, LogConfig, Logged, LogUnavailableError
 from shared.subjects import bucket_name
 
 

@@ -1,10 +1,10 @@
-"""What every key-value store promises (`shared.actors.key_value`), on a real NATS server and within the process."""
+"""What every key-value store promises (`shared.bus.key_value`), on a real NATS server and within the process."""
 
 import asyncio
 
 import pytest
 
-from shared.actors.key_value import Entry, StoreUnavailableError
+from shared.bus.key_value import Entry, StoreUnavailableError
 from shared.subjects import bucket_name
 
 

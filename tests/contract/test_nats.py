@@ -8,9 +8,9 @@ import socket
 import pytest
 
 from shared import limits
-from shared.actors import nats as nats_module
-from shared.actors.nats import NatsTransport
-from shared.actors.nats_client import NatsClient
+from shared.bus import nats as nats_module
+from shared.bus.nats import NatsTransport
+from shared.bus.nats_client import NatsClient
 from shared.config import SettingsError
 from shared.errors import ServiceError
 from shared.receiving import ReceivesIntoOneBuffer

@@ -16,9 +16,9 @@ from typing import TypeVar
 import pytest
 from nats import errors
 
-from shared.actors.durable_log import LogConfig, LogUnavailableError
-from shared.actors.key_value import Entry, KeyValueStore, StoreUnavailableError
-from shared.actors.nats import NatsTransport
+from shared.bus.durable_log import LogConfig, LogUnavailableError
+from shared.bus.key_value import Entry, KeyValueStore, StoreUnavailableError
+from shared.bus.nats import NatsTransport
 from tests.conftest import free_port, nats_server_binary
 
 pytestmark = pytest.mark.nats

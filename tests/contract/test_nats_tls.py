@@ -16,8 +16,8 @@ from antiphon.launch.nats_server import find_binary
 from antiphon.settings import ServeSettings
 from antiphon.supervision.fleet import Fleet
 from antiphon.versions.supervisor import BusAddress, run
-from shared.actors.nats import NatsTransport
-from shared.actors.transport import Delivery, NoRespondersError
+from shared.bus.nats import NatsTransport
+from shared.bus.transport import Delivery, NoRespondersError
 from shared.codec import encode
 from shared.config import BusSettings, SettingsError
 from shared.messages import ChangeModel

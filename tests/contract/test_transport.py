@@ -1,11 +1,11 @@
-"""What every bus promises (`shared.actors.transport`), on a real NATS server and on the bus within the process."""
+"""What every bus promises (`shared.bus.transport`), on a real NATS server and on the bus within the process."""
 
 import asyncio
 
 import pytest
 
 from shared import limits
-from shared.actors.transport import Delivery, NoRespondersError, RequestTimeoutError
+from shared.bus.transport import Delivery, NoRespondersError, RequestTimeoutError
 from shared.errors import ServiceError
 
 

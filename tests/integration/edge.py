@@ -19,12 +19,12 @@ from services.gateway.access.usage import UsageLedger
 from services.gateway.app import create_app
 from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, Take, TokenCounts
 from services.gateway.http.auth import ApiKeys
-from services.gateway.http.connection import BoundedConnection
+from services.gateway.http.server.connection import BoundedConnection
 from services.gateway.model_catalog import find_model, unknown_model, wanted_name
 from services.gateway.record import RecordDirectory, Recorder
-from services.gateway.responses.recorded import RecordedResponses
-from services.gateway.responses.store import ResponseStore
-from services.gateway.streams.background import BackgroundStreams
+from services.gateway.responses.stored.recorded import RecordedResponses
+from services.gateway.responses.stored.store import ResponseStore
+from services.gateway.streams.background.requests import BackgroundStreams
 from services.gateway.streams.streams import Streams
 from shared.config import GatewaySettings
 from shared.errors import ServiceError

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from services.gateway.generation import GenerationRequest, SequenceUpdate
 from services.gateway.http.auth import ApiKeys
 from services.gateway.record import Recorder
-from services.gateway.responses.log_store import LogResponseStore
-from services.gateway.streams.background import BackgroundStreams
-from services.gateway.streams.background_store import BackgroundStore
+from services.gateway.responses.stored.log_store import LogResponseStore
+from services.gateway.streams.background.requests import BackgroundStreams
+from services.gateway.streams.background.store import BackgroundStore
 from services.gateway.streams.store import StreamStore
 from services.gateway.streams.streams import Streams
 from shared.actors.host import Host

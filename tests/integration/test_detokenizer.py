@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from shared.actors.actor import ask
-from shared.actors.nats import NatsTransport
-from shared.actors.transport import Delivery
+from shared.bus.nats import NatsTransport
+from shared.bus.transport import Delivery
 from shared.codec import Decoder, encode, pack_ids
 from shared.messages import (
     Ack,

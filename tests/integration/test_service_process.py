@@ -11,7 +11,7 @@ import pytest
 
 from shared import codec, limits
 from shared.actors.actor import ask
-from shared.actors.transport import NoRespondersError
+from shared.bus.transport import NoRespondersError
 from shared.messages import Ack, CloseStream, Done, ErrorReply, Heartbeat
 
 pytestmark = pytest.mark.nats

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.responses.log_store import LogResponseStore
+from services.gateway.responses.stored.log_store import LogResponseStore
 from shared.actors.host import Host
 from shared.clock import SystemClock
 from tests.integration.edge import ScriptedBackend, call, serving

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shared.actors.actor import ask
-from shared.actors.nats import NatsTransport
-from shared.actors.transport import NoRespondersError, RequestTimeoutError
+from shared.bus.nats import NatsTransport
+from shared.bus.transport import NoRespondersError, RequestTimeoutError
 from shared.codec import Decoder, unpack_ids
 from shared.messages import ChatMessage, ErrorReply, Message, PoolStatus, TokenizeReply, TokenizeRequest
 from shared.subjects import Subjects

@@ -13,7 +13,7 @@ from services.engine.cpu.worker import CpuWorker
 from services.engine.kernels import latent_attention as kernel
 from services.engine.kernels.paged_attention import AttentionShape, plan_attention
 from services.engine.models.decoder import Decoder
-from services.engine.models.linear import QuantizedLinear
+from services.engine.models.layers.linear import QuantizedLinear
 from services.engine.models.registry import find_family
 from services.engine.worker.capacity.kv_cache import bytes_per_block
 from services.engine.worker.gpu.triton_worker import TritonWorker

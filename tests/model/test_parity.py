@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.models.config_fields import rope_parameters
-from services.engine.models.rope import inverse_frequencies
+from services.engine.models.layers.rope import inverse_frequencies
 from shared.parameters.sampling import SamplingParams
 from tests.model.harness import (
     BACKENDS,

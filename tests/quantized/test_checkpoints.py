@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from services.engine.core.plan import CoreLimits
 from services.engine.models.decoder import Decoder
-from services.engine.models.linear import QuantizedLinear
-from services.engine.models.mlp import GatedMlp
+from services.engine.models.layers.linear import QuantizedLinear
+from services.engine.models.layers.mlp import GatedMlp
 from services.engine.models.registry import find_family
 from services.engine.parallel.linear import Summed
 from services.engine.quantization.choice import WeightForm

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from services.engine.core.plan import CoreLimits
 from services.engine.cpu.worker import CpuWorker
 from services.engine.models.decoder import Decoder
-from services.engine.models.linear import DenseLinear, QuantizedLinear
-from services.engine.models.mlp import ExpertMlp
+from services.engine.models.layers.linear import DenseLinear, QuantizedLinear
+from services.engine.models.layers.mlp import ExpertMlp
 from services.engine.parallel.linear import Summed
 from services.engine.quantization.online import online_quantizer
 from services.engine.quantization.weight import QuantizedWeight

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from services.engine.models.decoder import Decoder
-from services.engine.models.linear import QuantizedLinear
+from services.engine.models.layers.linear import QuantizedLinear
 from services.engine.quantization import choice
 from services.engine.quantization.rounding import quantize_fp8
 from services.engine.quantization.weight import QuantizedWeight

@@ -10,8 +10,8 @@ from services.gateway.actor import GatewayActor
 from services.gateway.generation import GenerationRequest
 from services.gateway.requests.sequence_state import Phase
 from shared import limits
-from shared.actors import payload
-from shared.actors.transport import Delivery
+from shared.bus import payload
+from shared.bus.transport import Delivery
 from shared.codec import Decoder
 from shared.messages import Cancel, CloseStream, Done, Message, OpenBatch, SubmitBatch
 from shared.parameters.sampling import SamplingParams

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from services.gateway.generation import GenerationRequest
-from services.gateway.requests.queue_wait import UNKNOWN_ROUNDS
+from services.gateway.requests.placement.queue_wait import UNKNOWN_ROUNDS
 from shared.parameters.sampling import SamplingParams
 from tests.sim.doubles import STEP_S
 from tests.sim.society import Society, make_tokenizer

@@ -1,6 +1,6 @@
 """A bus within one process for tests and simulations: seeded, deterministic, with faults that a test can switch on.
 
-The bus gives the guarantees of `shared.actors.transport`, like a NATS server. The methods of `MemoryBus` add the faults
+The bus gives the guarantees of `shared.bus.transport`, like a NATS server. The methods of `MemoryBus` add the faults
 that occur with a real server. On a loop with virtual time (`simulation`) the same seed gives the same run.
 
 Timing is as on a network. A message arrives `delay_s` after it was sent, but never before an earlier message from the
@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from shared import limits
-from shared.actors.transport import Delivery
+from shared.bus.transport import Delivery
 from tests.support.faults import Fault, Faults, Rule, matches
 from tests.support.memory_connection import NO_RESPONDERS, Flight, MemorySubscription, MemoryTransport
 from tests.support.memory_durable_log import LogEntry

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared import limits
-from shared.actors.durable_log import LogConfig
-from shared.actors.payload import too_large
-from shared.actors.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError, Traffic
+from shared.bus.durable_log import LogConfig
+from shared.bus.payload import too_large
+from shared.bus.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError, Traffic
 from shared.errors import ServiceError
 from tests.support.memory_durable_log import MemoryDurableLog
 from tests.support.memory_key_value import Bucket, MemoryKeyValueStore

@@ -10,17 +10,24 @@ import torch
 from torch import Tensor
 
 from services.engine.triton.activation import activated
-from services.engine.triton.attention_work import DeviceWork, FewWork, Geometry, Heads, ManyWork, queries_a_tile
+from services.engine.triton.attention.attention_work import (
+    DeviceWork,
+    FewWork,
+    Geometry,
+    Heads,
+    ManyWork,
+    queries_a_tile,
+)
+from services.engine.triton.attention.decode_attention import attend_few
+from services.engine.triton.attention.latent_attention import RowShape, attend_few_latents, attend_many_latents
+from services.engine.triton.attention.latent_rows import store_latents
+from services.engine.triton.attention.prefill_attention import attend_many
+from services.engine.triton.attention.rope_kv import rotate_and_store
 from services.engine.triton.blocks import copy_blocks, gather_blocks, scatter_blocks
-from services.engine.triton.decode_attention import attend_few
 from services.engine.triton.experts import mixed_experts
-from services.engine.triton.latent_attention import RowShape, attend_few_latents, attend_many_latents
-from services.engine.triton.latent_rows import store_latents
 from services.engine.triton.lora import LoraTiles, add_products, padded_rank
 from services.engine.triton.norm import normed
-from services.engine.triton.prefill_attention import attend_many
 from services.engine.triton.quantized import KernelWeight, order_rows, quantized_linear
-from services.engine.triton.rope_kv import rotate_and_store
 from services.engine.triton.sampling import Adjustments, Columns, choose_tokens
 from services.engine.triton.skinny import skinny_linear
 from services.engine.triton.step_inputs import known_ids, scatter_words

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.adapters.delta import AdapterWeights, Block, Delta, Place, virtual_rows
-from services.engine.models.attention import StepInputs
 from services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights, Stage
 from services.engine.models.description import DecoderDescription
-from services.engine.models.linear import Linear
-from services.engine.models.mlp import GatedMlp, PlainMlp
+from services.engine.models.layers.attention import StepInputs
+from services.engine.models.layers.linear import Linear
+from services.engine.models.layers.mlp import GatedMlp, PlainMlp
 from services.engine.parallel.linear import Summed
 
 Slots = list[Mapping[Place, Delta]]

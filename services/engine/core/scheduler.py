@@ -38,8 +38,6 @@ from operator import attrgetter
 
 from services.engine.core.beams.beam_group import rearrange
 from services.engine.core.counters import Tally
-from services.engine.core.drafting import judge, propose
-from services.engine.core.idle_lane import PROMPT_SHARE, IdleLane
 from services.engine.core.kv.block_pool import BlockPool
 from services.engine.core.kv.prefix_cache import PrefixCache
 from services.engine.core.kv.reuse import Reusable, Shortage, find_reusable
@@ -47,6 +45,8 @@ from services.engine.core.kv.swap import SwapSpace
 from services.engine.core.plan import CoreLimits, ScheduledSequence, StepPlan
 from services.engine.core.policy.batching import BatchGate
 from services.engine.core.policy.delay import AdmissionDelay
+from services.engine.core.policy.drafting import judge, propose
+from services.engine.core.policy.idle_lane import PROMPT_SHARE, IdleLane
 from services.engine.core.policy.newcomers import NewcomerSteps
 from services.engine.core.policy.prefill_shares import shares_of
 from services.engine.core.policy.speculation import SpeculationController

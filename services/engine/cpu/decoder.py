@@ -28,8 +28,8 @@ from services.engine.models.description import (
     RopeParameters,
     ScoringKind,
 )
+from services.engine.models.layers.rope import inverse_frequencies
 from services.engine.models.layout import Parameter
-from services.engine.models.rope import inverse_frequencies
 from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
 from services.engine.quantization.weight import QuantizedWeight
 from services.engine.worker.capacity.memory import fetch

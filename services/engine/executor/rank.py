@@ -33,11 +33,11 @@ from services.engine.executor.rank_memory import serve_blocks
 from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.parallel.meeting import Meeting
 from services.engine.worker.interface import ModelWorker
-from shared.actors.logs import configure_logging
 from shared.config import EngineSettings, SettingsError, add_flags, flag, normalise, parse
 from shared.distributed.machines import addresses
 from shared.distributed.world import AGAIN, rank_key
 from shared.errors import ServiceError
+from shared.observability.logs import configure_logging
 
 if TYPE_CHECKING:
     from services.engine.parallel.communicator import TorchCommunicator

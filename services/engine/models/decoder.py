@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.models.attention import Attention, StepInputs
 from services.engine.models.description import DecoderDescription
-from services.engine.models.latent_attention import LatentWeights
-from services.engine.models.linear import Linear
-from services.engine.models.mlp import Mlp
-from services.engine.models.norm import Norm
+from services.engine.models.layers.attention import Attention, StepInputs
+from services.engine.models.layers.latent_attention import LatentWeights
+from services.engine.models.layers.linear import Linear
+from services.engine.models.layers.mlp import Mlp
+from services.engine.models.layers.norm import Norm
 from services.engine.models.operations import TORCH_OPERATIONS, Operations
 
 

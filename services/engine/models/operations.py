@@ -8,12 +8,12 @@ from typing import Protocol
 
 from torch import Tensor
 
-from services.engine.models.attention import Attention, ReferenceAttention
 from services.engine.models.description import ActivationKind, DecoderDescription, LatentAttention, NormKind
-from services.engine.models.latent_attention import LatentWeights, ReferenceLatentAttention
-from services.engine.models.linear import DenseLinear, Linear, make_linear
-from services.engine.models.mlp import ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
-from services.engine.models.norm import Norm, make_norm
+from services.engine.models.layers.attention import Attention, ReferenceAttention
+from services.engine.models.layers.latent_attention import LatentWeights, ReferenceLatentAttention
+from services.engine.models.layers.linear import DenseLinear, Linear, make_linear
+from services.engine.models.layers.mlp import ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
+from services.engine.models.layers.norm import Norm, make_norm
 from services.engine.quantization.weight import QuantizedWeight
 
 

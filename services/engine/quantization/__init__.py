@@ -9,5 +9,5 @@
     choice      how a worker reads and quantizes the weights, from the settings and the model
                 (`shared.settings.quantization` has the rules)
 
-The matrix products are in the backends: `cpu/source/quantized.h`, `models/linear.py`.
+The matrix products are in the backends: `cpu/source/quantized.h`, `models/layers/linear.py`.
 """

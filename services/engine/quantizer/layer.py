@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from services.engine.kernels.paged_attention import AttentionShape, plan_attention
-from services.engine.models.attention import StepInputs
 from services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights
 from services.engine.models.description import DecoderDescription
-from services.engine.models.linear import DenseLinear, Linear
-from services.engine.models.mlp import ExactRouter, ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
-from services.engine.models.norm import RmsNorm
+from services.engine.models.layers.attention import StepInputs
+from services.engine.models.layers.linear import DenseLinear, Linear
+from services.engine.models.layers.mlp import ExactRouter, ExpertMlp, ExpertParts, GatedMlp, Mlp, PlainMlp
+from services.engine.models.layers.norm import RmsNorm
 from services.engine.models.operations import TorchOperations
 from services.engine.quantization.method import PreparedMethod
 from services.engine.quantization.weight import QuantizedWeight

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.engine.models.decoder import Decoder, DecoderWeights
-from services.engine.models.linear import DenseLinear
-from services.engine.models.norm import make_norm
+from services.engine.models.layers.linear import DenseLinear
+from services.engine.models.layers.norm import make_norm
 from services.engine.models.operations import TORCH_OPERATIONS
 from services.engine.quantizer.plan import Plan
 

@@ -10,7 +10,7 @@ from services.engine.steps.loop import StepDetail, StepReport
 from shared import limits
 from shared.clock import Clock
 from shared.messages import SequenceRef, SequenceSteps, StepEvent
-from shared.step_rows import pack_sequence, pack_step
+from shared.observability.step_rows import pack_sequence, pack_step
 
 _MICROSECONDS = 1e6
 
@@ -23,7 +23,7 @@ class _Live:
     def __init__(self, arrived_us: float, sequence_id: str, attempt: int) -> None:
         self.arrived_us, self.sequence_id, self.attempt = arrived_us, sequence_id, attempt
         self.rows = bytearray()
-        """See `shared.step_rows`."""
+        """See `shared.observability.step_rows`."""
 
 
 class StepRecorder:

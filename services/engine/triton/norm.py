@@ -7,8 +7,8 @@
     x, residual [n, width] float32 | bfloat16 | float16; w, b [width] of any float type; result like x
 
 Everything is computed in float32 and rounded once. For norms with the factor 1 + weight, the caller passes that factor
-in float32 (`models/norm`). One program computes one row. References: `kernels/rms_norm`, PyTorch's `layer_norm`, arXiv
-1910.07467, arXiv 1607.06450.
+in float32 (`models/layers/norm`). One program computes one row. References: `kernels/rms_norm`, PyTorch's
+`layer_norm`, arXiv 1910.07467, arXiv 1607.06450.
 """
 
 import torch

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.engine.kernels.alibi import alibi_slopes
-from services.engine.models.attention import Attention, StepInputs
 from services.engine.models.description import (
     ActivationKind,
     DecoderDescription,
@@ -23,24 +22,25 @@ from services.engine.models.description import (
     NormKind,
     RopeParameters,
 )
-from services.engine.models.latent_attention import LatentWeights
-from services.engine.models.linear import Linear
-from services.engine.models.mlp import ExpertMatrices, ExpertParts, Mlp
-from services.engine.models.norm import Norm
-from services.engine.models.rope import inverse_frequencies
+from services.engine.models.layers.attention import Attention, StepInputs
+from services.engine.models.layers.latent_attention import LatentWeights
+from services.engine.models.layers.linear import Linear
+from services.engine.models.layers.mlp import ExpertMatrices, ExpertParts, Mlp
+from services.engine.models.layers.norm import Norm
+from services.engine.models.layers.rope import inverse_frequencies
 from services.engine.parallel.shard import ALONE, Shard
 from services.engine.quantization.weight import QuantizedWeight
 from services.engine.triton.activation import activated
-from services.engine.triton.attention_work import DeviceWork, Geometry
-from services.engine.triton.decode_attention import attend_few
+from services.engine.triton.attention.attention_work import DeviceWork, Geometry
+from services.engine.triton.attention.decode_attention import attend_few
+from services.engine.triton.attention.latent_attention import RowShape, attend_few_latents, attend_many_latents
+from services.engine.triton.attention.latent_rows import store_latents
+from services.engine.triton.attention.prefill_attention import attend_many
+from services.engine.triton.attention.rope_kv import make_table, rotate_and_store
 from services.engine.triton.experts import mixed_experts
-from services.engine.triton.latent_attention import RowShape, attend_few_latents, attend_many_latents
-from services.engine.triton.latent_rows import store_latents
 from services.engine.triton.lora import LoraMatrix, LoraStep
 from services.engine.triton.norm import normed
-from services.engine.triton.prefill_attention import attend_many
 from services.engine.triton.quantized import kernel_weight, quantized_linear
-from services.engine.triton.rope_kv import make_table, rotate_and_store
 from services.engine.triton.skinny import skinny_linear
 
 logger = logging.getLogger(__name__)
@@ -264,7 +264,7 @@ class TritonLatentAttention:
         return positions
 
     def attend(self, layer: int, qkv: Tensor, prepared: Tensor, step: StepInputs) -> Tensor:
-        """See `Attention`; `qkv` as in `models/latent_attention`."""
+        """See `Attention`; `qkv` as in `models/layers/latent_attention`."""
         shape, weights, rope = self._shape, self._weights[layer], self._ropes[layer]
         assert rope is not None
         key_up, value_up = weights.up.split((shape.nope_dim, shape.value_dim), dim=1)

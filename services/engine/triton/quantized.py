@@ -16,8 +16,8 @@ Two forms:
 
     few rows    a kernel that reads W in its stored form. The numbers without scale are exact in the type of x, and
                 scales are applied to float32 sums, so results are at least as exact as those of the dequantized matrix
-                (`models/linear.QuantizedLinear`, the reference). The columns are divided among several programs if
-                there are few outputs, so that all multiprocessors take part in reading W. Sums are in a fixed order:
+                (`models/layers/linear.QuantizedLinear`, the reference). The columns are divided among several programs
+                if there are few outputs, so that all multiprocessors take part in reading W. Sums are in a fixed order:
                 a row's result does not depend on the other rows of the step.
     many rows   W is dequantized in the type of x, and the vendor's library multiplies. That reads and writes the matrix
                 once more, but the few-rows form takes longer with each tile of rows, because it dequantizes in

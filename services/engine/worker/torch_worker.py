@@ -23,10 +23,10 @@ from services.engine.adapters.torch_layers import AdaptedDecoder, AdapterStep
 from services.engine.core.plan import StepPlan, StepResult
 from services.engine.kernels.alibi import alibi_slopes
 from services.engine.kernels.paged_attention import AttentionShape, plan_attention
-from services.engine.models.attention import StepInputs
 from services.engine.models.config_fields import weight_dtype
 from services.engine.models.decoder import Decoder, LanguageModel
 from services.engine.models.description import DecoderDescription
+from services.engine.models.layers.attention import StepInputs
 from services.engine.models.registry import find_family, has_family
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.parallel.shard import ALONE, Shard, local_description

@@ -18,7 +18,7 @@ import msgspec
 
 from services.gateway.access.account import Account, Amounts, Grant, exchange, full, refilled, seconds_until_full
 from shared import limits
-from shared.actors.key_value import KeyValueStore, StoreUnavailableError
+from shared.bus.key_value import KeyValueStore, StoreUnavailableError
 from shared.clock import Clock
 from shared.errors import ServiceError
 from shared.security.api_keys import ApiKey

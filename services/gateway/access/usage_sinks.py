@@ -18,7 +18,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import msgspec
 
 from services.gateway.access.usage import DeliveryError
-from shared.actors.transport import Transport
+from shared.bus.transport import Transport
 from shared.codec import encode
 from shared.errors import ServiceError
 from shared.flags import SettingsError

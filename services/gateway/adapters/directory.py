@@ -17,7 +17,7 @@ from shared import limits
 from shared.actors.actor import ask
 from shared.actors.host import Host
 from shared.actors.presence import Members
-from shared.actors.transport import NoRespondersError, RequestTimeoutError
+from shared.bus.transport import NoRespondersError, RequestTimeoutError
 from shared.codec import Decoder, encode
 from shared.deployment.adapter_state import AdapterRecord, AdapterState, AdapterStore, Records, now
 from shared.errors import ServiceError

@@ -2,9 +2,7 @@
 
 | module          | what it does                                                   |
 |-----------------|----------------------------------------------------------------|
-| `server`        | uvicorn, its settings and its listening socket                 |
-| `connection`    | bounds the request line and headers in size and time           |
-| `waiting`       | accepts connections that wait at other gateways' sockets       |
+| `server/`       | uvicorn, its listening socket and its bounded connections      |
 | `edge`          | middleware around every request: key, id, metrics, path prefix |
 | `auth`          | checks API keys                                                |
 | `request_id`    | draws request ids                                              |

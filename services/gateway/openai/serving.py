@@ -27,10 +27,10 @@ from services.gateway.generation import (
     SequenceUpdate,
 )
 from services.gateway.http import sse
-from services.gateway.http.connection import CHUNKS, CLOSE
 from services.gateway.http.disconnect import ClientGoneError, HandedOverError, unless_gone
 from services.gateway.http.errors import as_service_error
 from services.gateway.http.json_response import encoded_response
+from services.gateway.http.server.connection import CHUNKS, CLOSE
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.answers.answer_encoder import AnswerEncoder, GenerationState
 from services.gateway.openai.answers.choices import Choice, ChoiceAccumulator, merge, without_output

@@ -6,8 +6,8 @@ from typing import Any
 
 from services.gateway.openai.answers.choices import ChoiceAccumulator
 from services.gateway.openai.request_context import RequestContext
-from shared import telemetry
-from shared.telemetry import Attribute, Names
+from shared.observability import telemetry
+from shared.observability.telemetry import Attribute, Names
 
 _OPERATION = {"completion": Names.TEXT_COMPLETION, "chat": Names.CHAT}
 

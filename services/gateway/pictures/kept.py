@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from shared import limits
-from shared.actors.durable_log import DurableLog, LogConfig, Storage
 from shared.actors.host import Host
+from shared.bus.durable_log import DurableLog, LogConfig, Storage
 from shared.subjects import bucket_name
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from services.gateway.pictures.remote import RemotePictures
 from shared import limits
+from shared.actors.picture_parts import part_of
 from shared.errors import ServiceError
 from shared.messages import PictureFile, PicturePart, ReadPicture
-from shared.picture_parts import part_of
 from shared.request.pictures import PictureInput, check_file_size, check_pictures
 
 RETRY_AFTER_S = 2.0

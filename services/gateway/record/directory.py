@@ -15,7 +15,7 @@ from services.gateway.record.recorder import Recorder
 from shared import limits
 from shared.actors.actor import ask
 from shared.actors.host import Host
-from shared.actors.transport import NoRespondersError, RequestTimeoutError
+from shared.bus.transport import NoRespondersError, RequestTimeoutError
 from shared.codec import Decoder
 from shared.errors import ServiceError
 from shared.messages import ErrorReply, Heartbeat, Message, RecordList, RecordListQuery, RecordQuery, RecordReply

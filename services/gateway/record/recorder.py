@@ -8,7 +8,7 @@ from collections.abc import Callable
 from services.gateway.record.request_record import NOT_RECORDED, RecordedRequest, RequestFacts, RequestRecord, ToldStep
 from shared import limits
 from shared.messages import StepEvents
-from shared.step_rows import unpacked
+from shared.observability.step_rows import unpacked
 
 STEPS_BEFORE = 3
 """Number of last steps of each engine that are remembered, for the records of the sequences that begin next."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shared import limits
 from shared.messages import StepEvent, UsageOutcome
-from shared.step_rows import STEP_COLUMNS
+from shared.observability.step_rows import STEP_COLUMNS
 
 _MICROSECONDS = 1e6
 TURN_SHOWN_S = 1e-3
@@ -279,7 +279,7 @@ class RequestRecord(RecordedRequest):
         self.ended_us = self._elapsed_us()
 
     def add_steps(self, index: int, attempt: int, rows: "array[int]", told: Sequence[ToldStep] = ()) -> None:
-        """Adds what steps of an engine did for a sequence (`shared.step_rows`).
+        """Adds what steps of an engine did for a sequence (`shared.observability.step_rows`).
 
         `told`: the engine's steps in the same message, and those before it, as far as known.
         """

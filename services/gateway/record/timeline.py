@@ -12,7 +12,7 @@ from typing import Any
 
 from services.gateway.record.explanation import explain
 from services.gateway.record.request_record import PIECE_COLUMNS, Attempt, RequestRecord, SequenceRecord
-from shared.step_rows import STEP_COLUMNS
+from shared.observability.step_rows import STEP_COLUMNS
 
 
 def summary_of(record: RequestRecord) -> dict[str, Any]:

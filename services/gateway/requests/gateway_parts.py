@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from services.gateway.pictures.store import PictureStore
 from services.gateway.requests.bus_wait import BusWait
 from services.gateway.requests.deliveries import Deliveries
+from services.gateway.requests.liveness.progress_watch import ProgressWatch
 from services.gateway.requests.lockstep.coordinator import Lockstep
 from services.gateway.requests.placement.dispatcher import Dispatcher
 from services.gateway.requests.placement.moves import Moves
-from services.gateway.requests.progress_watch import ProgressWatch
 from services.gateway.requests.router import Router
 from services.gateway.requests.service_clients import ServiceClients
 from shared.actors.host import Host

@@ -9,7 +9,7 @@ from shared import limits
 from shared.actors.actor import ask, ask_encoded, tell_in_parts
 from shared.actors.host import Host
 from shared.actors.presence import Members
-from shared.actors.transport import Headers, NoRespondersError, RequestTimeoutError
+from shared.bus.transport import Headers, NoRespondersError, RequestTimeoutError
 from shared.codec import Decoder, encode
 from shared.errors import ServiceError
 from shared.messages import (

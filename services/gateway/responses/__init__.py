@@ -11,12 +11,8 @@
 | `response_object` | the object that describes a response                                      |
 | `encoder`         | encodes a response, whole or as events, with its output items             |
 | `background`      | runs responses without a client in this gateway alone                     |
-| `recorded`        | runs background responses that any gateway can show and take over         |
-| `snapshot`        | rebuilds a response from its events                                       |
 | `event_log`       | the events of one background response                                     |
-| `store`           | keeps finished responses                                                  |
-| `log_store`       | keeps finished responses on the bus, for all gateways                     |
-| `stored_pictures` | takes the files of pictures out of stored responses                       |
+| `stored/`         | finished responses, and background responses that any gateway continues   |
 """
 
 from services.gateway.openai.openapi import Body

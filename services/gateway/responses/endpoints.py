@@ -22,19 +22,20 @@ from services.gateway.openai.body import read_body, read_fields
 from services.gateway.openai.listing import check_query, page
 from services.gateway.openai.request_context import Arrival, RequestContext, Resumption
 from services.gateway.openai.serving import Serving, nothing
-from services.gateway.responses import convert, input_items, pictures, schemas, snapshot
+from services.gateway.responses import convert, input_items, pictures, schemas
 from services.gateway.responses.background import BackgroundResponse, BackgroundResponses
 from services.gateway.responses.encoder import ResponseEncoder
 from services.gateway.responses.event_log import EventLog
 from services.gateway.responses.input_items import Input
 from services.gateway.responses.pictures import PictureFiles
-from services.gateway.responses.recorded import RecordedResponses, final_of
 from services.gateway.responses.response_object import ID_PREFIX, ResponseObject, output_turn
 from services.gateway.responses.schemas import ResponsesBody
-from services.gateway.responses.store import MemoryResponseStore, ResponseStore, StoredResponse, unknown_response
-from services.gateway.streams.background import BackgroundStreams
-from services.gateway.streams.background_store import History
-from services.gateway.streams.event_writer import EventReader
+from services.gateway.responses.stored import snapshot
+from services.gateway.responses.stored.recorded import RecordedResponses, final_of
+from services.gateway.responses.stored.store import MemoryResponseStore, ResponseStore, StoredResponse, unknown_response
+from services.gateway.streams.background.event_writer import EventReader
+from services.gateway.streams.background.requests import BackgroundStreams
+from services.gateway.streams.background.store import History
 from services.gateway.streams.record import StreamRecord
 from shared.errors import ServiceError
 from shared.request.checks import refuse, unsupported

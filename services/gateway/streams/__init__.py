@@ -3,7 +3,7 @@
     streams.resumable(path, endpoint)   the endpoint, with its streams recorded and resumed by `Last-Event-ID`
     streams.retrieve                    `GET /v1/streams/{id}`
     streams.journal.run()               writes tokens and records in a task, so that the token path does not wait
-    background.BackgroundStreams        the same for requests that have no client
+    background.requests.BackgroundStreams     the same for requests that have no client
 
 | module             | what it does                                                           |
 |--------------------|------------------------------------------------------------------------|
@@ -17,7 +17,5 @@
 | `record`           | what is stored of a stream                                             |
 | `store`            | the two logs on the bus that hold records and journals                 |
 | `body_pictures`    | takes pictures out of the body of a recorded request                   |
-| `background`       | runs requests that have no client, and takes them over                 |
-| `event_writer`     | writes and reads the events of one background request                  |
-| `background_store` | the two logs on the bus with background requests and their events      |
+| `background/`      | the same for requests that have no client                              |
 """

@@ -18,7 +18,7 @@ from services.gateway.generation import SequenceUpdate
 from services.gateway.streams.record import Accepted, JournalEntry, Progress, StreamRecord
 from services.gateway.streams.store import StreamStore
 from shared import limits
-from shared.actors.durable_log import LogUnavailableError
+from shared.bus.durable_log import LogUnavailableError
 from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from services.gateway.streams.record import JournalEntry, decoded_entries
 from shared.actors.background import Background
-from shared.actors.durable_log import DurableLog
+from shared.bus.durable_log import DurableLog
 
 KEPT_S = 5.0
 """Time for which what was read of a journal is kept for further streams, seconds."""

@@ -14,8 +14,8 @@ from services.gateway.streams.record import (
     encoded,
 )
 from shared import limits
-from shared.actors.durable_log import LogConfig, LogUnavailableError, Storage
 from shared.actors.host import Host
+from shared.bus.durable_log import LogConfig, LogUnavailableError, Storage
 from shared.errors import ServiceError
 from shared.subjects import bucket_name
 

@@ -29,8 +29,8 @@ from services.gateway.streams.record import Accepted, StreamRecord, accepted_of
 from services.gateway.streams.running import RunningStream, taken
 from services.gateway.streams.store import StreamStore, body_of, unavailable
 from shared import limits
-from shared.actors.durable_log import LogUnavailableError
 from shared.actors.host import Host
+from shared.bus.durable_log import LogUnavailableError
 from shared.codec import encode
 from shared.errors import ServiceError
 from shared.messages import StreamTaken

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from antiphon.benchmark.client import Result, run
-from bench.loads import Load
-from bench.measure import LoadFailed, check
+from bench.harness.loads import Load
+from bench.harness.measure import LoadFailed, check
 
 BODY = {"model": "m", "prompt": "x", "max_tokens": 3}
 USAGE = {"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3}}

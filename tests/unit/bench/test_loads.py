@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
-from bench.loads import LOADS, Load, Prompts, chosen
+from bench.harness.loads import LOADS, Load, Prompts, chosen
 
 DEMO = Path(__file__).resolve().parents[3] / "antiphon" / "demo"
 

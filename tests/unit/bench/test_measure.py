@@ -2,10 +2,10 @@
 
 import pytest
 
-from bench import measure
+from bench.harness import measure
+from bench.harness.loads import LOADS
+from bench.harness.sample import Sample
 from bench.limits_of_machine import cpu_accounting, probe
-from bench.loads import LOADS
-from bench.sample import Sample
 from tests.unit.bench.test_roofline import SMALL
 
 IDLE = cpu_accounting.Cpu(0.0, {}, 0.0)

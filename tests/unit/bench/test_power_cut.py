@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from bench.power_cut import OUTPUT_TOKENS, Told, compare, make_lines
+from bench.reliability.power_cut import OUTPUT_TOKENS, Told, compare, make_lines
 
 
 def answer(name: str, token_ids: list[int] | None) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.harness.sample import Sample
 from bench.limits_of_machine.cpu_accounting import Cpu
 from bench.peer_systems import quantized
-from bench.sample import Sample
 
 QUANTIZE = """#!/bin/sh
 test "$3" = Q4_0 || { echo "no such type" >&2; exit 3; }

@@ -1,6 +1,6 @@
 """What records cost: the order of the runs, and the figures of pairs."""
 
-from bench.record_cost import GOALS_PERCENT, Run, flags, order, summary
+from bench.reliability.record_cost import GOALS_PERCENT, Run, flags, order, summary
 
 
 def test_the_side_that_runs_first_alternates():

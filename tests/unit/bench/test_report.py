@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from bench import report
+from bench.harness import report
+from bench.harness.sample import Sample, percentile, spread
 from bench.limits_of_machine.cpu_accounting import Cpu
-from bench.sample import Sample, percentile, spread
 
 
 def sample(round: int, server: str, wall_s: float, load: str = "c1", foreign: float = 0.0) -> Sample:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.harness.loads import Load
 from bench.limits_of_machine.roofline import (
     Limits,
     decode_step,
@@ -19,7 +20,6 @@ from bench.limits_of_machine.roofline import (
     token_operations,
     weight_bytes,
 )
-from bench.loads import Load
 from services.engine.models.description import DecoderDescription, Experts
 from services.engine.models.registry import find_family
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.harness.serving import Server, free_port
 from bench.limits_of_machine import processes
 from bench.peer_systems.peer_servers import vllm_environment
-from bench.serving import Server, free_port
 
 PROGRAM = """
 import http.server, subprocess, sys

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from services.detokenizer.actor import DetokenizerActor
-from shared import limits, telemetry
+from shared import limits
 from shared.actors.actor import ask
 from shared.actors.host import Host
-from shared.actors.transport import Delivery
+from shared.bus.transport import Delivery
 from shared.codec import Decoder, encode, pack_ids
 from shared.errors import ServiceError
 from shared.messages import (
@@ -35,6 +35,7 @@ from shared.messages import (
     TokenLogprobs,
     TopLogprob,
 )
+from shared.observability import telemetry
 from shared.subjects import Subjects
 from shared.text.vocabulary import Vocabulary
 from tests.support.memory import MemoryBus, MemoryTransport

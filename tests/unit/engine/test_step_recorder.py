@@ -9,8 +9,8 @@ from services.engine.steps.loop import StepReport
 from services.engine.steps.step_recorder import StepRecorder
 from shared import limits
 from shared.messages import SequenceSteps
+from shared.observability.step_rows import STEP_COLUMNS, unpacked
 from shared.parameters.sampling import SamplingParams
-from shared.step_rows import STEP_COLUMNS, unpacked
 from tests.unit.engine.test_loop import CountingWorker
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from shared.messages import SequenceSteps, StepEvent, StepEvents
-from shared.step_rows import pack_sequence, pack_step
+from shared.observability.step_rows import pack_sequence, pack_step
 
 
 @dataclass(frozen=True)

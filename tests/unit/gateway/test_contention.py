@@ -9,7 +9,7 @@ from services.gateway.record import BusRecordDirectory, Recorder, RequestFacts, 
 from services.gateway.record.contention import NAMED_MAX, Wait, contention, during, wait_of
 from services.gateway.record.recorder import Recorder as AnyRecorder
 from shared.actors.host import Host
-from shared.actors.transport import Delivery
+from shared.bus.transport import Delivery
 from shared.codec import Decoder, encode
 from shared.messages import GatewayStatus, Heartbeat, RecordListQuery, RecordQuery
 from shared.subjects import Subjects

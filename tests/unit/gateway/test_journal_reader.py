@@ -7,7 +7,7 @@ import pytest
 from services.gateway.streams import journal_reader
 from services.gateway.streams.journal_reader import JournalReader
 from services.gateway.streams.record import JournalEntry, Progress, encoded
-from shared.actors.durable_log import Logged, LogUnavailableError
+from shared.bus.durable_log import Logged, LogUnavailableError
 
 JOURNAL = "journal of g1"
 NAMES = [f"r{number}" for number in range(32)]

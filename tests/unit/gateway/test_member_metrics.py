@@ -6,8 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from services.gateway.engine_metrics import EngineCollector
 from services.gateway.member_metrics import MemberCollector
 from services.gateway.metrics import GatewayMetrics
-from shared.histograms import REQUEST_SECONDS, STEP_TOKENS, Histogram
 from shared.messages import EngineHistograms, GatewayStatus, Heartbeat, PoolStatus, StreamStatus
+from shared.observability.histograms import REQUEST_SECONDS, STEP_TOKENS, Histogram
 from tests.unit.gateway.test_metrics import ENGINE, beat, samples
 
 

@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.gateway.responses.store import MemoryResponseStore, StoredResponse
+from services.gateway.responses.stored.store import MemoryResponseStore, StoredResponse
 from shared.request.conversation import Turn
 
 MAX_BYTES, TTL_S = 8000, 10.0

@@ -4,8 +4,8 @@ import pytest
 
 from services.gateway.openai.answers.choices import ChoiceAccumulator
 from services.gateway.openai.tracing import RequestTrace
-from shared import telemetry
-from shared.telemetry import Names
+from shared.observability import telemetry
+from shared.observability.telemetry import Names
 from tests.unit.gateway.request_contexts import ID, context, update
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

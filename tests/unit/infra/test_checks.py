@@ -43,6 +43,18 @@ def test_a_file_over_600_lines_does_not_pass(tmp_path: Path) -> None:
     assert "shared/native.h: 601 lines" in run("house_limits.py", str(tmp_path / "a")).stdout
 
 
+def test_a_folder_with_more_than_14_modules_does_not_pass(tmp_path: Path) -> None:
+    folder = tmp_path / "services" / "engine"
+    folder.mkdir(parents=True)
+    for number in range(14):
+        (folder / f"module_{number}.py").write_text("")
+    assert run("house_limits.py", str(tmp_path)).returncode == 0
+    (folder / "__init__.py").write_text("")
+    done = run("house_limits.py", str(tmp_path))
+    assert done.returncode == 1
+    assert "services/engine: 15 modules, more than 14" in done.stdout
+
+
 @pytest.mark.matrix("S-13")
 @pytest.mark.parametrize(
     "source",

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon import SamplingParams
-from antiphon.offline.inputs import Prompt, paired, prompts_of
+from antiphon.offline.prompts.inputs import Prompt, paired, prompts_of
 
 
 def test_every_form_of_a_prompt() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from shared import codec, limits
 from shared.actors.host import Host
-from shared.actors.nats import NatsTransport
 from shared.actors.presence import EXPIRED_MAX, HeartbeatTask, HeartbeatThread, Members, interval_of
+from shared.bus.nats import NatsTransport
 from shared.clock import SystemClock
 from shared.errors import ServiceError
 from shared.messages import Heartbeat, ServiceName, StreamStatus

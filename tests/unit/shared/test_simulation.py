@@ -7,7 +7,7 @@ import time
 import pytest
 
 from shared import limits
-from shared.actors.transport import NoRespondersError, RequestTimeoutError
+from shared.bus.transport import NoRespondersError, RequestTimeoutError
 from shared.errors import ServiceError
 from tests.support.memory import MemoryBus
 from tests.support.simulation import EPOCH_NS, DeadlockError, SimClock, TimeLimitError, run_simulation

@@ -5,7 +5,7 @@ import pytest
 
 from shared.codec import DecodeError, Decoder
 from shared.messages import SequenceRef, StepEvents
-from shared.step_rows import STEP_COLUMNS, pack_sequence, pack_step, unpacked
+from shared.observability.step_rows import STEP_COLUMNS, pack_sequence, pack_step, unpacked
 
 
 def test_rows_are_little_endian_and_come_back() -> None:

@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.renderer import Renderer, WorkerPool
 from services.tokenizer.service import TokenizerService
-from shared import telemetry
 from shared.actors.actor import ask
 from shared.actors.host import Host
 from shared.clock import SystemClock
@@ -31,6 +30,7 @@ from shared.messages import (
     TokenizeRequest,
 )
 from shared.models.model_files import described, model_name
+from shared.observability import telemetry
 from shared.subjects import Subjects
 from shared.text.codec import TextCodec, TextFacts
 from tests.support.memory import MemoryBus

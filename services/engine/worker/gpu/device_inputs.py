@@ -16,7 +16,14 @@ import numpy as np
 from torch import Tensor
 
 from services.engine.core.plan import StepPlan
-from services.engine.triton.attention_work import SPLIT_TOKENS, DeviceWork, Heads, Integers, Sequences, plan_work
+from services.engine.triton.attention.attention_work import (
+    SPLIT_TOKENS,
+    DeviceWork,
+    Heads,
+    Integers,
+    Sequences,
+    plan_work,
+)
 from services.engine.triton.lora import TILE_ROWS, LoraTiles, most_tiles, put_tiles
 from services.engine.worker.batch.prompt_logprobs import PromptReport, report_of
 from services.engine.worker.batch.state_table import StateTable

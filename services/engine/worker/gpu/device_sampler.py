@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from services.engine.core.plan import NewSequence, SampledLogprobs
-from services.engine.triton.attention_work import Integers
+from services.engine.triton.attention.attention_work import Integers
 from services.engine.triton.sampling import Adjustments, Columns, choose_tokens
 from services.engine.worker.batch.sampler import GREEDY_BELOW, Sampled, SamplingBatch, add_biases, errors_of
 from services.engine.worker.batch.state_table import StateTable

@@ -29,15 +29,15 @@ from services.engine.adapters.triton_layers import DeviceAdapters, HostDelta, sl
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kv.layout import KvMemory
 from services.engine.kv.pieces import NativeCopy
-from services.engine.models.attention import StepInputs
 from services.engine.models.config_fields import weight_dtype
 from services.engine.models.decoder import Decoder, DecoderWeights
+from services.engine.models.layers.attention import StepInputs
 from services.engine.models.registry import find_family
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.parallel.shard import local_description
 from services.engine.quantization.choice import weight_form
 from services.engine.sampling.grammar import grammar_compiler
-from services.engine.triton.attention_work import Heads, Integers
+from services.engine.triton.attention.attention_work import Heads, Integers
 from services.engine.triton.operations import TritonOperations
 from services.engine.triton.step_inputs import known_ids, scatter_words
 from services.engine.worker.batch.acceptance import accept

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from services.engine.models.decoder import DecoderWeights, LayerWeights
 from services.engine.models.description import DecoderDescription, Experts
-from services.engine.models.latent_attention import LatentWeights
+from services.engine.models.layers.latent_attention import LatentWeights
+from services.engine.models.layers.linear import Linear, can_pack
+from services.engine.models.layers.mlp import ExactRouter, ExpertMatrices, ExpertParts, Mlp, SharedExpert
+from services.engine.models.layers.norm import Norm
 from services.engine.models.layout import Parameter
-from services.engine.models.linear import Linear, can_pack
-from services.engine.models.mlp import ExactRouter, ExpertMatrices, ExpertParts, Mlp, SharedExpert
-from services.engine.models.norm import Norm
 from services.engine.models.operations import TORCH_OPERATIONS, Operations
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.parallel.linear import Summed

@@ -10,9 +10,9 @@ from services.gateway.generation import Backend, Generation, GenerationRequest
 from services.gateway.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.openai.request_context import Arrival
-from shared import telemetry
 from shared.errors import ServiceError
-from shared.telemetry import Names
+from shared.observability import telemetry
+from shared.observability.telemetry import Names
 
 
 @dataclass(slots=True)

@@ -8,12 +8,12 @@ from math import inf
 from typing import Any
 
 from services.gateway.generation import GenerationRequest
+from services.gateway.requests.liveness.progress_watch import ProgressWatch
 from services.gateway.requests.lockstep.copies import Copies, Draft
 from services.gateway.requests.lockstep.counts import Counts
 from services.gateway.requests.lockstep.sequence import LockstepSequence, Owner, Subject
 from services.gateway.requests.lockstep.trust import Trust, twins, with_twins
 from services.gateway.requests.messages import RequestMessages
-from services.gateway.requests.progress_watch import ProgressWatch
 from services.gateway.requests.router import Router
 from services.gateway.requests.sequence_state import Address
 from services.gateway.requests.service_clients import ServiceClients

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from services.gateway.requests.liveness.progress_watch import ProgressWatch
 from services.gateway.requests.messages import RequestMessages
-from services.gateway.requests.progress_watch import ProgressWatch
 from services.gateway.requests.router import Router
 from services.gateway.requests.sequence_state import Address
 from services.gateway.requests.service_clients import PeerUnavailableError, ServiceClients

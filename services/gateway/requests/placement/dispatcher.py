@@ -13,8 +13,8 @@ from typing import TypeVar
 from services.gateway.requests.lockstep.trust import Trust
 from services.gateway.requests.placement.candidate import Candidate, Failure
 from services.gateway.requests.placement.placement_queue import PlacementQueue, Ticket
+from services.gateway.requests.placement.queue_wait import QueueWait
 from services.gateway.requests.placement.service_rate import ServiceRate
-from services.gateway.requests.queue_wait import QueueWait
 from services.gateway.requests.router import Router, configuration_of, model_of, ready_members
 from services.gateway.requests.sequence_state import Address, Prefill
 from services.gateway.requests.service_clients import PeerUnavailableError, ServiceClients

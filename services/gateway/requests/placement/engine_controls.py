@@ -8,7 +8,7 @@ from shared import limits
 from shared.actors.actor import ask
 from shared.actors.host import Host
 from shared.actors.presence import Members
-from shared.actors.transport import NoRespondersError, RequestTimeoutError
+from shared.bus.transport import NoRespondersError, RequestTimeoutError
 from shared.codec import Decoder
 from shared.errors import ServiceError
 from shared.messages import Ack, EngineStatus, ErrorReply, Heartbeat, Withdraw

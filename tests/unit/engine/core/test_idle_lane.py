@@ -7,8 +7,8 @@ import pytest
 
 from services.engine.core import invariants
 from services.engine.core.core import Core
-from services.engine.core.idle_lane import PROMPT_SHARE
 from services.engine.core.plan import StepPlan
+from services.engine.core.policy.idle_lane import PROMPT_SHARE
 from services.engine.core.request import Outcome
 from tests.unit.engine.core.factories import answer, joined, make_core, prompt_of, spec, step
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from services.engine.models.linear import QuantizedLinear, make_linear
+from services.engine.models.layers.linear import QuantizedLinear, make_linear
 from services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
 from services.engine.quantization.weight import QuantizedWeight, stack
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from services.engine.kernels.alibi import alibi_slopes
 from services.engine.kernels.paged_attention import AttentionShape, Scores, paged_attention, plan_attention
 from services.engine.kernels.storage import as_stored
-from services.engine.triton import attention_work
-from services.engine.triton.attention_work import (
+from services.engine.triton.attention import attention_work
+from services.engine.triton.attention.attention_work import (
     SPLIT_TOKENS,
     DeviceWork,
     Geometry,
@@ -20,8 +20,8 @@ from services.engine.triton.attention_work import (
     query_tiles,
     split_items,
 )
-from services.engine.triton.decode_attention import attend_few
-from services.engine.triton.prefill_attention import attend_many
+from services.engine.triton.attention.decode_attention import attend_few
+from services.engine.triton.attention.prefill_attention import attend_many
 from tests.unit.engine.triton.close import assert_close
 
 BLOCK_SIZE = 16

@@ -12,9 +12,9 @@ from services.engine.kernels.paged_attention import write_kv
 from services.engine.kernels.rms_norm import rms_norm
 from services.engine.kernels.rotary import make_rotation, rotate
 from services.engine.triton.activation import activated
+from services.engine.triton.attention.rope_kv import make_table, rotate_and_store
 from services.engine.triton.blocks import copy_blocks, gather_blocks, scatter_blocks
 from services.engine.triton.norm import normed
-from services.engine.triton.rope_kv import make_table, rotate_and_store
 from services.engine.triton.step_inputs import known_ids, scatter_words
 from tests.unit.engine.triton.close import assert_close
 

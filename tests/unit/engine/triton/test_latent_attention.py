@@ -9,11 +9,11 @@ import torch
 from services.engine.kernels.rms_norm import rms_norm
 from services.engine.kernels.rotary import make_rotation, rotate
 from services.engine.kernels.storage import as_stored
-from services.engine.triton import attention_work
-from services.engine.triton.attention_work import SPLIT_TOKENS, DeviceWork, Geometry, plan_work
-from services.engine.triton.latent_attention import RowShape, attend_few_latents, attend_many_latents
-from services.engine.triton.latent_rows import store_latents
-from services.engine.triton.rope_kv import make_table
+from services.engine.triton.attention import attention_work
+from services.engine.triton.attention.attention_work import SPLIT_TOKENS, DeviceWork, Geometry, plan_work
+from services.engine.triton.attention.latent_attention import RowShape, attend_few_latents, attend_many_latents
+from services.engine.triton.attention.latent_rows import store_latents
+from services.engine.triton.attention.rope_kv import make_table
 from tests.unit.engine.triton.close import assert_close
 from tests.unit.engine.triton.test_attention import DECODES, Case, Heads, put
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.models.linear import QuantizedLinear
+from services.engine.models.layers.linear import QuantizedLinear
 from services.engine.quantization.formats.fp8 import fp8_weight
 from services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
 from services.engine.quantization.weight import QuantizedWeight

@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from services.engine.models.decoder import DecoderWeights
-from services.engine.models.linear import DenseLinear
-from services.engine.models.mlp import GatedMlp
-from services.engine.models.norm import RmsNorm
+from services.engine.models.layers.linear import DenseLinear
+from services.engine.models.layers.mlp import GatedMlp
+from services.engine.models.layers.norm import RmsNorm
 from services.engine.models.registry import find_family
 from services.engine.worker.loading.model_files import read_config
 from services.engine.worker.loading.weights import load_weights

@@ -7,7 +7,7 @@ from typing import Any
 import uvicorn
 
 from services.gateway.http import sse
-from services.gateway.http.connection import CHUNKS, BoundedConnection
+from services.gateway.http.server.connection import CHUNKS, BoundedConnection
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 

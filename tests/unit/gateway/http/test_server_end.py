@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from services.gateway.http.connection import BoundedConnection
-from services.gateway.http.server import Server
+from services.gateway.http.server.connection import BoundedConnection
+from services.gateway.http.server.uvicorn_server import Server
 from shared import limits
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from antiphon.launch import sockets
-from services.gateway.http.waiting import accept_waiting, num_waiting
+from services.gateway.http.server.waiting import accept_waiting, num_waiting
 from shared import limits
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.requests.death_probe import CLOSES_S, DeathProbe
+from services.gateway.requests.liveness.death_probe import CLOSES_S, DeathProbe
 from services.gateway.requests.sequence_state import Address
 from shared import limits
 from shared.actors.host import Host

@@ -1,6 +1,6 @@
 """Which sequences a gateway asks its engines about."""
 
-from services.gateway.requests.progress_watch import ProgressWatch
+from services.gateway.requests.liveness.progress_watch import ProgressWatch
 from services.gateway.requests.sequence_state import Address
 from shared import limits
 

@@ -8,7 +8,7 @@ from services.gateway.requests.service_clients import RETRY_PAUSE_S, ServiceClie
 from shared import limits
 from shared.actors.host import Host
 from shared.actors.presence import Members
-from shared.actors.transport import Delivery
+from shared.bus.transport import Delivery
 from shared.codec import encode
 from shared.errors import ServiceError
 from shared.messages import Heartbeat, PoolStatus, TokenizeReply, TokenizeRequest

@@ -1,0 +1,1 @@
+"""What the offline API makes of the arguments of a call: prompts, images, guided outputs; text in this process."""

@@ -1,0 +1,1 @@
+"""The parts that decoders are composed of: attention, MLPs, norms, linear layers, rotary frequencies."""

@@ -1,0 +1,123 @@
+"""The reference attention of a decoder's layers, from the query-key-value product to the attended values.
+
+It runs qk-norm, rotation, the write to the KV cache and attention over the cache as separate plain operations. The
+projections before and after are not part of it. Created once per model by its operations (`operations`), called by the
+decoder.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from services.engine.kernels.paged_attention import Scores, paged_attention, write_kv
+from services.engine.kernels.rms_norm import rms_norm
+from services.engine.kernels.rotary import Rotation, make_rotation, rotate
+from services.engine.models.description import DecoderDescription, RopeParameters
+from services.engine.models.layers.rope import axes_of, inverse_frequencies
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """The inputs of a step besides its tokens.
+
+    `slot_mapping` [num_tokens]: the cache slot of each token's key and value. `attention`: for each distinct sliding
+    window of the model's layers, the keys visible to each token, in the form of the attention implementation (the
+    reference: `AttentionBatch`). `key_caches`, `value_caches`: one per layer, see `paged_attention`. With latent
+    attention the key caches have the latents, and there are no value caches (`LatentAttention`).
+    """
+
+    slot_mapping: Tensor
+    attention: Mapping[int | None, Any]
+    key_caches: tuple[Tensor, ...]
+    value_caches: tuple[Tensor, ...]
+
+
+class Attention(Protocol):
+    """The interface of attention."""
+
+    def prepare(self, positions: Tensor) -> Any:
+        """Returns the values that all layers of a step share, to be passed to `attend`.
+
+        `positions` [num_tokens], or with pictures [3, num_tokens]: in time, row and column (`RopeParameters.sections`).
+        """
+        ...
+
+    def attend(self, layer: int, qkv: Tensor, prepared: Any, step: StepInputs) -> Tensor:
+        """Returns attended values [num_tokens, heads * head_dim] for qkv [num_tokens, (heads + 2 kv_heads) * head_dim].
+
+        Writes the step's keys and values to the cache; may overwrite `qkv`.
+        """
+        ...
+
+
+class Rotations:
+    """The rotary embeddings of a model's layers, with the type and on the device of `like`."""
+
+    def __init__(self, description: DecoderDescription, like: Tensor) -> None:
+        self._dtype = like.dtype
+        self.ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
+        """The rotary embedding of each layer; None: it has none."""
+        self._frequencies = {
+            rope: inverse_frequencies(rope).to(like.device) for rope in set(self.ropes) if rope is not None
+        }
+        self._axes = {rope: axes_of(rope).to(like.device) for rope in self._frequencies}
+
+    def of(self, positions: Tensor) -> Mapping[RopeParameters, Rotation]:
+        """Returns the rotations for a step. `positions`: see `Attention.prepare`."""
+        spatial = positions.dim() > 1
+        return {
+            rope: make_rotation(
+                positions.t().index_select(1, self._axes[rope]) if spatial else positions,
+                frequencies,
+                rope.attention_factor,
+                self._dtype,
+                rope.interleaved,
+            )
+            for rope, frequencies in self._frequencies.items()
+        }
+
+
+class ReferenceAttention:
+    """Attention in plain torch operations.
+
+    For each layer, `qk_norms` [heads + kv_heads, head_dim] or None, and `sinks` [heads] or None.
+    """
+
+    def __init__(
+        self,
+        description: DecoderDescription,
+        qk_norms: tuple[Tensor | None, ...],
+        like: Tensor,
+        sinks: tuple[Tensor | None, ...],
+    ) -> None:
+        self._description, self._qk_norms = description, qk_norms
+        self._rotations = Rotations(description, like)
+        self._scores = tuple(Scores(description.query_scale, description.attention_softcap, each) for each in sinks)
+
+    def prepare(self, positions: Tensor) -> Mapping[RopeParameters, Rotation]:
+        """See `Attention`."""
+        return self._rotations.of(positions)
+
+    def attend(self, layer: int, qkv: Tensor, prepared: Mapping[RopeParameters, Rotation], step: StepInputs) -> Tensor:
+        """See `Attention`."""
+        d, norm, rope = self._description, self._qk_norms[layer], self._rotations.ropes[layer]
+        heads = qkv.view(-1, d.num_heads + 2 * d.num_kv_heads, d.head_dim)
+        queries_keys, values = heads.split((d.num_heads + d.num_kv_heads, d.num_kv_heads), dim=1)
+        if norm is not None and d.whole_qk_norm:
+            parts = queries_keys.split((d.num_heads, d.num_kv_heads), dim=1)
+            normed = [rms_norm(part.flatten(1), None, d.norm_eps).view_as(part) for part in parts]
+            queries_keys = torch.cat(normed, dim=1) * norm
+        elif norm is not None and not d.qk_norm_rotated:
+            queries_keys = rms_norm(queries_keys, None, d.norm_eps) * norm
+        if rope is not None:
+            queries_keys = rotate(queries_keys, prepared[rope])
+        if norm is not None and d.qk_norm_rotated:
+            queries_keys = rms_norm(queries_keys, None, d.norm_eps) * norm
+        queries, keys = queries_keys.split((d.num_heads, d.num_kv_heads), dim=1)
+        caches = step.key_caches[layer], step.value_caches[layer]
+        write_kv(keys, values, *caches, step.slot_mapping)
+        batch = step.attention[d.sliding_windows[layer]]
+        return paged_attention(queries, keys, values, *caches, batch, self._scores[layer]).view(-1, d.q_size)

@@ -1,0 +1,92 @@
+"""Finds engines and detokenizers that died before their leases expire.
+
+A member that misses a heartbeat, or whose launcher says that its process has ended, is sent a question. If the process
+has ended, the bus answers at once that nobody receives messages on its subject, so the member counts as lost. A process
+that is only slow or frozen still has its subscription, so it keeps its lease.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from services.gateway.requests.sequence_state import Address
+from services.gateway.requests.service_clients import ServiceClients
+from shared import limits
+from shared.actors.background import Background
+from shared.actors.host import Host
+from shared.actors.presence import Members
+from shared.bus.transport import Delivery
+from shared.codec import DecodeError, Decoder
+from shared.messages import Heartbeat, MemberEnded
+
+log = logging.getLogger(__name__)
+PROBED = ("engine", "detokenizer")
+CLOSES_S = 0.02
+"""How long the bus may take to notice that the connection of a process that has ended is closed."""
+ENDED_S = 0.1
+"""Time within which a member must answer if a launcher says that it has ended, seconds. A question that the bus has
+sent to the closed connection gets no answer at all; the member is then asked again when a heartbeat is missing."""
+_ENDED = Decoder([MemberEnded])
+
+
+class DeathProbe:
+    """The probe of one gateway. `on_dead` is called after the member has been removed from `members`.
+
+    After this gateway's own connection to the bus was down, the probe asks nobody for the duration of a lease, because
+    after a restart of the bus the members connect again one after the other.
+    """
+
+    def __init__(
+        self, host: Host, members: Members, clients: ServiceClients, on_dead: Callable[[Address], None]
+    ) -> None:
+        self._host, self._members, self._clients, self._on_dead = host, members, clients, on_dead
+        self._quiet_until, self._losses = 0.0, host.transport.losses
+        self._asked: set[Address] = set()
+        """Members that are being asked."""
+        self._background = Background("a probe failed")
+
+    async def listen(self) -> None:
+        """Subscribes to the launchers' messages about processes that have ended."""
+        await self._host.transport.subscribe(self._host.subjects.ended(), self._on_ended)
+
+    def tick(self, now: float) -> None:
+        """Asks the members whose last heartbeat is older than PROBE_INTERVALS heartbeat intervals."""
+        if self._is_quiet(now):
+            return
+        for beat, age_s in self._members.ages(now):
+            if age_s > limits.PROBE_INTERVALS * beat.interval_s:
+                self._look(beat)
+
+    def _on_ended(self, delivery: Delivery) -> None:
+        try:
+            ended = _ENDED.decode(delivery.payload)
+        except DecodeError as error:
+            log.warning("malformed message on %s: %s", delivery.subject, error)
+            return
+        beat = self._members.get(ended.service, ended.member_id)
+        if beat is not None and not self._is_quiet(self._host.clock.monotonic()):
+            self._look(beat, CLOSES_S, ENDED_S)
+
+    def _is_quiet(self, now: float) -> bool:
+        transport = self._host.transport
+        # A connection may have been lost and be back since the last call.
+        if not transport.connected or transport.losses != self._losses:
+            self._quiet_until, self._losses = now + limits.LEASE_S, transport.losses
+        return now < self._quiet_until
+
+    def _look(self, beat: Heartbeat, wait_s: float = 0.0, timeout_s: float = limits.LEASE_S) -> None:
+        address = Address(beat.id, beat.instance_id)
+        # A draining member hands its work over before it ends; meanwhile, nobody may answer on its subject.
+        if beat.service in PROBED and beat.state != "draining" and address not in self._asked:
+            self._asked.add(address)
+            self._background.spawn(self._ask(beat.service, address, wait_s, timeout_s))
+
+    async def _ask(self, service: str, address: Address, wait_s: float, timeout_s: float) -> None:
+        try:
+            if wait_s:
+                await asyncio.sleep(wait_s)
+            is_gone = await self._clients.is_gone(service, address, timeout_s)
+        finally:
+            self._asked.discard(address)
+        if is_gone and self._members.forget(service, *address):
+            self._on_dead(address)

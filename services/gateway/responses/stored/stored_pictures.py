@@ -1,0 +1,116 @@
+"""Takes the files of pictures out of the records of responses, and puts them back. Pure.
+
+A conversation continues over many responses, and each record has the whole conversation. If the records had the files,
+a picture would be stored twice for each response.
+"""
+
+import base64
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from services.gateway.pictures.kept import KeptPicture, kept_picture
+from services.gateway.responses import pictures
+from services.gateway.responses.input_items import Item
+from services.gateway.responses.stored.store import StoredResponse
+from shared.errors import ServiceError
+from shared.request.conversation import ContentPart, Turn
+from shared.request.pictures import is_data_url, read_image_url
+
+_REFERENCE = "picture"
+_Change = Callable[[str], str]
+
+
+def taken_out(record: StoredResponse) -> tuple[StoredResponse, dict[KeptPicture, bytes]]:
+    """Returns the record with a reference in place of each data URL, and the files of these data URLs."""
+    files: dict[KeptPicture, bytes] = {}
+    references: dict[str, str] = {}
+
+    def reference(url: str) -> str:
+        if not is_data_url(url):
+            return url
+        if url not in references:
+            try:
+                file = read_image_url(url, pictures.TYPE).file
+            except ServiceError:
+                return url  # It is of a response that failed because the bus had lost its picture.
+            name = kept_picture(file)
+            files[name] = file
+            references[url] = f"{_REFERENCE}:{name.digest}:{name.size}:{url.partition(',')[0]}"
+        return references[url]
+
+    return _changed(record, reference), files
+
+
+def names_in(record: StoredResponse) -> list[KeptPicture]:
+    """Returns the pictures to which a stored record refers."""
+    found: list[KeptPicture] = []
+
+    def noted(url: str) -> str:
+        if (named := _named(url)) is not None:
+            found.append(named[0])
+        return url
+
+    _changed(record, noted)
+    return found
+
+
+def put_back(record: StoredResponse, files: Mapping[KeptPicture, bytes]) -> StoredResponse:
+    """Returns a record as it was before `taken_out`. Raises ServiceError('not_found') if a file is missing."""
+    urls: dict[str, str] = {}
+
+    def whole(url: str) -> str:
+        named = _named(url)
+        if named is None:
+            return url
+        if url not in urls:
+            name, head = named
+            if name not in files:
+                told = f"A picture of the response '{record.id}' is not stored any more. Send the conversation again."
+                raise ServiceError("not_found", told, param="response_id")
+            urls[url] = f"{head},{base64.b64encode(files[name]).decode()}"
+        return urls[url]
+
+    return _changed(record, whole)
+
+
+def _named(url: str) -> tuple[KeptPicture, str] | None:
+    """Returns the picture of a reference, and the beginning of its data URL; None if `url` is not a reference."""
+    kind, _, rest = url.partition(":")
+    if kind != _REFERENCE:
+        return None
+    digest, size, head = rest.split(":", 2)
+    return KeptPicture(digest, int(size)), head
+
+
+def _changed(record: StoredResponse, change: _Change) -> StoredResponse:
+    items = [_item(item, change) for item in record.input_items]
+    return replace(record, input_items=items, turns=[_turn(turn, change) for turn in record.turns])
+
+
+def _item(item: Item, change: _Change) -> Item:
+    changed = {
+        field: [_block(block, change) for block in item[field]]
+        for field in ("content", "output")
+        if isinstance(item.get(field), list)
+    }
+    return {**item, **changed}
+
+
+def _block(block: dict[str, Any], change: _Change) -> dict[str, Any]:
+    url = block.get("image_url")
+    return {**block, "image_url": change(url)} if block["type"] == pictures.TYPE and isinstance(url, str) else block
+
+
+def _turn(turn: Turn, change: _Change) -> Turn:
+    if not isinstance(turn.content, list):
+        return turn
+
+    def changed(part: int | ContentPart) -> int | ContentPart:
+        if isinstance(part, int) or not isinstance(part.image_url, str):
+            return part
+        return ContentPart(type=part.type, image_url=change(part.image_url))
+
+    return msgspec.structs.replace(turn, content=[changed(part) for part in turn.content])
