@@ -55,8 +55,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--round-embedding",
-        action="store_true",
-        help="weight_only_int8: the embedding gets 8 bits too; not all other packages read such files",
+        action=argparse.BooleanOptionalAction,
+        help="weight_only_int8: whether the embedding gets 8 bits too, which not all other packages read "
+        "(default: if it is more than a tenth of the weights)",
     )
 
 
@@ -84,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         rounds_embedding=options.round_embedding,
     )
     rounds_only = job.algorithm == "weight_only_int8"
-    job = replace(job, token_file=None) if rounds_only else replace(job, rounds_embedding=False)
+    job = replace(job, token_file=None) if rounds_only else replace(job, rounds_embedding=None)
     if job.algorithm != "smooth_quant":
         job = replace(job, strength=None, multi_query=False)
     if job.algorithm != "gptq":
@@ -120,7 +121,7 @@ def _ignored(options: argparse.Namespace) -> list[str]:
         "-sq": options.strength is not None and not smooth,
         "--multi-query-mode": options.multi_query_mode and not smooth,
         "--desc-act": options.desc_act and name != "gptq",
-        "--round-embedding": options.round_embedding and name != "weight_only_int8",
+        "--round-embedding": options.round_embedding is not None and name != "weight_only_int8",
         "-token": options.token_file is not None and name == "weight_only_int8",
     }
     return [f"{option} has no effect with -quant_type {name}" for option, is_given in unused.items() if is_given]

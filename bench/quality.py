@@ -33,7 +33,14 @@ from services.engine.quantization.rounding import quantize_int4
 from services.engine.quantization.weight import QuantizedWeight
 from shared.models.model_files import DEMO_DIRECTORY
 
-PREPARED = ("weight_only_int8", "weight_only_int8 --round-embedding", "smooth_quant", "awq", "gptq", "gptq --desc-act")
+PREPARED = (
+    "weight_only_int8",
+    "weight_only_int8 --no-round-embedding",
+    "smooth_quant",
+    "awq",
+    "gptq",
+    "gptq --desc-act",
+)
 ONLINE = {name: f"`--quantization {name}`" for name in ("ifq", "ifq_w8a8", "ifq_w4a8", "ifq_nf4")}
 NEAREST: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "4 bits, groups of 128, nearest value": partial(quantize_int4, group_size=128),

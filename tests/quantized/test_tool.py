@@ -114,9 +114,23 @@ def test_an_embedding_in_8_bits_is_read_as_what_it_stands_for(family: str, tied:
 def test_an_embedding_in_8_bits_is_for_weight_only_int8(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert quantize(model, tmp_path / "awq", "awq", "--round-embedding") == 0
-    assert "--round-embedding has no effect with -quant_type awq" in capsys.readouterr().err
-    assert all_tensors(tmp_path / "awq")["model.embed_tokens.weight"].dtype == torch.bfloat16
+    for option in ("--round-embedding", "--no-round-embedding"):
+        assert quantize(model, tmp_path / option, "awq", option) == 0
+        assert "--round-embedding has no effect with -quant_type awq" in capsys.readouterr().err
+        assert all_tensors(tmp_path / option)["model.embed_tokens.weight"].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("width", "in_8_bits"), [(192, True), (2048, False)])
+def test_an_embedding_gets_8_bits_if_it_is_more_than_a_tenth_of_the_weights_unless_asked_otherwise(
+    width: int, in_8_bits: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": width}
+    model = make_model(tmp_path / "model", "qwen2", seed=5, dtype="float32", tie_word_embeddings=True, **sizes)
+    for options, expected in ((), in_8_bits), (("--round-embedding",), True), (("--no-round-embedding",), False):
+        target = tmp_path / "-".join(("out", *options))
+        assert quantize(model, target, "weight_only_int8", *options) == 0
+        assert ("model.embed_tokens.weight_packed" in all_tensors(target)) == expected
+        assert ("--no-round-embedding keeps its type" in capsys.readouterr().err) == (expected and not options)
 
 
 EXPERTS = {

@@ -8,6 +8,9 @@ Algorithm = Literal["weight_only_int8", "smooth_quant", "awq", "gptq"]
 DtypeOption = Literal["fp16", "bf16"]
 DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 """`-t` → name of the type in config.json."""
+LARGE_EMBEDDING = 0.1
+"""Share of a model's weights. With a larger embedding that keeps its type, files of 8 bits have over 0.55 of the bytes
+of the original."""
 _STRENGTH, _STRENGTHS = 0.8, {"chatglm": 0.75, "glm": 0.75, "glm-130b": 0.75}
 _GLM_130B_LAYERS = 70
 
@@ -28,8 +31,9 @@ class Job:
     activation_order: bool = False
     """gptq: whether the most important inputs are rounded first, and groups have inputs from all over a matrix."""
 
-    rounds_embedding: bool = False
-    """weight_only_int8: whether the embedding has 8 bits too. Not all other packages read such an embedding."""
+    rounds_embedding: bool | None = None
+    """weight_only_int8: whether the embedding has 8 bits too. Not all other packages read such an embedding.
+    None: if it is more than `LARGE_EMBEDDING` of the weights."""
 
     def record(self) -> dict[str, object]:
         """Returns the options that influence the result, as JSON values."""

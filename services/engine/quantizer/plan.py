@@ -4,6 +4,7 @@ A site is the input of one or several matrices of a layer: q, k and v have the s
 to sites. Called by `run` and the algorithms.
 """
 
+import math
 from dataclasses import dataclass
 
 from services.engine.models.description import DecoderDescription
@@ -88,6 +89,11 @@ class Plan:
         names = [source.name.removesuffix(".weight") for parameter in plain for source in parameter.sources]
         head = self.parameters.get("head.weight")
         return sorted([*names, "lm_head" if head is None else head.sources[0].name.removesuffix(".weight")])
+
+    def embedding_share(self) -> float:
+        """Returns the embedding's share of all weights, 0 … 1."""
+        sizes = {name: sum(math.prod(s.shape) for s in p.sources) for name, p in self.parameters.items()}
+        return sizes["embedding"] / sum(sizes.values())
 
     def other_embeddings(self) -> list[str]:
         """Returns the modules outside of layers with a matrix that is not the embedding of tokens: positions, head."""

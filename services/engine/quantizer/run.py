@@ -7,7 +7,7 @@ A finished shard of an interrupted run is read instead of computed, so the resul
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from services.engine.quantizer.algorithms import (
     smooth_layer,
 )
 from services.engine.quantizer.grid import int8
-from services.engine.quantizer.job import DTYPES, Job, default_strength
+from services.engine.quantizer.job import DTYPES, LARGE_EMBEDDING, Job, default_strength
 from services.engine.quantizer.layer import Layer, Statistics
 from services.engine.quantizer.layouts import quantization_config, stored
 from services.engine.quantizer.outer import OuterParts
@@ -76,9 +76,22 @@ def quantize(job: Job, tell: Tell) -> Report:
     family = find_family(config)
     description = family.describe(config)
     plan = make_plan(description, family.layout(description), job)
+    job = replace(job, rounds_embedding=_rounds_embedding(job, plan, tell))
     torch.set_num_threads(useful_threads(job.model))
     with torch.inference_mode():
         return _Run(job, plan, config, tell).run()
+
+
+def _rounds_embedding(job: Job, plan: Plan, tell: Tell) -> bool:
+    if job.algorithm != "weight_only_int8" or job.rounds_embedding is not None:
+        return bool(job.rounds_embedding)
+    share = plan.embedding_share()
+    if share > LARGE_EMBEDDING:
+        tell(
+            f"the embedding is {share:.0%} of the weights and gets 8 bits too, which not all other packages read; "
+            "--no-round-embedding keeps its type"
+        )
+    return share > LARGE_EMBEDDING
 
 
 class _Run:
@@ -86,7 +99,7 @@ class _Run:
         self._job, self._plan, self._config = job, plan, config
         self._dtype = getattr(torch, DTYPES[job.dtype])
         self._settings = quantization_config(
-            job.algorithm, plan, activation_order=job.activation_order, rounds_embedding=job.rounds_embedding
+            job.algorithm, plan, activation_order=job.activation_order, rounds_embedding=bool(job.rounds_embedding)
         )
         self._method: PreparedMethod = prepared(_METHODS[job.algorithm], {"quantization_config": self._settings})
         self._strength = self._chosen_strength(tell)
