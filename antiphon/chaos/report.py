@@ -57,7 +57,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether all streams were correct, all faults verified and all invariants kept."""
+        """Whether all streams were correct, all faults took effect and all invariants held."""
         return not self.problems and not self.breaches
 
     def as_json(self) -> dict[str, Any]:

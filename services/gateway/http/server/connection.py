@@ -33,7 +33,8 @@ class ResponseChunks:
     """Implements `sse.ChunkWriter` for one response of uvicorn.
 
     Parts of a stream that are written here pass neither uvicorn's `send` nor that of any middleware. So a middleware
-    that changes or keeps the body of a response must remove CHUNKS from the scope; none of ours does so for streams.
+    that changes or buffers the body of a response must remove CHUNKS from the scope. No middleware of the gateway
+    changes or buffers the body of a stream.
     """
 
     __slots__ = ("_cycle",)
