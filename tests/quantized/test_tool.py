@@ -124,7 +124,7 @@ def test_an_embedding_in_8_bits_is_for_weight_only_int8(
 def test_an_embedding_gets_8_bits_if_it_is_more_than_a_tenth_of_the_weights_unless_asked_otherwise(
     width: int, in_8_bits: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": width}
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": width}
     model = make_model(tmp_path / "model", "qwen2", seed=5, dtype="float32", tie_word_embeddings=True, **sizes)
     for options, expected in ((), in_8_bits), (("--round-embedding",), True), (("--no-round-embedding",), False):
         target = tmp_path / "-".join(("out", *options))
