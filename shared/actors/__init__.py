@@ -12,5 +12,5 @@
 | `imports`       | imports without garbage collections in between                                 |
 | `picture_parts` | reads images and embeddings part by part from the process that has them        |
 
-Actors send over `shared.bus.transport`; they do not know NATS.
+Actors send over the interface `shared.bus.transport`. Only `service` makes a connection to NATS.
 """
