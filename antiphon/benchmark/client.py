@@ -10,14 +10,16 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 Clock = Callable[[], float]
 """Seconds of some clock that does not go backwards."""
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 READ_LIMIT = 2**20
 ERROR_CHARS = 500
 
@@ -92,13 +94,14 @@ async def run(
     concurrency: int,
     path: str = "/v1/completions",
     clock: Clock = time.perf_counter,
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> Result:
-    """Sends every body once, at most `concurrency` at a time, and returns the result."""
+    """Sends every body once, at most `concurrency` at a time, and returns the result. `headers`: sent besides."""
     result, queue = Result(clock), list(reversed(bodies))
 
     async def worker() -> None:
         while queue:
-            await stream(host, port, path, queue.pop(), result)
+            await stream(host, port, path, queue.pop(), result, headers=headers)
 
     started = clock()
     await asyncio.gather(*(worker() for _ in range(concurrency)))
@@ -141,13 +144,14 @@ async def run_open(
 
 async def stream(
     host: str, port: int, path: str, body: dict[str, Any], result: Result, *, token: str | None = None,
-    sent: float | None = None,
+    sent: float | None = None, headers: Mapping[str, str] = NO_HEADERS,
 ) -> None:  # fmt: skip
     """Sends one streamed request on its own connection. `sent`: time from which its durations count (default: now)."""
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     reader, writer = await asyncio.open_connection(host, port, limit=READ_LIMIT)
     head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
     head += f"Authorization: Bearer {token}\r\n" if token else ""
+    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     sent = result.clock() if sent is None else sent
     writer.write(head.encode() + b"Connection: close\r\n\r\n" + data)
     try:

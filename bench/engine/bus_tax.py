@@ -10,9 +10,10 @@ import asyncio
 import json
 import random
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 
-from antiphon.benchmark.client import run
+from antiphon.benchmark.client import NO_HEADERS, run
 from bench.engine.engine_stream import EngineAlone, Work
 from bench.harness.serving import ROOT, Serving, end_in_order
 
@@ -28,15 +29,18 @@ def workload(options: argparse.Namespace, vocab: int, seed: int) -> Work:
 
 
 def through_the_bus(
-    serving: Serving, options: argparse.Namespace, seed: int, vocab: int
+    serving: Serving, options: argparse.Namespace, seed: int, vocab: int, headers: Mapping[str, str] = NO_HEADERS
 ) -> tuple[float, dict[str, float]]:
-    """Runs the load through the whole system. Returns tokens/s, and CPU microseconds per token for each process."""
+    """Runs the load through the whole system. Returns tokens/s, and CPU microseconds per token for each process.
+
+    `headers`: of each request, besides the usual ones.
+    """
     bodies = [
         {"prompt": ids, "max_tokens": length, "ignore_eos": True, "temperature": 0}
         for ids, length in workload(options, vocab, seed)
     ]
     before = serving.cpu_seconds()
-    result = asyncio.run(run(serving.host, serving.port, bodies, options.streams))
+    result = asyncio.run(run(serving.host, serving.port, bodies, options.streams, headers=headers))
     if result.errors:
         raise SystemExit(result.errors[0])
     used = serving.cpu_seconds()

@@ -3,25 +3,29 @@
     python -m bench.reliability.record_cost [--of requests streams streams-in-files] [--pairs 9] [--model DIRECTORY]
 
     requests            the record of requests with every step (`--record-requests`)
-    streams             the records from which every stream can be resumed, in the memory of the bus
+    streams             the records from which streams can be resumed, in the memory of the bus
     streams-in-files    the same in files, which survive a restart of the bus
 
-Two systems get the same requests, a given number at a time, in alternating order (A B B A …), so that a machine that
-becomes slower affects both; the one that does not run is stopped with SIGSTOP. The figure is the median over the pairs
-of the relative loss of tokens/s. On a machine that others use, tokens/s vary by more than a record costs. Then the CPU
-time of all processes for each token says more, because it does not include the work of others. It is reported for each
-part of the system, because the engine's CPU time also varies with the sizes of its batches. The slower the model, the
-smaller is the relative cost of a record.
+Both sides get the same requests, a given number at a time, in alternating order (A B B A …), so that a machine that
+becomes slower affects both. The record of requests is a setting of a server, so it needs two systems, of which the
+one that does not run is stopped with SIGSTOP. The records of streams are written if a client asks for them with a
+header, so one system serves both sides: two processes of the same code differ by a few percent all their life, which
+is more than a record costs. The figure is the median over the pairs of the relative loss of tokens/s. On a machine
+that others use, tokens/s vary by more than a record costs. Then the CPU time of all processes for each token says
+more, because it does not include the work of others. It is reported for each part of the system, because the engine's
+CPU time also varies with the sizes of its batches. The slower the model, the smaller is the relative cost of a
+record.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +36,10 @@ from bench.limits_of_machine import processes
 
 GOALS_PERCENT = {"requests": 1.0, "streams": 1.0, "streams-in-files": 2.0}
 SIDES = "on", "off"
+REQUESTS = 256
+"""Requests of a run, by default: a run of the demo model takes some seconds."""
+ASKING = {"X-Antiphon-Resumable": "1"}
+"""The header by which a client asks for a stream that can be resumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,14 @@ class Run:
         return sum(self.cpu_us.values())
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of the comparison: a server, and the headers of its requests."""
+
+    serving: Serving
+    headers: Mapping[str, str]
+
+
 def main() -> int:
     """Measures the kinds that the command line names and prints their figures."""
     options = parse()
@@ -60,6 +76,7 @@ def main() -> int:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the command-line options."""
     parser = bus_tax.parser()
+    parser.set_defaults(requests=REQUESTS)
     parser.add_argument("--of", nargs="+", choices=[*GOALS_PERCENT], default=[*GOALS_PERCENT], help="kinds of records")
     parser.add_argument("--json", type=Path, help="file for the figures")
     return parser.parse_args(argv)
@@ -70,29 +87,34 @@ def measure(options: argparse.Namespace, kind: str) -> dict[str, object]:
     vocab = json.loads((Path(options.model or ROOT / "antiphon" / "demo") / "config.json").read_text())["vocab_size"]
     common = [f"--threads={options.threads}", *([f"--model={options.model}"] if options.model else [])]
     runs: dict[str, list[Run]] = {name: [] for name in SIDES}
-    with tempfile.TemporaryDirectory() as files:
-        with_record, without = flags(kind, files)
-        with Serving(*with_record, *common) as on, Serving(*without, *common) as off:
-            servers = {"on": on, "off": off}
-            off.pause()
-            on.pause()
-            for seed, name in order(options.pairs + 1):
-                servers[name].resume()
-                runs[name].append(_run(servers[name], options, seed, vocab))
-                servers[name].pause()
-            for server in servers.values():
-                server.resume()
+    with tempfile.TemporaryDirectory() as files, contextlib.ExitStack() as stack:
+        sides = _sides(stack, kind, files, common)
+        for side in sides.values():
+            side.serving.pause()
+        for seed, name in order(options.pairs + 1):
+            sides[name].serving.resume()
+            runs[name].append(_run(sides[name], options, seed, vocab))
+            sides[name].serving.pause()
+        for side in sides.values():
+            side.serving.resume()
     return summary(options.streams, runs["on"][1:], runs["off"][1:]) | {"goal_percent": GOALS_PERCENT[kind]}
 
 
-def flags(kind: str, directory: str) -> tuple[list[str], list[str]]:
-    """Returns the flags of the system with a kind of record and those of the system without it."""
+def flags(kind: str, directory: str) -> list[str]:
+    """Returns the flags of the system with a kind of record."""
     if kind == "requests":
-        return ["--record-requests=256"], ["--record-requests=0"]
-    store = ["--stream-store=memory"]
-    if kind == "streams-in-files":
-        store = ["--stream-store=file", f"--bus-directory={directory}"]
-    return ["--record-streams=all", *store], ["--stream-store=off"]
+        return ["--record-requests=256"]
+    if kind == "streams":
+        return ["--stream-store=memory"]
+    return ["--stream-store=file", f"--bus-directory={directory}"]
+
+
+def _sides(stack: contextlib.ExitStack, kind: str, directory: str, common: list[str]) -> dict[str, Side]:
+    on = stack.enter_context(Serving(*flags(kind, directory), *common))
+    if kind != "requests":
+        return {"on": Side(on, ASKING), "off": Side(on, {})}
+    off = stack.enter_context(Serving("--record-requests=0", *common))
+    return {"on": Side(on, {}), "off": Side(off, {})}
 
 
 def order(pairs: int) -> Iterator[tuple[int, str]]:
@@ -136,10 +158,11 @@ def _quartiles(values: list[float]) -> list[float]:
     return [round(values[len(values) // 4], 2), round(values[-1 - len(values) // 4], 2)]
 
 
-def _run(serving: Serving, options: argparse.Namespace, seed: int, vocab: int) -> Run:
+def _run(side: Side, options: argparse.Namespace, seed: int, vocab: int) -> Run:
+    serving = side.serving
     busy, own, began = processes.machine_busy_s(), time.process_time(), time.monotonic()
     before = serving.cpu_seconds().total()
-    rate, profile = bus_tax.through_the_bus(serving, options, seed, vocab)
+    rate, profile = bus_tax.through_the_bus(serving, options, seed, vocab, side.headers)
     wall, used = time.monotonic() - began, serving.cpu_seconds().total() - before
     foreign = processes.machine_busy_s() - busy - used - (time.process_time() - own)
     return Run(rate, profile, max(0.0, foreign / wall))

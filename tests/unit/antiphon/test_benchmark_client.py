@@ -33,13 +33,17 @@ def chunked(*chunks: bytes) -> list[bytes]:
 
 
 @asynccontextmanager
-async def server(writes: list[bytes], seen: list[dict] | None = None) -> AsyncIterator[int]:
+async def server(
+    writes: list[bytes], seen: list[dict] | None = None, heads: list[bytes] | None = None
+) -> AsyncIterator[int]:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(next(line for line in head.split(b"\r\n") if line.startswith(b"Content-Length")).split()[1])
         body = json.loads(await reader.readexactly(length))
         if seen is not None:
             seen.append(body)
+        if heads is not None:
+            heads.append(head)
         for data in writes:
             writer.write(data)
             await writer.drain()
@@ -105,3 +109,11 @@ async def test_other_tokens_than_asked_for_fail_the_load(prompt: int, output: in
     check(done, Load("x", 1, 5, 3, 1, 0), 1)
     with pytest.raises(LoadFailed, match=r"\(5, 3\) prompt and output tokens"):
         check(done, Load("x", 1, prompt, output, 1, 0), 1)
+
+
+async def test_further_headers_are_sent() -> None:
+    heads: list[bytes] = []
+    async with server(plain(text("a") + event(USAGE) + b"data: [DONE]\n\n"), heads=heads) as port:
+        result = await run("127.0.0.1", port, [BODY], 1, headers={"X-Antiphon-Resumable": "1"})
+    assert not result.errors
+    assert b"\r\nX-Antiphon-Resumable: 1\r\n" in heads[0]
