@@ -18,26 +18,36 @@ from bench.engine.engine_stream import EngineAlone, Work
 from bench.harness.serving import ROOT, Serving, end_in_order
 
 
-def workload(options: argparse.Namespace, vocab: int, seed: int) -> Work:
-    """Returns requests with random prompt ids, so that no two share a prefix, and with mixed output lengths."""
-    draw = random.Random(seed)
+def workload(options: argparse.Namespace, vocab: int, seed: int, side: str = "") -> Work:
+    """Returns requests with random prompt ids, so that no two share a prefix, and with mixed output lengths.
+
+    Workloads of one seed have the same lengths. Those of different sides have different prompts, so that a server that
+    gets both does not find the prompts of the first in its prefix cache.
+    """
+    lengths, ids = random.Random(seed), random.Random(f"{seed} {side}")
     low, high = options.output // 2, options.output * 3 // 2
     return [
-        ([draw.randrange(16, vocab) for _ in range(options.input)], draw.randrange(low, high))
+        ([ids.randrange(16, vocab) for _ in range(options.input)], lengths.randrange(low, high))
         for _ in range(options.requests)
     ]
 
 
 def through_the_bus(
-    serving: Serving, options: argparse.Namespace, seed: int, vocab: int, headers: Mapping[str, str] = NO_HEADERS
+    serving: Serving,
+    options: argparse.Namespace,
+    seed: int,
+    vocab: int,
+    *,
+    side: str = "",
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> tuple[float, dict[str, float]]:
     """Runs the load through the whole system. Returns tokens/s, and CPU microseconds per token for each process.
 
-    `headers`: of each request, besides the usual ones.
+    `side`: see `workload`. `headers`: of each request, besides the usual ones.
     """
     bodies = [
         {"prompt": ids, "max_tokens": length, "ignore_eos": True, "temperature": 0}
-        for ids, length in workload(options, vocab, seed)
+        for ids, length in workload(options, vocab, seed, side)
     ]
     before = serving.cpu_seconds()
     result = asyncio.run(run(serving.host, serving.port, bodies, options.streams, headers=headers))

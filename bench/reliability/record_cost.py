@@ -6,15 +6,15 @@
     streams             the records from which streams can be resumed, in the memory of the bus
     streams-in-files    the same in files, which survive a restart of the bus
 
-Both sides get the same requests, a given number at a time, in alternating order (A B B A …), so that a machine that
-becomes slower affects both. The record of requests is a setting of a server, so it needs two systems, of which the
-one that does not run is stopped with SIGSTOP. The records of streams are written if a client asks for them with a
-header, so one system serves both sides: two processes of the same code differ by a few percent all their life, which
-is more than a record costs. The figure is the median over the pairs of the relative loss of tokens/s. On a machine
-that others use, tokens/s vary by more than a record costs. Then the CPU time of all processes for each token says
-more, because it does not include the work of others. It is reported for each part of the system, because the engine's
-CPU time also varies with the sizes of its batches. The slower the model, the smaller is the relative cost of a
-record.
+Both sides get requests of the same lengths, a given number at a time, in alternating order (A B B A …), so that a
+machine that becomes slower affects both. The record of requests is a setting of a server, so it needs two systems, of
+which the one that does not run is stopped with SIGSTOP. The records of streams are written if a client asks for them
+with a header, so one system serves both sides: two processes of the same code differ by a few percent all their life,
+which is more than a record costs. The figure is the median over the pairs of the relative loss of tokens/s. On a
+machine that others use, tokens/s vary by more than a record costs. Then the CPU time of all processes for each token
+says more, because it does not include the work of others. It is reported for each part of the system, because the
+engine's CPU time also varies with the sizes of its batches. The slower the model, the smaller is the relative cost of
+a record.
 """
 
 import argparse
@@ -59,8 +59,9 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of the comparison: a server, and the headers of its requests."""
+    """One side of the comparison: its name, its server, and the headers of its requests."""
 
+    name: str
     serving: Serving
     headers: Mapping[str, str]
 
@@ -112,9 +113,9 @@ def flags(kind: str, directory: str) -> list[str]:
 def _sides(stack: contextlib.ExitStack, kind: str, directory: str, common: list[str]) -> dict[str, Side]:
     on = stack.enter_context(Serving(*flags(kind, directory), *common))
     if kind != "requests":
-        return {"on": Side(on, ASKING), "off": Side(on, {})}
+        return {"on": Side("on", on, ASKING), "off": Side("off", on, {})}
     off = stack.enter_context(Serving("--record-requests=0", *common))
-    return {"on": Side(on, {}), "off": Side(off, {})}
+    return {"on": Side("on", on, {}), "off": Side("off", off, {})}
 
 
 def order(pairs: int) -> Iterator[tuple[int, str]]:
@@ -162,7 +163,7 @@ def _run(side: Side, options: argparse.Namespace, seed: int, vocab: int) -> Run:
     serving = side.serving
     busy, own, began = processes.machine_busy_s(), time.process_time(), time.monotonic()
     before = serving.cpu_seconds().total()
-    rate, profile = bus_tax.through_the_bus(serving, options, seed, vocab, side.headers)
+    rate, profile = bus_tax.through_the_bus(serving, options, seed, vocab, side=side.name, headers=side.headers)
     wall, used = time.monotonic() - began, serving.cpu_seconds().total() - before
     foreign = processes.machine_busy_s() - busy - used - (time.process_time() - own)
     return Run(rate, profile, max(0.0, foreign / wall))

@@ -9,7 +9,7 @@ import math
 import time
 from typing import NoReturn, Protocol
 
-from starlette.types import Send
+from starlette.types import Message, Send
 
 from services.gateway.http.disconnect import ClientGoneError, LaterGuard
 from shared import limits
@@ -53,6 +53,22 @@ class ChunkWriter(Protocol):
     def write(self, data: bytes) -> None:
         """Writes a part of the body, which is not empty. Only if `is_writable`."""
         ...
+
+
+class _Dropped:
+    """Implements ChunkWriter without a client."""
+
+    is_writable = True
+
+    def write(self, data: bytes) -> None:
+        """Drops the data."""
+
+
+_DROPPED = _Dropped()
+
+
+async def _drop(message: Message) -> None:
+    """Implements Send without a client."""
 
 
 class EventChannel:
@@ -100,6 +116,10 @@ class EventChannel:
         assert self._chunks is not None
         self._written_s = time.monotonic()
         self._chunks.write(data)
+
+    def detach(self) -> None:
+        """Drops everything that is written from now on. Called when the client is gone and the work continues."""
+        self._send, self._chunks = _drop, _DROPPED
 
     def guard(self) -> LaterGuard:
         """Returns `mind` for `unless_gone`. It has nothing to do before the shorter of its two times is over."""

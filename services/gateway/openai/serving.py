@@ -299,6 +299,8 @@ class ResponseRunner:
 
     def _encode(self, batch: list[SequenceUpdate], generation: Generation) -> bytes:
         if self._recorded is not None:
+            if self._opened:
+                return self._recorded.output(self.encoder, batch, self._take)
             opening = self._opening(generation)
             return opening + self._recorded.output(self.encoder, batch, self._take)
         taken = [self._take(update) for update in merge(batch)]

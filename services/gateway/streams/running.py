@@ -16,37 +16,6 @@ from services.gateway.streams.positioned import PositionedEvents, Take
 from shared.errors import ServiceError
 
 
-class DetachableSink:
-    """Passes a stream on to its client until the client is gone; then drops it."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink: Sink | None = sink
-
-    def detach(self) -> None:
-        """Drops everything from now on."""
-        self._sink = None
-
-    async def write(self, data: bytes) -> None:
-        """See Sink."""
-        if self._sink is not None:
-            await self._sink.write(data)
-
-    @property
-    def is_writable(self) -> bool:
-        """See Sink."""
-        return self._sink is None or self._sink.is_writable
-
-    def write_now(self, data: bytes) -> None:
-        """See Sink."""
-        if self._sink is not None:
-            self._sink.write_now(data)
-
-    async def end(self, data: bytes) -> None:
-        """See Sink."""
-        if self._sink is not None:
-            await self._sink.end(data)
-
-
 class RunningStream:
     """Implements `serving.RecordedStream`.
 
@@ -75,9 +44,9 @@ class RunningStream:
         if self.resumed is not None:
             batch = [self._with_cached_tokens(update, self.resumed) for update in batch]
         data = self._events.output(encoder, batch, take)
-        if self.journaled is not None:
+        if (journaled := self.journaled) is not None:
             for update in batch:
-                self.journaled.saw(update)
+                journaled.saw(update)
         return data
 
     def closing(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
@@ -92,14 +61,13 @@ class RunningStream:
         if not self._grace_s:
             await self._serve_attached(run, receive, channel)
             return
-        sink = DetachableSink(channel)
-        self._work = asyncio.create_task(run.detached(sink))
+        self._work = asyncio.create_task(run.detached(channel))
         cause: str | None = None
         try:
             await unless_gone(receive, self._result(self._work), channel.guard(), self._work.done)
         except ClientGoneError as gone:
             cause = gone.cause
-            sink.detach()
+            channel.detach()
             self._is_alone = True
             if self._grace_s and not self._work.done():
                 await asyncio.wait({self._work}, timeout=self._grace_s)
