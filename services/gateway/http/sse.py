@@ -16,6 +16,7 @@ from shared import limits
 
 DATA = b"data: "
 END = b"\n\n"
+_END_LENGTH = len(END)
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 NOT_READING = "client_stopped_reading"
@@ -40,6 +41,16 @@ def named_event(name: bytes, data: bytes) -> bytes:
 def split_events(data: bytes) -> list[bytes]:
     """Returns the events of which `data` consists, each with its end."""
     return [one + END for one in data.split(END)[:-1]]
+
+
+def is_one_event(data: bytes) -> bool:
+    """Whether `data` is one event with its end.
+
+    On the token path. An event without a name has its first line break at its end, and the search for one byte is
+    several times as fast as that for two.
+    """
+    end = len(data) - _END_LENGTH
+    return data.find(b"\n") == end or data.find(END) == end
 
 
 class ChunkWriter(Protocol):

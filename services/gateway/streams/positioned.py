@@ -122,7 +122,7 @@ class PositionedEvents:
             return b""
         if update.finish_reason is not None:
             return self._last(data, Part(index, Shown(num_tokens, num_chars, ended=True), num_known))
-        if num_known or data.find(sse.END) + len(sse.END) != len(data):
+        if num_known or not sse.is_one_event(data):
             return self._last(data, Part(index, Shown(num_tokens, num_chars), num_known))
         here = self._shown[index] = b"%d.%d" % (num_tokens, num_chars)
         if self._is_plain:

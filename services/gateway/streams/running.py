@@ -73,8 +73,9 @@ class RunningStream:
                 await asyncio.wait({self._work}, timeout=self._grace_s)
             raise
         finally:
-            self._work.cancel(cause)
-            await asyncio.gather(self._work, return_exceptions=True)
+            if not self._work.done():
+                self._work.cancel(cause)
+                await asyncio.gather(self._work, return_exceptions=True)
             self._end()
 
     async def _serve_attached(self, run: ResponseRunner, receive: Receive, channel: sse.EventChannel) -> None:

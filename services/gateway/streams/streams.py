@@ -95,10 +95,11 @@ class Streams:
             return None
         # Pictures are kept only for clients that ask for a resumable stream: they take space in the log of responses.
         cut = without_pictures(request.state.body, context.request.pictures if asked else ())
-        if not is_recordable(context, cut.body) or not await self._keep_pictures(cut):
+        if not is_recordable(context, cut.body) or (cut.files and not await self._keep_pictures(cut)):
             return None
         record = new_record(request, context, self._host, self.journal.position + 1, outlives_client=asked)
-        record = msgspec.structs.replace(record, body=cut.body, pictures=cut.pictures)
+        if cut.pictures:
+            record = msgspec.structs.replace(record, body=cut.body, pictures=cut.pictures)
         if self.journal.is_open:  # else the journal writes the record when it is open again
             await self._store.create(record)
         nothing = tuple(Accepted() for _ in range(context.num_sequences))

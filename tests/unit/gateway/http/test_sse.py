@@ -80,3 +80,20 @@ async def test_a_client_that_does_not_even_take_a_comment_counts_as_gone():
     with pytest.raises(ClientGoneError) as gone:
         await unless_gone(never, never(), channel.guard())
     assert gone.value.cause == "client_stopped_reading"
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (sse.event(b"{}"), True),
+        (sse.named_event(b"delta", b"{}"), True),
+        (sse.DONE, True),
+        (sse.event(b"1") + sse.event(b"2"), False),
+        (sse.named_event(b"a", b"1") + sse.event(b"2"), False),
+        (b"data: 1\n", False),
+        (b"", False),
+    ],
+)
+def test_one_event_is_told_from_several(data: bytes, expected: bool) -> None:
+    assert sse.is_one_event(data) == expected
+    assert not expected or sse.split_events(data) == [data]
