@@ -223,7 +223,7 @@ class StateTable:
             first += len(places)
 
     def _grow(self, rows: Rows) -> NDArray[np.int64]:
-        """Extends each of the rows by one token, up to `max_model_len`. Returns the positions of these tokens."""
+        """Adds one token to each row that has less than `max_model_len`. Returns the positions of these tokens."""
         places = self.num_tokens[rows]
         self.num_tokens[rows] = np.minimum(places + 1, self._max_model_len)
         return places
