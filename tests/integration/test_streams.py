@@ -25,6 +25,7 @@ from services.gateway.streams.streams import Streams
 from shared import limits
 from shared.actors.host import Host
 from shared.clock import SystemClock
+from shared.errors import ServiceError
 from shared.messages import StreamTaken
 from shared.security.api_keys import keys_of_text
 from tests.integration.edge import Connection, ScriptedBackend, call, endings, serving, text_batches
@@ -266,6 +267,21 @@ async def test_the_grace_of_a_stream_without_its_client_ends(nats_connect, nats_
         await asyncio.wait_for(generation.stopped.wait(), 60)
         assert await endings(recorder) == [("cancelled", "client_closed_request")]
     assert generation.cancelled == ["abort"]
+
+
+async def test_a_stream_that_fails_without_its_client_leaves_no_report_of_a_lost_exception(
+    nats_connect, nats_server, subjects, caplog: pytest.LogCaptureFixture
+):
+    transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(manual=True)
+    async with gateway(transport, subjects, backend) as (port, _):
+        async with Connection(port) as connection:
+            generation = await opened(backend, connection)
+        await asyncio.sleep(0.2)
+        generation.put(ServiceError("engine_failure", "The engine has failed."))
+        await asyncio.wait_for(generation.stopped.wait(), 60)
+        await asyncio.sleep(0.1)
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_a_gateway_that_shuts_down_waits_for_no_client_to_come_back(nats_connect, nats_server, subjects):

@@ -73,9 +73,7 @@ class RunningStream:
                 await asyncio.wait({self._work}, timeout=self._grace_s)
             raise
         finally:
-            if not self._work.done():
-                self._work.cancel(cause)
-                await asyncio.gather(self._work, return_exceptions=True)
+            await _stopped(self._work, cause)
             self._end()
 
     async def _serve_attached(self, run: ResponseRunner, receive: Receive, channel: sse.EventChannel) -> None:
@@ -112,8 +110,7 @@ class RunningStream:
             self._work.result()
         finally:
             if self._work is not None:
-                self._work.cancel()
-                await asyncio.gather(self._work, return_exceptions=True)
+                await _stopped(self._work)
             self._end()
 
     def leave(self) -> None:
@@ -157,6 +154,15 @@ class RunningStream:
         if self._is_handed_over and (work.cancelled() or work.exception() is not None):
             raise HandedOverError
         work.result()
+
+
+async def _stopped(work: "asyncio.Task[None]", cause: str | None = None) -> None:
+    """Cancels a task that has not ended, and returns when it has. Does not raise its exception."""
+    if not work.done():
+        work.cancel(cause)
+        await asyncio.gather(work, return_exceptions=True)
+    elif not work.cancelled():
+        work.exception()  # else asyncio reports that nobody has looked at it
 
 
 def taken() -> ServiceError:
