@@ -84,8 +84,8 @@ def run(options: argparse.Namespace) -> int:
         activation_order=options.desc_act,
         rounds_embedding=options.round_embedding,
     )
-    rounds_only = job.algorithm == "weight_only_int8"
-    job = replace(job, token_file=None) if rounds_only else replace(job, rounds_embedding=None)
+    if job.algorithm == "weight_only_int8":
+        job = replace(job, token_file=None)
     if job.algorithm != "smooth_quant":
         job = replace(job, strength=None, multi_query=False)
     if job.algorithm != "gptq":

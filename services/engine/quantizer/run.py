@@ -83,8 +83,10 @@ def quantize(job: Job, tell: Tell) -> Report:
 
 
 def _rounds_embedding(job: Job, plan: Plan, tell: Tell) -> bool:
-    if job.algorithm != "weight_only_int8" or job.rounds_embedding is not None:
-        return bool(job.rounds_embedding)
+    if job.algorithm != "weight_only_int8":
+        return False
+    if job.rounds_embedding is not None:
+        return job.rounds_embedding
     share = plan.embedding_share()
     if share > LARGE_EMBEDDING:
         tell(
