@@ -326,12 +326,16 @@ machine wake at the same moments."""
 FIRST_HEARTBEATS_S = 1.5 * TOKENIZER_HEARTBEAT_INTERVAL_S
 """How long a new gateway waits for heartbeats before it answers requests. Every living member sends a heartbeat in this
 time."""
-LEASE_S = 0.6
-"""Time without a heartbeat after which a member counts as dead, unless `LEASE_INTERVALS` of its intervals are longer.
-It is four intervals of an engine, so that a single lost or late heartbeat does not count as a death."""
-LEASE_INTERVALS = 3
+LEASE_S = 0.4
+"""Time without a heartbeat and without text of its sequences after which a member counts as dead, unless
+`LEASE_INTERVALS` of its intervals are longer. Leases are checked when heartbeats are due: a frozen member counts as
+dead at the third heartbeat that is missing, so that two lost or late ones do not count as a death."""
+LEASE_INTERVALS = 2.5
 """Number of its own heartbeat intervals for which a member may be silent before it counts as dead. It gives members
 with longer intervals a longer lease."""
+RECONNECT_S = 0.6
+"""After a process was disconnected from the bus, no lease ends and no member is asked for this time: after a restart of
+the bus, the other processes connect again one after the other."""
 PROBE_INTERVALS = 1.5
 """Heartbeat intervals of silence after which a gateway asks the bus whether the process of an engine or a detokenizer
 still exists. One heartbeat is then missing. A process that has ended is known before its lease expires."""
@@ -349,7 +353,7 @@ that arrives after it."""
 STALL_S = 0.35
 """Time without text of a running sequence after which its gateway asks the engine for the sequence's progress. If the
 engine has more tokens and they do not arrive within this time either, the gateway rebuilds the stream."""
-OWNERSHIP_CHECK_S = 2 * LEASE_S
+OWNERSHIP_CHECK_S = 1.2
 """Time without confirmation of a sequence after which an engine asks the gateway whether it still owns the sequence.
 Detokenizers ask after `ORPHAN_S`."""
 TOMBSTONE_S = 30.0

@@ -78,7 +78,7 @@ at least half an interval after the last check starts the next check.
 """
 WATCH_S = 1.5 * TICK_S
 """Time without a liveness check after which `watch` runs it, because no heartbeat has arrived. Seconds."""
-OWN_PAUSE_S = limits.LEASE_S / 2
+OWN_PAUSE_S = limits.LEASE_S - TICK_S
 """If two ticks are further apart than this, in seconds, this process itself was delayed. Messages that arrived
 meanwhile may not be handled yet, so the silence of members does not count."""
 
@@ -290,6 +290,7 @@ class GatewayActor(Actor):
         message = envelope.message
         assert isinstance(message, TextEvents)
         engine = Address(message.engine_id, message.engine_instance_id)
+        self.members.heard("engine", *engine, self._now())
         for event in message.events:
             found = self._find(event.sequence_id)
             if found is None:

@@ -34,8 +34,11 @@ THREAD_END_S = 5.0
 
 @dataclass(slots=True)
 class _Member:
+    """The latest heartbeat of a member, when it arrived, and when the member's lease ends. Monotonic seconds."""
+
     heartbeat: Heartbeat
     heard_at: float
+    lives_until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class Members:
     """The members whose heartbeats were received. All times are seconds of one monotonic clock.
 
     While this process is disconnected from the bus, missing heartbeats do not show that a member is dead. Leases
-    therefore do not run between `suspend` and `resume`, and `resume` gives each living member a whole new lease.
+    therefore do not run between `suspend` and `resume`, and `resume` gives each living member time to connect again.
     """
 
     lease_s: float = limits.LEASE_S
@@ -77,9 +80,10 @@ class Members:
         if known is not None and known.heartbeat.instance_id == heartbeat.instance_id:
             if heartbeat.sequence > known.heartbeat.sequence:
                 known.heartbeat, known.heard_at = heartbeat, now
+                known.lives_until = max(known.lives_until, now + self._lease_s(heartbeat))
                 self._alive.pop(heartbeat.service, None)
             return []
-        self._members[key] = _Member(heartbeat, now)
+        self._members[key] = _Member(heartbeat, now, now + self._lease_s(heartbeat))
         self._expired.pop(key, None)
         self._alive.pop(heartbeat.service, None)
         if known is None:
@@ -101,7 +105,7 @@ class Members:
         found = [m for (name, _), m in self._members.items() if name == service and self._lives(m, now)]
         until = math.inf
         if self._suspended_at is None:
-            until = min((m.heard_at + self._lease_s(m) for m in found), default=math.inf)
+            until = min((m.lives_until for m in found), default=math.inf)
         return _Alive(tuple(sorted((m.heartbeat for m in found), key=lambda beat: beat.id)), now, until)
 
     def ages(self, now: float) -> list[tuple[Heartbeat, float]]:
@@ -113,6 +117,12 @@ class Members:
         """Returns the latest heartbeat of one member; None if the member is unknown or was removed."""
         member = self._members.get((service, member_id))
         return None if member is None else member.heartbeat
+
+    def heard(self, service: str, member_id: str, instance_id: str, now: float) -> None:
+        """Renews the lease of a living member that was heard without a heartbeat. Ignores other members."""
+        member = self._members.get((service, member_id))
+        if member is not None and member.heartbeat.instance_id == instance_id and self._lives(member, now):
+            member.lives_until = max(member.lives_until, now + self._lease_s(member.heartbeat))
 
     def expire(self, now: float) -> list[Heartbeat]:
         """Removes the members whose lease has run out, which are lost, and returns their last heartbeats."""
@@ -151,22 +161,23 @@ class Members:
     def resume(self, now: float) -> None:
         """Records that this process is connected to the bus again. Repeated calls have no effect.
 
-        Each member that was alive at the time of `suspend` gets a whole new lease, which begins at `now`.
+        No lease of a member that was alive at the time of `suspend` ends before RECONNECT_S from `now`.
         """
         if self._suspended_at is None:
             return
         for member in self._members.values():
             if self._lives(member, now):
                 member.heard_at = now
+                member.lives_until = now + max(limits.RECONNECT_S, self._lease_s(member.heartbeat))
         self._suspended_at = None
         self._alive.clear()
 
     def _lives(self, member: _Member, now: float) -> bool:
         at = now if self._suspended_at is None else self._suspended_at
-        return at - member.heard_at <= self._lease_s(member)
+        return at <= member.lives_until
 
-    def _lease_s(self, member: _Member) -> float:
-        return max(self.lease_s, limits.LEASE_INTERVALS * member.heartbeat.interval_s)
+    def _lease_s(self, heartbeat: Heartbeat) -> float:
+        return max(self.lease_s, limits.LEASE_INTERVALS * heartbeat.interval_s)
 
 
 def interval_of(service: ServiceName) -> float:

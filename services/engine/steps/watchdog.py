@@ -19,7 +19,7 @@ from services.engine.steps.in_flight import RunningStep
 from services.engine.steps.step_time import attention_work
 from shared import limits
 
-PAUSE_S = limits.LEASE_S
+PAUSE_S = 4 * limits.HEARTBEAT_INTERVAL_S
 """Longest time between two calls of `judge`, in seconds. After a longer one the process counts as suspended."""
 
 

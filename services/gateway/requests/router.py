@@ -272,7 +272,7 @@ class Router:
         load.unanswered.add(sequence_id)
         load.hold(sequence_id, client, idle=idle)
         if recovers and not idle:
-            load.recovering[sequence_id] = num_tokens
+            load.recovering[sequence_id] = self.num_missing_tokens(engine, num_tokens, hashes)
         prefixes = self._prefixes.get(key)
         if prefixes is None:
             prefixes = self._prefixes[key] = PrefixIndex(_engine_status(engine).num_blocks)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from services.gateway.requests.router import ready_members
 from services.gateway.requests.sequence_state import Address
@@ -48,6 +49,8 @@ FIRST_TRY_S = 0.3
 PICTURE_TRY_S = 2.0
 """Timeout of the first request to encode an image. A retry for the same image waits for the same computation."""
 RETRY_PAUSE_S = 0.05
+ProbeResult = Literal["gone", "silent", "answers"]
+"""What a probe found; see `ServiceClients.probe`."""
 
 
 def _ignored(name: str, waited_s: float) -> None:
@@ -142,10 +145,10 @@ class ServiceClients:
         assert isinstance(reply, SubmitBatchReply)
         return reply
 
-    async def is_gone(self, service: str, member: Address, timeout_s: float = limits.LEASE_S) -> bool:
-        """Whether the process of an engine or a detokenizer has ended: nobody subscribes to its subject any more.
+    async def probe(self, service: str, member: Address, timeout_s: float) -> ProbeResult:
+        """Asks an engine or a detokenizer whether it is there.
 
-        False also if it does not answer in time.
+        `gone`: nobody subscribes to its subject any more, so its process has ended. `silent`: no answer in time.
         """
         is_engine = service == "engine"
         subject = self._engine(member) if is_engine else self._detokenizer(member)
@@ -153,10 +156,10 @@ class ServiceClients:
         try:
             await self._host.transport.request(subject, encode(nothing), timeout_s=timeout_s)
         except NoRespondersError:
-            return True
+            return "gone"
         except (RequestTimeoutError, ServiceError):
-            return False
-        return False
+            return "silent"
+        return "answers"
 
     async def ask_progress(self, engine: Address, sequences: tuple[SequenceRef, ...]) -> None:
         """Asks the engine for the progress of sequences. `ProgressReply` comes to this gateway's control subject."""

@@ -1,6 +1,7 @@
 """What the gateway's actor makes of heartbeats: who is lost, which models are served and how they are named."""
 
 import itertools
+import math
 
 import pytest
 
@@ -16,6 +17,8 @@ from tests.support.memory import MemoryBus
 
 SEQUENCE = itertools.count()
 """Numbers of heartbeats: an older one is not heard."""
+LEASE_TICKS = math.ceil(limits.LEASE_S / TICK_S)
+"""The tick at which a member is lost that was heard at time 0 only."""
 
 
 class HeldClock:
@@ -45,10 +48,9 @@ def ticks(actor: GatewayActor, first: int, last: int) -> None:
 
 
 async def test_a_silent_member_is_lost_after_a_lease(actor: GatewayActor) -> None:
-    lease = round(limits.LEASE_S / TICK_S)
-    ticks(actor, 1, lease - 1)
+    ticks(actor, 1, LEASE_TICKS - 1)
     assert actor.members.get("tokenizer", "t1")
-    ticks(actor, lease, lease + 1)
+    ticks(actor, LEASE_TICKS, LEASE_TICKS)
     assert not actor.members.get("tokenizer", "t1")
 
 
@@ -63,7 +65,7 @@ async def test_a_gateway_that_stood_still_reads_what_was_said_before_it_calls_an
 async def test_heartbeats_are_when_it_looks_for_others_that_are_silent(actor: GatewayActor) -> None:
     clock = actor._host.clock  # pyright: ignore[reportPrivateUsage]
     assert isinstance(clock, HeldClock)
-    for number in range(1, 2 + round(limits.LEASE_S / TICK_S)):
+    for number in range(1, 1 + LEASE_TICKS):
         assert actor.members.get("tokenizer", "t1")
         clock.now = number * TICK_S
         beat = Heartbeat("detokenizer", "d1", "boot0002", 1, "ready", number, TICK_S, StreamStatus())

@@ -152,10 +152,31 @@ def test_who_was_silent_before_the_link_broke_gets_no_new_lease(members):
     assert ids(members.alive("detokenizer", 5.0)) == [("alive", "b1")]
 
 
+def test_after_the_own_link_was_down_members_have_time_to_connect_again(members):
+    short = Members(limits.RECONNECT_S / 2)
+    short.observe(beat(), 1.0)
+    short.suspend(1.1)
+    short.resume(5.0)
+    short.observe(beat(sequence=2), 5.1)
+    assert short.expire(5.0 + limits.RECONNECT_S) == []
+    assert ids(short.expire(5.1 + limits.RECONNECT_S)) == [("d1", "b1")]
+
+
+def test_a_member_that_was_heard_without_a_heartbeat_has_a_new_lease(members):
+    members.observe(beat(), 1.0)
+    members.heard("detokenizer", "d1", "b0", 1.5)
+    members.heard("detokenizer", "d2", "b1", 1.5)
+    assert ids(members.alive("detokenizer", 1.0 + LEASE_S)) == [("d1", "b1")]
+    members.heard("detokenizer", "d1", "b1", 1.5)
+    assert ids(members.alive("detokenizer", 1.5 + LEASE_S)) == [("d1", "b1")]
+    assert [age_s for _, age_s in members.ages(1.75)] == [0.75]
+    assert ids(members.expire(2.2)) == [("d1", "b1")]
+
+
 PAUSES_S = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7])
 EVENTS = st.lists(
     st.one_of(
-        st.tuples(st.just("beat"), st.sampled_from("ab"), st.integers(0, 3), PAUSES_S),
+        st.tuples(st.sampled_from(["beat", "heard"]), st.sampled_from("ab"), st.integers(0, 3), PAUSES_S),
         st.tuples(st.sampled_from(["suspend", "resume", "expire"]), st.just(""), st.just(0), PAUSES_S),
     ),
     max_size=40,
@@ -182,6 +203,8 @@ def test_an_incarnation_is_lost_once_and_a_replaced_one_never_comes_back(events)
             replaced.update(expected)
             if (name, instance_id) not in replaced:
                 known[name] = instance_id
+        elif event == "heard":
+            members.heard("detokenizer", name, f"b{number}", now)
         elif event == "expire":
             for lost_id, lost_instance_id in ids(members.expire(now)):
                 assert known.pop(lost_id) == lost_instance_id

@@ -2,15 +2,14 @@
 
 A member that misses a heartbeat, or whose launcher says that its process has ended, is sent a question. If the process
 has ended, the bus answers at once that nobody receives messages on its subject, so the member counts as lost. A process
-that is only slow or frozen still has its subscription, so it keeps its lease.
+that is only slow or frozen still has its subscription: if it answers, its lease is renewed, otherwise it runs on.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from services.gateway.requests.sequence_state import Address
-from services.gateway.requests.service_clients import ServiceClients
+from services.gateway.requests.service_clients import ProbeResult, ServiceClients
 from shared import limits
 from shared.actors.background import Background
 from shared.actors.host import Host
@@ -21,19 +20,17 @@ from shared.messages import Heartbeat, MemberEnded
 
 log = logging.getLogger(__name__)
 PROBED = ("engine", "detokenizer")
-CLOSES_S = 0.02
-"""How long the bus may take to notice that the connection of a process that has ended is closed."""
-ENDED_S = 0.1
-"""Time within which a member must answer if a launcher says that it has ended, seconds. A question that the bus has
-sent to the closed connection gets no answer at all; the member is then asked again when a heartbeat is missing."""
+ENDED_WAITS_S = (0.02, 0.04, 0.08, 0.16)
+"""How long to wait for each answer of a member of which a launcher says that it has ended, seconds. A question that the
+bus has sent to the closed connection gets no answer at all, so the member is asked again: a busy bus needs some time to
+notice that a connection is closed."""
 _ENDED = Decoder([MemberEnded])
 
 
 class DeathProbe:
     """The probe of one gateway. `on_dead` is called after the member has been removed from `members`.
 
-    After this gateway's own connection to the bus was down, the probe asks nobody for the duration of a lease, because
-    after a restart of the bus the members connect again one after the other.
+    After this gateway's own connection to the bus was down, the probe asks nobody for `RECONNECT_S`.
     """
 
     def __init__(
@@ -65,28 +62,32 @@ class DeathProbe:
             return
         beat = self._members.get(ended.service, ended.member_id)
         if beat is not None and not self._is_quiet(self._host.clock.monotonic()):
-            self._look(beat, CLOSES_S, ENDED_S)
+            self._look(beat, ENDED_WAITS_S)
 
     def _is_quiet(self, now: float) -> bool:
         transport = self._host.transport
         # A connection may have been lost and be back since the last call.
         if not transport.connected or transport.losses != self._losses:
-            self._quiet_until, self._losses = now + limits.LEASE_S, transport.losses
+            self._quiet_until, self._losses = now + limits.RECONNECT_S, transport.losses
         return now < self._quiet_until
 
-    def _look(self, beat: Heartbeat, wait_s: float = 0.0, timeout_s: float = limits.LEASE_S) -> None:
+    def _look(self, beat: Heartbeat, waits_s: Sequence[float] = (limits.LEASE_S,)) -> None:
         address = Address(beat.id, beat.instance_id)
         # A draining member hands its work over before it ends; meanwhile, nobody may answer on its subject.
         if beat.service in PROBED and beat.state != "draining" and address not in self._asked:
             self._asked.add(address)
-            self._background.spawn(self._ask(beat.service, address, wait_s, timeout_s))
+            self._background.spawn(self._ask(beat.service, address, waits_s))
 
-    async def _ask(self, service: str, address: Address, wait_s: float, timeout_s: float) -> None:
+    async def _ask(self, service: str, address: Address, waits_s: Sequence[float]) -> None:
+        result: ProbeResult = "silent"
         try:
-            if wait_s:
-                await asyncio.sleep(wait_s)
-            is_gone = await self._clients.is_gone(service, address, timeout_s)
+            for wait_s in waits_s:
+                result = await self._clients.probe(service, address, wait_s)
+                if result != "silent":
+                    break
         finally:
             self._asked.discard(address)
-        if is_gone and self._members.forget(service, *address):
+        if result == "answers":
+            self._members.heard(service, *address, self._host.clock.monotonic())
+        if result == "gone" and self._members.forget(service, *address):
             self._on_dead(address)

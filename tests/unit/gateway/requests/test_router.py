@@ -239,6 +239,16 @@ def test_sequences_that_recover_fill_a_step_of_an_engine_and_the_others_wait():
     assert router.choose_engine([only], "m", 10, [], recovers=True) is only
 
 
+def test_blocks_of_the_prompt_that_the_engine_has_do_not_fill_its_steps():
+    router, only = Router(), engine("a", step_tokens=50)
+    num_tokens = 60 + 16 * len(HASHES)
+    router.record_dispatch(only, "s0", num_tokens, HASHES)
+    router.record_dispatch(only, "s1", num_tokens, HASHES, recovers=True)
+    assert router.choose_engine([only], "m", 10, [], recovers=True) is only
+    router.record_dispatch(only, "s2", num_tokens, HASHES, recovers=True)
+    assert router.choose_engine([only], "m", 10, [], recovers=True) is None
+
+
 def test_sequences_that_recover_go_to_an_engine_that_becomes_ready_before_their_turn():
     router, first, second = Router(), engine("a", step_tokens=50), engine("b", step_tokens=100)
     router.record_dispatch(first, "s0", 100, [], recovers=True)
