@@ -1,8 +1,9 @@
 """Liveness by heartbeats: the table of known members (`Members`, pure), and the senders of a service's own heartbeats.
 
 A member is one run of a service, named by its id and by its instance id, which is drawn at each process start. A member
-counts as alive for one lease after its last heartbeat; a member with a longer heartbeat interval has a longer lease.
-Correctness does not depend on leases: if a running member is considered dead, its work is merely done twice.
+counts as alive for one lease after its last heartbeat or other sign of life (`Members.heard`); a member with a longer
+heartbeat interval has a longer lease. Correctness does not depend on leases: if a running member is considered dead,
+its work is merely done twice.
 """
 
 import asyncio
