@@ -1,16 +1,19 @@
 """A long run: streams and faults for an hour, and whether memory, descriptors, threads and used KV blocks grow.
 
-    make soak ARGS="--minutes 60 --streams 16 --json docs/performance/soak.json"
+    make soak ARGS="--minutes 95 --warm-up 65 --streams 3 --json FILE"
 
 Starts a server with two processes of each service and holds streams on it, which are compared as in `antiphon chaos`.
 Faults hit the second process of each service only, so that the first ones live through the whole run: their samples
 show growth. The report has, for each of these and for the bus, the least-squares slope of resident memory (KiB a
-minute), open descriptors, threads and, for services, subscriptions (an hour), after a warm-up. At the end the
+minute), open descriptors, threads and, for services, subscriptions (an hour), after a warm-up. The bus grows until it
+has an hour of records of streams (`limits.STREAM_FORGOTTEN_S`), so its warm-up takes that long. At the end the
 invariants must hold, with all KV blocks free.
 """
 
 import argparse
 import asyncio
+import bisect
+import functools
 import json
 import re
 import sys
@@ -26,7 +29,7 @@ from antiphon.chaos.streams import Load, learn, make_bodies
 from antiphon.chaos.targets import Injector, find_targets
 
 WARM_UP = 0.25
-"""Share of the samples that does not count: caches fill and libraries load."""
+"""Default share of the run that does not count: caches fill and libraries load."""
 NUM_RECORDS = 64
 """Finished requests of which a gateway keeps the timeline: so few that the warm-up reaches this number."""
 PAGE_KIB = 4
@@ -69,9 +72,9 @@ class Growth:
     subscriptions_per_hour: float
 
 
-def slope(seconds: Sequence[float], values: Sequence[float]) -> float:
+def slope(seconds: Sequence[float], values: Sequence[float], warm_up_s: float) -> float:
     """Returns the least-squares slope of the values per second, after the warm-up; 0 for fewer than two samples."""
-    skip = int(WARM_UP * len(seconds))
+    skip = bisect.bisect(seconds, warm_up_s)
     xs, ys = seconds[skip:], values[skip:]
     if len(xs) < 2:
         return 0.0
@@ -85,22 +88,23 @@ def at_parts(rss_kib: Sequence[float]) -> tuple[float, ...]:
     return tuple(round(rss_kib[max(0, len(rss_kib) * part // PARTS - 1)] / 1024, 1) for part in range(1, PARTS + 1))
 
 
-def growth(name: str, samples: Samples) -> Growth:
-    """Returns the slopes of one process."""
+def growth(name: str, samples: Samples, warm_up_s: float) -> Growth:
+    """Returns the slopes of one process after a warm-up of this many seconds."""
+    per_s = functools.partial(slope, samples.seconds, warm_up_s=warm_up_s)
     return Growth(
         name,
         round(samples.rss_kib[-1] / 1024, 1),
         at_parts(samples.rss_kib),
-        round(60 * slope(samples.seconds, samples.rss_kib), 1),
-        round(3600 * slope(samples.seconds, samples.descriptors), 1),
-        round(3600 * slope(samples.seconds, samples.threads), 1),
+        round(60 * per_s(samples.rss_kib), 1),
+        round(3600 * per_s(samples.descriptors), 1),
+        round(3600 * per_s(samples.threads), 1),
         samples.subscriptions[-1],
-        round(3600 * slope(samples.seconds, samples.subscriptions), 1),
+        round(3600 * per_s(samples.subscriptions), 1),
     )
 
 
-async def soak(minutes: float, streams: int, seed: int, model: str) -> dict[str, object]:
-    """Runs it and returns the report."""
+async def soak(minutes: float, warm_up: float, streams: int, seed: int, model: str) -> dict[str, object]:
+    """Runs it and returns the report. `minutes`, `warm_up`: of the run, and of its beginning that does not count."""
     async with own_server(model, NUM_RECORDS) as (server, launcher):
         names = find_targets(launcher)
         steady = {name: target.pid for name, target in names.items() if not name.endswith("-2")}
@@ -135,6 +139,7 @@ async def soak(minutes: float, streams: int, seed: int, model: str) -> dict[str,
     wrong = [one for one in load.outcomes if one.difference or one.hung or one.problem]
     return {
         "minutes": minutes,
+        "warm_up_minutes": warm_up,
         "seed": seed,
         "faults": len(faults),
         "faults_verified": verified,
@@ -142,7 +147,7 @@ async def soak(minutes: float, streams: int, seed: int, model: str) -> dict[str,
         "tokens": sum(len(one.answer.token_ids) for one in load.outcomes),
         "streams_wrong": len(wrong),
         "breaches": breaches,
-        "growth": [asdict(growth(name, each)) for name, each in sorted(samples.items())],
+        "growth": [asdict(growth(name, each, 60 * warm_up)) for name, each in sorted(samples.items())],
     }
 
 
@@ -150,12 +155,14 @@ def main() -> int:
     """Parses the command line, runs, and prints the report. Returns 1 if a stream or an invariant was wrong."""
     parser = argparse.ArgumentParser(prog="soak", description="a long run that looks for growth")
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--warm-up", type=float, default=None, help="minutes that do not count (default: a quarter)")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", default="")
     parser.add_argument("--json", default="", help="file for the report")
     options = parser.parse_args()
-    report = asyncio.run(soak(options.minutes, options.streams, options.seed, options.model))
+    warm_up = WARM_UP * options.minutes if options.warm_up is None else options.warm_up
+    report = asyncio.run(soak(options.minutes, warm_up, options.streams, options.seed, options.model))
     text = json.dumps(report, indent=1)
     print(text)
     if options.json:
