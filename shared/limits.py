@@ -333,6 +333,9 @@ dead at the third heartbeat that is missing, so that two lost or late ones do no
 LEASE_INTERVALS = 2.5
 """Number of its own heartbeat intervals for which a member may be silent before it counts as dead. It gives members
 with longer intervals a longer lease."""
+STATUS_AGE_MAX_S = 2.0
+"""Age of its last heartbeat up to which text and answers renew the lease of a member. The load and state in an older
+heartbeat say nothing any more, so the member then counts as dead although something of it still answers."""
 RECONNECT_S = 0.6
 """After a process was disconnected from the bus, no lease ends and no member is asked for this time: after a restart of
 the bus, the other processes connect again one after the other."""

@@ -120,10 +120,14 @@ class Members:
         return None if member is None else member.heartbeat
 
     def heard(self, service: str, member_id: str, instance_id: str, now: float) -> None:
-        """Renews the lease of a living member that was heard without a heartbeat. Ignores other members."""
+        """Renews the lease of a living member that was heard without a heartbeat. Ignores other members.
+
+        Only for STATUS_AGE_MAX_S after its last heartbeat.
+        """
         member = self._members.get((service, member_id))
         if member is not None and member.heartbeat.instance_id == instance_id and self._lives(member, now):
-            member.lives_until = max(member.lives_until, now + self._lease_s(member.heartbeat))
+            renewed_s = min(now + self._lease_s(member.heartbeat), member.heard_at + limits.STATUS_AGE_MAX_S)
+            member.lives_until = max(member.lives_until, renewed_s)
 
     def expire(self, now: float) -> list[Heartbeat]:
         """Removes the members whose lease has run out, which are lost, and returns their last heartbeats."""

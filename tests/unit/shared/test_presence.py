@@ -173,6 +173,14 @@ def test_a_member_that_was_heard_without_a_heartbeat_has_a_new_lease(members):
     assert ids(members.expire(2.2)) == [("d1", "b1")]
 
 
+def test_a_member_that_sends_no_heartbeat_any_more_is_lost_although_it_is_heard(members):
+    members.observe(beat(), 1.0)
+    for tenths in range(1, 30):
+        members.heard("detokenizer", "d1", "b1", 1.0 + tenths / 10)
+    assert ids(members.alive("detokenizer", 1.0 + limits.STATUS_AGE_MAX_S)) == [("d1", "b1")]
+    assert ids(members.expire(1.1 + limits.STATUS_AGE_MAX_S)) == [("d1", "b1")]
+
+
 PAUSES_S = st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.7])
 EVENTS = st.lists(
     st.one_of(
