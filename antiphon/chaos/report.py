@@ -15,6 +15,22 @@ PROBLEMS_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
+class OneFault:
+    """One fault: seconds since the start, its processes, and the stalls of the streams that it affected.
+
+    `alone`: whether no other fault was active. `parts`: as those of a row.
+    """
+
+    at_s: float
+    targets: tuple[str, ...]
+    alone: bool
+    stall_p50_s: float
+    stall_p99_s: float
+    stall_max_s: float
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class FaultRow:
     """The faults of one kind on one group. Stalls: for each affected stream, its longest silence in seconds.
 
@@ -34,6 +50,8 @@ class FaultRow:
     alone_p99_s: float = 0.0
     parts: dict[str, float] = field(default_factory=dict[str, float])
     """Mean seconds of each part (`stalls.PARTS`) of the longest tenth of the stalls; empty without timelines."""
+    each: list[OneFault] = field(default_factory=list[OneFault])
+    """Only in the JSON report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +171,16 @@ def _row(
         percentile(own_seconds, 0.5),
         percentile(own_seconds, 0.99),
         _parts(found, offset_s),
+        [_one(one, one in alone, outcomes, offset_s) for one in own],
     )
+
+
+def _one(injection: Injection, is_alone: bool, outcomes: Sequence[Outcome], offset_s: float) -> OneFault:
+    fault, found = injection.fault, stalls([injection], outcomes)
+    seconds = [one.duration_s for one in found]
+    p50_s, p99_s = percentile(seconds, 0.5), percentile(seconds, 0.99)
+    parts = _parts(found, offset_s)
+    return OneFault(fault.at_s, fault.targets, is_alone, p50_s, p99_s, max(seconds, default=0.0), parts)
 
 
 def _parts(found: Sequence[Stall], offset_s: float) -> dict[str, float]:

@@ -77,6 +77,14 @@ def test_faults_without_another_one_beside_them_have_stalls_of_their_own():
     assert any(line.endswith("1   1.00 s   1.00 s") for line in lines(report))
 
 
+def test_the_report_for_programs_has_each_fault():
+    second = Injection(Fault(50.0, "kill", "engine", ("engine-2",)), 140.0, 141.0)
+    late = Outcome(KNOWN, 130.0, 150.0, Answer([1, 2, 3], "abc", "length"), gaps=[(140.1, 148.1)])
+    (row,) = make_report(1, 60, [KILL, second], [GOOD, late], []).as_json()["faults"]
+    found = [(one["at_s"], one["targets"], one["alone"], round(one["stall_p99_s"], 6)) for one in row["each"]]
+    assert found == [(10.0, ("engine-1",), True, 1.0), (50.0, ("engine-2",), True, 8.0)]
+
+
 def test_calm_moments_have_a_row_but_are_no_faults():
     calm = [Injection(Fault(0.0, "none", "calm", ()), 109.5, 109.5)]
     report = make_report(1, 60, [KILL], [GOOD], [], calm=calm)
