@@ -7,6 +7,7 @@ and compares from the start (`retried`).
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import random
@@ -27,6 +28,8 @@ GAP_S = 0.02
 """Shortest time between two events that is remembered as a gap, seconds."""
 LONG_GAP_S = 0.25
 """Shortest gap for whose explanation the timeline of the request is read, seconds."""
+EXPLAIN_PAUSE = 9
+"""Pause after the reading of a timeline, as a multiple of the time that it took."""
 _WORDS = ("the sea", "a letter", "seven birds", "an old clock", "the city", "two friends", "rain", "a long road")
 _WAYS: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
@@ -153,10 +156,17 @@ class Load:
         self._hang_s = hang_s
         self._chance = random.Random(seed)
         self._stopping = asyncio.Event()
+        self._unexplained = asyncio.Queue[Outcome | None]()
 
     async def run(self, count: int) -> None:
         """Runs until `stop` is called and the streams that were open then have ended."""
-        await asyncio.gather(*(self._one_after_another() for _ in range(count)))
+        explaining = asyncio.create_task(self._explain())
+        try:
+            await asyncio.gather(*(self._one_after_another() for _ in range(count)))
+            self._unexplained.put_nowait(None)
+            await explaining
+        finally:
+            explaining.cancel()
 
     def stop(self) -> None:
         """Begins no further streams."""
@@ -169,9 +179,23 @@ class Load:
                 outcome = await self._stream(self._chance.choice(self._known))
                 self.outcomes.append(outcome)
                 if any(end - begin >= LONG_GAP_S for begin, end in outcome.gaps):
-                    outcome.timeline = await timeline_of(self._server, outcome.answer.completion_id)
+                    self._unexplained.put_nowait(outcome)
             finally:
                 self.live -= 1
+
+    async def _explain(self) -> None:
+        """Reads the timelines of streams that had long gaps, one at a time.
+
+        While the streams run, it reads rarely: a gateway that answers does not pass on tokens, so that many questions
+        after a fault would prolong the gaps that they are about.
+        """
+        while (outcome := await self._unexplained.get()) is not None:
+            began_s = time.monotonic()
+            outcome.timeline = await timeline_of(self._server, outcome.answer.completion_id)
+            pause_s = EXPLAIN_PAUSE * (time.monotonic() - began_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
 
     async def _stream(self, known: Known) -> Outcome:
         outcome = Outcome(known, time.monotonic())

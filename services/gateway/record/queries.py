@@ -3,6 +3,7 @@
 `record.directory` asks the other gateways the same questions.
 """
 
+from itertools import islice
 from typing import Any
 
 from services.gateway.record.recorder import Recorder
@@ -12,6 +13,9 @@ from services.gateway.record.timeline import summary_of, timeline_of
 from shared import limits
 from shared.messages import RecordListQuery, RecordQuery
 
+SIMILAR_MAX = 256
+"""Latest requests of a model from which the usual time for a token is computed. Bounds the time for one timeline, during
+which the gateway does nothing else."""
 _SEARCHED = ("id", "client_request_id", "model", "key", "state", "error_code", "longest_phase", "gateway")
 
 
@@ -45,10 +49,10 @@ def find_record(recorder: Recorder, gateway_id: str, query: RecordQuery) -> dict
 
 
 def _usual_token_s(recorder: Recorder, record: RequestRecord, key: str) -> float | None:
-    """Returns the usual seconds for each token of output, among the requests of the model that the key may see."""
+    """Returns the usual seconds for each token of output, among the model's latest requests that the key may see."""
     model = record.facts.model
-    similar = [one for one in recorder.all() if one.facts.model == model and key in ("", one.facts.key)]
-    return usual_token_s([summary_of(one) for one in similar])
+    similar = (one for one in recorder.all() if one.facts.model == model and key in ("", one.facts.key))
+    return usual_token_s([summary_of(one) for one in islice(similar, SIMILAR_MAX)])
 
 
 def ordered(summaries: list[dict[str, Any]], query: RecordListQuery) -> list[dict[str, Any]]:
