@@ -14,7 +14,7 @@ from shared import limits
 from shared.messages import RecordListQuery, RecordQuery
 
 SIMILAR_MAX = 256
-"""Latest requests of a model from which the usual time for a token is computed. Bounds the time that one timeline takes,
+"""Latest requests of a model from which the usual time for a token is computed. Bounds the time for one timeline,
 because the gateway does nothing else meanwhile."""
 _SEARCHED = ("id", "client_request_id", "model", "key", "state", "error_code", "longest_phase", "gateway")
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.record import Recorder, RequestFacts, RequestRecord, timeline_of
-from shared.messages import SequenceRef, StepEvent
+from services.gateway.record import Recorder, RequestFacts, RequestRecord, queries, timeline_of
+from shared.messages import RecordQuery, SequenceRef, StepEvent
 from tests.unit.gateway.step_events import Told, told
 
 
@@ -465,3 +465,16 @@ def test_every_moment_belongs_to_one_span():
     ]
     preemption = next(one for one in spans if one["cause"] == "preemption")
     assert (preemption["start_s"], preemption["end_s"]) == (2.0, 4.0), "from the step before to the end of the next one"
+
+
+def test_the_usual_time_comes_from_the_latest_requests_only(monkeypatch: pytest.MonkeyPatch):
+    now = [100.0]
+    recorder = Recorder(8, lambda: now[0])
+    for number in range(6):
+        now[0] += 1
+        recorder.begin(RequestFacts(f"r{number}", "toy", "k"), now[0])
+    asked: list[list[str]] = []
+    monkeypatch.setattr(queries, "SIMILAR_MAX", 3)
+    monkeypatch.setattr(queries, "usual_token_s", lambda found: asked.append([one["id"] for one in found]))
+    assert queries.find_record(recorder, "g1", RecordQuery("r0", "k", "timeline"))
+    assert asked == [["r5", "r4", "r3"]]
