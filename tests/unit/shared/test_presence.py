@@ -152,7 +152,7 @@ def test_who_was_silent_before_the_link_broke_gets_no_new_lease(members):
     assert ids(members.alive("detokenizer", 5.0)) == [("alive", "b1")]
 
 
-def test_after_the_own_link_was_down_members_have_time_to_connect_again(members):
+def test_after_the_own_link_was_down_members_have_time_to_connect_again():
     short = Members(limits.RECONNECT_S / 2)
     short.observe(beat(), 1.0)
     short.suspend(1.1)

@@ -120,7 +120,7 @@ async def test_after_the_bus_was_gone_nobody_is_asked_until_members_have_connect
     await gateway.tick(back_s + LATE_S)
     assert gateway.asked == []
     beat = Heartbeat("detokenizer", *D1, 1, "ready", 3, INTERVAL_S, StreamStatus())
-    gateway.members.observe(beat, LATE_S + limits.RECONNECT_S - LATE_S)
+    gateway.members.observe(beat, limits.RECONNECT_S)
     await gateway.tick(LATE_S + limits.RECONNECT_S)
     assert gateway.dead == [D1]
 
