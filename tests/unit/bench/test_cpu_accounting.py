@@ -1,5 +1,6 @@
 """Who used the processor: real processes counted, stopped and continued; a noisy measurement taken again."""
 
+import contextlib
 import subprocess
 import sys
 import time
@@ -41,8 +42,12 @@ def used(pid: int) -> float:
 
 
 def states(pid: int) -> set[str]:
-    paths = [Path(f"/proc/{process.pid}/stat") for process in processes.tree(pid)]
-    return {path.read_text().rpartition(")")[2].split()[0] for path in paths}
+    """States of the tree's processes; one that ends between the list and the reading of its state has none."""
+    found = set()
+    for process in processes.tree(pid):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found.add(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0])
+    return found
 
 
 def test_a_paused_tree_uses_nothing_until_it_goes_on(spinning: int) -> None:
