@@ -4,7 +4,7 @@ The HTTP edge (`app`, `http`, `openai`) does not use the bus; the actors (`actor
 depend on this file.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -211,8 +211,45 @@ class SequenceUpdate(msgspec.Struct, frozen=True):
     """
     vector: bytes = b""
     """Of a pooling request: see `TokenEvent.vector`."""
-    engine: tuple[str, str] | None = None
-    """Id and instance id of the engine that has computed the output, for a later run of the request."""
+
+
+class SequenceOutput(Protocol):
+    """The accepted output of one sequence so far, without its text. It changes while the sequence runs."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """The output tokens. Only appended to."""
+        ...
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """Cumulative log probability of the tokens."""
+        ...
+
+    @property
+    def last_from(self) -> int:
+        """Position of the first of the tokens that arrived last."""
+        ...
+
+    @property
+    def last_from_logprob(self) -> float:
+        """Cumulative log probability of the tokens before `last_from`."""
+        ...
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were taken from the prefix cache."""
+        ...
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the sequence has ended; None while it runs."""
+        ...
+
+    @property
+    def engine(self) -> tuple[str, str] | None:
+        """Id and instance id of the engine on which the sequence runs; None while it waits for one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +292,11 @@ class Generation(Protocol):
     @property
     def prompt_tail(self) -> str:
         """The last characters of the rendered conversation. Valid when `num_prompt_tokens` is; "" without messages."""
+        ...
+
+    @property
+    def outputs(self) -> Sequence[SequenceOutput]:
+        """The accepted output of each sequence, at all times. Empty before `num_prompt_tokens` is valid."""
         ...
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:

@@ -22,6 +22,7 @@ from services.gateway.http.auth import ApiKeys
 from services.gateway.http.server.connection import BoundedConnection
 from services.gateway.model_catalog import find_model, unknown_model, wanted_name
 from services.gateway.record import RecordDirectory, Recorder
+from services.gateway.requests.sequence_state import SequenceState
 from services.gateway.responses.stored.recorded import RecordedResponses
 from services.gateway.responses.stored.store import ResponseStore
 from services.gateway.streams.background.requests import BackgroundStreams
@@ -59,6 +60,7 @@ class ScriptedGeneration:
         self.cancelled: list[str] = []
         self.stopped = asyncio.Event()
         self.generated = 0
+        self.outputs = [SequenceState(str(index)) for index in range(request.num_prompts * request.num_sequences)]
         self._num_prompt_tokens = num_prompt_tokens
         self._prompt_tail = prompt_tail
         self._steps: asyncio.Queue[Step | None] = asyncio.Queue()
@@ -97,8 +99,19 @@ class ScriptedGeneration:
         while (step := await self._steps.get()) is not None:
             if isinstance(step, Exception):
                 raise step
-            self.generated += sum(len(update.token_ids) for update in step)
+            for update in step:
+                self._accept(update)
             yield step
+
+    def _accept(self, update: SequenceUpdate) -> None:
+        output = self.outputs[update.index]
+        self.generated += len(update.token_ids)
+        if update.token_ids:
+            output.last_from, output.last_from_logprob = len(output.token_ids), output.cumulative_logprob
+            output.token_ids += update.token_ids
+            output.cumulative_logprob = update.cumulative_logprob
+        output.num_cached_tokens = max(output.num_cached_tokens, update.num_cached_tokens)
+        output.finish_reason = update.finish_reason
 
     def deliver_to(self, take: Take) -> None:
         """All batches come from `updates`."""

@@ -6,7 +6,7 @@ and its usage is recorded.
 """
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from msgspec.structs import replace
 
@@ -23,6 +23,7 @@ from services.gateway.generation import (
     ModelCard,
     RequestTimes,
     Reservation,
+    SequenceOutput,
     SequenceUpdate,
     Take,
     TokenCounts,
@@ -222,6 +223,11 @@ class GuardedGeneration:
     def token_counts(self) -> TokenCounts:
         """See Generation."""
         return self._inner.token_counts if self._inner is not None else TokenCounts()
+
+    @property
+    def outputs(self) -> Sequence[SequenceOutput]:
+        """See Generation."""
+        return self._inner.outputs if self._inner is not None else ()
 
     def deliver_to(self, take: Take) -> None:
         """See Generation."""

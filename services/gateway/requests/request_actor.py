@@ -8,7 +8,7 @@ passes events and ticks to the request actor; the HTTP edge reads its updates.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -122,6 +122,11 @@ class RequestActor:
     def prompt_tail(self) -> str:
         """See Generation."""
         return self.prompts[0].tail if self.prompts else ""
+
+    @property
+    def outputs(self) -> Sequence[SequenceState]:
+        """See Generation."""
+        return self.sequences
 
     async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """See Generation."""
@@ -500,7 +505,6 @@ class RequestActor:
             SequenceUpdate(
                 index, delta.text, delta.token_ids, delta.logprobs, delta.text_offset, event.finish_reason,
                 event.stop_reason, sequence.num_cached_tokens, sequence.cumulative_logprob, delta.prompt_logprobs,
-                engine=sequence.engine,
             ),
         )  # fmt: skip
 

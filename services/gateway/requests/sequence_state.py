@@ -99,6 +99,10 @@ class SequenceState:
     """For each attempt that gave output: the attempt, the output tokens that it began with, and the cached tokens."""
     cumulative_logprob: float = 0.0
     carried_logprob: float = 0.0
+    last_from: int = 0
+    """Position of the first of the tokens that arrived last."""
+    last_from_logprob: float = 0.0
+    """Cumulative log probability of the tokens before `last_from`."""
     losses: int = 0
     lost_engines: set[Address] = field(default_factory=set[Address])
     """Engines that ran the sequence and were lost: dead, stalled, silent for a lease, or no longer holding it. If the
@@ -259,10 +263,11 @@ class SequenceState:
     def _apply(self, event: TextEvent, delta: Delta, now: float) -> None:
         if not self.prefills or self.prefills[-1][0] != self.attempt:
             self.prefills.append((self.attempt, len(self.token_ids), event.num_cached_tokens))
-        self.token_ids.extend(delta.token_ids)
         self.text_length += len(delta.text)
         self.num_cached_tokens = max(self.num_cached_tokens, event.num_cached_tokens)
         if delta.token_ids:
+            self.last_from, self.last_from_logprob = len(self.token_ids), self.cumulative_logprob
+            self.token_ids.extend(delta.token_ids)
             self.cumulative_logprob = self.carried_logprob + event.cumulative_logprob
         self.progress_at = now
         self.behind_since = None

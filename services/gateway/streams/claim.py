@@ -49,13 +49,13 @@ class Claim:
         accepted = [*self.accepted, *(Accepted() for _ in range(count - len(self.accepted)))]
         replayed = tuple([_replayed(one, context) for one in accepted])
         token_ids = tuple([tuple(one.token_ids) for one in replayed])
-        events = PositionedEvents(
-            self.record.request_id, count, self.position, token_ids, tuple([tuple(one.token_ids) for one in accepted])
-        )
+        known = tuple([tuple(one.token_ids) for one in accepted])
+        num_cached = tuple([one.num_cached if one.token_ids else None for one in accepted])
+        events = PositionedEvents(self.record.request_id, count, self.position, token_ids, known, num_cached)
         resumed = ResumedOutput(
             token_ids,
             tuple([one.cumulative_logprob for one in replayed]),
-            tuple([one.num_cached if one.token_ids else None for one in accepted]),
+            num_cached,
             self.record.token,
             tuple([one.engine for one in accepted]),
         )

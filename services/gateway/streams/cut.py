@@ -28,11 +28,21 @@ class _Goal(NamedTuple):
 class SequenceCut:
     """Splits the output of one sequence. `replayed`: tokens that the engine got as earlier output and does not repeat.
 
-    `accepted`: all tokens of the former run. Tokens that are computed again must be the same.
+    `accepted`: all tokens of the former run. Tokens that are computed again must be the same. `num_cached`: the former
+    run's number of cached tokens, which its output keeps, because this run finds the former run's work in the cache;
+    None if it is unknown.
     """
 
-    def __init__(self, index: int, replayed: tuple[int, ...], accepted: tuple[int, ...], position: Position) -> None:
+    def __init__(
+        self,
+        index: int,
+        replayed: tuple[int, ...],
+        accepted: tuple[int, ...],
+        position: Position,
+        num_cached: int | None = None,
+    ) -> None:
         self._index = index
+        self._num_cached = num_cached
         self._accepted = accepted
         self._goals = _goals(index, position)
         self._checked = len(replayed)
@@ -46,6 +56,8 @@ class SequenceCut:
         before the client's position.
         """
         self._check(update)
+        if self._num_cached is not None:
+            update = replace(update, num_cached_tokens=self._num_cached)
         waiting = update if self._waiting is None else joined_updates(self._waiting, update)
         self._waiting = None
         pieces: list[Piece] = []

@@ -1,24 +1,24 @@
 """Writes the accepted tokens of a gateway's streams asynchronously, and renews the streams' records.
 
-On the token path a stream only appends to lists in memory. One task writes the new tokens of all streams, every
-`STREAM_JOURNAL_S` in one message. If the store does not answer, the tokens stay in those lists, which the requests need
-anyway.
+The token path does nothing for it: every `STREAM_JOURNAL_S` one task reads the new tokens of all streams where their
+requests keep them anyway, and writes them in one message. If the store does not answer, they are written later.
 """
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
 
-from services.gateway.generation import SequenceUpdate
+from services.gateway.generation import ResumedOutput, SequenceOutput
 from services.gateway.streams.record import Accepted, JournalEntry, Progress, StreamRecord
 from services.gateway.streams.store import StreamStore
 from shared import limits
 from shared.bus.durable_log import LogUnavailableError
+from shared.codec import pack_ids
 from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
@@ -37,63 +37,101 @@ class RecordStore(Protocol):
 
 
 class JournaledStream:
-    """The accepted tokens of one stream that runs in this gateway.
+    """One stream that runs in this gateway: which of its accepted tokens are not in the journal yet.
 
     `on_lost` is called if another gateway has taken the stream over.
-
-    `replayed`: tokens of each sequence with which the run has begun.
     """
 
     def __init__(
         self,
         record: StreamRecord,
         replayed: tuple[Accepted, ...],
-        journal: "Journal",
         on_lost: Callable[[], None],
         records: "RecordStore | None" = None,
     ) -> None:
-        """`records`: the store of the record, if it is not that of the journal."""
+        """`replayed`: the tokens of each sequence with which the run begins.
+
+        `records`: the store of the record, if it is not that of the journal.
+        """
         self.record = record
         self.records = records
-        self.accepted = list(replayed)
         self.on_lost = on_lost
         self.revision = 0
         """Revision of the record in the store; 0 if it is unknown."""
-        self._journal = journal
-        self._written = [len(one.token_ids) for one in self.accepted]
-        self._engines = [one.engine for one in self.accepted]
+        self._replayed = replayed
+        self._outputs: Sequence[SequenceOutput] = ()
+        self._num_cached: tuple[int | None, ...] = (None,) * len(replayed)
+        self._written = [len(one.token_ids) for one in replayed]
+        self._ends_written = [False] * len(replayed)
+        self._engines = [one.engine for one in replayed]
         """For each sequence, the engine that the journal or the record names."""
-        self._is_new = [False] * len(self.accepted)
 
-    def saw(self, update: SequenceUpdate) -> None:
-        """Records new output. Called on the token path, so it does as little as possible."""
-        index = update.index
-        self.accepted[index].add_update(update)
-        if not self._is_new[index]:
-            self._is_new[index] = True
-            self._journal.changed(self)
+    def follow(self, outputs: Sequence[SequenceOutput], resumed: ResumedOutput | None) -> None:
+        """Sets the output of the sequences, from which the tokens are read whenever they are needed.
+
+        Called once, when there is output. So the token path does nothing for the journal. `resumed`: the output of the
+        former run. This run has found the prompt in the cache, so the former run's number of cached tokens is kept.
+        """
+        self._outputs = outputs
+        if resumed is not None:
+            self._num_cached = resumed.num_cached_tokens
+
+    @property
+    def accepted(self) -> list[Accepted]:
+        """Returns the accepted tokens of each sequence."""
+        if not self._outputs:
+            return list(self._replayed)
+        return [self._progress(index, output, 0).accepted() for index, output in enumerate(self._outputs)]
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is output that is not in the journal."""
+        return any(self._is_new(index, output) for index, output in enumerate(self._outputs))
 
     def news(self) -> tuple[Progress, ...]:
         """Returns the progress that is not written yet."""
-        return tuple([self._news(index) for index, new in enumerate(self._is_new) if new])
+        return tuple([
+            self._news(index, output) for index, output in enumerate(self._outputs) if self._is_new(index, output)
+        ])  # fmt: skip
 
     def written(self, progress: tuple[Progress, ...]) -> None:
         """Records that `progress` is in the journal."""
         for one in progress:
-            self._written[one.index] = one.end
+            self._written[one.index], self._ends_written[one.index] = one.end, one.ended
             self._engines[one.index] = one.engine or self._engines[one.index]
-            now = self.accepted[one.index]
-            self._is_new[one.index] = len(now.token_ids) > one.end or now.ended != one.ended
-        if any(self._is_new):
-            self._journal.changed(self)  # for tokens that arrived while the journal was being written
-
-    def _news(self, index: int) -> Progress:
-        found = self.accepted[index].progress(index, self._written[index])
-        return msgspec.structs.replace(found, engine=None) if found.engine == self._engines[index] else found
 
     def progress(self) -> tuple[Progress, ...]:
         """Returns everything so far, for the record."""
-        return tuple([one.progress(index) for index, one in enumerate(self.accepted)])
+        if not self._outputs:
+            return tuple([one.progress(index) for index, one in enumerate(self._replayed)])
+        return tuple([self._progress(index, output, 0) for index, output in enumerate(self._outputs)])
+
+    def _is_new(self, index: int, output: SequenceOutput) -> bool:
+        return len(output.token_ids) > self._written[index] or _ended(output) > self._ends_written[index]
+
+    def _news(self, index: int, output: SequenceOutput) -> Progress:
+        found = self._progress(index, output, self._written[index])
+        return msgspec.structs.replace(found, engine=None) if found.engine == self._engines[index] else found
+
+    def _progress(self, index: int, output: SequenceOutput, first: int) -> Progress:
+        """Returns the tokens of a sequence from position `first` on, and its state."""
+        known = self._num_cached[index]
+        return Progress(
+            index,
+            first,
+            pack_ids(output.token_ids[first:]),
+            output.cumulative_logprob,
+            output.num_cached_tokens if known is None else known,
+            _ended(output),
+            output.last_from,
+            output.last_from_logprob,
+            output.engine or self._engines[index],  # a sequence that waits for an engine keeps the last one
+        )
+
+
+def _ended(output: SequenceOutput) -> bool:
+    """Whether a sequence has ended, not because it failed."""
+    return output.finish_reason not in (None, "error")
 
 
 class Journal:
@@ -107,20 +145,28 @@ class Journal:
         self._closed_at = -math.inf
         """When the store stopped taking records, monotonic seconds; -inf if it has not taken any."""
         self.running: dict[str, JournaledStream] = {}
+        """The streams that run in this gateway, by request id."""
+        self._ended: list[JournaledStream] = []
+        """Streams whose run has ended, with output that is not written yet."""
         self._store = store
-        self._changed: dict[str, JournaledStream] = {}
-        self._wake = asyncio.Event()
+        self._has_streams = asyncio.Event()
 
     @property
     def opens_soon(self) -> bool:
         """Whether the store took records until a moment ago, so that the bus has probably only been restarted."""
         return time.monotonic() - self._closed_at < limits.STREAM_STORE_AWAY_S
 
-    def changed(self, stream: JournaledStream) -> None:
-        """Schedules the write of a stream's new tokens."""
-        if not self._changed:
-            self._wake.set()
-        self._changed[stream.record.request_id] = stream
+    def add(self, stream: JournaledStream) -> None:
+        """Adds a stream whose tokens are to be written while it runs."""
+        self.running[stream.record.request_id] = stream
+        self._has_streams.set()
+
+    def remove(self, stream: JournaledStream) -> None:
+        """Drops a stream whose run has ended, after its last tokens have been written."""
+        if self.running.get(stream.record.request_id) is stream:
+            del self.running[stream.record.request_id]
+        if stream.has_news:
+            self._ended.append(stream)
 
     async def run(self) -> None:
         """Writes and renews until it is cancelled. An unavailable store is opened again."""
@@ -143,7 +189,7 @@ class Journal:
 
     async def close(self) -> None:
         """Writes the remaining tokens, if the store answers."""
-        if self.is_open and self._changed:
+        if self.is_open:
             try:
                 await self._flush()
             except (LogUnavailableError, ServiceError) as error:
@@ -151,25 +197,19 @@ class Journal:
 
     async def _write(self) -> None:
         while True:
-            await self._wake.wait()
+            await self._has_streams.wait()
             await asyncio.sleep(limits.STREAM_JOURNAL_S)
             await self._flush()
+            if not (self.running or self._ended):
+                self._has_streams.clear()
 
     async def _flush(self) -> None:
-        self._wake.clear()
-        changed, self._changed = self._changed, {}
-        try:
-            for part in _parts(changed):
-                entries = tuple(JournalEntry(one.record.request_id, one.record.token, news) for one, news in part)
-                self.position = await self._store.note(entries)
-                for one, news in part:
-                    one.written(news)
-                    changed.pop(one.record.request_id, None)
-        finally:
-            for one in changed.values():  # streams of a part that was not written
-                self._changed.setdefault(one.record.request_id, one)
-            if self._changed:
-                self._wake.set()
+        for part in _parts([*self._ended, *self.running.values()]):
+            entries = tuple([JournalEntry(one.record.request_id, one.record.token, news) for one, news in part])
+            self.position = await self._store.note(entries)
+            for one, news in part:
+                one.written(news)
+        self._ended = [one for one in self._ended if one.has_news]
 
     async def _renew(self) -> None:
         # The bus may have lost the records, and streams may have begun while it was away.
@@ -209,14 +249,13 @@ def _renewed(record: StreamRecord, progress: tuple[Progress, ...], journal_from:
     return msgspec.structs.replace(record, progress=progress, journal_from=journal_from, renewed_at=time.time())
 
 
-def _parts(
-    changed: dict[str, JournaledStream],
-) -> Iterator[list[tuple[JournaledStream, tuple[Progress, ...]]]]:
+def _parts(streams: list[JournaledStream]) -> Iterator[list[tuple[JournaledStream, tuple[Progress, ...]]]]:
     """Yields the streams' new tokens in parts that fit into one message each."""
     part: list[tuple[JournaledStream, tuple[Progress, ...]]] = []
     size = 0
-    for stream in list(changed.values()):
-        news = stream.news()
+    for stream in streams:
+        if not (news := stream.news()):
+            continue
         size += sum(len(one.tokens) for one in news)
         part.append((stream, news))
         if size > limits.STREAM_JOURNAL_BYTES_MAX:

@@ -30,8 +30,9 @@ class PositionedEvents:
         position: Position = START,
         replayed: tuple[tuple[int, ...], ...] = (),
         accepted: tuple[tuple[int, ...], ...] = (),
+        num_cached: tuple[int | None, ...] = (),
     ) -> None:
-        """`position`: the client's position. `replayed`, `accepted`: see SequenceCut, one for each sequence.
+        """`position`: the client's position. The others: see SequenceCut, one for each sequence.
 
         Raises ServiceError('invalid_value') if the position has a different number of sequences.
         """
@@ -40,24 +41,25 @@ class PositionedEvents:
             raise ServiceError("invalid_value", message, param="from")
         self._head = b"id: " + request_id.encode() + b":"
         self._position = position
-        self._num_tokens, self._num_chars = [0] * num_sequences, [0] * num_sequences
-        """Tokens and characters of each sequence that were passed to the encoder."""
+        self._num_chars = [0] * num_sequences
+        """Characters of each sequence that were passed to the encoder."""
         self._shown = [b"0.0"] * num_sequences
         """The position of each sequence at its last event."""
         self._is_plain = False
         """Whether there is one sequence, and events have no numbers."""
+        self._shown_plain = 0, 0
+        """If `_is_plain`, tokens and characters at the last event, which `_shown` then does not have."""
         self._numbers: NumberedEncoder | None = None
         """The encoder, if its events have numbers."""
         self._starts_at = -1 if position.number is None else position.number
         """Number of events that the client has; -1 if the numbers of further events need not be set."""
         self._cuts: list[SequenceCut] | None = None
         if position != START or any(accepted):
-            nothing = ((),) * num_sequences
+            nothing, unknown = ((),) * num_sequences, (None,) * num_sequences
+            former = zip(replayed or nothing, accepted or nothing, num_cached or unknown, strict=True)
             self._cuts = [
-                SequenceCut(index, replayed_of, accepted_of, position)
-                for index, (replayed_of, accepted_of) in enumerate(
-                    zip(replayed or nothing, accepted or nothing, strict=True)
-                )
+                SequenceCut(index, replayed_of, accepted_of, position, num_cached_of)
+                for index, (replayed_of, accepted_of, num_cached_of) in enumerate(former)
             ]
 
     def opening(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
@@ -114,25 +116,26 @@ class PositionedEvents:
         if self._starts_at >= 0:
             self._start(num_known)
         choice, text = take(update)
-        index = update.index
-        num_tokens = self._num_tokens[index] = self._num_tokens[index] + len(update.token_ids)
+        index, num_tokens = update.index, choice.num_tokens
         num_chars = self._num_chars[index] = self._num_chars[index] + len(update.text)
         data = encoder.chunk(choice, text)
         if not data:
             return b""
-        if update.finish_reason is not None:
-            return self._last(data, Part(index, Shown(num_tokens, num_chars, ended=True), num_known))
-        if num_known or not sse.is_one_event(data):
-            return self._last(data, Part(index, Shown(num_tokens, num_chars), num_known))
-        here = self._shown[index] = b"%d.%d" % (num_tokens, num_chars)
+        ended = update.finish_reason is not None
+        if ended or num_known or not sse.is_one_event(data):
+            return self._last(data, Part(index, Shown(num_tokens, num_chars, ended), num_known))
         if self._is_plain:
-            return b"%b%b\n%b" % (self._head, here, data)
+            self._shown_plain = num_tokens, num_chars
+            return b"%b%d.%d\n%b" % (self._head, num_tokens, num_chars, data)
+        self._shown[index] = b"%d.%d" % (num_tokens, num_chars)
         return self._head + b",".join(self._shown) + self._mark() + data
 
     def _last(self, data: bytes, known: Part) -> bytes:
         """Returns several events of one sequence with their ids, without those that are known."""
-        before, until = b",".join(self._shown), known.until.text().encode()
+        before = b"%d.%d" % self._shown_plain if self._is_plain else b",".join(self._shown)
+        until = known.until.text().encode()
         self._shown[known.index] = until
+        self._shown_plain = known.until.num_tokens, known.until.num_chars
         events = sse.split_events(data)
         parts: list[bytes] = []
         for number, event in enumerate(events, start=1):

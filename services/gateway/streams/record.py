@@ -2,7 +2,6 @@
 
 import msgspec
 
-from services.gateway.generation import SequenceUpdate
 from services.gateway.streams.body_pictures import BodyPicture, FetchedPicture
 from shared.codec import TOKEN_BYTES, pack_ids, unpack_ids
 
@@ -29,6 +28,12 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     def end(self) -> int:
         """Position after the last token."""
         return self.first + len(self.tokens) // TOKEN_BYTES
+
+    def accepted(self) -> "Accepted":
+        """Returns the accepted tokens of the sequence. Only if the progress begins with the first token."""
+        found = Accepted()
+        found.add(self)
+        return found
 
 
 class StreamRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -118,23 +123,11 @@ class Accepted:
         self.last_from, self.last_from_logprob = progress.last_from, progress.last_from_logprob
         self.engine = progress.engine or self.engine
 
-    def add_update(self, update: SequenceUpdate) -> None:
-        """Adds output that the sequence has got since."""
-        if update.token_ids:
-            self.last_from, self.last_from_logprob = len(self.token_ids), self.cumulative_logprob
-            self.token_ids += update.token_ids
-            self.cumulative_logprob = update.cumulative_logprob
-            self.engine = update.engine
-        if update.num_cached_tokens > self.num_cached:
-            self.num_cached = update.num_cached_tokens
-        if update.finish_reason is not None:
-            self.ended = True
-
-    def progress(self, index: int, first: int = 0) -> Progress:
-        """Returns the tokens from position `first` on."""
-        packed = pack_ids(self.token_ids[first:])
+    def progress(self, index: int) -> Progress:
+        """Returns all tokens, as the progress of sequence `index`."""
+        packed = pack_ids(self.token_ids)
         last = self.last_from, self.last_from_logprob
-        return Progress(index, first, packed, self.cumulative_logprob, self.num_cached, self.ended, *last, self.engine)
+        return Progress(index, 0, packed, self.cumulative_logprob, self.num_cached, self.ended, *last, self.engine)
 
 
 def accepted_of(record: StreamRecord, entries: list[JournalEntry]) -> list[Accepted]:

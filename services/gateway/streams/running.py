@@ -3,16 +3,15 @@
 import asyncio
 from collections.abc import Callable
 
-from msgspec.structs import replace
 from starlette.types import Receive
 
-from services.gateway.generation import ResumedOutput, SequenceUpdate
+from services.gateway.generation import ResumedOutput
 from services.gateway.http import sse
 from services.gateway.http.disconnect import ClientGoneError, HandedOverError, unless_gone
 from services.gateway.openai.answers.answer_encoder import AnswerEncoder, GenerationState
 from services.gateway.openai.serving import ResponseRunner, Sink
 from services.gateway.streams.journal import JournaledStream
-from services.gateway.streams.positioned import PositionedEvents, Take
+from services.gateway.streams.positioned import PositionedEvents
 from shared.errors import ServiceError
 
 
@@ -28,6 +27,8 @@ class RunningStream:
     def __init__(self, events: PositionedEvents, grace_s: float, on_end: "Callable[[RunningStream], None]") -> None:
         self.resumed: ResumedOutput | None = None
         self.journaled: JournaledStream | None = None
+        self.output = events.output
+        """See RecordedStream. Called for each token, so without a method of this class between."""
         self._events = events
         self._grace_s = grace_s
         self._on_end = on_end
@@ -36,18 +37,10 @@ class RunningStream:
         self._over = asyncio.Event()
 
     def opening(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
-        """See RecordedStream."""
+        """See RecordedStream. From now on, the journal has the tokens."""
+        if self.journaled is not None:
+            self.journaled.follow(state.generation.outputs, self.resumed)
         return self._events.opening(encoder, state)
-
-    def output(self, encoder: AnswerEncoder, batch: list[SequenceUpdate], take: Take) -> bytes:
-        """See RecordedStream. Also records the accepted tokens in the journal."""
-        if self.resumed is not None:
-            batch = [self._with_cached_tokens(update, self.resumed) for update in batch]
-        data = self._events.output(encoder, batch, take)
-        if (journaled := self.journaled) is not None:
-            for update in batch:
-                journaled.saw(update)
-        return data
 
     def closing(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
         """See RecordedStream."""
@@ -134,14 +127,6 @@ class RunningStream:
     async def over(self) -> None:
         """Returns when the run has ended."""
         await self._over.wait()
-
-    def _with_cached_tokens(self, update: SequenceUpdate, resumed: ResumedOutput) -> SequenceUpdate:
-        """Returns an update with the first run's number of cached tokens.
-
-        This run has found the work of the first run in the cache.
-        """
-        known = resumed.num_cached_tokens[update.index]
-        return update if known is None else replace(update, num_cached_tokens=known)
 
     def _end(self) -> None:
         self._over.set()

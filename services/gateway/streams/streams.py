@@ -113,7 +113,7 @@ class Streams:
         request_id = journaled.record.request_id
         if self._running.get(request_id) is stream:
             del self._running[request_id]
-            self.journal.running.pop(request_id, None)
+        self.journal.remove(journaled)
         # Breaks a reference cycle, which would need the garbage collector.
         journaled.on_lost = _nothing
 
@@ -222,9 +222,9 @@ class Streams:
 
     def _add(self, record: StreamRecord, replayed: tuple[Accepted, ...], events: PositionedEvents) -> RunningStream:
         stream = RunningStream(events, self._grace_s if record.outlives_client else 0.0, self.ended)
-        stream.journaled = JournaledStream(record, replayed, self.journal, stream.take_away)
+        stream.journaled = JournaledStream(record, replayed, stream.take_away)
         self._running[record.request_id] = stream
-        self.journal.running[record.request_id] = stream.journaled
+        self.journal.add(stream.journaled)
         return stream
 
 

@@ -7,6 +7,7 @@ from services.gateway.generation import GenerationRequest, RequestTimes, Sequenc
 from services.gateway.openai.answers.answer_encoder import GenerationState
 from services.gateway.openai.answers.choices import ChoiceAccumulator
 from services.gateway.openai.request_context import Arrival, Kind, RequestContext
+from services.gateway.requests.sequence_state import SequenceState
 from shared.messages import ChatMessage, PositionLogprobs, TokenText
 from shared.parameters.sampling import SamplingParams
 from tests.unit.gateway.bodies import CARD
@@ -51,6 +52,7 @@ class Finished:
         self.num_prompt_tokens, self.prompt_token_ids = 3, [[1, 2, 3]]
         self.times = times
         self.token_counts, self.prompt_tail = TokenCounts(3, 0, 3, 0), ""
+        self.outputs: list[SequenceState] = []
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         raise NotImplementedError

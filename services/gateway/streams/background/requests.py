@@ -192,10 +192,10 @@ class BackgroundStreams:
         writer: EventWriter,
     ) -> BackgroundRun:
         stream = RunningStream(events, 0.0, self._ended)
-        stream.journaled = JournaledStream(record, replayed, self._journal, stream.take_away, self.store)
+        stream.journaled = JournaledStream(record, replayed, stream.take_away, self.store)
         stream.journaled.revision = revision
         found = self.running[record.request_id] = BackgroundRun(stream, writer, record)
-        self._journal.running[record.request_id] = stream.journaled
+        self._journal.add(stream.journaled)
         return found
 
     def _ended(self, stream: RunningStream) -> None:
@@ -203,4 +203,4 @@ class BackgroundStreams:
         request_id = stream.journaled.record.request_id
         if request_id in self.running and self.running[request_id].stream is stream:
             del self.running[request_id]
-            self._journal.running.pop(request_id, None)
+        self._journal.remove(stream.journaled)
