@@ -38,36 +38,54 @@ class LaterGuard(NamedTuple):
     begin: Callable[[], Coroutine[Any, Any, NoReturn]]
 
 
-async def unless_gone(
-    receive: Receive,
-    work: Coroutine[Any, Any, T],
-    guard: LaterGuard | None = None,
-    is_over: Callable[[], bool] = lambda: False,
-) -> T:
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T], guard: LaterGuard | None = None) -> T:
     """Returns the result of `work`; cancels it if the client disconnects (ClientGoneError) or the guard raises.
 
-    The work runs in the current task. The body of the request must have been read before. `is_over`: whether the answer
-    is complete although `work` has not returned yet. The server reports the end of an answer like a disconnect.
+    The work runs in the current task. The body of the request must have been read before.
     """
     task = asyncio.current_task()
     assert task is not None
-    is_working, num_cancelled, failed = True, task.cancelling(), list["asyncio.Task[NoReturn]"]()
+    num_cancelled, failed = task.cancelling(), list["asyncio.Task[NoReturn]"]()
+
+    def gone(watcher: "asyncio.Task[NoReturn]") -> None:
+        failed.append(watcher)
+        task.cancel()
+
+    try:
+        return await watched(receive, work, guard, gone)
+    finally:
+        # If something else has cancelled this task too, the work's CancelledError is raised.
+        if failed and task.uncancel() <= num_cancelled:
+            failed[0].result()
+
+
+async def watched(
+    receive: Receive,
+    work: Coroutine[Any, Any, T],
+    guard: LaterGuard | None,
+    gone: "Callable[[asyncio.Task[NoReturn]], None]",
+) -> T:
+    """Returns the result of `work`. Calls `gone` at most once, if the client disconnects or the guard raises.
+
+    `gone` gets the task that has noticed it, which has failed. The work runs in the current task.
+    """
+    is_working, watchers = True, list["asyncio.Task[NoReturn]"]()
 
     def ended(watcher: "asyncio.Task[NoReturn]") -> None:
-        if is_working and not watcher.cancelled() and not failed and not is_over():
-            failed.append(watcher)
-            task.cancel()
+        nonlocal is_working
+        if is_working and not watcher.cancelled():
+            is_working = False
+            gone(watcher)
 
     def watch(watching: Coroutine[Any, Any, NoReturn]) -> None:
         watcher = asyncio.create_task(watching)
         watcher.add_done_callback(ended)
         watchers.append(watcher)
 
-    watchers = list["asyncio.Task[NoReturn]"]()
     watch(_until_gone(receive))
     timer = None
     if guard is not None and guard.delay_s < math.inf:
-        timer = task.get_loop().call_later(guard.delay_s, lambda: watch(guard.begin()))
+        timer = asyncio.get_running_loop().call_later(guard.delay_s, lambda: watch(guard.begin()))
     try:
         return await work
     finally:
@@ -75,9 +93,6 @@ async def unless_gone(
         if timer is not None:
             timer.cancel()
         await _stop(*watchers)
-        # If something else has cancelled this task too, the work's CancelledError is raised.
-        if failed and task.uncancel() <= num_cancelled:
-            failed[0].result()
 
 
 async def _until_gone(receive: Receive) -> NoReturn:

@@ -100,7 +100,7 @@ class EventChannel:
 
         Only event streams have comments; a stream of another content type must have `keep_alive_s` 0.
         """
-        self.started = False
+        self.started = self.ended = False
         self._send = send
         self._headers = [(b"content-type", content_type), *HEADERS]
         self._keep_alive_s = keep_alive_s if keep_alive_s > 0 else math.inf
@@ -115,6 +115,7 @@ class EventChannel:
 
     async def end(self, data: bytes) -> None:
         """Sends the last events and closes the stream."""
+        self.ended = True
         await self._body(data, more=False)
 
     @property

@@ -81,7 +81,7 @@ class JournaledStream:
         """Returns the accepted tokens of each sequence."""
         if not self._outputs:
             return list(self._replayed)
-        return [self._progress(index, output, 0).accepted() for index, output in enumerate(self._outputs)]
+        return [self._progress(index, output).accepted() for index, output in enumerate(self._outputs)]
 
     @property
     def has_news(self) -> bool:
@@ -90,9 +90,13 @@ class JournaledStream:
 
     def news(self) -> tuple[Progress, ...]:
         """Returns the progress that is not written yet."""
-        return tuple([
-            self._news(index, output) for index, output in enumerate(self._outputs) if self._is_new(index, output)
-        ])  # fmt: skip
+        return tuple(
+            [
+                self._progress(index, output, self._written[index], self._engines[index])
+                for index, output in enumerate(self._outputs)
+                if self._is_new(index, output)
+            ]
+        )
 
     def written(self, progress: tuple[Progress, ...]) -> None:
         """Records that `progress` is in the journal."""
@@ -104,18 +108,18 @@ class JournaledStream:
         """Returns everything so far, for the record."""
         if not self._outputs:
             return tuple([one.progress(index) for index, one in enumerate(self._replayed)])
-        return tuple([self._progress(index, output, 0) for index, output in enumerate(self._outputs)])
+        return tuple([self._progress(index, output) for index, output in enumerate(self._outputs)])
 
     def _is_new(self, index: int, output: SequenceOutput) -> bool:
         return len(output.token_ids) > self._written[index] or _ended(output) > self._ends_written[index]
 
-    def _news(self, index: int, output: SequenceOutput) -> Progress:
-        found = self._progress(index, output, self._written[index])
-        return msgspec.structs.replace(found, engine=None) if found.engine == self._engines[index] else found
-
-    def _progress(self, index: int, output: SequenceOutput, first: int) -> Progress:
-        """Returns the tokens of a sequence from position `first` on, and its state."""
+    def _progress(
+        self, index: int, output: SequenceOutput, first: int = 0, known_engine: tuple[str, str] | None = None
+    ) -> Progress:
+        """Returns the tokens of a sequence from position `first` on, and its state; the engine if it is not known."""
         known = self._num_cached[index]
+        # A sequence that waits for an engine keeps the last one.
+        engine = output.engine or self._engines[index]
         return Progress(
             index,
             first,
@@ -125,7 +129,7 @@ class JournaledStream:
             _ended(output),
             output.last_from,
             output.last_from_logprob,
-            output.engine or self._engines[index],  # a sequence that waits for an engine keeps the last one
+            None if engine == known_engine else engine,
         )
 
 

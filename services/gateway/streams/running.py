@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import NoReturn
 
 from starlette.types import Receive
 
 from services.gateway.generation import ResumedOutput
 from services.gateway.http import sse
-from services.gateway.http.disconnect import ClientGoneError, HandedOverError, unless_gone
+from services.gateway.http.disconnect import ClientGoneError, HandedOverError, watched
 from services.gateway.openai.answers.answer_encoder import AnswerEncoder, GenerationState
 from services.gateway.openai.serving import ResponseRunner, Sink
 from services.gateway.streams.journal import JournaledStream
@@ -33,7 +34,9 @@ class RunningStream:
         self._grace_s = grace_s
         self._on_end = on_end
         self._work: asyncio.Task[None] | None = None
-        self._taken = self._is_alone = self._is_handed_over = False
+        self._taken = self._is_handed_over = False
+        self._gone: BaseException | None = None
+        """Why there is no client any more, if the run continues without it."""
         self._over = asyncio.Event()
 
     def opening(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
@@ -47,45 +50,48 @@ class RunningStream:
         return self._events.closing(encoder, state)
 
     async def serve(self, run: ResponseRunner, receive: Receive, channel: sse.EventChannel) -> None:
-        """See RecordedStream."""
+        """See RecordedStream. The run is in the current task."""
         if self._taken:
             self._end()
             raise taken()
-        if not self._grace_s:
-            await self._serve_attached(run, receive, channel)
-            return
-        self._work = asyncio.create_task(run.detached(channel))
-        cause: str | None = None
-        try:
-            await unless_gone(receive, self._result(self._work), channel.guard(), self._work.done)
-        except ClientGoneError as gone:
-            cause = gone.cause
-            channel.detach()
-            self._is_alone = True
-            if self._grace_s and not self._work.done():
-                await asyncio.wait({self._work}, timeout=self._grace_s)
-            raise
-        finally:
-            await _stopped(self._work, cause)
-            self._end()
-
-    async def _serve_attached(self, run: ResponseRunner, receive: Receive, channel: sse.EventChannel) -> None:
-        """Runs a stream that ends with its client, in the current task."""
         self._work = task = asyncio.current_task()
         assert task is not None
+        num_cancelled = task.cancelling()
         try:
-            await run.stream(receive, channel)
+            await (self._with_grace(run, receive, channel) if self._grace_s else run.stream(receive, channel))
         except ClientGoneError:
             raise
-        except (asyncio.CancelledError, Exception) as error:
-            if not (self._taken or self._is_handed_over):
+        except (asyncio.CancelledError, Exception):
+            if not (self._taken or self._is_handed_over or self._gone is not None):
                 raise
-            if isinstance(error, asyncio.CancelledError):
-                task.uncancel()  # the cancellation was `take_away` or `hand_over`
-            raise taken() if self._taken else HandedOverError from None
+            while task.cancelling() > num_cancelled:
+                task.uncancel()  # the cancellations were those of this object
+            if self._gone is None:
+                raise taken() if self._taken else HandedOverError from None
         finally:
             self._work = None
             self._end()
+        if self._gone is not None:
+            raise self._gone
+
+    async def _with_grace(self, run: ResponseRunner, receive: Receive, channel: sse.EventChannel) -> None:
+        """Runs a stream that continues for `grace_s` without its client; then its task is cancelled."""
+        timer: asyncio.TimerHandle | None = None
+
+        def gone(watcher: "asyncio.Task[NoReturn]") -> None:
+            nonlocal timer
+            if channel.ended or self._work is None:
+                return  # the server reports the end of an answer like a disconnect
+            self._gone = watcher.exception()
+            channel.detach()
+            cause = self._gone.cause if isinstance(self._gone, ClientGoneError) else None
+            timer = asyncio.get_running_loop().call_later(self._grace_s, self._work.cancel, cause)
+
+        try:
+            await watched(receive, run.detached(channel), channel.guard(), gone)
+        finally:
+            if timer is not None:
+                timer.cancel()
 
     async def detached(self, run: ResponseRunner, sink: Sink) -> None:
         """Runs a request that has no client. Called once.
@@ -109,7 +115,7 @@ class RunningStream:
     def leave(self) -> None:
         """Ends the wait for a client, because the gateway shuts down: the stream can be resumed at another gateway."""
         self._grace_s = 0.0
-        if self._is_alone and self._work is not None:
+        if self._gone is not None and self._work is not None:
             self._work.cancel("draining")
 
     def take_away(self, cause: str = "stream_taken") -> None:
@@ -132,19 +138,11 @@ class RunningStream:
         self._over.set()
         self._on_end(self)
 
-    async def _result(self, work: "asyncio.Task[None]") -> None:
-        await asyncio.wait({work})
-        if self._taken:
-            raise taken()
-        if self._is_handed_over and (work.cancelled() or work.exception() is not None):
-            raise HandedOverError
-        work.result()
 
-
-async def _stopped(work: "asyncio.Task[None]", cause: str | None = None) -> None:
+async def _stopped(work: "asyncio.Task[None]") -> None:
     """Cancels a task that has not ended, and returns when it has. Does not raise its exception."""
     if not work.done():
-        work.cancel(cause)
+        work.cancel()
         await asyncio.gather(work, return_exceptions=True)
     elif not work.cancelled():
         work.exception()  # else asyncio reports that nobody has looked at it
