@@ -169,8 +169,7 @@ class Journal:
         """Drops a stream whose run has ended, after its last tokens have been written."""
         if self.running.get(stream.record.request_id) is stream:
             del self.running[stream.record.request_id]
-        if stream.has_news:
-            self._ended.append(stream)
+        self._ended.append(stream)
 
     async def run(self) -> None:
         """Writes and renews until it is cancelled. An unavailable store is opened again."""

@@ -15,6 +15,10 @@ Take = Callable[[SequenceUpdate], tuple[Choice, str]]
 """Adds an update to its choice. Returns the choice, and its text if it has no parser."""
 
 
+_ENDED = b"e\n"
+"""End of the position of a sequence that has ended."""
+
+
 class PositionedEvents:
     """The events of one stream, which an encoder makes.
 
@@ -104,6 +108,8 @@ class PositionedEvents:
         return b"\n" if self._numbers is None else b"@%d\n" % (self._numbers.next_number - num_later)
 
     def _with_ids(self, letter: bytes, data: bytes, num_known: int) -> bytes:
+        if not data:
+            return b""
         events = sse.split_events(data)
         return b"".join([
             self._head + letter + b"%d" % number + self._mark(len(events) - number) + event
@@ -122,15 +128,15 @@ class PositionedEvents:
         if not data:
             return b""
         ended = update.finish_reason is not None
-        if ended or num_known or not sse.is_one_event(data):
-            return self._last(data, Part(index, Shown(num_tokens, num_chars, ended), num_known))
+        if num_known or not sse.is_one_event(data):
+            return self._several(data, Part(index, Shown(num_tokens, num_chars, ended), num_known))
         if self._is_plain:
             self._shown_plain = num_tokens, num_chars
-            return b"%b%d.%d\n%b" % (self._head, num_tokens, num_chars, data)
-        self._shown[index] = b"%d.%d" % (num_tokens, num_chars)
+            return b"%b%d.%d%b%b" % (self._head, num_tokens, num_chars, _ENDED if ended else b"\n", data)
+        self._shown[index] = b"%d.%d%b" % (num_tokens, num_chars, b"e" if ended else b"")
         return self._head + b",".join(self._shown) + self._mark() + data
 
-    def _last(self, data: bytes, known: Part) -> bytes:
+    def _several(self, data: bytes, known: Part) -> bytes:
         """Returns several events of one sequence with their ids, without those that are known."""
         before = b"%d.%d" % self._shown_plain if self._is_plain else b",".join(self._shown)
         until = known.until.text().encode()
