@@ -68,8 +68,6 @@ class WholeBody(msgspec.Struct, frozen=True):
 
 def without_pictures(body: bytes, pictures: Sequence[PictureInput]) -> CutBody:
     """Returns a body without the pictures that it contains as base64. `pictures`: those of its conversation."""
-    if not pictures:
-        return CutBody(body, (), (), {})
     files: dict[KeptPicture, bytes] = {}
     large = {base64.b64encode(one.file): one.file for one in pictures if len(one.file) >= _WORTH_BYTES}
     found = _plain_in(body, large) + _escaped_in(body, large)

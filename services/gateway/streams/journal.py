@@ -111,7 +111,9 @@ class JournaledStream:
         return tuple([self._progress(index, output) for index, output in enumerate(self._outputs)])
 
     def _is_new(self, index: int, output: SequenceOutput) -> bool:
-        return len(output.token_ids) > self._written[index] or _ended(output) > self._ends_written[index]
+        if len(output.token_ids) > self._written[index]:
+            return True
+        return _ended(output) and not self._ends_written[index]
 
     def _progress(
         self, index: int, output: SequenceOutput, first: int = 0, known_engine: tuple[str, str] | None = None
@@ -207,12 +209,15 @@ class Journal:
                 self._has_streams.clear()
 
     async def _flush(self) -> None:
-        for part in _parts([*self._ended, *self.running.values()]):
-            entries = tuple([JournalEntry(one.record.request_id, one.record.token, news) for one, news in part])
-            self.position = await self._store.note(entries)
-            for one, news in part:
-                one.written(news)
-        self._ended = [one for one in self._ended if one.has_news]
+        ended, self._ended = self._ended, []
+        try:
+            for part in _parts([*ended, *self.running.values()]):
+                entries = tuple([JournalEntry(one.record.request_id, one.record.token, news) for one, news in part])
+                self.position = await self._store.note(entries)
+                for one, news in part:
+                    one.written(news)
+        finally:
+            self._ended += [one for one in ended if one.has_news]
 
     async def _renew(self) -> None:
         # The bus may have lost the records, and streams may have begun while it was away.

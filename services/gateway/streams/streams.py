@@ -94,11 +94,14 @@ class Streams:
         if not self.journal.is_open and not (asked and self.journal.opens_soon):
             return None
         # Pictures are kept only for clients that ask for a resumable stream: they take space in the log of responses.
-        cut = without_pictures(request.state.body, context.request.pictures if asked else ())
-        if not is_recordable(context, cut.body) or (cut.files and not await self._keep_pictures(cut)):
+        pictures = context.request.pictures if asked else ()
+        cut = without_pictures(request.state.body, pictures) if pictures else None
+        if not is_recordable(context, request.state.body if cut is None else cut.body):
             return None
         record = new_record(request, context, self._host, self.journal.position + 1, outlives_client=asked)
-        if cut.pictures:
+        if cut is not None:
+            if cut.files and not await self._keep_pictures(cut):
+                return None
             record = msgspec.structs.replace(record, body=cut.body, pictures=cut.pictures)
         if self.journal.is_open:  # else the journal writes the record when it is open again
             await self._store.create(record)
