@@ -71,8 +71,11 @@ class RunningStream:
         finally:
             self._work = None
             self._end()
-        if self._gone is not None:
-            raise self._gone
+        if (gone := self._gone) is not None:
+            try:
+                raise gone
+            finally:
+                self._gone = gone = None  # else the exception and this frame would wait for the garbage collector
 
     async def _with_grace(self, run: ResponseRunner, receive: Receive, channel: sse.EventChannel) -> None:
         """Runs a stream that continues for `grace_s` without its client; then its task is cancelled."""
