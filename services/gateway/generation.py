@@ -296,7 +296,7 @@ class Generation(Protocol):
 
     @property
     def outputs(self) -> Sequence[SequenceOutput]:
-        """The accepted output of each sequence, at all times. Empty before `num_prompt_tokens` is valid."""
+        """The accepted output of each sequence so far. Empty before `num_prompt_tokens` is valid, then the same object."""
         ...
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:

@@ -100,7 +100,9 @@ class EventChannel:
 
         Only event streams have comments; a stream of another content type must have `keep_alive_s` 0.
         """
-        self.started = self.ended = False
+        self.started = False
+        self.ended = False
+        """Whether the last events have been written."""
         self._send = send
         self._headers = [(b"content-type", content_type), *HEADERS]
         self._keep_alive_s = keep_alive_s if keep_alive_s > 0 else math.inf
@@ -115,8 +117,8 @@ class EventChannel:
 
     async def end(self, data: bytes) -> None:
         """Sends the last events and closes the stream."""
-        self.ended = True
         await self._body(data, more=False)
+        self.ended = True
 
     @property
     def is_writable(self) -> bool:

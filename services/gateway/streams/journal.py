@@ -153,7 +153,8 @@ class Journal:
         self.running: dict[str, JournaledStream] = {}
         """The streams that run in this gateway, by request id."""
         self._ended: list[JournaledStream] = []
-        """Streams whose run has ended, with output that is not written yet."""
+        """Streams whose run has ended, with output that is not written yet. Bounded, because a stream begins only
+        while the store takes records, or did so a moment ago."""
         self._store = store
         self._has_streams = asyncio.Event()
 
