@@ -296,7 +296,7 @@ class Generation(Protocol):
 
     @property
     def outputs(self) -> Sequence[SequenceOutput]:
-        """The accepted output of each sequence so far. Empty before `num_prompt_tokens` is valid, then the same object."""
+        """The accepted output of each sequence so far. Empty before `num_prompt_tokens` is valid, then one object."""
         ...
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
