@@ -13,7 +13,7 @@
 | `positioned`       | gives each event an id, and omits events that the client already has   |
 | `cut`              | splits regenerated output at the client's position                     |
 | `position`         | the form of a position in an id                                        |
-| `journal`          | collects accepted tokens, and writes them every tenth of a second      |
+| `journal`          | writes the accepted tokens of all streams, four times a second         |
 | `record`           | what is stored of a stream                                             |
 | `store`            | the two logs on the bus that hold records and journals                 |
 | `body_pictures`    | takes pictures out of the body of a recorded request                   |
