@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from services.gateway.app import create_app
@@ -134,6 +134,7 @@ GENERATE = st.fixed_dictionaries(
 
 @settings(max_examples=200)
 @given(GENERATE)
+@example({"sampling_params": {"\\": False}})
 def test_any_request_to_generate_is_answered_or_refused_by_name(body: Any):
     reply = asyncio.run(post(APP, "/generate", json.dumps(body).encode()))
     if reply.status != 200:

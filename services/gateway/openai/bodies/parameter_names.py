@@ -30,21 +30,27 @@ def in_names(error: ServiceError, names: Mapping[str, str]) -> ServiceError:
     """
     message = error.message
     for old, new in names.items():
-        message = _quoted(old).sub(rf"'{_numbered(new)}", message)
+        message = _replaced(message, old, new)
     return ServiceError(error.code, message, param=new_name(error.param, names), retry_after_s=error.retry_after_s)
 
 
 def new_name(param: str, names: Mapping[str, str]) -> str:
     """Returns the name of a parameter in the other API."""
     for old, new in names.items():
-        param = _quoted(old).sub(rf"'{_numbered(new)}", f"'{param}'").strip("'")
+        param = _replaced(f"'{param}'", old, new)[1:-1]
     return param
+
+
+def _replaced(text: str, old: str, new: str) -> str:
+    """Returns the text with another name of a quoted parameter. A client may have made the name up: it may be any."""
+
+    def written(found: re.Match[str]) -> str:
+        number = found[1] if found.re.groups else ""
+        return "'" + new.replace("[]", f"[{number}]", 1)
+
+    return _quoted(old).sub(written, text)
 
 
 def _quoted(name: str) -> re.Pattern[str]:
     """Returns the pattern of a quoted parameter with this name, or of its elements and members."""
     return re.compile(rf"'{re.escape(name).replace(_NUMBER, _ANY_NUMBER, 1)}(?=['\[.])")
-
-
-def _numbered(name: str) -> str:
-    return name.replace("[]", r"[\1]", 1)

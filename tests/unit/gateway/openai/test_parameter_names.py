@@ -1,6 +1,6 @@
 import pytest
 
-from services.gateway.openai.bodies.parameter_names import new_name, renamed
+from services.gateway.openai.bodies.parameter_names import in_names, new_name, renamed
 from shared.errors import ServiceError
 
 
@@ -35,3 +35,10 @@ def test_a_name_may_have_the_number_of_an_element(param: str, expected: str):
     with pytest.raises(ServiceError) as raised, renamed(names):
         raise ServiceError("invalid_value", f"'{param}' is wrong.", param=param)
     assert (raised.value.message, raised.value.param) == (f"'{expected}' is wrong.", expected)
+
+
+@pytest.mark.parametrize("name", ["\\", "\\1", "\\g<0>", "a[]", "'", "'quoted'", ".*", "("])
+def test_a_name_that_the_client_made_up_may_be_any(name: str):
+    error = ServiceError("unsupported_parameter", f"Unknown parameter '{name}'.", param=name)
+    found = in_names(error, {name: f"sampling_params.{name}"})
+    assert (found.param, found.message) == (f"sampling_params.{name}", f"Unknown parameter 'sampling_params.{name}'.")
