@@ -20,6 +20,7 @@ from services.gateway.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from services.gateway.responses.encoder import ResponseEncoder
 from services.gateway.responses.response_object import ResponseObject
 from services.gateway.responses.schemas import ResponsesBody
+from services.gateway.streams.cut import SequenceCut
 from services.gateway.streams.position import START, Part, Position, Shown, parse
 from services.gateway.streams.positioned import PositionedEvents
 from shared.errors import ServiceError
@@ -242,6 +243,13 @@ def test_tokens_that_differ_from_those_of_the_former_run_end_the_stream():
     stream = Stream(context(), PositionedEvents(ID, 1, Position((Shown(2, 2),)), ((1,),), ((1, 2, 3),)))
     with pytest.raises(ServiceError, match="differs from what the stream has shown"):
         stream.run([[SequenceUpdate(0, "abc", (2, 4))]])
+
+
+@pytest.mark.parametrize(("first_run", "told"), [(3, 3), (None, 9)])
+def test_a_resumed_stream_keeps_the_number_of_cached_tokens_of_its_first_run(first_run: int | None, told: int):
+    cut = SequenceCut(0, (), (1, 2), Position((Shown(1, 1),)), first_run)
+    pieces = cut.push(SequenceUpdate(0, "ab", (1, 2), num_cached_tokens=9))
+    assert [piece.update.num_cached_tokens for piece in pieces] == [told, told]
 
 
 def test_a_position_behind_the_end_is_refused():

@@ -151,5 +151,5 @@ async def test_the_last_tokens_of_an_ended_stream_are_written_once(
     await asyncio.sleep(0.02)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-    ((entry,),) = ([one.progress for one in store.entries],)
-    assert [(one.first, one.end, one.ended) for one in entry] == [(0, 2, True)]
+    (entry,) = store.entries
+    assert [(one.first, one.end, one.ended) for one in entry.progress] == [(0, 2, True)]
