@@ -12,7 +12,7 @@ import pytest
 
 from antiphon.launch.http_probe import get
 from tests.models import greedy_reference
-from tests.system.served import Served, fetch, until_the_end
+from tests.system.served import Served, fetch, until_the_end, wait_until
 from tests.unit.shared.hub_server import NAME, write_cache
 
 pytestmark = [pytest.mark.system, pytest.mark.nats]
@@ -35,6 +35,8 @@ def test_runs_with_the_same_seed_answer_the_same_however_tokens_are_published(mo
     flags = (f"--model={model}", "--max-num-seqs=4")
     with until_the_end(Served(*flags, "--use-warmup", "--disable-async-output-proc", command=DIRECT)) as started:
         direct = three_answers(started)
+        # An engine may have answered before its line has come through the launcher.
+        wait_until(lambda: re.search(r"^engine-1.* ready$", started.output, re.MULTILINE) is not None, 20)
         lines = [line for line in started.lines if line.startswith("engine-1")]
         [warm, ready] = [next(i for i, line in enumerate(lines) if text in line) for text in ("warmed up", " ready")]
         assert warm < ready
