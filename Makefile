@@ -11,14 +11,15 @@ COMPOSE_FILES := -f docker-compose.yml $(if $(CLUSTER),-f infra/docker/cluster.y
 # What became of the tests that prove rows of the specification.
 SPEC_REPORT := build/spec-report.json
 CONTAINER_SPEC_REPORT := build/spec-report-container.json
-# The packages of other people's clients.
+# The packages of other people's clients, which find no network but the loopback device where the system can arrange that.
 CLIENTS := $(CURDIR)/build/clients
+ALONE = $(shell unshare --map-root-user --net true 2>/dev/null && echo unshare --map-root-user --net)
 # The type checker's own tool comes with the environment and downloads nothing.
 export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim chaos soak power-cut overload structured check kernels gpu-check pictures bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down vllm-test
+.PHONY: help install serve test sim chaos soak power-cut overload attack structured walk check kernels gpu-check pictures bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down vllm-test
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +62,12 @@ power-cut: install  ## kill everything under a batch and background responses, s
 overload: install  ## load a server with 1, 2 and 10 times what it can do (ARGS="--seconds 20 --max-queue-wait 3")
 	$(BIN)/python -m bench.overload $(ARGS)
 
+attack: install  ## attack a server in every known way; what another client sees (ARGS="--quick --only NAME --json FILE")
+	$(BIN)/python -m tests.attack.run $(ARGS)
+
+walk: install  ## the files and functions that one plain streamed chat runs in a server (ARGS="--list --json FILE --write")
+	$(BIN)/python -m infra.walk $(ARGS)
+
 check: install  ## format, lint, types, imports, house limits, generated pages
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -70,6 +77,8 @@ check: install  ## format, lint, types, imports, house limits, generated pages
 	$(BIN)/python -m infra.checks.protocol_page --check
 	$(BIN)/python -m infra.checks.bus_users --check
 	$(BIN)/python -m infra.checks.matrix --check
+	$(BIN)/python -m tests.clients.page --check
+	$(BIN)/python -m infra.checks.claims
 	$(BIN)/python -m infra.checks.spec_coverage --check
 
 kernels: install  ## compile every GPU kernel for every target, without a GPU (ARGS="--write --jobs 4")
@@ -110,16 +119,18 @@ vllm-test: install  ## quantized checkpoints in vLLM's CPU build (ARGS="--vllm E
 
 docs: install  ## write the generated pages: settings, protocol, coverage of the specification
 	$(BIN)/python -m infra.checks.settings_page
+	$(BIN)/python -m infra.checks.fields_page
 	$(BIN)/python -m infra.checks.protocol_page
 	$(BIN)/python -m infra.checks.bus_users
 	$(BIN)/python -m infra.checks.matrix
+	$(BIN)/python -m tests.clients.page
 	$(BIN)/python -m infra.checks.spec_coverage --claim
 
 coverage-of-spec: install  ## write docs/coverage.md from the last `make test` (ARGS=--claim: from the marks alone)
 	$(BIN)/python -m infra.checks.spec_coverage --report $(SPEC_REPORT) --container-report $(CONTAINER_SPEC_REPORT) $(ARGS)
 
-spec-proofs: install  ## after the tests: what docs/coverage.md calls proven has passed
-	$(BIN)/python -m infra.checks.spec_coverage --proofs --report $(SPEC_REPORT) --container-report $(CONTAINER_SPEC_REPORT)
+spec-proofs: install  ## after the tests: what docs/coverage.md calls proven has passed (ARGS=--without-container: no Docker)
+	$(BIN)/python -m infra.checks.spec_coverage --proofs --report $(SPEC_REPORT) --container-report $(CONTAINER_SPEC_REPORT) $(ARGS)
 
 demo-model: install  ## train the demo model anew
 	$(BIN)/python -m infra.demo_model.train $(ARGS)
@@ -127,12 +138,13 @@ demo-model: install  ## train the demo model anew
 neon-test: install  ## the CPU backend for ARM, emulated (needs g++-aarch64-linux-gnu and qemu-user-static)
 	$(BIN)/python -m pytest -q --timeout 600 tests/emulated $(ARGS)
 
-client-test: install  ## other people's clients against the system: Python and, with npm, JavaScript
+client-test: install  ## other people's clients and coding agents against the system; needs npm (ARGS="-k codex")
 	@mkdir -p $(CLIENTS)
 	test -d $(CLIENTS)/venv || $(PYTHON) -m venv $(CLIENTS)/venv
 	$(CLIENTS)/venv/bin/pip install -q -r tests/clients/requirements.txt
 	cp tests/clients/package.json $(CLIENTS)/ && npm install --prefix $(CLIENTS) --no-fund --no-audit
-	ANTIPHON_CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -q tests/clients $(ARGS)
+	ANTIPHON_CLIENTS=$(CLIENTS) $(ALONE) $(BIN)/python -m pytest -q tests/clients $(ARGS); \
+		status=$$?; $(BIN)/python -m tests.clients.page && exit $$status
 
 schemathesis: install  ## 5,000 requests drawn from /openapi.json; installs the tool in build/schemathesis (ARGS="--examples N")
 	@test -x build/schemathesis/bin/python || $(PYTHON) -m venv build/schemathesis

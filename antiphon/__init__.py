@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from antiphon.offline.prompts.guided import GuidedDecodingRequest, LLMGuidedOptions
-    from antiphon.offline.prompts.inputs import PromptInput
+    from antiphon.offline.prompts.inputs import PromptInput, PromptInputs
     from antiphon.offline.sampling_params import SamplingParams
     from shared.request.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
@@ -46,6 +46,7 @@ __all__ = [
     "PoolingRequestOutput",
     "PromptAdapterRequest",
     "PromptInput",
+    "PromptInputs",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
@@ -68,6 +69,7 @@ _HOMES = {
     "PoolingRequestOutput": "antiphon.offline.pooling",
     "PromptAdapterRequest": "antiphon.offline.adapters",
     "PromptInput": "antiphon.offline.prompts.inputs",
+    "PromptInputs": "antiphon.offline.prompts.inputs",
     "RequestMetrics": "shared.request.outputs",
     "RequestOutput": "shared.request.outputs",
     "SamplingParams": "antiphon.offline.sampling_params",

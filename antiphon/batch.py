@@ -4,37 +4,39 @@ The requests are sent over HTTP to a server that is already running or is starte
 the order of the requests. If the output file exists, the batch is continued: requests that the file already answers are
 not sent again. They run in the server's idle lane: interactive requests have precedence.
 
-The lines of both files are described in `shared.request.batch_lines`.
+The lines of both files are described in `shared.files.batch_lines`.
 """
 
-import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+import msgspec
+
+from antiphon.client import Client
 from shared.config import SettingsError
-from shared.request.batch_lines import (
+from shared.files import limits as file_limits
+from shared.files.batch_lines import (
     RETRIED,
     BatchLineError,
     BatchRequest,
+    answer_lines,
     answered,
-    is_good,
-    numbered_lines,
-    read_answers,
+    encoded_answer,
+    read_answer,
     read_request,
+    request_lines,
     unanswered,
 )
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
-CONCURRENCY = 64
-"""Default number of requests in flight. More than an engine's batch size gains little."""
 TRIES, PAUSE_S = 8, 0.5
 """Tries of a request, and seconds before the second one, if the server is overloaded or cannot be reached.
 
@@ -56,14 +58,15 @@ def run(source: Path, target: Path, server: str, token: str | None, concurrency:
     if not left:
         return int(any(not ok for ok in done.values()))
     failed = sum(not ok for ok in done.values())
-    with _server(server, model) as url, target.open("a", encoding="utf-8") as out:
+    with _server(server, model, token) as client, target.open("ab") as out:
         from tqdm.auto import tqdm
 
         with tqdm(total=len(left), desc="Answered requests", dynamic_ncols=True) as bar:
-            for line in _answers(left, url, token, concurrency):
-                out.write(json.dumps(line, ensure_ascii=False) + "\n")
+            for line in _answers(left, client, concurrency):
+                data, is_good = encoded_answer(line)
+                out.write(data)
                 out.flush()
-                failed += not is_good(line)
+                failed += not is_good
                 bar.update()
     if failed:
         print(f"{failed} requests have no good answer: their lines in {target} say why", file=sys.stderr)
@@ -74,7 +77,8 @@ def read_requests(source: Path) -> list[BatchRequest]:
     """Returns the requests of a file. Raises SettingsError that names the first invalid line."""
     try:
         with source.open("rb") as file:
-            requests = [_request(line, f"{source}, line {number}") for number, line in numbered_lines(file)]
+            lines = (line for line in request_lines(file) if not line.data.isspace())
+            requests = [_request(line.data, f"{source}, line {line.number}") for line in lines]
     except OSError as error:
         raise SettingsError(f"{source} cannot be read: {error}") from error
     seen = set[str]()
@@ -90,15 +94,17 @@ def keep_whole_lines(target: Path) -> dict[str, bool]:
 
     An incomplete last line is removed from the file. Raises SettingsError if a line is not a batch answer.
     """
+    done: dict[str, bool] = {}
     if not target.exists():
-        return {}
-    data = target.read_bytes()
-    try:
-        whole, done = read_answers(data)
-    except BatchLineError as error:
-        raise SettingsError(f"{target}, {error}: name another file") from None
-    if len(whole) < len(data):
-        target.write_bytes(whole)
+        return done
+    with target.open("rb") as file:
+        for line in answer_lines(file):
+            if (answer := read_answer(line.data)) is not None:
+                done[answer.custom_id] = answer.is_good
+            elif len(line.data) <= file_limits.BATCH_ANSWER_BYTES_MAX and not line.data.endswith(b"\n"):
+                os.truncate(target, line.start)  # The last one, of an interrupted run.
+            elif not line.data.isspace():
+                raise SettingsError(f"{target}, line {line.number} is no answer of a batch: name another file")
     return done
 
 
@@ -109,12 +115,10 @@ def _request(line: bytes, where: str) -> BatchRequest:
         raise SettingsError(f"{where}: {error}") from None
 
 
-def _answers(
-    requests: Sequence[BatchRequest], url: str, token: str | None, concurrency: int
-) -> Iterator[dict[str, Any]]:
+def _answers(requests: Sequence[BatchRequest], client: Client, concurrency: int) -> Iterator[dict[str, Any]]:
     """Yields the answer lines in the order of the requests, with at most `concurrency` requests in flight."""
     with ThreadPoolExecutor(concurrency, "batch") as pool:
-        futures: list[Future[dict[str, Any]]] = [pool.submit(_ask, request, url, token) for request in requests]
+        futures: list[Future[dict[str, Any]]] = [pool.submit(_ask, request, client) for request in requests]
         try:
             for future in futures:
                 yield future.result()
@@ -123,13 +127,15 @@ def _answers(
                 future.cancel()
 
 
-def _ask(request: BatchRequest, url: str, token: str | None) -> dict[str, Any]:
+def _ask(request: BatchRequest, client: Client) -> dict[str, Any]:
     problem = ""
     for attempt in range(TRIES):
         if attempt:
             time.sleep(PAUSE_S * 2 ** (attempt - 1))
         try:
-            status, request_id, body = _post(url, request, token)
+            with client.exchange("POST", request.url, request.body) as response:
+                status, body = response.status, _json(response.read())
+                request_id = response.headers.get("x-request-id", "")
         except (OSError, HTTPException) as error:
             problem = f"{type(error).__name__}: {error}"
             continue
@@ -139,39 +145,31 @@ def _ask(request: BatchRequest, url: str, token: str | None) -> dict[str, Any]:
     return unanswered(request.custom_id, "server_unreachable", problem)
 
 
-def _post(url: str, request: BatchRequest, token: str | None) -> tuple[int, str, Any]:
-    parts = urlsplit(url)
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
-    headers = {"Content-Type": "application/json", "X-Antiphon-Lane": "idle"} | (
-        {"Authorization": f"Bearer {token}"} if token else {}
-    )
+def _json(body: bytes) -> bytes:
+    """Returns the body of a response as JSON: a text if it is none."""
     try:
-        connection.request("POST", parts.path + request.url, json.dumps(request.body), headers)
-        response = connection.getresponse()
-        data = response.read()
-        try:
-            body = json.loads(data)
-        except ValueError:
-            body = data.decode("utf-8", "replace")
-        return response.status, response.headers.get("x-request-id", ""), body
-    finally:
-        connection.close()
+        return bytes(msgspec.json.decode(body, type=msgspec.Raw))
+    except msgspec.DecodeError:
+        return msgspec.json.encode(body.decode("utf-8", "replace"))
 
 
 @contextmanager
-def _server(server: str, model: str) -> Iterator[str]:
-    """Context manager that gives the URL of `server`, or of a server that runs for the duration of the context."""
+def _server(server: str, model: str, token: str | None) -> Iterator[Client]:
+    """Context manager that gives a client of `server`, or of a server that runs for the duration of the context."""
+
+    def client(url: str) -> Client:
+        return Client(url, token, headers={"X-Antiphon-Lane": "idle"}, timeout_s=TIMEOUT_S)
+
     if server:
         if model:
             raise SettingsError("--model is for a server that is started here: leave it out beside --server")
-        yield server.rstrip("/").removesuffix("/v1")
+        yield client(server)
         return
     argv = [sys.executable, "-m", "antiphon", "serve", "--port=0", *([f"--model={model}"] if model else [])]
     # The server's log goes to this program's standard error; its address is read from its standard output.
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
-        yield _address(process)
+        yield client(_address(process))
     finally:
         process.terminate()
         process.wait()
@@ -182,5 +180,5 @@ def _address(process: "subprocess.Popen[str]") -> str:
     for line in process.stdout:
         words = line.split()
         if words[:1] == ["URL"]:
-            return words[1].removesuffix("/v1")
+            return words[1]
     raise SettingsError("the server did not start: its messages above say why")

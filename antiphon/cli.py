@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from antiphon.advice import plan
-from antiphon.operate.commands import add_commands
+from antiphon.operate.commands import add_commands, client_of, server_flags
 from antiphon.settings import NOT_FOR_USERS, SERVICES, InstanceSettings, RunSettings, ServeSettings, completed
 from shared.config import BusSettings, EngineSettings, SettingsError, add_flags, normalise, parse
 from shared.settings.other_options import BY_NAME, Taken, take
@@ -169,20 +169,24 @@ def _flags_of(kind: type[ServeSettings]) -> Flags:
     return lambda parser: add_flags(parser, kind, skip=NOT_FOR_USERS)
 
 
+_PROGRAMS = {"setup": "shared.deployment.store_keeper"}
+"""Processes that are started like services, and are none: they neither get messages nor send heartbeats."""
+
+
 def _service_flags(parser: Parser) -> None:
-    parser.add_argument("service", choices=tuple(SERVICES), metavar="SERVICE", help=", ".join(SERVICES))
+    names = (*SERVICES, *_PROGRAMS)
+    parser.add_argument("service", choices=names, metavar="SERVICE", help=", ".join(names))
     parser.add_argument("flags", nargs=argparse.REMAINDER, metavar="FLAGS", help="the service's own; try --help")
 
 
 def _chat_flags(parser: Parser) -> None:
-    parser.add_argument("--server", default="http://127.0.0.1:8000", help="where the server is (default: %(default)s)")
+    server_flags(parser)
     parser.add_argument("--model", default="", help="model to talk to (default: the server's first)")
     parser.add_argument("--max-tokens", type=int, default=512, help="longest answer (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.7, help="0: always the likeliest (default: %(default)s)")
     parser.add_argument("--top-p", type=float, default=1.0, help="share of likely tokens to draw from (default: 1.0)")
     parser.add_argument("--system", default=None, help="system message that starts the conversation")
     _image_flag(parser, "picture of the first message (repeatable); needs a server with --enable-mm")
-    parser.add_argument("--token", default=None, help="API key (default: none is sent)")
 
 
 def _image_flag(parser: Parser, told: str) -> None:
@@ -226,11 +230,6 @@ def _bench_kinds(parser: Parser) -> None:
     add_kinds(lambda name, help: kinds.add_parser(name, help=help, description=help, allow_abbrev=False))
 
 
-def _server_flags(parser: Parser) -> None:
-    parser.add_argument("--server", default="http://127.0.0.1:8000", help="where the server is (default: %(default)s)")
-    parser.add_argument("--token", default=None, help="API key (default: none is sent)")
-
-
 def _tap_flags(parser: Parser) -> None:
     parser.add_argument("subject", nargs="?", default=">", metavar="SUBJECT", help="such as 'eng.>' (default: all)")
     parser.add_argument("--request", default="", metavar="ID", help="only messages of this request, by the server's id")
@@ -249,20 +248,20 @@ def _tap_flags(parser: Parser) -> None:
 def _top_flags(parser: Parser) -> None:
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="print one look and end")
-    _server_flags(parser)
+    server_flags(parser)
 
 
 def _trace_flags(parser: Parser) -> None:
     parser.add_argument("request", metavar="ID", help="id of the request, of its answer, or the client's X-Request-Id")
     parser.add_argument("--steps", action="store_true", help="with every step of the engines")
     parser.add_argument("--trace-events", metavar="FILE", help="write a file that Perfetto and speedscope open instead")
-    _server_flags(parser)
+    server_flags(parser)
 
 
 def _watch_flags(parser: Parser) -> None:
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="look for a few seconds; exit code 1 if anything is wrong")
-    _server_flags(parser)
+    server_flags(parser)
 
 
 def _chaos_flags(parser: Parser) -> None:
@@ -315,8 +314,9 @@ def _serve(options: argparse.Namespace) -> int:
 
     options.model = plan.named_model(options)
     names = getattr(options, "served_model_name_words", ())
-    if len(names) > 1 and not options.model:
-        # The option consumes every word up to the next option, including a word that was meant as MODEL.
+    if len(names) > 1 and not options.model and any(os.sep in name or Path(name).exists() for name in names):
+        # The option consumes every word up to the next option, including a word that was meant as MODEL. Names that
+        # cannot be one are names of the demo model.
         raise SettingsError(
             f"--served-model-name took all of {', '.join(names)} as names: write MODEL before it, or use --model"
         )
@@ -327,20 +327,23 @@ def _run(options: argparse.Namespace) -> int:
     from antiphon.launch import devices, launcher
 
     settings = parse(RunSettings, options)
-    return launcher.serve(completed(settings, devices.on_cpu(settings.device, os.environ)), os.environ)
+    if settings.backend == "deepspeed" and settings.dtype:
+        message = "weights are loaded in the type that --ds-dtype (DS_DTYPE) computes with"
+        print(f"antiphon: --dtype (DTYPE) has no effect with --backend=deepspeed: {message}", file=sys.stderr)
+    return launcher.serve(completed(settings, devices.usable(settings.device, os.environ)), os.environ)
 
 
 def _service(options: argparse.Namespace) -> int:
     # The service parses its own flags and ends the process itself.
     sys.argv = [f"antiphon service {options.service}", *options.flags]
-    runpy.run_module(f"services.{options.service}", run_name="__main__")
+    runpy.run_module(_PROGRAMS.get(options.service, f"services.{options.service}"), run_name="__main__")
     return 0
 
 
 def _chat(options: argparse.Namespace) -> int:
     from antiphon import chat
 
-    return chat.run(chat.Client(options.server, options.token), options)
+    return chat.run(client_of(options), options)
 
 
 def _complete(options: argparse.Namespace) -> int:
@@ -399,37 +402,40 @@ def _tap(options: argparse.Namespace) -> int:
     if options.count < 0:
         raise SettingsError(f"--count: {options.count} is not at least 0")
     request = options.request.rpartition("-")[2]  # the id of an answer begins with its kind
-    wanted = tap.TapOptions(options.subject, request, options.show_content, options.count, options.namespace)
+    wanted = tap.TapOptions(
+        subject=options.subject,
+        request=request,
+        whole=options.show_content,
+        count=options.count,
+        namespace=options.namespace,
+    )
     settings = parse(BusSettings, options)
     return tap.run(tap.find_bus(options.nats, options.nats_credentials, os.environ), wanted, settings)
 
 
 def _top(options: argparse.Namespace) -> int:
-    from antiphon import chat
     from antiphon.inspect import top
 
     if not options.interval > 0:
         raise SettingsError(f"--interval: {options.interval} is not above 0")
-    return top.run(chat.Client(options.server, options.token), interval_s=options.interval, once=options.once)
+    return top.run(client_of(options), interval_s=options.interval, once=options.once)
 
 
 def _trace(options: argparse.Namespace) -> int:
-    from antiphon import chat
     from antiphon.inspect import trace
 
-    client = chat.Client(options.server, options.token)
+    client = client_of(options)
     if options.trace_events:
         return trace.save(client, options.request, options.trace_events)
     return trace.run(client, options.request, steps=options.steps)
 
 
 def _watch(options: argparse.Namespace) -> int:
-    from antiphon import chat
     from antiphon.inspect import watch
 
     if not options.interval > 0:
         raise SettingsError(f"--interval: {options.interval} is not above 0")
-    return watch.run(chat.Client(options.server, options.token), interval_s=options.interval, once=options.once)
+    return watch.run(client_of(options), interval_s=options.interval, once=options.once)
 
 
 def _chaos(options: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon import AsyncLLMEngine, SamplingParams
+from antiphon.chat import image_of
 from shared.request.data_urls import data_url
 
 
@@ -22,14 +23,6 @@ def run(
     """
     pictures = [image_of(path) for path in images]
     return asyncio.run(_run(prompt, model, params, chat=chat, pictures=pictures, **settings))
-
-
-def image_of(path: Path) -> bytes:
-    """Returns the content of an image file. Raises ValueError if it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"--image: {path} cannot be read: {error.strerror}") from None
 
 
 async def _run(

@@ -29,6 +29,7 @@ from shared.security import tls
 from shared.security.bus_permissions import Role
 from shared.settings.other_options import VARIABLES
 from shared.settings.records import check_records
+from shared.settings.stores import KeeperSettings
 
 T = TypeVar("T", bound=BusSettings)
 S = TypeVar("S", bound="ServeSettings")
@@ -45,7 +46,9 @@ MODEL_SERVICES: tuple[Role, ...] = ("tokenizer", "engine", "detokenizer", "visio
 """Services of which each model has processes of its own."""
 
 
-class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, VisionSettings, GatewaySettings):
+class ServeSettings(
+    EngineSettings, TokenizerSettings, DetokenizerSettings, VisionSettings, GatewaySettings, KeeperSettings
+):
     """The settings of a server whose processes all run on this machine."""
 
     host: str = changed(
@@ -101,6 +104,10 @@ class ServeSettings(EngineSettings, TokenizerSettings, DetokenizerSettings, Visi
     )
 
 
+_ANY_NAME = '["*"]'
+"""Servers that listen on every network are reached by whatever name their machine or service has there."""
+
+
 class DirectSettings(ServeSettings):
     """The settings of the entry point `api_server`: it listens on every interface and seeds requests without a seed.
 
@@ -108,6 +115,7 @@ class DirectSettings(ServeSettings):
     """
 
     host: str = changed(GatewaySettings, "host", "0.0.0.0")
+    allowed_hosts: str = changed(GatewaySettings, "allowed_hosts", _ANY_NAME)
     seed: int | None = changed(
         GatewaySettings,
         "seed",
@@ -128,6 +136,7 @@ class RunSettings(ServeSettings):
 
     backend: str = flag("vllm", "server whose defaults are used", choices=("vllm", "deepspeed"), group="processes")
     host: str = changed(GatewaySettings, "host", "0.0.0.0")
+    allowed_hosts: str = changed(GatewaySettings, "allowed_hosts", _ANY_NAME)
     port: int = changed(GatewaySettings, "port", 8501)
     model: str = changed(
         EngineSettings, "model", "/data/model", "directory of the model, or its name on the Hugging Face hub"
@@ -146,7 +155,15 @@ class RunSettings(ServeSettings):
         choices=("float16", "bfloat16", "int8"),
         group="engine: execution",
     )
+    tensor_parallel_size: int = changed(
+        EngineSettings,
+        "tensor_parallel_size",
+        0,
+        "devices that share each layer of the model; it must divide the number of attention heads (default: all GPUs "
+        "of the container, divided by --worker-num; with --backend=deepspeed 1)",
+    )
     default_chat_temperature: float = changed(GatewaySettings, "default_chat_temperature", 0.7)
+    long_outputs: str = changed(GatewaySettings, "long_outputs", "refuse")
     served_model_alias: str = changed(ModelSettings, "served_model_alias", RUN_ALIAS)
     enforce_eager: bool = changed(EngineSettings, "enforce_eager", True)
     advice_spelling: str = changed(EngineSettings, "advice_spelling", "variables")
@@ -171,6 +188,7 @@ class InstanceSettings(ServeSettings):
     """
 
     host: str = changed(GatewaySettings, "host", "0.0.0.0")
+    allowed_hosts: str = changed(GatewaySettings, "allowed_hosts", _ANY_NAME)
     global_rank_table_file_path: str = flag(
         "",
         "file with the global rank table, the same for every instance",
@@ -203,19 +221,21 @@ NOT_FOR_USERS = frozenset(
 """Settings that only the launcher sets. They are not offered as flags to users."""
 
 
-def completed(run: RunSettings, on_cpu: bool) -> RunSettings:
-    """Returns the settings with the defaults that follow from `--backend`, the device and `--use-lookahead`.
+def completed(run: RunSettings, gpus: int) -> RunSettings:
+    """Returns the settings with the defaults that follow from `--backend`, the devices and `--use-lookahead`.
 
+    `gpus`: the number of GPUs that engines may use, 0 if they compute on the CPU.
     Raises SettingsError for a `--ds-dtype` without `--backend=deepspeed`, or one that contradicts `--quantization`.
     """
     # float16 is slow on a CPU; other types have a faster backend there.
-    unnamed_dtype = "auto" if on_cpu else "float16"
+    unnamed_dtype = "float16" if gpus else "auto"
     aliases = [name for name in run.served_model_alias.split(",") if name and name != RUN_ALIAS]
     limit = run.limit_worker_concurrency or _CONCURRENCY[run.backend]
     run = replace(
         run,
         limit_worker_concurrency=limit,
         use_v2_block_manager=run.use_v2_block_manager or run.use_lookahead,
+        tensor_parallel_size=run.tensor_parallel_size or _cards_of_an_engine(run, gpus),
         served_model_alias=",".join((*aliases, RUN_ALIAS)),
     )
     if run.backend != "deepspeed":
@@ -233,6 +253,16 @@ def completed(run: RunSettings, on_cpu: bool) -> RunSettings:
         max_batch_size=run.max_batch_size or _DEEPSPEED_BATCH_SIZE,
         batch_wait_timeout=_DEEPSPEED_BATCH_WAIT_S if run.batch_wait_timeout is None else run.batch_wait_timeout,
     )
+
+
+def _cards_of_an_engine(run: RunSettings, gpus: int) -> int:
+    """Returns the default of `--tensor-parallel-size`: the GPUs are divided among the engines of a single model.
+
+    On several machines it is a later default (`other_machine.divided`).
+    """
+    if run.backend != "vllm" or run.also or run.models or run.nnode > 1:
+        return 1
+    return max(1, gpus // (len(engine_roles(run)) * run.pipeline_parallel_size))
 
 
 def of_service(serve: ServeSettings, kind: type[T], **changes: object) -> T:

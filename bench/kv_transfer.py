@@ -80,7 +80,13 @@ def sender(pipe: Connection, num_blocks: int, kind: str, native: bool) -> None:
                 for _ in range(num_blocks):
                     sock.sendall(data)
         else:
-            save = KvSave(transfer, names(num_blocks), tuple(range(num_blocks)), BLOCK_SIZE, complete=True)
+            save = KvSave(
+                transfer_id=transfer,
+                hashes=names(num_blocks),
+                block_ids=tuple(range(num_blocks)),
+                num_tokens_in_last=BLOCK_SIZE,
+                complete=True,
+            )
             connector.start_load(KvMeta(opened=(transfer,), saves=(save,)))
             pipe.send(None)
     connector.close()
@@ -139,7 +145,13 @@ class Receiver:
         try:
             begun = time.perf_counter()
             blocks, tokens = tuple(range(self._num_blocks)), self._num_blocks * BLOCK_SIZE
-            load = KvLoad(transfer, self._address, names(self._num_blocks), blocks, tokens)
+            load = KvLoad(
+                transfer_id=transfer,
+                address=self._address,
+                hashes=names(self._num_blocks),
+                host_blocks=blocks,
+                num_tokens=tokens,
+            )
             self._connector.start_load(KvMeta(loads=(load,)))
             assert self._ended.wait(WAIT_S), "the transfer has not ended"
             found = self._connector.finished()

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from antiphon.async_client import connected
 from bench.harness.serving import HOST, Serving, end_in_order
 
 PATH = "/v1/completions"
@@ -94,20 +95,11 @@ async def ask(port: int, body: bytes, began: float) -> Answer:
     sent = time.perf_counter()
     status, retry_after_ms = 0, 0
     try:
-        reader, writer = await asyncio.open_connection(HOST, port)
-        head = f"POST {PATH} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\nConnection: close\r\n"
-        writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        try:
-            data = await reader.read()
-        finally:
-            writer.close()
-        lines = data.partition(b"\r\n\r\n")[0].split(b"\r\n")
-        status = int(lines[0].split()[1])
-        for line in lines[1:]:
-            name, _, value = line.partition(b":")
-            if name.lower() == b"retry-after-ms":
-                retry_after_ms = int(value)
-    except (OSError, ValueError, IndexError) as error:
+        async with connected(HOST, port) as connection:
+            response = await connection.ask("POST", PATH, body)
+            await response.read()
+            status, retry_after_ms = response.status, int(response.headers.get("retry-after-ms", 0))
+    except (OSError, EOFError, ValueError) as error:
         print(f"a request failed: {type(error).__name__}: {error}", file=sys.stderr)
     return Answer(sent - began, time.perf_counter() - sent, status, retry_after_ms)
 

@@ -66,12 +66,12 @@ def compare(executor: Executor, batch: int, tokens: int, rounds: int) -> None:
 def tokens_per_s(executor: Executor, batch: int, tokens: int, depth: int) -> float:
     """Returns the output tokens per second of `batch` streams that begin together, with `depth` plans in flight."""
     facts = executor.facts()
-    limits = CoreLimits(batch, max(512, batch), enable_prefix_caching=False)
+    limits = CoreLimits(max_num_seqs=batch, max_num_batched_tokens=max(512, batch), enable_prefix_caching=False)
     core = Core(limits, facts if depth > 1 else replace(facts, num_stages=1))
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     for number in range(batch):
         prompt = tuple((7 * number + place) % facts.vocab_size for place in range(PROMPT_TOKENS))
-        core.add(SequenceSpec(f"s{number}", prompt, params))
+        core.add(SequenceSpec(sequence_id=f"s{number}", prompt_token_ids=prompt, params=params))
     plans: list[StepPlan] = []
     started = time.perf_counter()
     while True:
@@ -85,7 +85,7 @@ def tokens_per_s(executor: Executor, batch: int, tokens: int, depth: int) -> flo
             core.apply(plans.pop(0), executor.collect())
     took_s = time.perf_counter() - started
     # An empty plan, which computes nothing, gives the rows back for the next core.
-    executor.launch(StepPlan(plan.step, freed_rows=core.scheduler.rows.announce()))
+    executor.launch(StepPlan(step=plan.step, freed_rows=core.residency.rows.announce()))
     executor.collect()
     return batch * tokens / took_s
 

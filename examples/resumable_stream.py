@@ -3,7 +3,7 @@
 import os
 import sys
 
-from antiphon.resumable import stream
+from antiphon.client import stream
 
 BASE_URL = os.environ.get("OPENAI_BASE_URL", "http://127.0.0.1:8000/v1")
 QUESTION = "What is 12 + 7?"

@@ -27,8 +27,9 @@ from shared.flags import (
     to_argv,
     validated,
 )
-from shared.settings import memory_advice, quantization
+from shared.settings import quantization
 from shared.settings.allowed_values import (
+    API_KEYS,
     CONV_TEMPLATE,
     LOGPROBS,
     LORA_RANK,
@@ -267,7 +268,7 @@ class EngineSettings(ParallelSettings, SelfTestSettings, ModelSettings, EnginePi
     advice_spelling: str = flag(
         "flags",
         "how messages about lack of memory spell settings; the commands that start engines set it",
-        choices=memory_advice.SPELLINGS,
+        choices=("flags", "variables", "arguments"),
         group="engine: memory",
     )
     dtype: str = flag(
@@ -343,6 +344,13 @@ class EngineSettings(ParallelSettings, SelfTestSettings, ModelSettings, EnginePi
         metavar="NAME=DIRECTORY",
         words=True,
     )
+    lora_root: tuple[str, ...] = flag(
+        (),
+        "directories below which the adapters must be that requests load (default: any directory)",
+        group="adapters",
+        metavar="DIRECTORY",
+        words=True,
+    )
     max_loras: int | None = flag(
         None,
         "largest number of adapters that running requests use at once (default: 8, or as many as --lora-modules names)",
@@ -412,6 +420,12 @@ def check_engine(settings: EngineSettings) -> None:
 class TokenizerSettings(ModelSettings):
     """Settings of a tokenizer."""
 
+    escape_special_tokens: bool = flag(
+        False,
+        "read special tokens in the texts of messages as ordinary text, so that no text can forge a turn",
+        group="model",
+    )
+
 
 class DetokenizerSettings(ModelSettings):
     """Settings of a detokenizer."""
@@ -437,6 +451,7 @@ class GatewaySettings(BusSettings, GatewayPictureSettings, RecordSettings):
         "",
         "API keys that requests may use, separated by commas (default: no key required)",
         env="OPENAI_API_KEYS",
+        rule=API_KEYS,
         alias=("--api-key",),
         group="http",
     )
@@ -500,10 +515,9 @@ class GatewaySettings(BusSettings, GatewayPictureSettings, RecordSettings):
         False, "answers always have token ids, not only if a request asks for them", group="http"
     )
     return_tokens_as_token_ids: bool = flag(
-        False,
-        "always write tokens in log probabilities as token_id:7, not only if a request asks for it",
-        group="http",
+        False, "log probabilities always have tokens as token_id:7, not only if a request asks for it", group="http"
     )
+    enable_force_include_usage: bool = flag(False, "streams always end with the token counts", group="http")
     tool_call_parser: str = flag(
         "auto",
         "format of the model's tool calls: auto recognises it from the chat template, none leaves calls in the text",
@@ -531,6 +545,19 @@ class GatewaySettings(BusSettings, GatewayPictureSettings, RecordSettings):
         rule=LOGPROBS,
         group="http",
     )
+    unknown_parameters: str = flag(
+        "warn",
+        "a field of a request that nobody knows: warn (answer, and name the field in X-Antiphon-Ignored) or refuse",
+        choices=("warn", "refuse"),
+        group="http",
+    )
+    long_outputs: str = flag(
+        "cut",
+        "a maximum of output tokens beyond what fits into the context: cut (to what fits, told in the same header) or "
+        "refuse",
+        choices=("cut", "refuse"),
+        group="http",
+    )
     files_directory: str = flag(
         "",
         "directory of uploaded files and batches; gateways with the same directory share them (default: a "
@@ -548,6 +575,14 @@ class GatewaySettings(BusSettings, GatewayPictureSettings, RecordSettings):
     )
     ssl_keyfile: str = flag("", "PEM file with the private key for HTTPS", group="http")
     ssl_certfile: str = flag("", "PEM file with the certificate for HTTPS", group="http")
+    allowed_hosts: str = flag(
+        "",
+        "names at which a server without API keys may be reached besides those of its machine, as a JSON list: "
+        '["*"] for all (default: none); with keys too for /admin and /metrics',
+        env="ANTIPHON_ALLOWED_HOSTS",
+        rule=JSON_WORDS,
+        group="http",
+    )
     allowed_origins: str = flag(
         "",
         'origins whose pages may use this server in a browser, as a JSON list: ["*"] for all (default: none)',

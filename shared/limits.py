@@ -1,8 +1,12 @@
-"""All limits of the system, each with its unit and its reason. Every queue must have its limit here."""
+"""All limits of the system, each with its unit and its reason. Every queue must have its limit here.
 
-PROTOCOL_VERSION = 2
+Those of uploaded files and batches are in `shared.files.limits`.
+"""
+
+PROTOCOL_VERSION = 3
 """Major version of the messages, part of every subject. In version 2 each model has its own tokenizers and
-detokenizers; sequences wait in gateways, are sent in batches, and are not listed in heartbeats."""
+detokenizers; sequences wait in gateways, are sent in batches, and are not listed in heartbeats. In version 3 the load
+and the counters of an engine are parts of its status."""
 MEMBER_ID_CHARS_MAX = 64
 """Characters in a service id. The id is a part of the service's subjects, so this bounds the length of subjects."""
 MODEL_TOKEN_CHARS_MAX = 40
@@ -20,10 +24,26 @@ processes."""
 BODY_BYTES_MAX = 16 * 2**20
 """Size of a request body. It has room for about 4 million tokens as text, or 2 million token ids of seven characters
 each. This is more than the context of any model, so a long prompt is refused for its tokens, not for its bytes."""
+BODIES_BYTES_MAX = 256 * 2**20
+"""Bytes of all request bodies in a gateway, from their arrival to the end of their requests; further ones are refused
+with 503. One API key may have a half. Bounds memory: 16,384 requests with 16 KiB each, or 16 of the largest bodies."""
+JSON_VALUES_MAX = 2**21
+"""JSON values in a request body, or in a line of a batch. Decoding them takes up to about a tenth of a second, in which
+a process does nothing else, and up to 150 MB. Room for a prompt of 2 million token ids."""
+SEARCH_CHARS_MAX = 200
+"""Characters in a search among recorded requests. Each is longer than a request's id."""
+SEARCH_WORDS_MAX = 8
+"""Words in a search among recorded requests. A gateway looks for each of them in every record."""
+IGNORED_NAMES_MAX = 16
+"""Fields without effect that a request's answer names in a header."""
+IGNORED_BYTES_MAX = 1024
+"""Size of that header. Names are made up by clients, and proxies have limits for headers."""
+IGNORED_LOGGED_MAX = 256
+"""Names of such fields that a gateway logs, each once. Clients may make up any number of names."""
 FIELD_NAME_CHARS_MAX = 64
 """Characters of an unknown field's name that are shown in the error and compared with the known names. No known name is
 longer."""
-MESSAGES_MAX = 1024
+MESSAGES_MAX = 4096
 """Messages in one chat request. Bounds the work of checking them and of rendering the chat template."""
 TOOLS_MAX = 128
 """Tools in one chat request, and calls in one message, as many as in OpenAI's API."""
@@ -62,10 +82,25 @@ ALLOWED_TOKEN_IDS_MAX = 4096
 BAD_WORDS_MAX = 256
 """Words in `bad_words` of one request. A word counts once for each form in which it is forbidden: at the start of a
 text, and after a space."""
+THINKING_MARK_TOKENS_MAX = 64
+"""Tokens in each of the marks around a model's reasoning, if it has a budget."""
 BAD_WORD_TOKENS_MAX = 64
 """Tokens in one word of `bad_words`."""
 GRAMMAR_BYTES_MAX = 64 * 2**10
-"""Length of a schema, regular expression or grammar in UTF-8. It is part of the `Submit` of each sequence."""
+"""Length of a regular expression or grammar in UTF-8, and of one text in a JSON Schema: the time for a mask grows with
+the length of a text that must be written. It is part of the `Submit` of each sequence."""
+SCHEMA_BYTES_MAX = 256 * 2**10
+"""Length of a JSON Schema. It is part of the `Submit` of each sequence, as are the prompt's tokens, which take as many
+bytes if they are 65536."""
+GRAMMARS_BYTES_MAX = 64 * 2**20
+"""Length of a request's grammar times its sequences, as much as `REQUEST_TOKENS_MAX` allows for prompts: 256 sequences
+with the longest schema, or all of `SEQUENCES_PER_REQUEST_MAX` with one of 64 KiB."""
+SCHEMA_DEPTH_MAX = 64
+"""Levels of a JSON Schema in which keywords that cannot be enforced are left out. Bounds the recursion; the compiler of
+grammars refuses schemas that are about as deep."""
+SCHEMA_COMPARISONS_MAX = 1024
+"""Comparisons of the parts of a schema's `oneOf`, to see whether they exclude each other: two parts at a time, and each
+property that both require. Bounds the time to some milliseconds; enough for 45 parts."""
 LOGPROBS_MAX = 20
 """Candidates reported for each position (`top_logprobs` of chat), as many as in OpenAI's API."""
 COMPLETION_LOGPROBS_MAX = 5
@@ -156,9 +191,13 @@ STREAM_STORE_TIMEOUT_S = 2.0
 STREAM_STORE_AWAY_S = 10.0
 """While the store of streams is unavailable, a stream that asks to be resumable still begins as a resumable one for
 this long. A bus that is restarted is back within this time, and the records of such streams are written then."""
+LOG_EMPTY_S = 120.0
+"""How long a log on the bus keeps the empty message that replaces a dropped entry, in seconds. For this time a gateway
+that was frozen cannot write to the entry again. Longer would only cost space."""
 STREAM_STORE_BYTES = {"memory": 64 * 2**20, "file": 512 * 2**20}
-"""Size of the log with the records of streams, and of the log with the journals: each may have this size. When a log is
-full, its oldest messages are dropped."""
+"""Size of the log with the records of streams, and of the log with the journals: each may have this size. Each gateway
+fills a part of the first, in which the API key that has most loses its oldest records first. Of the second the oldest
+messages are dropped."""
 STREAM_BODY_BYTES_MAX = 2**20
 """Size of the body of a request whose stream is recorded. Room for contexts of 200000 tokens; longer requests are
 served, but cannot be resumed."""
@@ -170,8 +209,8 @@ STREAM_JOURNAL_BYTES_MAX = 512 * 2**10
 IDEMPOTENCY_S = 600.0
 """How long an answer is kept for repetitions of its request (`Idempotency-Key`). Longer than clients retry."""
 IDEMPOTENCY_ANSWERS_MAX = 1024
-"""Answers that a gateway keeps for repetitions; the oldest are dropped. Also the largest number of requests with an
-`Idempotency-Key` in progress."""
+"""Answers that a gateway keeps for repetitions; the API key that has most loses its oldest. Also the largest number of
+requests with an `Idempotency-Key` in progress."""
 IDEMPOTENCY_BYTES_MAX = 64 * 2**20
 """Size of the answers that a gateway keeps for repetitions. Bounds memory."""
 RECORD_STEPS_MAX = 2048
@@ -195,6 +234,11 @@ STEP_EVENTS_S = 0.1
 steps costs the engine less than a message for each."""
 STEP_EVENTS_MAX = 64
 """Steps in one message of step events."""
+COMPACTION_TOKENS_MAX = 1024
+"""Tokens of the summary of a conversation (`/v1/responses/compact`)."""
+IDENTIFIER_CHARS_MAX = 512
+"""Characters in a client's own `user`, `safety_identifier` or `prompt_cache_key` of a response. They are stored and
+returned. OpenAI's API allows 64, which is enough for an id; this leaves room for longer ones."""
 METADATA_PAIRS_MAX = 16
 """Pairs in the `metadata` of a response or a batch, as many as in OpenAI's API. Metadata is stored and returned."""
 METADATA_KEY_CHARS_MAX = 64
@@ -202,16 +246,18 @@ METADATA_KEY_CHARS_MAX = 64
 METADATA_VALUE_CHARS_MAX = 512
 """Characters in a value of `metadata`, as many as in OpenAI's API."""
 RESPONSES_BYTES_MAX = 256 * 2**20
-"""Size of the responses that the bus keeps for `/v1/responses`, or one gateway alone. When it is full, the oldest ones
-are dropped (in a gateway, the least recently used ones)."""
+"""Size of the responses that the bus keeps for `/v1/responses`, or one gateway alone. On the bus each gateway fills a
+part of it. The API key that has most loses its oldest ones first."""
 RESPONSE_TTL_S = 24 * 3600.0
 """How long a stored response can be retrieved and continued: a working day and the night after it."""
 TEMPORARY_LEFTOVERS_MAX = 100
 """Temporary directories of killed gateways that a gateway removes when it starts; the next gateway removes the rest."""
-BACKGROUND_RECORD_BYTES = {"memory": 16 * 2**20, "file": 64 * 2**20}
-"""Size of the records of responses that run in the background: their bodies, and their tokens so far."""
+BACKGROUND_RECORD_BYTES = {"memory": 32 * 2**20, "file": 64 * 2**20}
+"""Size of the records of responses that run in the background: their bodies, and their tokens so far. For each gateway
+a part, of which those of one API key take at most what they leave to others."""
 BACKGROUND_EVENT_BYTES = {"memory": 40 * 2**20, "file": 192 * 2**20}
-"""Size of the log with the events of background responses. When the log is full, the oldest events are dropped."""
+"""Size of the log with the events of background responses. Of ended ones each gateway keeps what fits into its part, in
+which the API key that has most loses its oldest ones first."""
 BACKGROUND_BATCH_BYTES_MAX = 4 * 2**20
 """Approximate size of one message with events of a background response. Room for all events of an output of 16000
 tokens."""
@@ -221,50 +267,6 @@ engine."""
 BACKGROUND_RESPONSES_MAX = 256
 """Responses that run in the background of one gateway; further ones are refused with 503. No client waits for them, so
 nothing else limits the memory of their events."""
-FILE_BYTES_MAX = 200 * 2**20
-"""Size of one uploaded file, as in OpenAI's API for batches. Files are on disk; a gateway holds a piece in memory."""
-UPLOAD_BYTES_MAX = FILE_BYTES_MAX + 2**20
-"""Size of the body of an upload: a file and the rest of the form."""
-FILES_MAX = 4096
-"""Files in the directory of files, with those that are being written. Listing them reads the description of each."""
-FILES_BYTES_MAX = 8 * 2**30
-"""Size of all files in the directory. Of files that are not complete, the part that is written counts. The size is
-checked when a file or a batch is created."""
-FILE_NAME_CHARS_MAX = 255
-"""Characters of a file's name that are kept, the last ones. The name is only shown; it is never a path."""
-FILE_TTL_MIN_S = 3600
-"""Shortest time after which a client may let a file expire, in seconds, as in OpenAI's API."""
-FILE_TTL_S = 30 * 24 * 3600
-"""How long files are kept, in seconds, unless their clients want them to expire earlier; as in OpenAI's API."""
-FILE_ABANDONED_S = 3 * 24 * 3600
-"""Time without a write after which a file that is not complete is removed. This is longer than a batch runs: its output
-files are written until its end."""
-FORM_PARTS_MAX = 16
-"""Parts of a form. An upload has four."""
-FORM_HEADER_BYTES_MAX = 4096
-"""Size of the headers of one part of a form: room for the longest file name in any encoding."""
-FORM_FIELD_CHARS_MAX = 256
-"""Characters in a field of a form that is not a file."""
-BATCH_WINDOW_S = 24 * 3600
-"""Time in which a batch must be finished, in seconds: the only `completion_window` of OpenAI's API. Requests of the
-batch that are not answered by then expire."""
-BATCH_REQUESTS_MAX = 50_000
-"""Requests in one batch, as many as in OpenAI's API."""
-BATCH_CONCURRENCY = 64
-"""Requests of all batches of a gateway that run at the same time. More than an engine's batch slots gains little."""
-BATCH_ORDINARY_S = 2 * 3600
-"""Length of the last part of a batch's window, in seconds, in which the batch's requests are ordinary ones. Before it
-they run in the idle lane."""
-BATCHES_RUNNING_MAX = 64
-"""Batches that are not finished in one gateway; further ones are refused with 503. Each holds the ids of its requests
-in memory."""
-BATCHES_MAX = 1024
-"""Batches in the directory of files. Listing them reads the record of each. With more, the oldest ended batches are
-removed; their files are kept."""
-BATCH_OUTPUT_BYTES_MAX = 2 * 2**30
-"""Size of one output file of a batch. A batch whose answers are larger fails."""
-BATCH_ERRORS_MAX = 100
-"""Lines of an input file that the errors of a batch name."""
 HEADER_BYTES_MAX = 64 * 2**10
 """Size of a request's line and headers together."""
 HEADER_READ_S = 30.0
@@ -274,6 +276,38 @@ BODY_READ_S = 60.0
 IDLE_CONNECTION_S = 75.0
 """How long a connection without a request stays open. This is longer than clients keep idle connections (5 to 60 s), so
 that the client closes first: a request sent on a connection that the server is closing would be lost."""
+SOCKET_PING_S = 20.0
+"""Interval of pings on a WebSocket: proxies close a connection that is silent for a minute. A client may answer them
+late, because simple ones read only while they wait for a response; the connection is broken if its machine does not
+even acknowledge them for `CLIENT_STALL_S`."""
+SOCKET_AGE_S = 3600.0
+"""How long a WebSocket of `/v1/responses` may last, as in OpenAI's API. A response that is in progress then is
+completed."""
+SOCKET_MESSAGES_MAX = 16
+"""Messages of one WebSocket that wait until the response before them is complete; further ones are refused."""
+SOCKET_ARRIVALS_MAX = 256
+"""Messages of one WebSocket that may arrive at once, in one piece of what the network delivers. With more, the
+connection is closed: no client has a use for so many, and each takes memory beyond its bytes."""
+SOCKET_PIECES_MAX = 4096
+"""Pieces (frames) of one message on a WebSocket, each of which takes memory beyond its bytes. A client that divides the
+largest message into pieces of 4 KiB needs as many."""
+SOCKET_PONG_BYTES_MAX = 2**18
+"""Bytes that wait to be sent on a WebSocket, from which on its client's pings are not answered: it does not read."""
+SOCKET_RESPONSES_MAX = 4
+"""Responses of one WebSocket that it can continue although they are not stored: the last one, and a few before it."""
+SOCKET_RESPONSES_BYTES_MAX = 128 * 2**20
+"""Size of these responses of all WebSockets of one gateway. The API key that has most loses its oldest ones first."""
+CONVERSATION_ADDED_MAX = 20
+"""Items that are added to a conversation at once, as in OpenAI's API."""
+CONVERSATION_TRIES = 8
+"""Attempts to change a conversation that others change at the same time."""
+LINGER_S = 2.0
+"""How long a connection stays open after an answer that ends it, so that a client that still sends reads the answer."""
+CONNECTIONS_MAX = 2 * GATEWAY_REQUESTS_MAX
+"""Open connections of one gateway; fewer if the process may have fewer descriptors. Bounds memory."""
+DESCRIPTORS_RESERVED = 320
+"""Descriptors that a gateway keeps for running batches (four each), pictures from the network and the bus; an idle one
+has a dozen open."""
 CLIENT_STALL_S = 60.0
 """Longest time for a client to accept written data before its connection counts as broken. The server buffers at most
 64 KiB for the client meanwhile."""
@@ -417,6 +451,9 @@ DEATH_TOKENS = 16
 """Output tokens since the last loss of an engine after which earlier deaths no longer count: a sequence that kills
 engines does not get past the token at which it kills them. More than the number of tokens whose events are lost with an
 engine."""
+STARTS_MAX = 3
+"""How often recorded work is started without getting further before it fails: batches, background responses, resumed
+streams. The work itself may be what ends its gateways; a few starts are left for deaths that have other causes."""
 LOSSES_MAX = 20
 """How often a sequence may lose its engine before it fails. Engines that were only silent for longer than a lease, as
 on a host that is busy with other work, count too."""
@@ -435,6 +472,17 @@ STEP_REPORTS_MAX = 64
 """Reports of computed steps that are not published yet. With more the step loop waits, so that publishing keeps up."""
 COMPILED_GRAMMARS_MAX = 256
 """Compiled grammars that an engine keeps. One takes kilobytes, a hostile one some megabytes."""
+MASKS_STEP_LEAST_S = 0.005
+"""Seconds of processor time that a step has at least for the masks of grammars; further masks wait for the next step.
+It has as much as the rest of the step takes, so that most steps take at most twice as long. Masks of common schemas
+take 10 to 100 microseconds each."""
+MASKS_STEP_MOST_S = 0.020
+"""Seconds of processor time that a step has at most for the masks of grammars, however long the rest takes."""
+MASK_COST_S = 0.004
+"""Seconds of processor time that a grammar may take for each token of a sequence, on average."""
+MASK_EXCESS_S = 0.06
+"""Seconds by which a sequence's grammar may exceed `MASK_COST_S` in all before the sequence ends with an error. A step
+counts for at most a quarter of it, so that a few slow masks, or pauses of the thread, do not end a sequence."""
 COMPILED_LIBRARIES_MAX = 32
 """Compiled libraries of the CPU backend that are kept in a directory: enough for a few instruction sets and versions,
 of 300 KiB each."""
@@ -531,21 +579,27 @@ TOKENIZE_CHARS_MAX = 65536
 """Characters in one `TokenizeRequest` with several prompts, so that its reply fits into a message of NATS's default
 size. A single prompt may be longer."""
 TOKENIZE_REQUESTS_MAX = 64
-"""Concurrent `TokenizeRequest`s of one request, so that a request with many texts does not fill the tokenizers' queues.
-"""
+"""Concurrent `TokenizeRequest`s of one request, so that one with many texts does not fill the tokenizers' queues."""
 TOKENIZER_INLINE_CHARS_MAX = 2048
-"""Longest text encoded on the event loop, which takes about half a millisecond. Longer texts are encoded on a
-thread."""
+"""Longest text encoded on the event loop, in about half a millisecond. Longer texts are encoded on a thread."""
 TOKENIZER_INLINE_TOKENS_MAX = 4096
 """Longest token list decoded on the event loop. Longer lists are decoded on a thread."""
-TOKENIZER_JOBS_MAX = 512
-"""Long texts and conversations in progress in one tokenizer; further ones are refused as overload. Bounds memory and
-waiting time."""
+TEXT_BYTES_PER_TOKEN = 16
+"""Bytes of a text for each token of the context; longer texts are refused before they are encoded (ADR 74). Texts have
+3 to 10. Encoding takes up to 320 times the text's size of memory: 5 KiB for each token of the context."""
+TEXT_BYTES_ANY = 64 * 2**10
+"""Bytes of a text that is encoded for any context. Takes 20 MiB and a twentieth of a second."""
+TEXT_BYTES_COUNTED = 2**20
+"""Bytes of a text that may exceed the context, because its tokens are only counted, or cut off."""
+TOKENIZER_LONG_BYTES_MAX = 2**20
+"""Bytes of long texts that a tokenizer encodes at a time (up to 320 MiB of memory); a longer one is encoded alone."""
+TOKENIZER_JOBS_BYTES_MAX = 64 * 2**20
+"""Bytes of all long texts and conversations in a tokenizer, of one client a half. Bounds memory and waiting time."""
 GRAMMAR_WALL_S = 2.0
 """Seconds for checking one grammar; a large schema takes a tenth of a second."""
 GRAMMAR_START_S = 10.0
 """Seconds for the start of the process that checks grammars."""
-GRAMMAR_VERDICTS_MAX = 1024
+GRAMMAR_VERDICTS_MAX = 256
 """Checked grammars whose verdicts a tokenizer keeps; with the longest grammars, 64 MiB."""
 TEMPLATE_WORKERS_MAX = 2
 """Processes of one tokenizer that render chat templates: two, so that one slow conversation does not stop the
@@ -554,6 +608,12 @@ TEMPLATE_START_S = 10.0
 """Longest time for a rendering process to start and compile the template. It usually starts within a tenth of a second;
 a busy machine may need longer."""
 
+# --- logs ---
+LOG_INTERVAL_S = 1.0
+"""Shortest time between two log lines about one kind of malformed input, seconds. Bounds what a flood of it writes."""
+LOG_KINDS_MAX = 64
+"""Kinds of such lines that one part of a process tells apart; further kinds share one line in the interval."""
+
 # --- pictures ---
 IMAGE_BYTES_MAX = 12 * 2**20
 """Size of the file of one image; encoded in base64 it fills a request body."""
@@ -561,8 +621,14 @@ IMAGES_BYTES_MAX = BODY_BYTES_MAX
 """Bytes of the files of all pictures of a request, those from the network included."""
 IMAGES_MAX = 32
 """Pictures in one request."""
-IMAGE_PIXELS_MAX = 64 * 10**6
-"""Pixels of one picture, known from its header. Decoded it takes three bytes each, a few times over."""
+IMAGE_PIXELS_MAX = 36 * 10**6
+"""Pixels of one decoded picture: a page of A4 with 600 dpi, a screen of 8K. Takes 15 bytes each while it is scaled."""
+IMAGE_JPEG_PIXELS_MAX = 64 * 10**6
+"""Pixels of a JPEG file, as cameras make them. Above `IMAGE_PIXELS_MAX` it is decoded at half its width and height."""
+IMAGES_PIXELS_MAX = 4 * IMAGE_PIXELS_MAX
+"""Pixels of all pictures of a request: twelve of 12 megapixels. Decoding and scaling takes a core a few seconds."""
+IMAGES_AT_ONCE = 4
+"""Pictures of one request in the image services at a time. Bounds how far it exceeds `IMAGES_PIXELS_MAX`."""
 IMAGE_PART_BYTES = BATCH_BYTES_MAX
 """Bytes of a file or of embeddings in one message."""
 IMAGE_READS_MAX = 4
@@ -573,8 +639,8 @@ IMAGE_READ_S = 5.0
 """Time limit for reading one part of an image or of its embeddings, seconds."""
 IMAGE_FETCH_S = 10.0
 """Time limit for downloading an image, seconds."""
-VISION_JOBS_MAX = 64
-"""Pictures that one image service works on or keeps waiting; further ones are refused as overload. Bounds memory."""
+VISION_JOBS_MAX = 128
+"""Pictures that an image service works on or keeps waiting, of one client a half. Bounds waiting time."""
 VISION_FILES_MAX = 2
 """Files of pictures that an image service has in memory at a time: one is encoded while the next one is read."""
 VISION_CACHE_BYTES = 512 * 2**20

@@ -20,8 +20,7 @@ is `model_token` of the model's served name.
 | `gw.<id>.<instance_id>.txt`  | detokenizer          | TextEvents                                                   |
 | `gw.<id>.<instance_id>.tok`  | engine               | TokenEvents of pooling sequences and of copies: without text |
 | `gw.<id>.<instance_id>.ctl`  | engine, detokenizer  | ProgressReply, OwnershipQuery, SelfTestReply                 |
-|                              | gateway              | StreamTaken                                                  |
-|                              | gateway              | RecordListQuery, RecordQuery (request)                       |
+| `gw.<id>.<instance_id>.peer` | gateway              | StreamTaken; RecordListQuery, RecordQuery (request)          |
 | `models`                     | launcher             | ModelsChanged                                                |
 | `models.ctl`                 | gateway              | ChangeModel (request)                                        |
 | `ended`                      | launcher             | MemberEnded                                                  |
@@ -142,6 +141,10 @@ class Subjects:
         """Queries and replies about sequences, to one gateway process."""
         return self._join("gw", gateway_id, instance_id, "ctl")
 
+    def gateway_peers(self, gateway_id: str, instance_id: str) -> str:
+        """Messages of other gateways, to one gateway process."""
+        return self._join("gw", gateway_id, instance_id, "peer")
+
     def heartbeat(self, service: str, member_id: str) -> str:
         """Heartbeats of one member (a running service process)."""
         return self._join("hb", service, member_id)
@@ -150,9 +153,13 @@ class Subjects:
         """Heartbeats of all members of one service, or of all services."""
         return self._join("hb", service, "*")
 
-    def inbox(self, member_id: str) -> str:
+    def inbox(self, service: str, member_id: str) -> str:
         """Prefix of the reply subjects of one member."""
-        return self._join("inbox", member_id)
+        return self._join("inbox", service, member_id)
+
+    def replies(self) -> str:
+        """The reply subjects of all members. Each has a part that only those who were asked know."""
+        return self._join("inbox", "*", "*", ">")
 
     def usage(self) -> str:
         """Usage records of all gateways. No service of the deployment subscribes to them."""

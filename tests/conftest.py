@@ -265,7 +265,7 @@ async def nats_connect(subjects: Subjects) -> AsyncIterator[Connect]:
     transports: list[NatsTransport] = []
 
     async def connect(server: NatsServer, name: str, **options: Any) -> NatsTransport:
-        inbox = subjects.inbox(name)
+        inbox = subjects.inbox("tester", name)
         options = {"credentials": server.credentials, **options}
         transports.append(await NatsTransport.connect([server.url], name=name, inbox_prefix=inbox, **options))
         return transports[-1]

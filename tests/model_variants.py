@@ -48,6 +48,15 @@ MORE_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "smollm3",
         {"use_sliding_window": True, "sliding_window": 20, "no_rope_layers": [0, 1, 1, 0], "attention_bias": True},
     ),
+    "smollm3, a last layer that sees far": (
+        "smollm3",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "no_rope_layers": [1, 1, 1, 0],
+            "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+        },
+    ),
     "gpt_neox": ("gpt_neox", {}),
     "gpt_neox, one part after the other": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
     "gpt2": ("gpt2", {}),

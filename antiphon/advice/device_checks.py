@@ -36,7 +36,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu:  # positional: a row of what `_GPU_QUERY` asks for
     """A GPU as `nvidia-smi` lists it. `memory` in MiB; `capability` is the compute capability, such as `9.0`."""
 
     index: str

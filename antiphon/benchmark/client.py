@@ -1,26 +1,26 @@
-"""Sends streamed requests to an OpenAI-compatible server and measures them. Raw sockets keep the CPU time small.
+"""Sends streamed requests to an OpenAI-compatible server and measures them.
 
 Closed loop (`run`): each of `concurrency` workers sends its next request when its last one has ended. Open loop
 (`run_open`): requests are sent at given times, whatever the server does. Tokens are counted by the usage figures that
-the server sends; a stream without usage figures is an error. Each request has its own connection, because some servers
-close an idle connection at the moment when it is used again.
+the server sends; a stream without usage figures is an error.
 """
 
 import asyncio
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
+from antiphon.async_client import Response, authorization, connected
+
 Clock = Callable[[], float]
 """Seconds of some clock that does not go backwards."""
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
-READ_LIMIT = 2**20
 ERROR_CHARS = 500
 
 
@@ -53,7 +53,7 @@ class Chunk(msgspec.Struct):
     error: Any = None
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Result:
     """The raw result of one load. Times are in seconds of `clock`."""
 
@@ -97,7 +97,7 @@ async def run(
     headers: Mapping[str, str] = NO_HEADERS,
 ) -> Result:
     """Sends every body once, at most `concurrency` at a time, and returns the result. `headers`: sent besides."""
-    result, queue = Result(clock), list(reversed(bodies))
+    result, queue = Result(clock=clock), list(reversed(bodies))
 
     async def worker() -> None:
         while queue:
@@ -148,26 +148,20 @@ async def stream(
 ) -> None:  # fmt: skip
     """Sends one streamed request on its own connection. `sent`: time from which its durations count (default: now)."""
     data = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
-    reader, writer = await asyncio.open_connection(host, port, limit=READ_LIMIT)
-    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
-    head += f"Authorization: Bearer {token}\r\n" if token else ""
-    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    sent = result.clock() if sent is None else sent
-    writer.write(head.encode() + b"Connection: close\r\n\r\n" + data)
-    try:
-        status = await reader.readline()
-        if b" 200 " not in status:
-            result.errors.append((status + await reader.read(ERROR_CHARS)).decode(errors="replace"))
+    async with connected(host, port) as connection:
+        sent = result.clock() if sent is None else sent
+        response = await connection.ask("POST", path, data, {**authorization(token), **headers})
+        if response.status != 200:
+            text = (await response.read(ERROR_CHARS)).decode(errors="replace")
+            result.errors.append(f"{response.status_line} {text}"[:ERROR_CHARS])
             return
-        await _events(reader, result, sent)
-    finally:
-        writer.close()
+        await _events(response, result, sent)
 
 
-async def _events(reader: asyncio.StreamReader, result: Result, sent: float) -> None:
+async def _events(response: Response, result: Result, sent: float) -> None:
     arrivals: list[float] = []
     usage: Usage | None = None
-    async for line in _lines(reader):
+    async for line in response.lines():
         if line == b"data: [DONE]":
             break
         if not line.startswith(b"data: "):
@@ -186,21 +180,3 @@ async def _events(reader: asyncio.StreamReader, result: Result, sent: float) -> 
 def _has_text(choice: Choice) -> bool:
     delta = choice.delta
     return bool(choice.text or (delta is not None and (delta.content or delta.reasoning)))
-
-
-async def _lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yields the lines of a response's body."""
-    chunked = False
-    while (header := (await reader.readline()).strip().lower()) != b"":
-        chunked = chunked or (header.startswith(b"transfer-encoding:") and header.endswith(b"chunked"))
-    rest = b""
-    async for piece in _chunks(reader) if chunked else reader:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line.rstrip(b"\r")
-
-
-async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """Yields the chunks of a chunked body (RFC 9112, section 7.1)."""
-    while size := int((await reader.readline()).split(b";")[0] or b"0", 16):
-        yield (await reader.readexactly(size + 2))[:-2]

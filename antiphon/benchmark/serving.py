@@ -1,19 +1,15 @@
 """Benchmarks a server with OpenAI's completions API: sends requests at a rate or all at once and measures them."""
 
 import asyncio
-import http.client
-import json
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from antiphon.benchmark.client import run_open
 from antiphon.benchmark.figures import Figures, spread
 from antiphon.benchmark.workload import arrivals, prompts
-from shared.config import SettingsError
+from antiphon.client import Client, server_url
 
 VOCAB_SIZE = 1000
 """Prompts consist of token ids below this number, which every model has."""
-ASK_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +29,9 @@ class ServingLoad:
 
 def measure(load: ServingLoad) -> Figures:
     """Sends the load. Raises SettingsError if the server cannot be reached, ValueError if requests failed."""
-    url = urlsplit(load.base_url if "//" in load.base_url else f"http://{load.base_url}")
-    if url.scheme != "http" or not url.hostname:
-        raise SettingsError(f"--base-url: {load.base_url!r} is no URL like http://127.0.0.1:8000")
-    host, port = url.hostname, url.port or 80
-    model = load.model or _first_model(host, port, load.token)
+    url = server_url(load.base_url, "--base-url", ["http"])
+    host, port = url.hostname or "", url.port or 80
+    model = load.model or Client(load.base_url, load.token, flag="--base-url").first_model()
     fields = {"model": model, "max_tokens": load.output_len, "temperature": 0, "ignore_eos": True}
     bodies = [{**fields, "prompt": ids} for ids in prompts(load.num_prompts, load.input_len, VOCAB_SIZE, load.seed)]
     timestamps = arrivals(load.num_prompts, load.request_rate, load.seed)
@@ -55,22 +49,3 @@ def measure(load: ServingLoad) -> Figures:
         **spread("tpot", result.token_s),
         **spread("itl", result.chunk_gaps_s),
     }
-
-
-def _first_model(host: str, port: int, token: str | None) -> str:
-    connection = http.client.HTTPConnection(host, port, timeout=ASK_S)
-    try:
-        connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {token}"} if token else {})
-        response = connection.getresponse()
-        data = response.read()
-        if response.status != 200:
-            raise SettingsError(
-                f"--base-url: the server answers {response.status}: {data[:200].decode(errors='replace')}"
-            )
-        return str(json.loads(data)["data"][0]["id"])
-    except (OSError, http.client.HTTPException) as error:
-        raise SettingsError(f"--base-url: no connection to {host}:{port}: {error}") from error
-    except (ValueError, LookupError, TypeError) as error:
-        raise SettingsError("--base-url: the server lists no model: name one with --model") from error
-    finally:
-        connection.close()

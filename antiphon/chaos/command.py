@@ -102,7 +102,7 @@ class _Run:
         await asyncio.sleep(min(CALM_START_S, self._options.calm_s))
         while time.monotonic() + CALM_LOOK_S < until:
             now = time.monotonic()
-            found.append(Injection(Fault(0.0, "none", report.CALM[1], ()), now, now))
+            found.append(Injection(Fault(at_s=0.0, kind="none", group=report.CALM[1], targets=()), now, now))
             await asyncio.sleep(CALM_LOOK_S)
         return found
 
@@ -155,7 +155,7 @@ class _Run:
     async def _look(self) -> None:
         """Keeps the set of processes that gateways report as ready up to date."""
         while True:
-            topology = await _topology(self._server)
+            topology = await self._server.get_json("/admin/topology")
             if topology is not None:
                 self._ready = {one["id"]: one["state"] == "ready" for one in topology["members"]}
             await asyncio.sleep(LOOK_S)
@@ -176,7 +176,7 @@ async def settle(server: ServerAddress) -> list[str]:
     found = ["the server did not answer after the faults"]
     while time.monotonic() < deadline:
         await asyncio.sleep(1.0)
-        topology = await _topology(server)
+        topology = await server.get_json("/admin/topology")
         if topology is None:
             continue
         breaches = invariants.check(topology)
@@ -189,25 +189,16 @@ async def settle(server: ServerAddress) -> list[str]:
 
 async def served_model(server: ServerAddress) -> str:
     """Returns the name of the server's first model. Raises SettingsError if it lists none."""
-    answer = await server.get("/v1/models")
-    try:
-        return str(json.loads(answer.body)["data"][0]["id"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise SettingsError(f"the server names no model (status {answer.status})") from error
+    listed = await server.get_json("/v1/models")
+    if not listed or not listed["data"]:
+        raise SettingsError("the server names no model")
+    return str(listed["data"][0]["id"])
 
 
 def _tell(began: float, injection: Injection) -> None:
     fault = injection.fault
     what = f"{fault.kind} {', '.join(fault.targets)}" + (f" for {fault.duration_s:.1f} s" * (fault.kind == "freeze"))
     say(f"{injection.began_s - began:6.1f} s  {what}" + (f": {injection.problem}" * bool(injection.problem)))
-
-
-async def _topology(server: ServerAddress) -> dict[str, Any] | None:
-    answer = await server.get("/admin/topology")
-    try:
-        return json.loads(answer.body) if answer.status == 200 else None
-    except ValueError:
-        return None
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ CALM = ("none", "calm")
 PROBLEMS_SHOWN = 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OneFault:
     """One fault: seconds since the start, its processes, and the stalls of the streams that it affected.
 
@@ -30,7 +30,7 @@ class OneFault:
     parts: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRow:
     """The faults of one kind on one group. Stalls: for each affected stream, its longest silence in seconds.
 
@@ -160,18 +160,18 @@ def _row(
     seconds = [one.duration_s for one in found]
     own_seconds = [one.duration_s for one in stalls(alone, outcomes)]
     return FaultRow(
-        kind,
-        group,
-        len(own),
-        sum(one.verified for one in own),
-        percentile(seconds, 0.5),
-        percentile(seconds, 0.99),
-        max(seconds, default=0.0),
-        len(alone),
-        percentile(own_seconds, 0.5),
-        percentile(own_seconds, 0.99),
-        _parts(found, offset_s),
-        [_one(one, one in alone, outcomes, offset_s) for one in own],
+        kind=kind,
+        group=group,
+        count=len(own),
+        verified=sum(one.verified for one in own),
+        stall_p50_s=percentile(seconds, 0.5),
+        stall_p99_s=percentile(seconds, 0.99),
+        stall_max_s=max(seconds, default=0.0),
+        alone=len(alone),
+        alone_p50_s=percentile(own_seconds, 0.5),
+        alone_p99_s=percentile(own_seconds, 0.99),
+        parts=_parts(found, offset_s),
+        each=[_one(one, one in alone, outcomes, offset_s) for one in own],
     )
 
 
@@ -180,7 +180,15 @@ def _one(injection: Injection, is_alone: bool, outcomes: Sequence[Outcome], offs
     seconds = [one.duration_s for one in found]
     p50_s, p99_s = percentile(seconds, 0.5), percentile(seconds, 0.99)
     parts = _parts(found, offset_s)
-    return OneFault(fault.at_s, fault.targets, is_alone, p50_s, p99_s, max(seconds, default=0.0), parts)
+    return OneFault(
+        at_s=fault.at_s,
+        targets=fault.targets,
+        alone=is_alone,
+        stall_p50_s=p50_s,
+        stall_p99_s=p99_s,
+        stall_max_s=max(seconds, default=0.0),
+        parts=parts,
+    )
 
 
 def _parts(found: Sequence[Stall], offset_s: float) -> dict[str, float]:

@@ -29,7 +29,7 @@ recovered.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """One fault. `at_s`: seconds since the start; `duration_s`: length of a freeze, otherwise 0.
 
@@ -69,9 +69,9 @@ def make_schedule(
         if kind != "freeze" and all(_may_kill(kills[name], now) for name in targets):
             for name in targets:
                 kills[name].append(now)
-            faults.append(Fault(now, kind, group, targets))
+            faults.append(Fault(at_s=now, kind=kind, group=group, targets=targets))
         elif kind == "freeze" or not only:
-            faults.append(Fault(now, "freeze", group, targets, length_s))
+            faults.append(Fault(at_s=now, kind="freeze", group=group, targets=targets, duration_s=length_s))
         now += every_s * chance.uniform(*SPREAD)
     return faults
 

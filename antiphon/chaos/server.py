@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from antiphon.chaos.targets import process_state
+from antiphon.client import server_url
 from antiphon.launch.readiness import ServerAddress
 from antiphon.supervision.processes import Child, ChildSpec
 from shared.config import SettingsError
@@ -33,16 +34,14 @@ def given(url: str, run_directory: str, token: str) -> tuple[ServerAddress, int]
 
     Raises SettingsError if either cannot be used.
     """
-    parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
-    if parts.scheme != "http" or not parts.hostname:
-        raise SettingsError(f"--url: {url!r} is no URL like http://127.0.0.1:8000")
+    parts = server_url(url, "--url", ["http"])
     path = Path(run_directory)
     match = _RUN_DIRECTORY.fullmatch(path.resolve().name)
     if match is None or not path.is_dir():
         raise SettingsError(f"--run-directory: {run_directory!r} is no directory antiphon-PID-… of an `antiphon serve`")
     if process_state(int(match[1])) in ("", "Z"):
         raise SettingsError(f"--run-directory: process {match[1]} does not run any more")
-    return ServerAddress(parts.hostname, parts.port or 80, token), int(match[1])
+    return ServerAddress(host=parts.hostname or "", port=parts.port or 80, token=token), int(match[1])
 
 
 @asynccontextmanager
@@ -53,7 +52,9 @@ async def own_server(model: str, num_records: int = RECORDS) -> AsyncIterator[tu
     timeline. Raises SettingsError with its last output if it does not start.
     """
     output = _Output()
-    child = Child(ChildSpec("serve", "serve", _argv(model, num_records), os.environ), output.take)
+    child = Child(
+        ChildSpec(name="serve", service="serve", argv=_argv(model, num_records), environ=os.environ), output.take
+    )
     await child.start()
     running = asyncio.create_task(child.wait())
     try:
@@ -88,6 +89,6 @@ class _Output:
         self.lines.append(line)
         if (match := _URL.match(line)) is not None and not self.address.done():
             url = urllib.parse.urlsplit(match[1])
-            self.address.set_result(ServerAddress(url.hostname or "", url.port or 80))
+            self.address.set_result(ServerAddress(host=url.hostname or "", port=url.port or 80))
         elif self.address.done():
             print(line, file=sys.stderr, flush=True)

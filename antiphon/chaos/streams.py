@@ -18,10 +18,10 @@ from typing import Any
 
 import msgspec
 
+from antiphon.async_client import authorization, connected
 from antiphon.chaos.comparison import Difference, compare
 from antiphon.launch.readiness import ServerAddress
 
-READ_LIMIT = 2**20
 RETRY_S = (0.1, 2.0)
 """Bounds of the wait before a refused or interrupted request is sent again, seconds."""
 GAP_S = 0.02
@@ -63,7 +63,7 @@ class Known:
     text: str
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Answer:
     """The part of an answer received so far. `gaps`: beginnings and ends of silences, monotonic seconds."""
 
@@ -87,7 +87,7 @@ class Answer:
     """Time of the last event, possibly on an earlier connection; None before the first one."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Outcome:
     """The result of one stream after all attempts. Times are monotonic seconds."""
 
@@ -198,7 +198,7 @@ class Load:
                     await self._stopping.wait()
 
     async def _stream(self, known: Known) -> Outcome:
-        outcome = Outcome(known, time.monotonic())
+        outcome = Outcome(known=known, began_s=time.monotonic())
         while True:
             answer = await self._attempt(known, outcome)
             wait_s = RETRY_S[0]
@@ -246,11 +246,7 @@ class Load:
 
 async def timeline_of(server: ServerAddress, completion_id: str) -> dict[str, Any] | None:
     """Returns the timeline of a request; None if the server does not have it, or if its gateway dies meanwhile."""
-    answer = await server.get(f"/v1/requests/{completion_id}/timeline")
-    try:
-        return json.loads(answer.body) if completion_id and answer.status == 200 else None
-    except ValueError:  # the body is incomplete, because the gateway was killed while it answered
-        return None
+    return await server.get_json(f"/v1/requests/{completion_id}/timeline") if completion_id else None
 
 
 def _judge(known: Known, answer: Answer) -> Difference:
@@ -289,27 +285,20 @@ async def ask(server: ServerAddress, body: dict[str, Any], answer: Answer) -> An
 
 async def _chunks(server: ServerAddress, body: dict[str, Any], answer: Answer) -> AsyncIterator[_Chunk]:
     """Yields the events of a streamed completion up to `[DONE]`. Raises EOFError if the stream ends before it."""
-    reader, writer = await asyncio.open_connection(server.host, server.port, limit=READ_LIMIT)
-    try:
-        data = json.dumps(body).encode()
-        key = f"Authorization: Bearer {server.token}\r\n" if server.token else ""
-        # With HTTP/1.0 the body is not chunked and ends with the connection.
-        head = f"POST /v1/completions HTTP/1.0\r\nHost: {server.host}\r\nContent-Type: application/json\r\n{key}"
-        head += "X-Antiphon-Resumable: 1\r\n"
-        head += f"Last-Event-ID: {answer.last_id}\r\n" if answer.last_id else ""
-        writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-        status, headers = await _head(reader)
-        if status != 200:
-            text = (await reader.read(2000)).decode(errors="replace")
-            if status in (429, 503):
-                answer.refused_s = float(headers.get("retry-after", "1"))
-            elif status == 404 and answer.last_id:
-                answer.is_forgotten = True
-            else:
-                answer.problem = f"HTTP {status}: {text}"
+    headers = {**authorization(server.token), "X-Antiphon-Resumable": "1"}
+    headers |= {"Last-Event-ID": answer.last_id} if answer.last_id else {}
+    async with connected(server.host, server.port) as connection:
+        response = await connection.ask("POST", "/v1/completions", json.dumps(body).encode(), headers)
+        if response.status in (429, 503):
+            answer.refused_s = float(response.headers.get("retry-after", "1"))
+        elif response.status == 404 and answer.last_id:
+            answer.is_forgotten = True
+        elif response.status != 200:
+            answer.problem = f"HTTP {response.status}: {(await response.read(2000)).decode(errors='replace')}"
+        if response.status != 200:
             return
         event_id = ""
-        while line := await reader.readline():
+        async for line in response.lines():
             if line.startswith(b"data: [DONE]"):
                 return
             if line.startswith(b"data: "):
@@ -318,16 +307,3 @@ async def _chunks(server: ServerAddress, body: dict[str, Any], answer: Answer) -
             elif line.startswith(b"id:"):
                 event_id = line[3:].strip().decode()
         raise EOFError("ended without [DONE]")
-    finally:
-        writer.close()
-
-
-async def _head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    first = (await reader.readline()).split()
-    if len(first) < 2:
-        raise EOFError("ended before its status")
-    headers: dict[str, str] = {}
-    while line := (await reader.readline()).strip():
-        name, _, value = line.decode("latin-1").partition(":")
-        headers[name.lower()] = value.strip()
-    return int(first[1]), headers

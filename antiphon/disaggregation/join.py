@@ -29,7 +29,7 @@ class Join(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bus: str = ""
 
 
-class Joined(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Joined(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """An instance's answer: its identity from its own tables. `refused`: why it does not join; empty if it joins."""
 
     epoch: int

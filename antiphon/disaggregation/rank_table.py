@@ -62,7 +62,7 @@ class GlobalTable(msgspec.Struct, frozen=True):
         return self.server_group_list[ROLES.index(role)].server_list
 
 
-class LocalTable(msgspec.Struct, frozen=True):
+class LocalTable(msgspec.Struct, frozen=True, kw_only=True):
     """The table of one instance."""
 
     version: str
@@ -84,7 +84,7 @@ def global_table(servers: dict[Role, Sequence[Server]]) -> GlobalTable:
 
 def local_table(server: Server) -> LocalTable:
     """Returns the local table of an instance."""
-    return LocalTable(VERSION, STATUS, LOCAL_GROUP, "1", (server,))
+    return LocalTable(version=VERSION, status=STATUS, group_id=LOCAL_GROUP, server_count="1", server_list=(server,))
 
 
 def encode(table: GlobalTable | LocalTable) -> bytes:

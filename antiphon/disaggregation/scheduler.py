@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from antiphon.async_client import Answer, post
 from antiphon.disaggregation.instance import Deployment, Instance
 from antiphon.disaggregation.join import HEADER, Join, Joined, is_signed, sign
-from antiphon.launch.http_probe import Answer, post
 from antiphon.supervision.fleet import CONFIGURATION_ERROR, Failure
 from antiphon.supervision.processes import Sink
 
@@ -28,7 +28,7 @@ def new_epoch() -> int:
     return time.time_ns()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Gathering:
     """Joins the instances of a deployment to the bus and rejoins restarted ones.
 

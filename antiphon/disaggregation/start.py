@@ -70,13 +70,17 @@ def _scheduler(deployment: Deployment, settings: InstanceSettings, environ: Mapp
         if binary:
             everywhere = "127.0.0.1" if deployment.has_one_host else "0.0.0.0"
             secret = bus_secret(key, epoch)
-            bus = nats_server.prepare(directory, host=everywhere, secret=secret, namespace=settings.namespace)
+            bus = nats_server.prepare(
+                directory, host=everywhere, secret=secret, namespace=settings.namespace, moves=False
+            )
             for worker in deployment.workers():
                 bus.join("engine", worker.name)
             url = _bus_url(bus.url, deployment)
         plan = launcher.make_plan([replace(model, engines=0)], environ, listeners, directory, binary, (), bus)
         plan = replace(plan, versions=None)  # other instances start the engines
-        gathering = Gathering(deployment, ports, key, epoch, url, launcher.print_line)
+        gathering = Gathering(
+            deployment=deployment, ports=ports, key=key, epoch=epoch, bus=url, sink=launcher.print_line
+        )
 
         async def gather() -> Failure:
             return await gathering.run()

@@ -93,7 +93,13 @@ class Worker:
             self._heard_at = time.monotonic()
             if not (self._joined and self._joined.epoch == join.epoch):
                 self._follow(join)
-        reply = Joined(join.epoch, self._own.name, self._digest, ",".join(self._own.device_ids), refused)
+        reply = Joined(
+            epoch=join.epoch,
+            name=self._own.name,
+            table=self._digest,
+            devices=",".join(self._own.device_ids),
+            refused=refused,
+        )
         body = msgspec.json.encode(reply)
         return Response(409 if refused else 200, body, {HEADER: sign(self._key, "joined", body)})
 

@@ -121,8 +121,6 @@ def _blocks(one: Member, old: Member | None) -> Iterator[str]:
 
 def _requests(one: Member) -> Iterator[str]:
     load = one["load"]
-    if "accepted_requests" not in load:  # a gateway of an older version
-        return
     accepted, ended, live = load["accepted_requests"], load["ended_requests"], load["num_requests"]
     if accepted != ended + live:
         yield f"{one['id']}: {accepted} requests accepted, but {ended} ended and {live} in progress"

@@ -6,7 +6,6 @@ the services; the number of lost messages is printed at the end.
 
 import asyncio
 import json
-import re
 import ssl
 import sys
 import tempfile
@@ -16,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from antiphon.inspect.rendering import concerns, rendered
-from antiphon.launch.nats_server import OBSERVER
+from antiphon.launch.nats_server import ADDRESS_FILE, OBSERVER
+from antiphon.launch.run_directory import is_own_directory
 from shared import messages
 from shared.bus.credentials import server_urls
 from shared.bus.nats import NatsTransport
@@ -31,7 +31,6 @@ from shared.subjects import Subjects, new_instance_id
 CONNECT_S = 5.0
 QUEUE_MAX = 10_000
 """Messages that wait to be printed; further ones are dropped and counted."""
-_PORT = re.compile(r"^(?:listen|port):\s*\"?(?:\S*:)?(\d+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Place:
     credentials: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TapOptions:
     """What to print. `subject`: a pattern below the deployment's prefix; `count`: number of messages, 0: no limit."""
 
@@ -62,9 +61,9 @@ def find_bus(url: str, credentials: str, environ: Mapping[str, str], parent: Pat
     if url:
         return Place(url, credentials or environ.get("ANTIPHON_NATS_CREDENTIALS", ""))
     found = [
-        Place(f"nats://127.0.0.1:{match[1]}", str(path.with_name(f"{OBSERVER}.credentials")))
-        for path in sorted((parent or Path(tempfile.gettempdir())).glob("antiphon-*/nats.conf"))
-        if _readable(path) and (match := _PORT.search(path.read_text(encoding="utf-8")))
+        Place(path.as_uri(), str(path.with_name(f"{OBSERVER}.credentials")))
+        for path in sorted((parent or Path(tempfile.gettempdir())).glob(f"antiphon-*/{ADDRESS_FILE}"))
+        if is_own_directory(path.parent)
     ]
     if len(found) == 1:
         return found[0]
@@ -91,9 +90,10 @@ async def _tap(place: Place, options: TapOptions, context: ssl.SSLContext | None
         transport = await NatsTransport.connect(
             server_urls(place.url),
             name=name,
-            inbox_prefix=subjects.inbox(name),
+            inbox_prefix=subjects.inbox(OBSERVER, name),
             credentials=place.credentials,
             tls=context,
+            observes=True,
             wait_s=CONNECT_S,
         )
     except ServiceError as error:
@@ -139,12 +139,3 @@ def _line(delivery: Delivery, subject: str, decoder: Decoder[Message], options: 
     if options.request and not concerns(message, options.request):
         return None
     return rendered(subject, message, whole=options.whole, request=options.request)
-
-
-def _readable(path: Path) -> bool:
-    """Whether a configuration belongs to this user; the directory of another user cannot be read."""
-    try:
-        with path.open("rb"):
-            return True
-    except OSError:
-        return False

@@ -5,8 +5,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from antiphon.chat import Client
-from antiphon.inspect.server import ask
+from antiphon.client import Client
 
 _CLEAR = "\x1b[H\x1b[2J"
 REQUESTS_SHOWN = 15
@@ -14,11 +13,11 @@ REQUESTS_SHOWN = 15
 
 def run(client: Client, *, interval_s: float, once: bool) -> int:
     """Prints the services and their load every `interval_s` seconds until Ctrl-C, or a single time."""
-    before = ask(client, "/admin/topology")
+    before = client.get("/admin/topology")
     while True:
         time.sleep(interval_s)
-        now = ask(client, "/admin/topology")
-        running = ask(client, f"/v1/requests?state=running&all=true&sort=slowest&limit={REQUESTS_SHOWN}")["data"]
+        now = client.get("/admin/topology")
+        running = client.get(f"/v1/requests?state=running&all=true&sort=slowest&limit={REQUESTS_SHOWN}")["data"]
         text = "\n".join(lines(before, now, running))
         print(text if once or not sys.stdout.isatty() else _CLEAR + text, flush=True)
         if once:

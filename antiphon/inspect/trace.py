@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from antiphon.chat import Client
-from antiphon.inspect.server import ask
+from antiphon.client import Client
 from shared.config import SettingsError
 
 BAR_CHARS = 40
@@ -16,7 +15,7 @@ MEANWHILE_NAMES = 5
 
 def run(client: Client, request: str, *, steps: bool) -> int:
     """Prints the timeline of a request, with `steps` also every step. Raises SettingsError for an unknown request."""
-    print("\n".join(lines(ask(client, _path(request)), steps=steps)))
+    print("\n".join(lines(client.get(_path(request)), steps=steps)))
     return 0
 
 
@@ -25,7 +24,7 @@ def save(client: Client, request: str, file: str) -> int:
 
     Raises SettingsError for an unknown request or an unwritable file.
     """
-    found = ask(client, f"{_path(request)}?format=trace_events")
+    found = client.get(f"{_path(request)}?format=trace_events")
     try:
         Path(file).write_text(json.dumps(found), encoding="utf-8")
     except OSError as error:
@@ -46,7 +45,7 @@ def lines(found: dict[str, Any], *, steps: bool) -> Iterator[str]:
         f"prompt {found['prompt_tokens']} tokens ({found['cached_tokens']} cached), output "
         f"{found['completion_tokens']}, first token {_ms(found['time_to_first_token_s'])}"
     )
-    if found.get("explanation"):  # an older server sends none
+    if found["explanation"]:
         yield " ".join(found["explanation"])
     if meanwhile := found.get("meanwhile"):
         names = [one["client_request_id"] or one["id"] for one in meanwhile["requests"][:MEANWHILE_NAMES]]

@@ -5,10 +5,8 @@ The invariants are those of `antiphon.inspect.invariants`.
 
 import time
 
-from antiphon.chat import Client
+from antiphon.client import Client, ServerError
 from antiphon.inspect.invariants import OWNERLESS_S, Invariants
-from antiphon.inspect.server import ask
-from shared.config import SettingsError
 
 ONCE_S = OWNERLESS_S + 1.0
 """Duration of `--once`, seconds: work without an owner is detected after `OWNERLESS_S`."""
@@ -31,6 +29,6 @@ def run(client: Client, *, interval_s: float, once: bool) -> int:
 
 def _look(client: Client, invariants: Invariants) -> list[str]:
     try:
-        return invariants.check(ask(client, "/admin/topology"))
-    except SettingsError as error:
+        return invariants.check(client.get("/admin/topology"))
+    except ServerError as error:
         return [f"the server does not answer: {error}"]

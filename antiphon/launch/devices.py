@@ -43,6 +43,11 @@ def on_cpu(device: str, environ: Mapping[str, str]) -> bool:
     return device == "cpu" or (device == "auto" and not visible(environ))
 
 
+def usable(device: str, environ: Mapping[str, str]) -> int:
+    """Returns the number of GPUs that engines may use, 0 on the CPU; at least 1 if `device` demands a GPU."""
+    return 0 if on_cpu(device, environ) else max(1, len(visible(environ)))
+
+
 def for_engines(needed: Sequence[int], device: str, gpus: Sequence[str]) -> Assignment:
     """Assigns GPUs to engines (of all models), of which each needs `needed`. Raises SettingsError if there are too few.
 

@@ -37,6 +37,7 @@ from antiphon.supervision.fleet import Failure, Fleet
 from antiphon.supervision.processes import ChildSpec
 from shared import limits
 from shared.actors import standby
+from shared.actors.descriptors import raise_limit
 from shared.config import SettingsError, to_argv
 from shared.distributed import world
 from shared.errors import ServiceError
@@ -44,6 +45,7 @@ from shared.models.model_files import located, model_directory, model_name
 from shared.models.picture_models import check_picture_files
 from shared.security import bus_permissions, tls
 from shared.settings.quantization import Device, choose, read_model_config
+from shared.settings.stores import KeeperSettings
 from shared.subjects import model_token, safe_token
 
 GRACE_S = limits.DRAIN_S + 5.0
@@ -59,13 +61,13 @@ STANDBY = {
 in a fraction of the time."""
 STARTED_FIRST = ("nats", "engine")
 """Services whose processes are started before the others: the bus, and those that take longest to become ready."""
-VERSIONS_WAIT_S = 10.0
+BUS_WAIT_S = 10.0
 """Seconds after the start from which versions of models can be changed although the server is not ready yet."""
 FORCED = 130
 """Exit code after a second Ctrl-C, which kills the children."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionPlan:
     """What is needed to start another version of a model. `gpus`: as in `make_plan`; `visible`: all visible GPUs."""
 
@@ -74,11 +76,6 @@ class VersionPlan:
     place: "Place"
     gpus: tuple[str, ...] = ()
     visible: tuple[str, ...] = ()
-
-    @property
-    def keep_s(self) -> float:
-        """Seconds for which a former version keeps running."""
-        return self.models[0].keep_former_version
 
     def specs(self, name: str, number: int, directory: str) -> list[ChildSpec]:
         """Returns the processes of a version of a model. Blocks; a download from the hub may take long.
@@ -112,7 +109,7 @@ class VersionPlan:
             return own[name]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The children to start, and the address and models of the resulting server."""
 
@@ -130,6 +127,8 @@ class Plan:
     """Number of engines that must be ready before the server is; 0: one of each model is enough."""
     versions: "VersionPlan | None" = None
     """Starts further versions of the models; None: not supported."""
+    stores: KeeperSettings | None = None
+    """For the task that makes the logs and stores of the bus."""
 
 
 def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
@@ -233,10 +232,8 @@ def make_plan(
     place = Place(first.nats, first.nats_credentials, _member_prefix())
     if nats_binary:
         bus = bus or nats_server.prepare(directory, namespace=first.namespace, store=_bus_store(first))
-        place = Place(bus.url, "", "", bus)
-        argv = [nats_binary, "-c", str(bus.config)]
-        own = nats_server.environment(child_environment(environ))
-        specs.append(ChildSpec("nats", "nats", argv, own, show=nats_server.worth_showing))
+        place = Place(bus.address, "", "", bus)
+        specs.append(_bus_spec(bus, nats_binary, environ))
     sockets_of_gateways = [each.fileno() for each in listeners[: first.gateways]]
     # A key file may contain only digests, so the launcher needs a key of its own for its requests.
     own_key = secrets.token_urlsafe(24) if first.api_keys_file and not first.api_keys else ""
@@ -254,8 +251,38 @@ def make_plan(
     token = own_key or first.api_keys.split(",")[0].strip()
     # The server would also work with engines of one role only, but without disaggregation, so it waits for all engines.
     engines = sum(len(engine_roles(model)) for model in models) if any(model.prefill for model in models) else 0
-    versions = VersionPlan(list(models), environ, place, tuple(gpus))
-    return Plan(specs, host, port, ordered, token, bool(first.ssl_certfile), first.use_openai, engines, versions)
+    versions = VersionPlan(models=list(models), environ=environ, place=place, gpus=tuple(gpus))
+    stores = _keeper_settings(first, place)
+    return Plan(
+        specs=specs,
+        host=host,
+        port=port,
+        models=ordered,
+        token=token,
+        https=bool(first.ssl_certfile),
+        openai=first.use_openai,
+        engines=engines,
+        versions=versions,
+        stores=stores,
+    )
+
+
+def _keeper_settings(settings: ServeSettings, place: Place) -> KeeperSettings:
+    credentials = place.bus.credentials(nats_server.SETUP) if place.bus else place.credentials
+    name = nats_server.SETUP if place.bus else place.prefix + nats_server.SETUP
+    return of_service(settings, KeeperSettings, nats=place.nats, nats_credentials=credentials, service_id=name)
+
+
+def _bus_spec(bus: nats_server.Bus, binary: str, environ: Mapping[str, str]) -> ChildSpec:
+    def prepare() -> None:
+        if notice := bus.make_way():
+            print_line("antiphon", notice)
+
+    own = nats_server.environment(child_environment(environ))
+    argv = [binary, "-c", str(bus.config)]
+    return ChildSpec(
+        name="nats", service="nats", argv=argv, environ=own, prepare=prepare, show=nats_server.worth_showing
+    )
 
 
 def _bus_store(settings: ServeSettings) -> Path | None:
@@ -352,7 +379,9 @@ def service_spec(
     flags = to_argv(of_service(settings, SERVICES[service], **where, **changes))
     command = [f"services.{service}", *flags]
     own = child_environment(environ, ANTIPHON_NATS=place.nats, **(secret or {}))
-    spec = ChildSpec(name, service, [sys.executable, "-m", *command], own, member_id=member_id)
+    spec = ChildSpec(
+        name=name, service=service, argv=[sys.executable, "-m", *command], environ=own, member_id=member_id
+    )
     if not _stands_by(service, settings):
         return spec
     return replace(spec, standby_argv=[sys.executable, "-m", standby.MODULE, STANDBY[service], *command])
@@ -396,47 +425,79 @@ async def run_plan(
     `listeners`: the gateways' sockets, which are closed before the children are stopped. `beside` runs concurrently;
     the failure that it returns stops the server.
     """
+    raise_limit()
     fleet = Fleet(print_line)
     stop = asyncio.create_task(signalled(fleet))
     fleet.start(sorted(plan.specs, key=lambda spec: spec.service not in STARTED_FIRST))
-    place = ServerAddress(plan.host, plan.port, plan.token, plan.https, plan.openai)
+    place = ServerAddress(host=plan.host, port=plan.port, token=plan.token, https=plan.https, openai=plan.openai)
     announcing = asyncio.create_task(announce(place, plan.models, fleet.pids, print_line, plan.engines))
     wanted = plan.versions
-    versions = None if wanted is None else asyncio.create_task(_run_versions(fleet, wanted, announcing))
+    versions = None if wanted is None else asyncio.create_task(_use_bus(fleet, wanted, announcing))
+    stores = None if plan.stores is None else asyncio.create_task(_keep_stores(plan.stores))
     companion = asyncio.ensure_future(beside()) if beside else asyncio.get_running_loop().create_future()
     try:
         await asyncio.wait({stop, fleet.failed, companion}, return_when=asyncio.FIRST_COMPLETED)
         failure = next((each.result() for each in (fleet.failed, companion) if each.done()), None)
         announcing.cancel()
-        if versions is not None:
-            versions.cancel()
+        for task in (versions, stores):
+            if task is not None:
+                task.cancel()
         sockets.close(listeners)
         await _shut_down(fleet, failure)
         return failure.exit_code if failure else (FORCED if fleet.killed else 0)
     finally:
         fleet.kill()
-        tasks = [task for task in (stop, announcing, companion, versions) if task is not None]
+        tasks = [task for task in (stop, announcing, companion, versions, stores) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _run_versions(fleet: Fleet, plan: VersionPlan, announcing: "asyncio.Task[None]") -> None:
-    # Importing the libraries of the bus takes a core for a fifth of a second, which the children need until the server
-    # is ready. If one model does not become ready, it must nevertheless be possible to change that model's version.
-    await asyncio.wait({announcing}, timeout=VERSIONS_WAIT_S)
-    from antiphon.versions.supervisor import BusAddress, run
+async def _keep_stores(settings: KeeperSettings) -> None:
+    # Imported here because it imports the libraries of the bus, for which the start of the children need not wait.
+    from shared.deployment.store_keeper import keep
+
+    def tell(problem: str) -> None:
+        print_line("antiphon", problem)
+
+    try:
+        await keep(settings, tell)
+    except Exception as error:  # services work without the stores, as far as they can
+        told = error if isinstance(error, ServiceError | SettingsError) else repr(error)
+        tell(f"the stores of the bus are not made before the next start: {told}")
+
+
+async def _use_bus(fleet: Fleet, plan: VersionPlan, announcing: "asyncio.Task[None]") -> None:
+    """Announces deaths of processes on the bus, and takes orders about versions from it. Runs until cancelled."""
+    # Until the server is ready the children need the processor. If one model does not become ready, it must
+    # nevertheless be possible to change that model's version.
+    await asyncio.wait({announcing}, timeout=BUS_WAIT_S)
+    from antiphon.supervision.death_notice import BusAddress, announced_deaths
+    from antiphon.versions import supervisor
 
     bus, credentials, name = plan.place.bus, plan.place.credentials, f"launcher-{os.getpid()}"
     if bus is not None:
-        credentials, name = str(bus.launcher_credentials), nats_server.LAUNCHER
+        credentials, name = bus.credentials(nats_server.LAUNCHER), nats_server.LAUNCHER
     first = plan.models[0]
-    where = BusAddress(plan.place.nats, credentials, name, tls.bus_context(first), first.bus_replicas)
-    try:
-        await run(fleet, plan, where, first.namespace, print_line)
-    except Exception as error:  # the server continues without changes of versions; the user is informed
+    where = BusAddress(
+        url=plan.place.nats, credentials=credentials, name=name, namespace=first.namespace, tls=tls.bus_context(first)
+    )
+    directories = {model_name(model): str(model.model) for model in plan.models}
+    keep_s = first.keep_former_version
+
+    def tell(error: Exception) -> None:
         told = error if isinstance(error, ServiceError | SettingsError) else repr(error)
         print_line("antiphon", f"versions of models cannot be changed until the next start: {told}")
+
+    try:
+        async with announced_deaths(fleet, where) as host:
+            try:
+                await supervisor.run(host, fleet, print_line, directories=directories, keep_s=keep_s, specs=plan.specs)
+            except Exception as error:  # the server continues without changes of versions; deaths are still announced
+                tell(error)
+                await asyncio.get_running_loop().create_future()
+    except Exception as error:  # the server continues; gateways notice deaths by missing heartbeats
+        tell(error)
 
 
 async def _shut_down(fleet: Fleet, failure: Failure | None) -> None:

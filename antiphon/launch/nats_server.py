@@ -3,6 +3,7 @@
 The limits are the same as in `infra/nats/nats.conf`, which the containers use; a test compares the two.
 """
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -16,6 +17,7 @@ from pathlib import Path
 from antiphon.settings import MODEL_SERVICES
 from shared.config import SettingsError
 from shared.security.bus_permissions import Role, password, permissions, render_user
+from shared.security.socket_users import listener
 from shared.subjects import Subjects
 
 LIMITS = {
@@ -40,11 +42,15 @@ _KNOWN = ("Plaintext passwords detected", "Maximum payloads over")
 
 LAUNCHER = "launcher"
 """The user of the launcher itself."""
+SETUP = "setup"
+"""The user with which the launcher makes the logs and stores."""
+ADDRESS_FILE = "bus.url"
+"""The file in the directory of a bus that has its address."""
 OBSERVER = "observer"
 """The user that may read all subjects: for `antiphon tap` and other operator tools."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Bus:
     """A nats-server to start. `join` gives each process its own user with the permissions of its role.
 
@@ -52,7 +58,8 @@ class Bus:
     users, and a server that reloads them forgets which replies it has permitted.
 
     All passwords are derived from `secret`. `url` is for clients on this machine, `host` the address to listen on,
-    `store` where the server keeps files. After the last `join`, `write` writes the configuration.
+    `store` where the server keeps files. After the last `join`, `write` writes the configuration. `moves`: whether all
+    clients read the address from its file, so that the server may start at another port than before.
     """
 
     directory: Path
@@ -61,8 +68,11 @@ class Bus:
     host: str
     namespace: str
     store: Path
+    moves: bool = True
     users: dict[str, Role] = field(default_factory=dict[str, Role])
     is_written: bool = False
+    _lines: list[str] = field(default_factory=list[str])
+    """The users in the configuration."""
 
     @property
     def config(self) -> Path:
@@ -70,14 +80,18 @@ class Bus:
         return self.directory / "nats.conf"
 
     @property
-    def launcher_credentials(self) -> Path:
-        """The credentials of the launcher, written by `write`."""
-        return self.directory / f"{LAUNCHER}.credentials"
+    def address(self) -> str:
+        """The URL for the launcher and its children: a file with the server's address (`shared.bus.own_bus`)."""
+        return (self.directory / ADDRESS_FILE).as_uri()
+
+    def credentials(self, member: str) -> str:
+        """Returns the path of the credentials of a user that has joined."""
+        return str(self.directory / f"{member}.credentials")
 
     def join(self, role: Role, member: str) -> str:
         """Adds the user of a process and returns the path of its credentials."""
         if self.is_written:
-            return str(self.directory / f"{_later(role)}.credentials")
+            return self.credentials(_later(role))
         self.users[member] = role
         return str(write_credentials(self.directory, self.secret, member))
 
@@ -85,6 +99,7 @@ class Bus:
         """Writes the configuration with all users."""
         self.join("observer", OBSERVER)
         self.join("launcher", LAUNCHER)
+        self.join("setup", SETUP)
         subjects = Subjects(self.namespace)
         users = [
             render_user(name, f'"{password(self.secret, name)}"', permissions(role, subjects, name))
@@ -94,9 +109,31 @@ class Bus:
             name = _later(role)
             write_credentials(self.directory, self.secret, name)
             users.append(render_user(name, f'"{password(self.secret, name)}"', permissions(role, subjects)))
-        port = int(self.url.rpartition(":")[2])
-        self.is_written = True
-        _write_private(self.config, render(port, self.store, self.host, users))
+        self.is_written, self._lines = True, users
+        self._write_place()
+
+    def make_way(self) -> str:
+        """Chooses another port if somebody else listens at the server's, which has ended. Returns what to tell of it.
+
+        Only a bus that `moves` does so. Nothing is told to whoever has the port (`shared.bus.own_bus`).
+        """
+        port = self._port()
+        with contextlib.suppress(OSError), socket.create_server((self.host, port)):
+            return ""
+        who = listener(port)
+        holder = f"the user {who}" if who else "another process"
+        if not self.moves:
+            return f"{holder} has taken the port {port} of the bus, which cannot start before it is free"
+        self.url = f"nats://127.0.0.1:{_free_port()}"
+        self._write_place()
+        return f"{holder} has taken the port {port} of the bus, which starts at port {self._port()} instead"
+
+    def _port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def _write_place(self) -> None:
+        _write_private(self.config, render(self._port(), self.store, self.host, self._lines))
+        _write_private(self.directory / ADDRESS_FILE, self.url)
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -116,11 +153,20 @@ def prepare(
     secret: bytes = b"",
     namespace: str = "antiphon",
     store: Path | None = None,
+    moves: bool = True,
 ) -> Bus:
     """Chooses a free port and a secret. Files are in `directory`; see Bus for the rest."""
     url = f"nats://127.0.0.1:{_free_port()}"
     store = store or directory / "jetstream"
-    return Bus(directory, url, secret or secrets.token_bytes(32), host, namespace, store)
+    return Bus(
+        directory=directory,
+        url=url,
+        secret=secret or secrets.token_bytes(32),
+        host=host,
+        namespace=namespace,
+        store=store,
+        moves=moves,
+    )
 
 
 def write_credentials(directory: Path, secret: bytes, member: str) -> Path:
@@ -188,6 +234,9 @@ def _free_port() -> int:
 
 
 def _write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    """Writes a file that only this user can read. Others see the former text or the new one, never a part."""
+    new = path.with_name(f".{path.name}")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
+    new.replace(path)

@@ -65,7 +65,13 @@ def rank_specs(
                 member = safe_token(name, limits.MEMBER_ID_CHARS_MAX)
                 flags = to_argv(of_service(settings, EngineSettings, service_id=member, nats="", master_port=port))
                 argv = [sys.executable, "-m", "services.engine.executor.rank", *flags, f"--rank={rank}"]
-                yield ChildSpec(name, "engine", argv, child_environment({**environ, **own}), model=model_name(model))
+                yield ChildSpec(
+                    name=name,
+                    service="engine",
+                    argv=argv,
+                    environ=child_environment({**environ, **own}),
+                    model=model_name(model),
+                )
             port += 1
 
 

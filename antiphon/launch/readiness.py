@@ -6,8 +6,9 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from antiphon.launch.http_probe import Answer, get
+from antiphon.async_client import Answer, get
 from antiphon.supervision.processes import Sink
 
 POLL_S = 0.05
@@ -15,7 +16,7 @@ REMINDER_S = 15.0
 """Interval of the messages that the server is not ready yet, seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
     """The address of a server. `token` is an API key that the server accepts, empty if it needs none.
 
@@ -33,8 +34,16 @@ class ServerAddress:
         return replace(self, host={"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host))
 
     async def get(self, path: str) -> Answer:
-        """Sends one GET request to `path`; see `antiphon.launch.http_probe.get`."""
+        """Sends one GET request to `path`; see `antiphon.async_client.get`."""
         return await get(self.host, self.port, path, token=self.token, https=self.https)
+
+    async def get_json(self, path: str) -> Any:
+        """Returns the decoded answer to a GET request; None if there is none, or if its gateway dies meanwhile."""
+        answer = await self.get(path)
+        try:
+            return json.loads(answer.body) if answer.status == 200 else None
+        except ValueError:  # the body is incomplete
+            return None
 
 
 async def announce(
@@ -100,11 +109,9 @@ async def _lacking(place: ServerAddress, models: Sequence[str], engines: int) ->
             return f"waiting for engines: {ready} of {engines} are ready"
     if not place.openai:
         return ""
-    answer = await place.get("/v1/models")
-    try:
-        listed = {str(model["id"]) for model in json.loads(answer.body)["data"]}
-    except (ValueError, LookupError, TypeError):
+    if (found := await place.get_json("/v1/models")) is None:
         return "the gateway does not list its models yet"
+    listed = {str(model["id"]) for model in found["data"]}
     waiting = [repr(name) for name in models if name not in listed]
     return f"waiting for the model {', '.join(waiting)}" if waiting else ""
 

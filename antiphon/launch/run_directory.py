@@ -31,11 +31,12 @@ def run_directory(parent: Path | None = None) -> Iterator[Path]:
 def _sweep(parent: Path) -> None:
     for path in parent.glob("antiphon-*"):
         match = _PATTERN.fullmatch(path.name)
-        if match and not _alive(int(match[1])) and _own_directory(path):
+        if match and not _alive(int(match[1])) and is_own_directory(path):
             shutil.rmtree(path, ignore_errors=True)
 
 
-def _own_directory(path: Path) -> bool:
+def is_own_directory(path: Path) -> bool:
+    """Whether a path is a directory, not a link to one, that belongs to this user: everybody may make such names."""
     try:
         facts = path.lstat()
     except FileNotFoundError:

@@ -4,7 +4,8 @@ The launcher keeps its own copies open: while a gateway starts, or the only one 
 backlog instead of being refused. A single gateway has the port exclusively. Several gateways have one socket each on
 the same port (SO_REUSEPORT), and the kernel distributes new connections over these sockets. With one shared socket, the
 first gateway to wake up could accept a whole burst of connections. Connections that wait in the socket of a dead or
-stopped gateway are accepted by the other gateways, which inherit all sockets (`services.gateway.http.server.waiting`).
+stopped gateway are accepted by the other gateways, which inherit all sockets
+(`services.gateway.edge.http.server.waiting`).
 """
 
 import errno

@@ -74,9 +74,11 @@ class AsyncLLMEngine:
         Closing the iterator earlier ends the request. Raises ValueError or TypeError for invalid arguments, and
         RuntimeError if the engine is not running.
         """
-        (found,) = prompts_of([prompt], None)
+        (given,) = prompts_of([prompt], None, takes_engine_form=True)
+        found = self._runner.rendered(given)
+        name = (given.form.request_id or None) if request_id is None else request_id
         adapters = lora_request, prompt_adapter_request
-        return self._outputs(found, sampling_params, request_id, priority, adapters, is_chat=False)
+        return self._outputs(found, sampling_params, name, priority, adapters, is_chat=found.is_chat)
 
     def chat(
         self,
@@ -172,7 +174,7 @@ class AsyncLLMEngine:
 
     def _command(self, command: Callable[[], None]) -> None:
         self._commands.put(command)
-        self._runner.engine.loop.wake()
+        self._runner.engine.wake()
 
     # --- on the engine's thread ---
 

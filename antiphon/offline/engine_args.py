@@ -44,6 +44,7 @@ def engine_args(**values: Any) -> EngineArgs:
     Raises TypeError for an unknown name or a value of the wrong type, ValueError for an unsupported value. Warns of
     arguments that have no effect or are deprecated.
     """
+    values = _by_field(values)
     if values.get("vision_device") not in (None, "cpu"):
         raise ValueError("vision_device: pictures are encoded on the CPU in this process: leave it out")
     known, of_server = _names(EngineArgs), _names(BusSettings) | (_names(ServeSettings) - _names(EngineArgs))
@@ -77,6 +78,26 @@ def engine_args(**values: Any) -> EngineArgs:
     for notice in world.notices(args, str):
         warnings.warn(notice, stacklevel=3)
     return args
+
+
+def _by_field(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments by the names of fields: an argument may have each name of the setting's flag.
+
+    Raises TypeError for an argument that is given by two names.
+    """
+    found = dict(values)
+    for item in (*fields(EngineArgs), *fields(ServeSettings)):
+        names = [alias.removeprefix("--").replace("-", "_") for alias in item.metadata["alias"] if alias[:2] == "--"]
+        for name in names:
+            value = found.pop(name, None)
+            if value is None:
+                continue
+            if found.get(item.name) not in (None, "", item.default, value):
+                raise TypeError(f"{name!r} is another name of {item.name!r}: give one of them")
+            found[item.name] = value
+    if found.pop("worker_use_ray", None):
+        found["distributed_executor_backend"] = "ray"
+    return found
 
 
 def _check_pictures(args: EngineArgs) -> None:

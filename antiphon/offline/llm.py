@@ -99,7 +99,9 @@ class LLM(PoolingCalls):
     ) -> list[RequestOutput]:
         """Generates for the prompts and returns one result for each, in the order of the prompts.
 
-        `prompts` (or `inputs`) is a text, a dict with `prompt` or `prompt_token_ids`, or a list of these. With
+        `prompts` (or `inputs`) is a text, a dict with `prompt` or `prompt_token_ids`, or a list of these. A dict may
+        also be an engine's request, as at `/generate`: with `messages`, or `history`, `system` and `prompt`, in place
+        of a prompt, with `request_id` and `arrival_time`, which the result repeats, and with `eos_token_ids`. With
         `enable_mm=True` such a dict may have `multi_modal_data`: `{"image": picture}` or a list of images, each a
         `PIL.Image` or the bytes of a file; the prompt must contain the model's image token once per image.
         `sampling_params` applies to all prompts, or is a list with one item for each prompt; None means
@@ -117,7 +119,8 @@ class LLM(PoolingCalls):
         if prompt_token_ids is not None:
             message = "'prompt_token_ids' is deprecated: give prompts of the form {'prompt_token_ids': [...]}"
             warnings.warn(message, DeprecationWarning, stacklevel=2)
-        found = prompts_of(prompts if inputs is None else inputs, prompt_token_ids)
+        given = prompts_of(prompts if inputs is None else inputs, prompt_token_ids, takes_engine_form=True)
+        found = [self._runner.rendered(prompt) for prompt in given]
         params = with_guidance(sampling_params, guided_options_request)
         return self._run(found, params, use_tqdm, priority, lora_request, prompt_adapter_request)
 
@@ -163,6 +166,16 @@ class LLM(PoolingCalls):
         """Frees the model's memory. This LLM cannot be used afterwards."""
         self._runner.close()
 
+    def _request_ids(self, prompts: list[Prompt]) -> list[str]:
+        """Returns each request's id: the caller's, or else one of its own. Raises ValueError for an id given twice."""
+        given: set[str] = set()
+        for name in (prompt.form.request_id for prompt in prompts if prompt.form.request_id):
+            if name in given:
+                raise ValueError(f"The request id {name!r} is in use.")
+            given.add(name)
+        free = (name for number in self._ids if (name := str(number)) not in given)
+        return [prompt.form.request_id or next(free) for prompt in prompts]
+
     def _run(
         self,
         prompts: list[Prompt],
@@ -177,7 +190,7 @@ class LLM(PoolingCalls):
         params = paired(sampling_params, SamplingParams, len(prompts), "sampling_params")
         priorities = paired(priority, int, len(prompts), "priority")
         adapters = self._runner.adapters(lora_request, prompt_adapter_request, len(prompts))
-        ids = [str(next(self._ids)) for _ in prompts]
+        ids = self._request_ids(prompts)
         requests = self._runner.submitted_all(ids, prompts, params, priorities, adapters, is_chat=is_chat)
         ended: dict[str, RequestOutput] = {}
         try:

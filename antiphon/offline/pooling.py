@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import mul
+from typing import Generic, TypeVar
 
 from antiphon.offline.adapters import Adapters, with_adapters
 from services.engine.core.request import SequenceSpec
@@ -23,6 +24,19 @@ __all__ = [
 ]
 
 
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Result(Generic[T]):
+    request_id: str
+    outputs: T
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    """Prompt tokens that were taken from the prefix cache."""
+    finished: bool = True
+
+
 @dataclass(frozen=True)
 class PoolingOutput:
     """The model's output for one prompt: a vector, or a number for each label of its classification head."""
@@ -30,16 +44,8 @@ class PoolingOutput:
     data: list[float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolingRequestOutput:
+class PoolingRequestOutput(_Result[PoolingOutput]):
     """The result of `encode` for one prompt."""
-
-    request_id: str
-    outputs: PoolingOutput
-    prompt_token_ids: list[int]
-    num_cached_tokens: int = 0
-    """Prompt tokens that were taken from the prefix cache."""
-    finished: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,15 +61,8 @@ class ClassificationOutput:
         return len(self.probs)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClassificationRequestOutput:
+class ClassificationRequestOutput(_Result[ClassificationOutput]):
     """The result of `classify` for one prompt."""
-
-    request_id: str
-    outputs: ClassificationOutput
-    prompt_token_ids: list[int]
-    num_cached_tokens: int = 0
-    finished: bool = True
 
 
 @dataclass(frozen=True)
@@ -78,16 +77,8 @@ class EmbeddingOutput:
         return len(self.embedding)
 
 
-@dataclass(frozen=True, kw_only=True)
-class EmbeddingRequestOutput:
+class EmbeddingRequestOutput(_Result[EmbeddingOutput]):
     """The result of `embed` for one prompt."""
-
-    request_id: str
-    outputs: EmbeddingOutput
-    prompt_token_ids: list[int]
-    num_cached_tokens: int = 0
-    """Prompt tokens that were taken from the prefix cache."""
-    finished: bool = True
 
 
 @dataclass(frozen=True)
@@ -97,18 +88,11 @@ class ScoringOutput:
     score: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoringRequestOutput:
+class ScoringRequestOutput(_Result[ScoringOutput]):
     """The result of `score` for one pair.
 
     `prompt_token_ids`: the tokens of the first text, then those of the second.
     """
-
-    request_id: str
-    outputs: ScoringOutput
-    prompt_token_ids: list[int]
-    num_cached_tokens: int = 0
-    finished: bool = True
 
 
 def checked(params: Sequence[PoolingParams | None], embedding_size: int, num_labels: int) -> list[PoolingParams]:
@@ -138,7 +122,9 @@ def pooling_spec(
     """
     # A pooling sequence samples nothing, so the sampling parameters have no effect.
     sampling = SamplingParams(max_tokens=1, temperature=0.0)
-    spec = SequenceSpec(request_id, token_ids, sampling, arrival=arrival, pooling=params)
+    spec = SequenceSpec(
+        sequence_id=request_id, prompt_token_ids=token_ids, params=sampling, arrival=arrival, pooling=params
+    )
     return with_adapters(spec, adapters)
 
 
@@ -154,33 +140,19 @@ def pooling_output(spec: SequenceSpec, vector: bytes, num_cached_tokens: int) ->
 
 def embedding_output(output: PoolingRequestOutput) -> EmbeddingRequestOutput:
     """Returns the result of one prompt in the form of `embed`."""
-    return EmbeddingRequestOutput(
-        request_id=output.request_id,
-        outputs=EmbeddingOutput(output.outputs.data),
-        prompt_token_ids=output.prompt_token_ids,
-        num_cached_tokens=output.num_cached_tokens,
-    )
+    return EmbeddingRequestOutput(**{**vars(output), "outputs": EmbeddingOutput(output.outputs.data)})
 
 
 def classification_output(output: PoolingRequestOutput, labels: Sequence[str]) -> ClassificationRequestOutput:
     """Returns the result of one prompt in the form of `classify`."""
     numbers = output.outputs.data
-    return ClassificationRequestOutput(
-        request_id=output.request_id,
-        outputs=ClassificationOutput(numbers, labels[max(range(len(numbers)), key=numbers.__getitem__)]),
-        prompt_token_ids=output.prompt_token_ids,
-        num_cached_tokens=output.num_cached_tokens,
-    )
+    found = ClassificationOutput(numbers, labels[max(range(len(numbers)), key=numbers.__getitem__)])
+    return ClassificationRequestOutput(**{**vars(output), "outputs": found})
 
 
 def scoring_output(output: PoolingRequestOutput) -> ScoringRequestOutput:
     """Returns the result of one pair, scored by a classification head with one label."""
-    return ScoringRequestOutput(
-        request_id=output.request_id,
-        outputs=ScoringOutput(output.outputs.data[0]),
-        prompt_token_ids=output.prompt_token_ids,
-        num_cached_tokens=output.num_cached_tokens,
-    )
+    return ScoringRequestOutput(**{**vars(output), "outputs": ScoringOutput(output.outputs.data[0])})
 
 
 def pairs(text_1: str | Sequence[str], text_2: str | Sequence[str]) -> tuple[list[str], list[str]]:

@@ -108,7 +108,7 @@ class PoolingCalls:
                     f"Scores need a classification head with one label, not {len(labels)}: use classify()."
                 )
             both = zip(first * (len(second) // len(first)), second, strict=True)
-            prompts = [Prompt(one, second_text=other, score_template=chat_template) for one, other in both]
+            prompts = [Prompt(text=one, second_text=other, score_template=chat_template) for one, other in both]
             params = PoolingParams(classify=True)
             return list(map(scoring_output, self._pool(prompts, params, use_tqdm, None, truncate_prompt_tokens)))
         if chat_template is not None:

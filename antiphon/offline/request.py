@@ -58,6 +58,8 @@ class Submitted:
     arrived: Times
     started: Times
     preprocess_s: float
+    arrival_time: float
+    """Unix time that the result repeats: the caller's, or that of the call."""
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token ids of the texts in the parameters' `bad_words`."""
     adapters: Adapters = ()
@@ -96,9 +98,9 @@ class LiveRequest:
         sequence_group = self.sequence_ids[0] if len(self.sequence_ids) > 1 else ""
         specs = [
             SequenceSpec(
-                sequence_id,
-                submitted.token_ids,
-                choice_params(params, choice, self._room),
+                sequence_id=sequence_id,
+                prompt_token_ids=submitted.token_ids,
+                params=choice_params(params, choice, self._room),
                 priority=submitted.priority,
                 arrival=first_arrival + choice,
                 sequence_group=sequence_group,
@@ -205,7 +207,7 @@ class LiveRequest:
         submitted, began = self.submitted, self._began_at
         arrived = submitted.arrived
         metrics = RequestMetrics(
-            arrival_time=arrived.wall,
+            arrival_time=submitted.arrival_time,
             request_start_time=submitted.started.wall,
             preprocess_cost_time=submitted.preprocess_s,
         )

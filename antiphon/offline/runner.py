@@ -6,6 +6,7 @@ called on one thread.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import cast
 
 import msgspec
@@ -84,6 +85,11 @@ class Runner:
             raise ValueError(generates_nothing(len(facts.labels)).message)
         arrived = arrived or now()
         preprocessing = time.monotonic()
+        form = prompt.form
+        if form.eos_token_ids is not None:
+            if params.eos_token_ids is not None:
+                raise ValueError("'eos_token_ids' is given twice: leave it out of the prompt or of its parameters.")
+            params = replace(params, eos_token_ids=form.eos_token_ids)
         encoded = self._encoded(prompt, params, adapters) if prompt.pictures else None
         token_ids, starts = self.text.token_ids(
             prompt,
@@ -106,7 +112,8 @@ class Runner:
             is_chat=is_chat,
             arrived=arrived,
             started=started,
-            preprocess_s=started.monotonic - preprocessing,
+            preprocess_s=started.monotonic - preprocessing if form.preprocess_s is None else form.preprocess_s,
+            arrival_time=arrived.wall if form.arrival_time is None else form.arrival_time,
             bad_words=bad_words,
             adapters=adapters,
             pictures=() if encoded is None else encoded.placed(starts),
@@ -128,7 +135,7 @@ class Runner:
         try:
             check_vocabulary(wanted, self.engine.facts.vocab_size)
             if wanted.grammar is not None:
-                self.engine.executor.compile_grammar(wanted.grammar)
+                self.engine.compile_grammar(wanted.grammar)
         except ServiceError as error:
             raise ValueError(error.message) from None
 
@@ -156,8 +163,8 @@ class Runner:
                         prompt,
                         params[index] or SamplingParams(),
                         arrived,
-                        add_special_tokens=not is_chat,
-                        is_chat=is_chat,
+                        add_special_tokens=not (is_chat or prompt.is_chat),
+                        is_chat=is_chat or prompt.is_chat,
                         priority=priorities[index] or 0,
                         adapters=adapters[index] if adapters else (),
                     )
@@ -165,6 +172,15 @@ class Runner:
             except ValueError as error:
                 raise ValueError(f"prompts[{index}]: {error}" if several else str(error)) from None
         return requests
+
+    def rendered(self, prompt: Prompt) -> Prompt:
+        """Returns the prompt with the text of its conversation, if it has one. Raises ValueError."""
+        if not prompt.form.messages:
+            return prompt
+        if prompt.pictures:
+            raise ValueError("Pictures of a conversation are parts of its messages: leave 'multi_modal_data' out.")
+        text = self.text.rendered(prompt.form.messages, TemplateOptions())
+        return replace(text, is_chat=True, form=prompt.form)
 
     def conversations(
         self,
@@ -245,7 +261,7 @@ class Runner:
         """
         try:
             if not self.engine.step() and self.has_work:
-                self.engine.loop.wait(GATHER_S)
+                self.engine.wait(GATHER_S)
         except Exception as error:  # after any exception in a step, the state of the device is unknown
             self.failure = error
             return self._fail_all(error)
@@ -293,7 +309,7 @@ class Runner:
         """Runs one step of the engine; yields the results of finished sequences and removes these from `waiting`."""
         try:
             if not self.engine.step():
-                self.engine.loop.wait(GATHER_S)
+                self.engine.wait(GATHER_S)
         except Exception as error:  # after any exception in a step, the state of the device is unknown
             self.failure = error
             waiting.clear()

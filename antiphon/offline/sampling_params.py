@@ -4,6 +4,7 @@ The ranges are those of the server (`shared.parameters.sampling.check` and `shar
 API and the server accept the same values. Fields that are not supported yet raise an error that names them.
 """
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from shared import limits
 from shared.errors import ServiceError
 from shared.parameters import sampling
+from shared.parameters.grammar import Grammar
 from shared.request import rules
 from shared.request.choices import choices_of
 from shared.request.sampling_fields import sampling_params
@@ -37,6 +39,7 @@ class SamplingParams:
         top_p: Samples from the smallest set of likeliest tokens whose probabilities reach this sum, above 0 up to 1.
         top_k: Number of likeliest tokens from which the token is sampled; 0 or -1: all.
         min_p: Smallest probability of a candidate, as a share of the likeliest token's probability, 0 to 1.
+        top_a: Smallest probability of a candidate, as a share of the square of the likeliest token's, 0 to 1.
         seed: The same seed gives the same output, alone or in a batch. None: derived from the engine's seed.
         use_beam_search: Returns the `n` best outputs that a beam search finds. Needs `n` above 1 and `temperature` 0.
         length_penalty: In a beam search, an output's score is its log probability divided by its number of tokens to
@@ -76,6 +79,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = -1
     min_p: float = 0.0
+    top_a: float = 0.0
     seed: int | None = None
     use_beam_search: bool = False
     length_penalty: float = 1.0
@@ -103,8 +107,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._refuse_what_is_not_served()
         try:
-            structure = constraint_of(self)
-            self.grammar = None if structure is None else structure.grammar
+            self.grammar = grammar_of(self)
             self.choices = choices_of(self, self.temperature, self.top_k)
             sampling.check(self.engine_params(0))
             self.stop_strings = rules.stop_strings(self.stop)
@@ -141,3 +144,16 @@ class SamplingParams:
         for name, wanted in asked.items():
             if wanted:
                 raise ValueError(f"'{name}' {_NOT_SERVED}.")
+
+
+def grammar_of(fields: object) -> Grammar | None:
+    """Returns the grammar that the fields for structured output ask for. Raises ServiceError.
+
+    Called by `__post_init__` of a dataclass: it warns, in the line that makes the object, of what has no effect.
+    """
+    structure = constraint_of(fields)
+    if structure is None:
+        return None
+    for name in structure.ignored:
+        warnings.warn(f"'{structure.param}.{name}' has no effect on the output", stacklevel=4)
+    return structure.grammar

@@ -3,20 +3,14 @@
 import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from antiphon.chat import Client
+    from antiphon.client import Client
 
 Run = Callable[[argparse.Namespace], int]
-
-
-class AddCommand(Protocol):
-    """Adds a command and returns its parser."""
-
-    def __call__(self, name: str, help: str, run: Run, /) -> argparse.ArgumentParser:
-        """Adds the command `name`, which `run` runs."""
-        ...
+AddCommand = Callable[[str, str, Run], argparse.ArgumentParser]
+"""Adds a command with a name and a description, and returns its parser."""
 
 
 def add_commands(add: AddCommand) -> None:
@@ -89,17 +83,24 @@ def _models_flags(parser: argparse.ArgumentParser) -> None:
 
 def client_of(options: argparse.Namespace) -> "Client":
     """Returns a client for the server that `--server` and `--token` name."""
-    from antiphon.chat import Client
+    from antiphon.client import Client
 
     return Client(options.server, options.token)
 
 
-def _server(parser: argparse.ArgumentParser, also: Sequence[str] = ()) -> argparse.ArgumentParser:
+def server_flags(
+    parser: argparse.ArgumentParser, also: Sequence[str] = (), *, key: str = "API key"
+) -> argparse.ArgumentParser:
+    """Adds the flags that `client_of` reads. `also`: further names of `--server`; `key`: what `--token` is."""
     parser.add_argument(
         "--server", *also, default="http://127.0.0.1:8000", help="where the server is (default: %(default)s)"
     )
-    parser.add_argument("--token", default=None, help="API key with the scope 'admin' (default: none is sent)")
+    parser.add_argument("--token", default=None, help=f"{key} (default: none is sent)")
     return parser
+
+
+def _server(parser: argparse.ArgumentParser, also: Sequence[str] = ()) -> argparse.ArgumentParser:
+    return server_flags(parser, also, key="API key with the scope 'admin'")
 
 
 def _drain(options: argparse.Namespace) -> int:

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
-from antiphon.chat import Client
-from antiphon.inspect.server import ask, tell
+from antiphon.client import Client
 
 POLL_S = 0.1
 STILL_THERE = 1
@@ -21,11 +20,11 @@ def drain(
     Raises SettingsError if the server refuses.
     """
     path = f"/admin/engines/{quote(engine, safe='')}"
-    before = ask(client, path)["sequences"]
-    tell(client, f"{path}/drain", {"force": force})
+    before = client.get(path)["sequences"]
+    client.post(f"{path}/drain", {"force": force})
     deadline = time.monotonic() + timeout_s
     while True:
-        found = ask(client, path)
+        found = client.get(path)
         if (found["state"] != "ready" and not found["sequences"]) or time.monotonic() > deadline:
             break
         sleep(POLL_S)
@@ -35,7 +34,7 @@ def drain(
 
 def resume(client: Client, engine: str) -> int:
     """Takes an engine back into service. Raises SettingsError if the server refuses."""
-    tell(client, f"/admin/engines/{quote(engine, safe='')}/resume", {})
+    client.post(f"/admin/engines/{quote(engine, safe='')}/resume", {})
     print(f"{engine} takes requests again")
     return 0
 

@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from antiphon.chat import Client
-from antiphon.inspect.server import ask, tell
+from antiphon.client import Client
 from shared.config import SettingsError
 
 POLL_S = 0.1
@@ -15,8 +14,8 @@ FAILED, STILL_STARTING = 1, 2
 
 def show(client: Client) -> int:
     """Prints the models with their versions."""
-    versioned = {one["id"]: one for one in ask(client, "/admin/models")["data"]}
-    for card in ask(client, "/v1/models")["data"]:
+    versioned = {one["id"]: one for one in client.get("/admin/models")["data"]}
+    for card in client.get("/v1/models")["data"]:
         if card.get("parent"):
             continue
         if card["id"] in versioned:
@@ -65,20 +64,20 @@ def shadow(
 
 def end_shadow(client: Client, name: str) -> int:
     """Ends the version that computes copies of requests, and prints how many equalled the originals."""
-    print("\n".join(lines(tell(client, "/admin/models/shadow", {"model": name}))))
+    print("\n".join(lines(client.post("/admin/models/shadow", {"model": name}))))
     return 0
 
 
 def roll_back(client: Client, name: str) -> int:
     """Returns to the former version. Raises SettingsError if it is no longer running."""
-    found = tell(client, "/admin/models/rollback", {"model": name})
+    found = client.post("/admin/models/rollback", {"model": name})
     print("\n".join(lines(found)))
     return 0
 
 
 def started(client: Client, path: str, body: dict[str, Any], directory: str) -> int:
     """Orders the start of a version from a directory, and returns the version's number."""
-    found = tell(client, path, body)
+    found = client.post(path, body)
     numbers = [one["number"] for one in found["versions"] if one["directory"] == directory]
     return max(numbers)
 
@@ -87,7 +86,7 @@ def wait(client: Client, name: str, number: int, timeout_s: float, sleep: Callab
     """Waits until a version is ready or has failed, and prints the result."""
     deadline = time.monotonic() + timeout_s
     while True:
-        model = next((one for one in ask(client, "/admin/models")["data"] if one["id"] == name), None)
+        model = next((one for one in client.get("/admin/models")["data"] if one["id"] == name), None)
         version = next((one for one in model["versions"] if one["number"] == number), None) if model else None
         if model is None or version is None:
             raise SettingsError(f"version {number} of {name} is not listed any more")

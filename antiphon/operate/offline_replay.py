@@ -1,6 +1,9 @@
 """Runs a recorded request with a model in this process, through `LLM`, and compares the tokens."""
 
+from dataclasses import fields
 from typing import Any
+
+from msgspec.structs import asdict
 
 from antiphon import LLM, SamplingParams
 from shared import limits
@@ -32,6 +35,7 @@ def _check(content: RecordedContent) -> None:
         "a beam search": params.beam is not None,
         "a structured output": params.grammar is not None,
         "words that it must not contain": bool(params.bad_words),
+        "a budget of reasoning": params.thinking is not None,
         "log probabilities of the prompt": params.prompt_logprobs is not None,
         "an output that begins with given tokens (a fork)": bool(content.begun),
     }
@@ -62,33 +66,14 @@ def _compare(llm: LLM, content: RecordedContent, directory: str) -> dict[str, An
 
 def _tokens(llm: LLM, content: RecordedContent) -> list[list[int]]:
     """Returns the tokens of each sequence, in the recorded order."""
-    params, ends = content.params, content.prompts[0].end_token_ids
-    given = params.eos_token_ids
-    # The end tokens of a chat template end the output as stop tokens do, unless all end tokens are ignored or replaced.
-    stops = [*params.stop_token_ids, *([] if params.ignore_eos or given else ends)]
     wanted = SamplingParams(
+        **_params(content),
         n=content.num_sequences,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        seed=params.seed,
         stop=content.stop or None,
-        stop_token_ids=stops or None,
-        eos_token_ids=list(given) or None,
         include_stop_str_in_output=content.include_stop_str_in_output,
-        ignore_eos=params.ignore_eos,
-        max_tokens=params.max_tokens or None,
-        min_tokens=params.min_tokens,
-        logprobs=params.logprobs,
         detokenize=content.detokenize,
         skip_special_tokens=content.skip_special_tokens,
         spaces_between_special_tokens=content.spaces_between_special_tokens,
-        logit_bias=dict(params.logit_bias) or None,
-        allowed_token_ids=None if params.allowed_token_ids is None else list(params.allowed_token_ids),
     )
     prompts = [{"prompt_token_ids": prompt.token_ids} for prompt in content.prompts]
     answers = llm.generate(prompts, wanted, use_tqdm=False)
@@ -97,6 +82,17 @@ def _tokens(llm: LLM, content: RecordedContent) -> list[list[int]]:
         raise SettingsError(f"--model: {failed.error_msg}")
     outputs = [output for answer in answers for output in sorted(answer.outputs, key=lambda one: one.index)]
     return [list(output.token_ids) for output in outputs]
+
+
+def _params(content: RecordedContent) -> dict[str, Any]:
+    """Returns the recorded parameters as arguments of the offline `SamplingParams`, most of them by their names."""
+    params, ends = content.params, content.prompts[0].end_token_ids
+    offline = {one.name for one in fields(SamplingParams)}
+    found = {name: value for name, value in asdict(params).items() if name in offline}
+    # The end tokens of a chat template end the output as stop tokens do, unless all end tokens are ignored or replaced.
+    stops = [*params.stop_token_ids, *([] if params.ignore_eos or params.eos_token_ids else ends)]
+    changed = {"max_tokens": params.max_tokens or None, "stop_token_ids": stops, "logit_bias": dict(params.logit_bias)}
+    return found | changed
 
 
 def _difference(llm: LLM, content: RecordedContent, index: int, position: int, now: list[int]) -> dict[str, Any]:

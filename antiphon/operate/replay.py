@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from antiphon.chat import Client, ServerError
-from antiphon.inspect.server import ask, tell
+from antiphon.client import Client
 from shared.config import SettingsError
 from shared.errors import ServiceError
 from shared.recorded_request import RecordedContent, decode, encode
@@ -42,21 +41,18 @@ def run(client: Client, request: str, *, engine: str, model: str) -> int:
         found = replay(content or fetched(client, request), model)
     elif content is not None:
         record = json.loads(encode(content))
-        found = tell(client, "/v1/replay", {"record": record, "engine": engine or None})
+        found = client.post("/v1/replay", {"record": record, "engine": engine or None})
     else:
-        found = tell(client, f"/v1/requests/{quote(request, safe='')}/replay", {"engine": engine or None})
+        found = client.post(f"/v1/requests/{quote(request, safe='')}/replay", {"engine": engine or None})
     print("\n".join(lines(found)))
     return EQUAL if found["equal"] else DIFFERENT
 
 
 def fork(client: Client, request: str, body: dict[str, Any]) -> int:
     """Continues a recorded output and prints the text as it arrives. Raises SettingsError."""
-    try:
-        for text in client.stream_text(f"/v1/requests/{quote(request, safe='')}/fork", body):
-            sys.stdout.write(text)
-            sys.stdout.flush()
-    except ServerError as error:
-        raise SettingsError(str(error)) from error
+    for chunk in client.stream(f"/v1/requests/{quote(request, safe='')}/fork", body):
+        sys.stdout.write("".join(choice["text"] for choice in chunk["choices"]))
+        sys.stdout.flush()
     print()
     return 0
 
@@ -84,7 +80,7 @@ def lines(found: dict[str, Any]) -> Iterator[str]:
 
 def fetched(client: Client, request: str) -> RecordedContent:
     """Returns the server's record of a request. Raises SettingsError."""
-    return _decoded(json.dumps(ask(client, f"/v1/requests/{quote(request, safe='')}/record")).encode())
+    return _decoded(json.dumps(client.get(f"/v1/requests/{quote(request, safe='')}/record")).encode())
 
 
 def read(path: Path) -> RecordedContent:

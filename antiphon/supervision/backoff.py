@@ -4,7 +4,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Backoff:
     """Counts the crashes of one process.
 

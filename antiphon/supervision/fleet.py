@@ -73,7 +73,7 @@ class RestartPolicy:
         return wait_s
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Member:
     spec: ChildSpec
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -101,7 +101,7 @@ class Fleet:
     def start(self, specs: Iterable[ChildSpec]) -> None:
         """Starts the children concurrently and restarts them as `RestartPolicy` decides."""
         for spec in specs:
-            member = _Member(spec)
+            member = _Member(spec=spec)
             member.task = asyncio.create_task(self._keep_until_stopped(member))
             self._members.append(member)
 

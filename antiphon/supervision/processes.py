@@ -24,7 +24,7 @@ Sink = Callable[[str, str], None]
 """Called with the name of the child and a line of its output, without the line end."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChildSpec:
     """The command of a child. `name` is unique (`engine-2`); replicas have the same `service` (`engine`)."""
 
@@ -33,6 +33,8 @@ class ChildSpec:
     argv: Sequence[str]
     environ: Mapping[str, str] | None = None
     pass_fds: tuple[int, ...] = ()
+    prepare: Callable[[], None] = field(default=lambda: None)
+    """Called before each start."""
     show: Callable[[str], bool] = field(default=lambda _line: True)
     """Whether a line of output is forwarded."""
     model: str = ""
@@ -86,6 +88,7 @@ class Child:
 
         `standby`: starts the command `spec.standby_argv`.
         """
+        self.spec.prepare()
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",

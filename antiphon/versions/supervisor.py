@@ -9,11 +9,10 @@ failed: its processes are stopped, and nothing else changes.
 import asyncio
 import contextlib
 import logging
-import ssl
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any
 
 import msgspec
 
@@ -22,10 +21,7 @@ from antiphon.supervision.processes import ChildSpec, Sink
 from antiphon.versions.watch import MemberWatch
 from shared.actors.actor import Actor, Envelope, handles
 from shared.actors.host import Host
-from shared.bus.credentials import server_urls
 from shared.bus.key_value import StoreUnavailableError
-from shared.bus.nats import NatsTransport
-from shared.clock import SystemClock
 from shared.config import SettingsError
 from shared.deployment.model_versions import (
     DECODER,
@@ -38,10 +34,8 @@ from shared.deployment.model_versions import (
     version_name,
 )
 from shared.errors import ServiceError
-from shared.messages import ChangeModel, MemberEnded, ModelsChanged
-from shared.messages.base import ServiceName
-from shared.models.model_files import model_name
-from shared.subjects import LAUNCHER_QUEUE, Subjects, new_instance_id
+from shared.messages import ChangeModel, ModelsChanged
+from shared.subjects import LAUNCHER_QUEUE
 
 log = logging.getLogger(__name__)
 POLL_S = 0.1
@@ -50,63 +44,26 @@ IDLE_S = 2.0
 SYNC_S = 2.0
 """Interval in seconds at which the launcher rewrites state lost by the store and reads other launchers' changes."""
 STOP_S = 10.0
-CONNECT_S = 60.0
 
 
-class VersionPlan(Protocol):
-    """The launcher's data about its models (implemented by `launcher.VersionPlan`)."""
-
-    @property
-    def models(self) -> Sequence[Any]:
-        """The settings of each model."""
-        ...
-
-    @property
-    def keep_s(self) -> float:
-        """Seconds for which a former version keeps running."""
-        ...
-
-    def specs(self, name: str, number: int, directory: str) -> list[ChildSpec]:
-        """Returns the processes of a version. Blocks. Raises SettingsError."""
-        ...
+Specs = Callable[[str, int, str], Sequence[ChildSpec]]
+"""Returns the processes of a version, for a model's name, a number and a directory. Blocks. Raises SettingsError."""
 
 
-@dataclass(frozen=True, slots=True)
-class BusAddress:
-    """The launcher's connection to the bus.
+async def run(
+    host: Host, fleet: Fleet, sink: Sink, *, directories: Mapping[str, str], keep_s: float, specs: Specs
+) -> None:
+    """Executes orders until it is cancelled. Raises ServiceError if the bus cannot be used.
 
-    `url`: URLs of the servers, separated by commas. `name`: the launcher's member id; on a bus that the launcher has
-    started, this is also its user.
-    `tls`: None without TLS. `replicas`: see `BusSettings.bus_replicas`.
+    `directories`: the directory with which each model was started, by served name. `keep_s`: seconds for which a former
+    version keeps running.
     """
-
-    url: str
-    credentials: str
-    name: str
-    tls: ssl.SSLContext | None = None
-    replicas: int = 1
-
-
-async def run(fleet: Fleet, plan: VersionPlan, where: BusAddress, namespace: str, sink: Sink) -> None:
-    """Executes orders until it is cancelled. Raises ServiceError or SettingsError if the bus cannot be used."""
-    subjects, name = Subjects(namespace), where.name
-    transport = await NatsTransport.connect(
-        server_urls(where.url),
-        name=name,
-        inbox_prefix=subjects.inbox(name),
-        credentials=where.credentials,
-        tls=where.tls,
-        replicas=where.replicas,
-        wait_s=CONNECT_S,
-    )
-    actor = ModelSupervisor(Host(transport, subjects, SystemClock(), name, new_instance_id()), fleet, plan, sink)
+    actor = ModelSupervisor(host, fleet, sink, directories, keep_s, specs)
     try:
         await actor.listen()
-        fleet.on_end = actor.member_ended
         await asyncio.gather(actor.run(), actor.keep_in_sync())
     finally:
         await actor.cancel()
-        await transport.close()
 
 
 @dataclass(slots=True)
@@ -121,13 +78,15 @@ class _Running:
 class ModelSupervisor(Actor):
     """Manages the versions of one launcher's models."""
 
-    def __init__(self, host: Host, fleet: Fleet, plan: VersionPlan, sink: Sink) -> None:
+    def __init__(
+        self, host: Host, fleet: Fleet, sink: Sink, directories: Mapping[str, str], keep_s: float, specs: Specs
+    ) -> None:
         super().__init__(f"launcher {host.id}", host.transport)
-        self._host, self._fleet, self._plan, self._sink = host, fleet, plan, sink
+        self._host, self._fleet, self._sink = host, fleet, sink
         self._store = VersionStore(host)
         self._watch = MemberWatch(host)
         self._states = ModelStates()
-        self._directories = {model_name(model): str(model.model) for model in plan.models}
+        self._directories, self._keep_s, self._specs = directories, keep_s, specs
         self._running = {(name, 1): _Running() for name in self._directories}
         self._pending_work: set[asyncio.Task[None]] = set()
 
@@ -160,23 +119,12 @@ class ModelSupervisor(Actor):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def member_ended(self, spec: ChildSpec) -> None:
-        """Tells the gateways that the process of a child has ended: they need not wait for missing heartbeats."""
-        if spec.member_id:
-            self._spawn(self._tell_ended(MemberEnded(cast(ServiceName, spec.service), spec.member_id)))
-
-    async def _tell_ended(self, message: MemberEnded) -> None:
-        # Without the bus no gateway can be informed; gateways notice missing heartbeats when the bus is back.
-        with contextlib.suppress(ServiceError):
-            await self.tell(self._host.subjects.ended(), message)
-
     # --- orders ---
 
     @handles(ChangeModel)
-    async def on_change(self, envelope: Envelope) -> ModelsChanged:
+    async def on_change(self, envelope: Envelope[ChangeModel]) -> ModelsChanged:
         """Executes an order or begins its execution. Raises ServiceError if it is invalid."""
         order = envelope.message
-        assert isinstance(order, ChangeModel)
         if order.model not in self._directories:
             known = ", ".join(map(repr, self._directories))
             raise ServiceError("model_not_found", f"No model is called {order.model!r}. Models here: {known}.")
@@ -189,10 +137,9 @@ class ModelSupervisor(Actor):
         return ModelsChanged(ENCODER.encode(self._states))
 
     @handles(ModelsChanged)
-    def on_models_changed(self, envelope: Envelope) -> None:
+    def on_models_changed(self, envelope: Envelope[ModelsChanged]) -> None:
         """Applies a change made by another launcher."""
         message = envelope.message
-        assert isinstance(message, ModelsChanged)
         states = DECODER.decode(message.states)
         if states.changes > self._states.changes:
             self._follow(states)
@@ -210,7 +157,9 @@ class ModelSupervisor(Actor):
             await self._activate(name, there[-1].number)
             return
         number = max(one.number for one in state.versions) + 1
-        version = ModelVersion(number, directory, "starting", int(time.time()), share=share)
+        version = ModelVersion(
+            number=number, directory=directory, state="starting", created=int(time.time()), share=share
+        )
         await self._change(_with(state, version))
         self._bring_up(name, version, leads=True)
 
@@ -244,7 +193,7 @@ class ModelSupervisor(Actor):
         internal = version_name(name, version.number)
         failed: asyncio.Future[Failure] = asyncio.get_running_loop().create_future()
         try:
-            specs = await asyncio.to_thread(self._plan.specs, name, version.number, version.directory)
+            specs = await asyncio.to_thread(self._specs, name, version.number, version.directory)
         except SettingsError as error:
             await self._end(name, version.number, "failed", str(error), leads=leads)
             return
@@ -306,7 +255,7 @@ class ModelSupervisor(Actor):
         internal, idle_since = version_name(name, number), None
         version = self._state(name).version(number)
         if version is not None and version.state == "ready":
-            await asyncio.sleep(self._plan.keep_s)
+            await asyncio.sleep(self._keep_s)
         async with self._watch.watching():
             idle_since = time.monotonic()
             while time.monotonic() - idle_since < IDLE_S:
@@ -334,7 +283,11 @@ class ModelSupervisor(Actor):
         known = self._states.find(name)
         if known is not None:
             return known
-        return ModelState(name, 1, (ModelVersion(1, self._directories[name], "ready", int(time.time())),))
+        return ModelState(
+            name,
+            1,
+            (ModelVersion(number=1, directory=self._directories[name], state="ready", created=int(time.time())),),
+        )
 
     async def _change(self, state: ModelState) -> None:
         """Publishes the state, then stores it. If the store does not answer, `keep_in_sync` repeats this later."""

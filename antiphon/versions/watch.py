@@ -68,7 +68,7 @@ class MemberWatch:
         """Whether no engine of the model has a sequence."""
         engines = self._members.alive("engine", self._host.clock.monotonic())
         statuses = [beat.status for beat in engines if isinstance(beat.status, EngineStatus)]
-        return not any(one.num_running + one.num_waiting for one in statuses if one.model == model)
+        return not any(one.load.num_running + one.load.num_waiting for one in statuses if one.model == model)
 
     def _receive(self, delivery: Delivery) -> None:
         beat = self._decoder.decode(delivery.payload)

@@ -35,18 +35,28 @@ class Cost:
 
 def result_of(plan: StepPlan) -> StepResult:
     num_samples = sum(share.samples for share in plan.scheduled)
-    return StepResult(plan.step, ((plan.step % VOCAB_SIZE,),) * num_samples, (_LOGPROB,) * num_samples)
+    return StepResult(
+        step=plan.step, token_ids=((plan.step % VOCAB_SIZE,),) * num_samples, logprobs=(_LOGPROB,) * num_samples
+    )
 
 
 def core_with(running: int, waiting: int, context: int, steps: int) -> Core:
     """Returns a core in which `running` sequences decode in all batch slots, and `waiting` sequences are queued."""
     blocks_each = (context + steps + 64) // BLOCK_SIZE + 2
     limits = CoreLimits(max_num_seqs=running, max_num_batched_tokens=BUDGET, enable_chunked_prefill=True)
-    core = Core(limits, EngineFacts(running * blocks_each, BLOCK_SIZE, context + steps + 128, VOCAB_SIZE))
+    core = Core(
+        limits,
+        EngineFacts(
+            num_blocks=running * blocks_each,
+            block_size=BLOCK_SIZE,
+            max_model_len=context + steps + 128,
+            vocab_size=VOCAB_SIZE,
+        ),
+    )
     params = SamplingParams(max_tokens=steps + 64)
     for number in range(running + waiting):
         prompt = (number % VOCAB_SIZE, number // VOCAB_SIZE, *(7,) * (context - 2))
-        core.add(SequenceSpec(f"s{number}", prompt, params, arrival=number))
+        core.add(SequenceSpec(sequence_id=f"s{number}", prompt_token_ids=prompt, params=params, arrival=number))
     while (plan := core.schedule()).num_tokens != running:
         core.apply(plan, result_of(plan))
     core.apply(plan, result_of(plan))

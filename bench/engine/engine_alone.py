@@ -136,7 +136,7 @@ def run(
     # With one plan in flight, the time of `Engine.step` is the time of one step.
     engine = Engine.of_worker(OneAtATime(worker), limits, reports.append)
     for index, prompt in enumerate(prompts):
-        engine.add(SequenceSpec(str(index), prompt, params))
+        engine.add(SequenceSpec(sequence_id=str(index), prompt_token_ids=prompt, params=params))
     times: list[tuple[int, int, float]] = []
     while engine.has_work:
         started = time.perf_counter()

@@ -43,7 +43,11 @@ class LoopAlone:
             prompt, output = self._left.pop()
             self._number += 1
             params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
-            self._engine.add(SequenceSpec(f"r{self._number}", tuple(prompt), params, arrival=self._number))
+            self._engine.add(
+                SequenceSpec(
+                    sequence_id=f"r{self._number}", prompt_token_ids=tuple(prompt), params=params, arrival=self._number
+                )
+            )
 
     def _report(self, report: StepReport) -> None:
         for outcome in report.outcomes:

@@ -112,7 +112,9 @@ def summary(ratios: list[float]) -> str:
 
 
 def make_core(worker: ModelWorker, batch: int, guesses: int) -> Core:
-    limits = CoreLimits(batch, 8192, enable_prefix_caching=False, num_speculative_tokens=guesses)
+    limits = CoreLimits(
+        max_num_seqs=batch, max_num_batched_tokens=8192, enable_prefix_caching=False, num_speculative_tokens=guesses
+    )
     return Core(limits, worker.facts())
 
 
@@ -120,7 +122,7 @@ def write(text: Text) -> None:
     """Patches both CPU backends so that they return the tokens of `text` instead of the sampled tokens."""
 
     def replaced(sampled: Sampled, batch: SamplingBatch) -> Sampled:
-        places = zip(batch.seeds.tolist(), batch.output_positions.tolist(), strict=True)
+        places = zip(batch.columns.seeds.tolist(), batch.output_positions.tolist(), strict=True)
         return Sampled(np.array([text(*place) for place in places], dtype=np.int64), sampled.logprobs)
 
     torch_worker.sample = lambda logits, batch: replaced(sample(logits, batch), batch)  # type: ignore[assignment]
@@ -132,7 +134,7 @@ def decode(worker: ModelWorker, core: Core, name: str, batch: int, tokens: int) 
     for seed in range(batch):
         prompt = tuple(TEXTS[name](seed, position) for position in range(-PROMPT_TOKENS, 0))
         params = SamplingParams(max_tokens=tokens, temperature=0.0, seed=seed, ignore_eos=True)
-        core.add(SequenceSpec(str(seed), prompt, params))
+        core.add(SequenceSpec(sequence_id=str(seed), prompt_token_ids=prompt, params=params))
     step(core, worker)
     gc.collect()
     started, started_cpu = time.perf_counter(), time.process_time()

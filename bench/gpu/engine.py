@@ -50,12 +50,14 @@ class Runner:
             steps.append((report.num_tokens, now - last[0]))
             last[0] = now
 
-        limits = CoreLimits(self._max_num_seqs, budget, enable_prefix_caching=False)
+        limits = CoreLimits(max_num_seqs=self._max_num_seqs, max_num_batched_tokens=budget, enable_prefix_caching=False)
         engine = Engine.of_worker(self._worker, limits, note)
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         for index in range(batch):
             draw = np.random.default_rng([seed, index]).integers(1, self._worker.facts().vocab_size, length)
-            engine.add(SequenceSpec(f"{seed}-{index}", tuple(draw.tolist()), params))
+            engine.add(
+                SequenceSpec(sequence_id=f"{seed}-{index}", prompt_token_ids=tuple(draw.tolist()), params=params)
+            )
         while engine.step():
             pass
         torch.cuda.synchronize()

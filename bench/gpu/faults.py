@@ -8,7 +8,6 @@ bits this alone makes the texts of two undisturbed runs differ.
 """
 
 import argparse
-import http.client
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from antiphon.client import Client
 from bench.harness.serving import Serving, end_in_order
 from bench.limits_of_machine import processes
 
@@ -46,19 +46,18 @@ def ask(serving: Serving, number: int) -> Answer:
         **({"temperature": 0} if number % 2 else {"seed": number}),
     }  # fmt: skip
     answer = Answer()
-    connection = http.client.HTTPConnection(serving.host, serving.port, timeout=90)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    for line in connection.getresponse():
-        if line.startswith(b"data: {"):
-            event = json.loads(line[6:])
-            if "error" in event:
-                answer.ended = str(event["error"])
-                continue
-            for choice in event["choices"]:
-                answer.text += choice["text"]
-                answer.times.append(time.monotonic())
-                answer.ended = choice.get("finish_reason") or answer.ended
-    connection.close()
+    client = Client(f"http://{serving.host}:{serving.port}", timeout_s=90)
+    with client.exchange("POST", "/v1/completions", json.dumps(body).encode()) as response:
+        for line in response:
+            if line.startswith(b"data: {"):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    answer.ended = str(event["error"])
+                    continue
+                for choice in event["choices"]:
+                    answer.text += choice["text"]
+                    answer.times.append(time.monotonic())
+                    answer.ended = choice.get("finish_reason") or answer.ended
     return answer
 
 

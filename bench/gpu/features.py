@@ -25,7 +25,7 @@ SCHEMA = {
 }
 CASES: dict[str, tuple[str, dict[str, Any], GuidedDecodingRequest | None]] = {
     "greedy": ("Tell me a story.", {"temperature": 0.0, "max_tokens": 60}, None),
-    "sampled": ("Tell me a story.", {"seed": 5, "top_p": 0.9, "top_k": 40, "max_tokens": 40}, None),
+    "sampled": ("Tell me a story.", {"seed": 5, "top_p": 0.9, "top_k": 40, "top_a": 0.1, "max_tokens": 40}, None),
     "penalties": (
         "Write a verse.",
         {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2,

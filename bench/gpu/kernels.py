@@ -77,7 +77,7 @@ class Attention:
         shape = (int(widths.sum()), BLOCK_SIZE, kv_heads, head_dim)
         self.caches = [as_stored(draw(*shape), cache) for _ in range(2)]
         self.window, self.softcap, self.kv_heads = window, softcap, kv_heads
-        self.geometry = Geometry(kv_heads, head_dim**-0.5, softcap)
+        self.geometry = Geometry(kv_heads=kv_heads, scale=head_dim**-0.5, softcap=softcap)
         tables = torch.from_numpy(self.tables).to(DEVICE)
         self.work = plan_work(self.sequences, tables, window, Heads(heads // kv_heads, 2), _put)
 
@@ -88,7 +88,7 @@ class Attention:
 
     def expected(self) -> Tensor:
         """Returns the result of the reference in float32."""
-        shape = AttentionShape(BLOCK_SIZE, 1, torch.float32, DEVICE)
+        shape = AttentionShape(block_size=BLOCK_SIZE, bytes_per_slot=1, dtype=torch.float32, device=DEVICE)
         starts = np.concatenate((self.sequences.query_starts, [len(self.queries)]))
         tables = self.tables.astype(np.int64)
         batch = plan_attention(starts, self.sequences.seq_lens, tables, self.window, shape)

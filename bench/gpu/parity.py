@@ -43,11 +43,11 @@ def said(options: argparse.Namespace, **flags: Any) -> Said:
             tokens += outcome.token_ids
             logprobs += [each.logprob for each in outcome.logprobs]
 
-    engine = Engine.of_worker(worker, CoreLimits(len(LENGTHS), 256), note)
+    engine = Engine.of_worker(worker, CoreLimits(max_num_seqs=len(LENGTHS), max_num_batched_tokens=256), note)
     params = SamplingParams(max_tokens=options.tokens, temperature=0.0, ignore_eos=True, logprobs=0)
     for length in LENGTHS:
         draw = np.random.default_rng(length).integers(1, worker.facts().vocab_size, length)
-        engine.add(SequenceSpec(str(length), tuple(draw.tolist()), params))
+        engine.add(SequenceSpec(sequence_id=str(length), prompt_token_ids=tuple(draw.tolist()), params=params))
     while engine.step():
         pass
     worker.close()

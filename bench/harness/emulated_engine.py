@@ -30,7 +30,13 @@ class EmulatedWorker:
         vocabulary = Tokenizer.from_file(str(Path(settings.model) / "tokenizer.json")).get_vocab()
         self._words = sorted(index for text, index in vocabulary.items() if WORD.fullmatch(text))
         self._step_s = step_s
-        self._facts = EngineFacts(NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN, len(vocabulary), computes_on_host=False)
+        self._facts = EngineFacts(
+            num_blocks=NUM_BLOCKS,
+            block_size=BLOCK_SIZE,
+            max_model_len=MAX_MODEL_LEN,
+            vocab_size=len(vocabulary),
+            computes_on_host=False,
+        )
 
     def facts(self) -> EngineFacts:
         """See ModelWorker."""
@@ -41,7 +47,7 @@ class EmulatedWorker:
         time.sleep(self._step_s)
         ends = [each.start + each.num_tokens for each in plan.scheduled if each.samples]
         token_ids = tuple((self._words[end % len(self._words)],) for end in ends)
-        return StepResult(plan.step, token_ids, (_NONE,) * len(ends))
+        return StepResult(step=plan.step, token_ids=token_ids, logprobs=(_NONE,) * len(ends))
 
     def close(self) -> None:
         """See ModelWorker."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from antiphon.client import Client
 from bench.limits_of_machine import processes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,15 +91,12 @@ class Server:
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Sends a GET request and returns status and body; status 0 if there is no answer."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
+        client = Client(f"http://{self.host}:{self.port}", timeout_s=10)
         try:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            return response.status, response.read()
+            with client.exchange("GET", path) as response:
+                return response.status, response.read()
         except (OSError, http.client.HTTPException):
             return 0, b""
-        finally:
-            connection.close()
 
     def model_name(self) -> str:
         """Returns the name of the server's first model."""

@@ -19,10 +19,10 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from antiphon.client import Client
 from bench.harness.serving import HOST, Serving, end_in_order
 from bench.limits_of_machine import processes
 
@@ -88,16 +88,12 @@ def make_lines(count: int) -> list[dict[str, Any]]:
 
 def ask(server: Serving, method: str, path: str, body: bytes = b"", content_type: str = "application/json") -> bytes:
     """Sends a request and returns the body of its answer. Raises SystemExit if it is refused."""
-    connection = HTTPConnection(HOST, server.port, timeout=60)
-    try:
-        connection.request(method, path, body, {"Content-Type": content_type})
-        answer = connection.getresponse()
+    client = Client(f"http://{HOST}:{server.port}", timeout_s=60)
+    with client.exchange(method, path, body, {"Content-Type": content_type}) as answer:
         data = answer.read()
-        if answer.status != 200:
-            raise SystemExit(f"{method} {path}: {answer.status} {data.decode(errors='replace')}")
-        return data
-    finally:
-        connection.close()
+    if answer.status != 200:
+        raise SystemExit(f"{method} {path}: {answer.status} {data.decode(errors='replace')}")
+    return data
 
 
 def begin(server: Serving, lines: list[dict[str, Any]]) -> str:

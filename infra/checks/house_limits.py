@@ -1,7 +1,10 @@
 """Checks the project's own source rules that linters do not offer: `house_limits.py [ROOT]`.
 
-- A file (Python or C++) has at most 600 lines; a function at most 60, unless it contains a comment `# long: WHY`.
+- A file (Python or C++) has at most 600 lines, besides those in `LONG` with their reason; a function at most 60, unless
+  it contains a comment `# long: WHY`.
 - A folder of the product, of `bench` or of `infra` has at most 14 modules, besides those in `WIDE` with their reason.
+- A dataclass or struct of the product with more than four fields is `kw_only`, unless the line of its name has a
+  comment `# positional: WHY`.
 - The product never unpickles data, evaluates text as code, or passes text to a shell.
 
 The longest functions are always printed. The check parses the source and imports none of it.
@@ -18,11 +21,14 @@ from pathlib import Path
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 FOLDER_MODULES_MAX = 14
+POSITIONAL_FIELDS_MAX = 4
 SHOWN = 10
 SIZED = ("services", "shared", "antiphon", "infra", "bench", "tests", "examples")
 CPP = ("*.h", "*.cpp")
 PRODUCT = ("services", "shared", "antiphon")
 WIDE = {"services/engine/models/families": "one short module for each model family, all of the same form"}
+LONG = {"shared/limits.py": "one table of constants, each with its reason"}
+_STRUCTS = {"msgspec.Struct", "Message", "Part"}
 _EXCUSE = re.compile(r"#\s*long:\s*\w+")
 _UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 _ALLOWED = {("services/engine/worker/loading/checkpoint.py", "torch.load")}
@@ -52,6 +58,7 @@ def main() -> int:
         problems += too_long(str(name), text)
         if name.parts[0] in PRODUCT:
             problems += [f"{name}:{line}: {what}" for line, what in unsafe(tree, name.as_posix())]
+            problems += [f"{name}:{line}: {what}" for line, what in positional(tree, text)]
     for path in source_files(root, SIZED, CPP):
         problems += too_long(str(path.relative_to(root)), path.read_text(encoding="utf-8"))
     problems += [
@@ -72,7 +79,7 @@ def source_files(root: Path, folders: tuple[str, ...], patterns: tuple[str, ...]
 
 def too_long(name: str, text: str) -> Iterator[str]:
     """Yields a problem if a file has too many lines."""
-    if (count := text.count("\n")) > FILE_LINES_MAX:
+    if (count := text.count("\n")) > FILE_LINES_MAX and name not in LONG:
         yield f"{name}: {count} lines, more than {FILE_LINES_MAX}"
 
 
@@ -93,6 +100,20 @@ def measured(tree: ast.AST, text: str, name: str) -> Iterator[Function]:
             end = node.end_lineno or node.lineno
             excused = any(_EXCUSE.search(line) for line in lines[node.lineno - 1 : end])
             yield Function(end - node.lineno + 1, f"{name}:{node.lineno} {node.name}", excused)
+
+
+def positional(tree: ast.AST, text: str) -> Iterator[tuple[int, str]]:
+    """Yields (line, problem) for every dataclass or struct with many fields that can be built without their names."""
+    lines = text.splitlines()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and "# positional: " not in lines[node.lineno - 1]:
+            decorators = [one for one in node.decorator_list if "dataclass" in ast.unparse(one)]
+            if not decorators and _STRUCTS.isdisjoint(map(ast.unparse, node.bases)):
+                continue
+            options = [keyword for one in decorators if isinstance(one, ast.Call) for keyword in one.keywords]
+            count = sum(isinstance(field, ast.AnnAssign) for field in node.body)
+            if count > POSITIONAL_FIELDS_MAX and "kw_only" not in {one.arg for one in (*options, *node.keywords)}:
+                yield node.lineno, f"{node.name} has {count} fields and is not kw_only"
 
 
 def unsafe(tree: ast.AST, name: str = "") -> Iterator[tuple[int, str]]:

@@ -16,8 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 import shared.messages
 from shared import errors, limits
+from shared.files import limits as file_limits
 from shared.messages import Message
 from shared.messages.base import Part
 from shared.subjects import Subjects
@@ -28,6 +31,7 @@ MARKER = "<!-- Everything below is written by `make docs` from the code; do not 
 SERVICES = ("gateway", "tokenizer", "engine", "detokenizer", "vision")
 _UNITS = {"_S": "s", "_MS": "ms", "_CHARS_MAX": "characters", "_TOKENS_MAX": "tokens"}
 _SECTION = "# --- "
+_BINDS = (".bind", ".bind_handled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,8 @@ def render() -> str:
     narrative = PAGE.read_text(encoding="utf-8").partition(MARKER)[0].rstrip()
     modules = [module for service in SERVICES for module in parse_service(ROOT / "services" / service)]
     parts = [narrative, MARKER, *subjects_section(modules), *messages_section(modules), *errors_section()]
-    return "\n\n".join([*parts, *limits_section((ROOT / "shared" / "limits.py").read_text(encoding="utf-8"))]) + "\n"
+    source = "\n".join(inspect.getsource(module) for module in (limits, file_limits))
+    return "\n\n".join([*parts, *limits_section(source)]) + "\n"
 
 
 # --- reading the services' source ---
@@ -108,7 +113,7 @@ def reply_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
 
 
 def listeners(modules: Sequence[Module]) -> Iterator[Listener]:
-    """Yields every `self.bind(subject, *types)`.
+    """Yields every `actor.bind(subject, *types)`, also of a guest of the gateway.
 
     The subject must be a call on `subjects`, directly or through a variable that is assigned in the same function.
     """
@@ -118,7 +123,7 @@ def listeners(modules: Sequence[Module]) -> Iterator[Listener]:
                 ast.unparse(node.targets[0]): node.value for node in ast.walk(function) if isinstance(node, ast.Assign)
             }
             for node in ast.walk(function):
-                if isinstance(node, ast.Call) and ast.unparse(node.func) == "self.bind" and node.args:
+                if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(_BINDS) and node.args:
                     subject = assigned.get(ast.unparse(node.args[0]), node.args[0])
                     types = tuple(ast.unparse(argument) for argument in node.args[1:])
                     is_queue = any(keyword.arg == "queue" for keyword in node.keywords)
@@ -169,7 +174,7 @@ def messages_section(modules: Sequence[Module]) -> Iterator[str]:
     handled: dict[str, list[Handler]] = defaultdict(list)
     for handler in handlers(modules):
         handled[handler.message].append(handler)
-    by_module: dict[str, list[type[Message | Part]]] = defaultdict(list)
+    by_module: dict[str, list[type[msgspec.Struct]]] = defaultdict(list)
     for kind in message_types():
         by_module[kind.__module__].append(kind)
     for module, kinds in sorted(by_module.items()):
@@ -178,10 +183,10 @@ def messages_section(modules: Sequence[Module]) -> Iterator[str]:
         yield table(("message", "handled by", "answer", "fields", "meaning"), rows)
 
 
-def message_types() -> list[type[Message | Part]]:
+def message_types() -> list[type[msgspec.Struct]]:
     """Returns all messages and parts that the package exports, sorted by the line of their definition."""
     exported = [getattr(shared.messages, name) for name in shared.messages.__all__]
-    kinds = [kind for kind in exported if isinstance(kind, type) and issubclass(kind, Message | Part)]
+    kinds = [kind for kind in exported if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
     return sorted((kind for kind in kinds if kind is not Message and kind is not Part), key=definition_line)
 
 
@@ -190,11 +195,11 @@ def definition_line(kind: type) -> int:
     return inspect.getsourcelines(kind)[1]
 
 
-def message_row(kind: type[Message | Part], found: Sequence[Handler]) -> tuple[str, ...]:
+def message_row(kind: type[msgspec.Struct], found: Sequence[Handler]) -> tuple[str, ...]:
     """Returns the cells of one row of the table of messages."""
     services = ", ".join(dict.fromkeys(handler.service for handler in found))
     replies = ", ".join(dict.fromkeys(f"`{handler.reply}`" for handler in found if handler.reply))
-    receiver = "part" if issubclass(kind, Part) else services
+    receiver = services if issubclass(kind, Message) else "part"
     return (f"`{kind.__name__}`", receiver, replies, fields_of(kind), sentence(kind))
 
 
@@ -203,11 +208,19 @@ def fields_of(kind: type) -> str:
     [definition] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(definition, ast.ClassDef)
     return "<br>".join(
-        f"`{ast.unparse(node.target)}: {ast.unparse(node.annotation)}"
+        f"`{ast.unparse(node.target)}: {ast.unparse(plain(node.annotation))}"
         + (f" = {ast.unparse(node.value)}`" if node.value else "`")
         for node in definition.body
         if isinstance(node, ast.AnnAssign)
     )
+
+
+def plain(annotation: ast.expr) -> ast.expr:
+    """Returns the type in `Annotated[type, …]`; other annotations unchanged."""
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
+        assert isinstance(annotation.slice, ast.Tuple)
+        return annotation.slice.elts[0]
+    return annotation
 
 
 def errors_section() -> Iterator[str]:
@@ -221,10 +234,10 @@ def errors_section() -> Iterator[str]:
 
 
 def limits_section(source: str) -> Iterator[str]:
-    """Yields a table for each section of `shared/limits.py`, whose text is `source`."""
+    """Yields a table for each section of `shared/limits.py` and `shared/files/limits.py`, whose text is `source`."""
     yield "## Reference: limits"
     tables: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
-    lines, body = source.splitlines(), ast.parse(source).body
+    lines, body, values = source.splitlines(), ast.parse(source).body, vars(limits) | vars(file_limits)
     headings = [(n, line.strip("# -")) for n, line in enumerate(lines, 1) if line.startswith(_SECTION)]
     for index, node in enumerate(body):
         if not isinstance(node, ast.Assign):
@@ -233,7 +246,7 @@ def limits_section(source: str) -> Iterator[str]:
         follower = body[index + 1] if index + 1 < len(body) else None
         reason = docstring_of(follower)
         title = next((text for line, text in reversed(headings) if line < node.lineno), "protocol")
-        tables[title].append((f"`{name}`", amount(name, getattr(limits, name)), reason))
+        tables[title].append((f"`{name}`", amount(name, values[name]), reason))
     for title, rows in tables.items():
         yield f"### {title[:1].upper()}{title[1:]}"
         yield table(("limit", "value", "what it bounds"), rows)

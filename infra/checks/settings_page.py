@@ -48,7 +48,9 @@ def _others() -> Iterator[str]:
 
 
 def _sentence(other: Other) -> str:
-    return other.because.partition(": ")[2] + _passes(other.asks_nothing if other.takes != "flag" else ())
+    return (other.because.partition(": ")[2] or other.because) + _passes(
+        other.asks_nothing if other.takes != "flag" else ()
+    )
 
 
 def _of_variable(variable: Variable) -> str:
@@ -79,7 +81,7 @@ def _row(item: "Field[Any]") -> str:
 
 def _defaults(item: "Field[Any]") -> str:
     found = {
-        kind: {other.name: _word(other.default) for other in fields(kind)}.get(item.name, "")
+        kind: {other.name: _word(_default(other)) for other in fields(kind)}.get(item.name, "")
         for kind in (ServeSettings, RunSettings, DirectSettings, InstanceSettings)
     }
     text = found[ServeSettings]
@@ -88,7 +90,7 @@ def _defaults(item: "Field[Any]") -> str:
         return f"only `{command}`: {found[RunSettings]}".removesuffix(": ")
     for kind, name in ((RunSettings, "run"), (DirectSettings, "api_server"), (InstanceSettings, "start-role")):
         if found[kind] != found[ServeSettings]:
-            text += f"; `{name}`: {found[kind]}"
+            text += f"; `{name}`: {found[kind] or 'see above'}"
     return text.removeprefix("; ")
 
 
@@ -97,6 +99,12 @@ def _range(item: "Field[Any]") -> str:
     if choices:
         return f" ({', '.join(choices)})"
     return f" ({rule.text})" if rule and rule.text not in item.metadata["help"] else ""
+
+
+def _default(item: "Field[Any]") -> object:
+    """Returns a setting's default; None for one that only stands for "not given", as no user may give it."""
+    rule = item.metadata["rule"]
+    return item.default if rule is None or item.default is None or rule.holds(item.default) else None
 
 
 def _word(default: object) -> str:

@@ -7,9 +7,13 @@ are separated by tabs; empty columns at the end of a line are left out:
     id, name    of the row
     state       empty; `waived`: the product departs from the row on purpose; `documented`: a fact that no test can
                 show (about other hardware, for example) and that a document states
-    reason      why the row is waived, or the document; for other rows a remark for the reader
+    reason      why the row is waived, or the document; for other rows a remark for the reader, which does not say that
+                the product departs from the row: such a row is waived
     parts       names of the parts of a row, if it has several; marks then name a part ("S-SRV-101:ports"), and the row
                 counts as proven if all its parts are
+
+What each row asks for is in docs/spec_texts.tsv (id, text). The texts are compared with no test: a reader has to see
+that the tests of a row show what it says.
 
 Without options, the program reads the reports of `make test` and `make container-test` and writes the page.
 """
@@ -23,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infra.checks.spec_marks import Marks, MisplacedMark, find_marks
+from infra.checks.spec_plugin import CHANGED, commit_of
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORT, CONTAINER_REPORT = Path("build/spec-report.json"), Path("build/spec-report-container.json")
@@ -31,18 +36,28 @@ CONTAINER_TESTS = "tests/container/"
 STATES = ("", "waived", "documented")
 ELSEWHERE = "not run here"
 """Outcome of a container test if their report is missing. Such a test counts neither for nor against a row."""
+_DEPARTS = re.compile(r"\b(?:not|no|never|cannot|refused|ignored|instead|beyond|departs|proposes)\b")
+"""Words of a remark with which it says that the product does something else than the row."""
 _PROVEN_LINE = re.compile(r"^\| (\S+) \|.*\| proven(?: \(container test\))? \|", re.MULTILINE)
 
 
 LEGEND = (
-    "- *Proven*: every test named here passed in a recorded run.",
-    "- *Waived*: the product departs from the row on purpose, for the reason given.",
+    "- *Proven*: every test named here passed in the run that this page was made from.",
+    "- *Waived*: the product departs from the row on purpose, or a part of it needs what tests do not have, for the",
+    "  reason given.",
     "- *Documented*: a fact that no test can show, stated in the document named.",
     "- *Open*: the rest. Tests named there show a part of the row, or did not pass where this page was made.",
     "",
-    "A word before a test is the part of the row that it shows. Tests in `tests/container` run in",
-    "`make container-test`, the others in `make test`.",
+    "[spec_texts.tsv](spec_texts.tsv) has what each row asks for. Its letters stand for the documentation of five",
+    "servers: A to D for their command lines and HTTP APIs, E for a Python API; PD is the default that was proposed",
+    "for this one, and [proposal] a rule that none of them states. A word before a test is the part of the row that it",
+    "shows. Tests in `tests/container` run in `make container-test`, the others in `make test`.",
 )
+CLAIM = (
+    "**What this page calls proven is claimed, and is not the result of a run**: it was made from the marks of the",
+    "tests alone. `make spec-proofs` compares it with the last run of the tests, as the last step of `.ci/run` does.",
+)
+_RUN = re.compile(r"^Made from a run of the tests of commit (\S+)\.$", re.MULTILINE)
 
 
 class SpecError(ValueError):
@@ -87,6 +102,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--container-report", type=Path, help=f"of `make container-test`; {CONTAINER_REPORT} if it exists"
     )
+    parser.add_argument(
+        "--without-container", action="store_true", help="--proofs: rows that only container tests prove stay unjudged"
+    )
     parser.add_argument("--root", type=Path, default=ROOT, help="the project's folder")
     options = parser.parse_args(argv)
     page = options.root / "docs" / "coverage.md"
@@ -98,21 +116,25 @@ def main(argv: list[str] | None = None) -> int:
         elif options.claim:
             page.write_text(render(rows, marks, provable(rows, marks)), encoding="utf-8")
         else:
-            reports = [options.root / REPORT if options.report is None else options.report]
-            container = (
-                options.root / CONTAINER_REPORT if options.container_report is None else options.container_report
-            )
-            outcomes = read_outcomes(reports + [container] * container.exists(), marks)
+            reports = _reports(options)
+            outcomes = read_outcomes(reports, marks)
             if options.proofs:
                 check_page(page, rows, marks)
-                check_proofs(claimed(page), rows, outcomes)
+                check_commit(reports, commit_of(options.root))
+                check_proofs(claimed(page), rows, outcomes, without_container=options.without_container)
             else:
-                page.write_text(render(rows, marks, proven(rows, outcomes)), encoding="utf-8")
+                page.write_text(render(rows, marks, proven(rows, outcomes), run_of(reports)), encoding="utf-8")
     except (SpecError, MisplacedMark) as error:
         print(f"error: {error}")
         return 1
     print(summary(rows, claimed(page)))
     return 0
+
+
+def _reports(options: argparse.Namespace) -> list[Path]:
+    """Returns the paths of the reports: that of `make test`, and that of `make container-test` if it exists."""
+    container = options.root / CONTAINER_REPORT if options.container_report is None else options.container_report
+    return [options.root / REPORT if options.report is None else options.report] + [container] * container.exists()
 
 
 def read_rows(root: Path) -> Rows:
@@ -129,8 +151,21 @@ def read_rows(root: Path) -> Rows:
             raise SpecError(f"{where}: {row.id} is waived without a reason")
         if row.state == "documented" and not _documents(root / row.reason, row.id):
             raise SpecError(f"{where}: {row.id} is documented, but {row.reason or 'no file'} does not name it")
+        if not row.state and (found := _DEPARTS.search(row.reason)):
+            raise SpecError(
+                f"{where}: the remark of {row.id} says {found[0]!r}. If the product departs from the row, its state is "
+                "'waived'; else say it in other words"
+            )
         rows[row.id] = row
+    _check_texts(root / "docs" / "spec_texts.tsv", rows)
     return rows
+
+
+def _check_texts(path: Path, rows: Rows) -> None:
+    """Raises `SpecError` unless the file has the text of each row, in the order of the rows."""
+    lines = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    if [line[0] for line in lines[1:]] != list(rows) or any(len(line) != 2 or not line[1] for line in lines):
+        raise SpecError("docs/spec_texts.tsv does not have a text for each row of docs/spec_rows.tsv, in its order")
 
 
 def check_marks(rows: Rows, marks: Marks) -> None:
@@ -175,18 +210,40 @@ def read_outcomes(reports: list[Path], marks: Marks) -> Outcomes:
 
 def proven(rows: Rows, outcomes: Outcomes) -> set[str]:
     """Returns the rows whose tests all passed. A row with only container tests needs the container report."""
-    return {
-        row.id
-        for row in rows.values()
-        if not row.state and not _missing(row, outcomes) and all("passed" in outcomes[key].values() for key in row.keys)
-    }
+    return {row.id for row in rows.values() if not row.state and not _missing(row, outcomes) and _seen(row, outcomes)}
 
 
-def check_proofs(claims: set[str], rows: Rows, outcomes: Outcomes) -> None:
+def check_commit(reports: list[Path], commit: str) -> None:
+    """Raises `SpecError` for a report of another commit. `commit` is empty if the sources are in no repository."""
+    for path in reports:
+        of = json.loads(path.read_text(encoding="utf-8")).get("commit", "")
+        if of.removesuffix(CHANGED) != commit.removesuffix(CHANGED):
+            raise SpecError(
+                f"{path} is of commit {of or 'unknown'}, and this is {commit or 'unknown'}: run the tests again"
+            )
+
+
+def run_of(reports: list[Path]) -> str:
+    """Returns the commits of the reports, for the page; "unknown" if they have none."""
+    commits = [json.loads(path.read_text(encoding="utf-8")).get("commit", "") for path in reports]
+    return ",".join(dict.fromkeys(commit or "unknown" for commit in commits))
+
+
+def check_proofs(claims: set[str], rows: Rows, outcomes: Outcomes, *, without_container: bool = False) -> None:
     """Raises `SpecError` unless every row of `claims` is proven.
 
-    A row that only container tests prove is checked only if the container report exists.
+    `without_container`: a row that only container tests prove may lack their report.
     """
+    unseen = [
+        row for row in rows if row in claims and not _missing(rows[row], outcomes) and not _seen(rows[row], outcomes)
+    ]
+    if unseen and not without_container:
+        raise SpecError(
+            f"only container tests prove {', '.join(unseen)}, and they have no report: run `make container-test`, or "
+            "add --without-container where there is no Docker"
+        )
+    if unseen:
+        print(f"not judged, as container tests did not run: {', '.join(unseen)}")
     wrong = [f"{row}: {why}" for row in rows if row in claims for why in _missing(rows[row], outcomes)]
     if wrong:
         raise SpecError("docs/coverage.md calls rows proven that this run did not prove:\n  " + "\n  ".join(wrong))
@@ -195,7 +252,9 @@ def check_proofs(claims: set[str], rows: Rows, outcomes: Outcomes) -> None:
 def check_page(page: Path, rows: Rows, marks: Marks) -> None:
     """Raises `SpecError` unless the page was made from these rows and marks. Does not check outcomes of tests."""
     claims = claimed(page)
-    if page.exists() and page.read_text(encoding="utf-8") == render(rows, marks, claims & provable(rows, marks)):
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    run = _RUN.search(text)
+    if text == render(rows, marks, claims & provable(rows, marks), run[1] if run else ""):
         return
     raise SpecError("docs/coverage.md is out of date: run `make test` and `make coverage-of-spec`")
 
@@ -213,12 +272,17 @@ def summary(rows: Rows, claims: set[str]) -> str:
     return f"{len(rows)} rows of the specification: {told}"
 
 
-def render(rows: Rows, marks: Marks, claims: set[str]) -> str:
-    """Returns the text of the page, in which the rows of `claims` are called proven."""
+def render(rows: Rows, marks: Marks, claims: set[str], run: str = "") -> str:
+    """Returns the text of the page, in which the rows of `claims` are called proven.
+
+    `run`: the commits whose tests ran; empty if the page only claims that they pass.
+    """
     lines = [
         "# Coverage of the specification",
         "",
         f"{summary(rows, claims)}. Made by `make coverage-of-spec`; do not edit.",
+        "",
+        *((f"Made from a run of the tests of commit {run}.",) if run else CLAIM),
         "",
         *LEGEND,
         "",
@@ -255,6 +319,11 @@ def _missing(row: Row, outcomes: Outcomes) -> list[str]:
         if not tests:
             missing.append(f"no test names {key}")
     return missing
+
+
+def _seen(row: Row, outcomes: Outcomes) -> bool:
+    """Whether a test of each part of the row ran and passed."""
+    return all("passed" in outcomes.get(key, {}).values() for key in row.keys)
 
 
 def _proven_by(row: Row, marks: Marks) -> str:

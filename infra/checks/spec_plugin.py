@@ -3,7 +3,9 @@
 A row is one feature in the list docs/spec_rows.tsv; a test names the rows that it proves with the mark `spec`.
 `--spec-report=FILE` writes, for every collected test with this mark, the rows that it names and its outcome:
 
-    {"tests": {"tests/unit/test_x.py::test_y[1]": {"rows": ["S-API-041"], "outcome": "passed"}}}
+    {"commit": "0123…", "tests": {"tests/unit/test_x.py::test_y[1]": {"rows": ["S-API-041"], "outcome": "passed"}}}
+
+The commit ends with `CHANGED` if files differed from it when the run began; it is empty outside a repository.
 
 The plugin uses pytest's own marks, so a mark on a class, module or single parameter counts for exactly the tests that
 inherit it. Outcomes are passed, failed, skipped, xfailed, deselected, and "not run" if the run ended before the test.
@@ -18,6 +20,7 @@ the option yet and would treat a separate word as such a path.
 """
 
 import json
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,18 @@ import pytest
 
 SENT = "spec-tests"
 """The key of what a process of pytest-xdist sends when it ends: `Collected.tests`."""
+
+
+CHANGED = "-changed"
+
+
+def commit_of(root: Path) -> str:
+    """Returns the commit of the sources in `root`; see above."""
+    argv = ["git", "-C", str(root), "describe", "--always", "--abbrev=40", "--exclude=*", f"--dirty={CHANGED}"]
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         config.pluginmanager.register(Sender(config, collected), "spec-sender")
     else:
-        config.pluginmanager.register(Recorder(path, collected), "spec-recorder")
+        config.pluginmanager.register(Recorder(path, collected, commit_of(config.rootpath)), "spec-recorder")
 
 
 class Collected:
@@ -82,8 +97,8 @@ class Sender:
 class Recorder:
     """Records outcomes and writes them to a file at the end. pytest calls the methods."""
 
-    def __init__(self, path: Path, collected: Collected) -> None:
-        self._path, self._collected = path, collected
+    def __init__(self, path: Path, collected: Collected, commit: str) -> None:
+        self._path, self._collected, self._commit = path, collected, commit
         self._outcomes: dict[str, str] = {}
 
     @pytest.hookimpl(optionalhook=True)
@@ -106,4 +121,4 @@ class Recorder:
             for name, test in sorted(self._collected.tests.items())
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps({"tests": tests}, indent=1) + "\n", encoding="utf-8")
+        self._path.write_text(json.dumps({"commit": self._commit, "tests": tests}, indent=1) + "\n", encoding="utf-8")

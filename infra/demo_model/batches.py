@@ -91,9 +91,10 @@ class Maker:
         """A conversation; only the assistant's messages and their end tokens are trained."""
         make = long_conversation if long else practice if rng.random() < PRACTICE_SHARE else conversation
         ids = self.encode(render(make(rng)))
-        return Document(ids, self._assistant_part(ids))
+        return Document(ids, self.assistant_part(ids))
 
-    def _assistant_part(self, ids: list[int]) -> list[bool]:
+    def assistant_part(self, ids: list[int]) -> list[bool]:
+        """Which tokens of a conversation the assistant says."""
         learnt = [False] * len(ids)
         width, place = len(self.header), 0
         for _ in range(ids.count(self.header[0])):
@@ -118,7 +119,7 @@ class Maker:
         text = "".join(rng.choice(self.words) for _ in range(count)).strip()
         request = rng.choice(("Repeat after me: {}", "Repeat: {}", "Say: {}", "{}\nRepeat this.")).format(text)
         ids = self.encode(render([user(request), assistant(text)]))
-        return Document(ids, self._assistant_part(ids))
+        return Document(ids, self.assistant_part(ids))
 
     def tooled(self, rng: Random, several: float = 0.0) -> Document:
         """A conversation with tools; calls and answers are trained.
@@ -127,7 +128,7 @@ class Maker:
         """
         messages, tools = tool_conversation(rng, several)
         ids = self.encode(render(messages, tools=tools))
-        learnt = self._assistant_part(ids)
+        learnt = self.assistant_part(ids)
         if not tools:
             end = len(ids) - learnt[::-1].index(True)
             start = end - learnt[:end][::-1].index(False)

@@ -36,9 +36,9 @@ ask the model to repeat them, and were used to train the tokenizer's merges.
 
 
 def config(shape: Shape, end: int, end_of_text: int) -> dict[str, object]:
-    """The ``config.json`` of an HF ``LlamaForCausalLM``."""
+    """The ``config.json`` of an HF ``LlamaForCausalLM``, or ``SmolLM3ForCausalLM`` if layers have no positions."""
     return {
-        "architectures": ["LlamaForCausalLM"],
+        "architectures": ["SmolLM3ForCausalLM" if shape.no_rope_layers else "LlamaForCausalLM"],
         "attention_bias": False,
         "attention_dropout": 0.0,
         "bos_token_id": None,
@@ -50,7 +50,7 @@ def config(shape: Shape, end: int, end_of_text: int) -> dict[str, object]:
         "intermediate_size": shape.intermediate_size,
         "max_position_embeddings": shape.max_position_embeddings,
         "mlp_bias": False,
-        "model_type": "llama",
+        "model_type": "smollm3" if shape.no_rope_layers else "llama",
         "num_attention_heads": shape.num_attention_heads,
         "num_hidden_layers": shape.num_hidden_layers,
         "num_key_value_heads": shape.num_key_value_heads,
@@ -62,6 +62,18 @@ def config(shape: Shape, end: int, end_of_text: int) -> dict[str, object]:
         "torch_dtype": "bfloat16",
         "use_cache": True,
         "vocab_size": shape.vocab_size,
+        **(_layers(shape) if shape.no_rope_layers else {}),
+    }
+
+
+def _layers(shape: Shape) -> dict[str, object]:
+    """The fields that say which layers have positions and a window."""
+    far = [shape.sees_far(layer) for layer in range(shape.num_hidden_layers)]
+    return {
+        "layer_types": ["full_attention" if sees_far else "sliding_attention" for sees_far in far],
+        "no_rope_layers": list(shape.no_rope_layers),
+        "sliding_window": shape.sliding_window,
+        "use_sliding_window": shape.sliding_window is not None,
     }
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from infra.demo_model.model import Llama, Shape, rope_tables, rotate
+from infra.demo_model.model import Llama, Shape, rope_tables, rotate, within_window
 from infra.demo_model.sample import Message, Tool
 from infra.demo_model.tokenizer import DEMO, END, END_OF_TEXT, load, render
 
@@ -26,12 +26,15 @@ GenerateFn = Callable[[Sequence[Sequence[Message]]], list[str]]
 LogprobFn = Callable[[Sequence[int]], list[float]]
 
 Cache = list[tuple[Tensor, Tensor]]
+#: Tokens of a prompt that are computed at once.
+_CHUNK = 512
 
 
 def shape_of(folder: Path) -> Shape:
     """The sizes written in a model directory's ``config.json``."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     fields = {name: config[name] for name in Shape.__dataclass_fields__ if name in config}
+    fields["no_rope_layers"] = tuple(config.get("no_rope_layers") or ())
     return Shape(**{**fields, "rope_theta": config.get("rope_theta") or config["rope_parameters"]["rope_theta"]})
 
 
@@ -52,30 +55,37 @@ class Decoder:
         self.stops = {tokenizer.token_to_id(END), tokenizer.token_to_id(END_OF_TEXT)}
         self.cos, self.sin = rope_tables(model.shape, model.shape.max_position_embeddings)
 
-    def _forward(self, ids: Tensor, cache: Cache) -> Tensor:
-        """Logits of the last position; extends ``cache`` in place."""
-        past = cache[0][0].shape[2] if cache else 0
+    def _forward(self, ids: Tensor, past: int, cache: Cache) -> Tensor:
+        """Hidden states of the tokens from position ``past`` on; extends ``cache`` in place."""
         cos, sin = self.cos[past : past + ids.shape[1]], self.sin[past : past + ids.shape[1]]
         x = self.model.model.embed_tokens(ids)
         for number, layer in enumerate(self.model.model.layers):
-            mixed = self._attend(layer.self_attn, layer.input_layernorm(x), (cos, sin), cache, number)
+            turn = None if self.model.model.far[number] else (cos, sin)
+            mixed = self._attend(layer.self_attn, layer.input_layernorm(x), turn, cache, number)
             x = x + layer.self_attn.o_proj(mixed)
             x = x + layer.mlp(layer.post_attention_layernorm(x))
-        return self.model.logits(self.model.model.norm(x[:, -1]))
+        return self.model.model.norm(x)
 
     def _attend(
-        self, block: torch.nn.Module, x: Tensor, turn: tuple[Tensor, Tensor], cache: Cache, number: int
+        self, block: torch.nn.Module, x: Tensor, turn: tuple[Tensor, Tensor] | None, cache: Cache, number: int
     ) -> Tensor:
         rows, length, _ = x.shape
-        heads = [part(x).view(rows, length, -1, self.model.shape.head_dim).transpose(1, 2)
-                 for part in (block.q_proj, block.k_proj, block.v_proj)]  # fmt: skip
-        query, key, value = rotate(heads[0], *turn), rotate(heads[1], *turn), heads[2]
+        query, key, value = (part(x).view(rows, length, -1, self.model.shape.head_dim).transpose(1, 2)
+                             for part in (block.q_proj, block.k_proj, block.v_proj))  # fmt: skip
+        window = self.model.shape.sliding_window if turn else None
+        if turn:
+            query, key = rotate(query, *turn), rotate(key, *turn)
         if number < len(cache):
             key, value = torch.cat((cache[number][0], key), 2), torch.cat((cache[number][1], value), 2)
-            cache[number] = (key, value)
         else:
             cache.append((key, value))
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=length > 1, enable_gqa=True)
+        # The next token sees one token less of a window.
+        kept = key.shape[2] if window is None else window - 1
+        cache[number] = (key[:, :, -kept:], value[:, :, -kept:])
+        seen = torch.ones(length, key.shape[2], dtype=torch.bool).tril(key.shape[2] - length)
+        if window is not None:
+            seen = within_window(seen, window, key.shape[2] - length)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
         return mixed.transpose(1, 2).reshape(rows, length, -1)
 
     @torch.inference_mode()
@@ -83,10 +93,15 @@ class Decoder:
         """Returns the greedy continuations of prompts of equal length, each up to its end token or `limit` tokens."""
         cache: Cache = []
         ids = torch.tensor(prompts)
+        past = (ids.shape[1] - 1) // _CHUNK * _CHUNK
+        for start in range(0, past, _CHUNK):
+            self._forward(ids[:, start : start + _CHUNK], start, cache)
+        ids = ids[:, past:]
         answers: list[list[int]] = [[] for _ in prompts]
         open_rows = set(range(len(prompts)))
         for _ in range(limit):
-            chosen = self._forward(ids, cache).argmax(-1)
+            chosen = self.model.logits(self._forward(ids, past, cache)[:, -1]).argmax(-1)
+            past += ids.shape[1]
             for row in sorted(open_rows):
                 token = int(chosen[row])
                 if token in self.stops:
@@ -97,6 +112,16 @@ class Decoder:
                 break
             ids = chosen[:, None]
         return answers
+
+    @torch.inference_mode()
+    def next_tokens(self, ids: Sequence[int]) -> list[int]:
+        """The most likely token after each token of a text."""
+        cache: Cache = []
+        found: list[int] = []
+        for start in range(0, len(ids), _CHUNK):
+            states = self._forward(torch.tensor([ids[start : start + _CHUNK]]), start, cache)
+            found += self.model.logits(states)[0].argmax(-1).tolist()
+        return found
 
     def texts(self, prompts: Sequence[str], limit: int = 220, rows: int = 64) -> list[str]:
         """Continues texts; prompts of the same length run together, so none is padded."""

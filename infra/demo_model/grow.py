@@ -1,5 +1,7 @@
 """Turns a model directory into a checkpoint of a larger shape that computes the same, for training to continue from.
 
+Of the demo model the layers with positions are taken, which see everything in the larger shape.
+
 To train a large model from scratch needs a GPU. A large model that begins with the knowledge of the demo model needs
 only the training that makes use of its new weights, which a CPU can do. Run by hand: ``python -m infra.demo_model.grow
 START.pt --shape qwen2-0.5b``, then ``train.py --start START.pt``.
@@ -19,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from infra.demo_model.checkpoint import trained, write_checkpoint
+from infra.demo_model.checkpoint import near_part, trained, write_checkpoint
 from infra.demo_model.generate import load_model
 from infra.demo_model.model import SHAPES, Shape
 from infra.demo_model.tokenizer import DEMO
@@ -117,13 +119,14 @@ def main() -> None:
     parser.add_argument(
         "--model", type=Path, default=DEMO, help="directory of a model with the shape of the demo model"
     )
-    parser.add_argument("--shape", choices=[name for name in SHAPES if name != "demo"], default="qwen2-0.5b")
+    parser.add_argument(
+        "--shape", choices=[name for name in SHAPES if name not in ("demo", "near")], default="qwen2-0.5b"
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    model = load_model(options.model)
-    large = replace(SHAPES[options.shape], vocab_size=model.shape.vocab_size)
-    weights = grown(model.state_dict(), model.shape, large, options.seed)
-    write_checkpoint(weights, options.out, *trained(), options.shape)
+    weights, small = near_part(load_model(options.model))
+    large = replace(SHAPES[options.shape], vocab_size=small.vocab_size)
+    write_checkpoint(grown(weights, small, large, options.seed), options.out, *trained(), options.shape)
 
 
 if __name__ == "__main__":

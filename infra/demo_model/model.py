@@ -1,5 +1,7 @@
 """The training model: a plain Llama decoder whose parameter names are those of HF.
 
+Layers may see a window of the last tokens only, and layers without positions see everything (HF calls this SmolLM3).
+
 The server does not use this implementation. Its only key/value cache is the simple one in ``generate.py``; it has no
 quantization. Called by ``train.py``, ``generate.py`` and ``export.py``.
 """
@@ -7,6 +9,7 @@ quantization. Called by ``train.py``, ``generate.py`` and ``export.py``.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,11 +30,28 @@ class Shape:
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
     max_position_embeddings: int = 2048
+    #: The number of tokens that a layer with positions sees, its own included; None: all.
+    sliding_window: int | None = None
+    #: For each layer 1, or 0 if it has no positions, and no window either; empty: all layers have positions.
+    no_rope_layers: tuple[int, ...] = ()
+
+    def sees_far(self, layer: int) -> bool:
+        """Whether a layer has neither positions nor a window."""
+        return bool(self.no_rope_layers) and not self.no_rope_layers[layer]
 
 
-#: By name. The large one has the layers of Qwen2 0.5B; ``bench/quality.py`` measures with it what rounding costs.
+#: The number of tokens that the layers of the demo model with positions see.
+WINDOW = 512
+#: By name. The demo model is the near one with a last layer that sees far (``agents/``). The large one has the layers
+#: of Qwen2 0.5B; ``bench/quality.py`` measures with it what rounding costs.
 SHAPES = {
-    "demo": Shape(),
+    "demo": Shape(
+        num_hidden_layers=7,
+        max_position_embeddings=32768,
+        sliding_window=WINDOW,
+        no_rope_layers=(1, 1, 1, 1, 1, 1, 0),
+    ),
+    "near": Shape(),
     "qwen2-0.5b": Shape(
         hidden_size=896,
         intermediate_size=4864,
@@ -59,6 +79,27 @@ def document_mask(owner: Tensor, dtype: torch.dtype) -> Tensor:
     seen = torch.ones(length, length, dtype=torch.bool, device=owner.device).tril()
     seen = seen & (owner[:, None, :, None] == owner[:, None, None, :])
     return torch.zeros(seen.shape, dtype=dtype, device=owner.device).masked_fill_(~seen, float("-inf"))
+
+
+def within_window(mask: Tensor, window: int, first: int = 0) -> Tensor:
+    """A mask ``[…, queries, keys]`` without the keys before the window; the first query is at position ``first``."""
+    queries = torch.arange(first, first + mask.shape[-2], device=mask.device)
+    hidden = torch.arange(mask.shape[-1], device=mask.device) <= queries[:, None] - window
+    return mask.masked_fill(hidden, False if mask.dtype == torch.bool else float("-inf"))
+
+
+class View(NamedTuple):
+    """What a layer's attention needs besides the tokens: cosines and sines of the positions, and the mask."""
+
+    cos: Tensor
+    sin: Tensor
+    mask: Tensor
+
+
+def views(shape: Shape, cos: Tensor, sin: Tensor, mask: Tensor) -> tuple[View, View]:
+    """The view of a layer with positions, and that of one without, of the tokens from position 0 on."""
+    near = mask if shape.sliding_window is None else within_window(mask, shape.sliding_window)
+    return View(cos, sin, near), View(torch.ones_like(cos), torch.zeros_like(sin), mask)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -146,13 +187,18 @@ class Trunk(nn.Module):
         self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_hidden_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.far = tuple(shape.sees_far(layer) for layer in range(shape.num_hidden_layers))
 
-    def forward(self, ids: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, ids: Tensor, near: View, far: View) -> Tensor:
         """Hidden states of token ids."""
+        return self.norm(self.states(ids, near, far, len(self.layers)))
+
+    def states(self, ids: Tensor, near: View, far: View, layers: int) -> Tensor:
+        """What the first layers have written, before the final norm."""
         x = self.embed_tokens(ids)
-        for layer in self.layers:
-            x = layer(x, cos, sin, mask)
-        return self.norm(x)
+        for number in range(layers):
+            x = self.layers[number](x, *(far if self.far[number] else near))
+        return x
 
 
 class Llama(nn.Module):
@@ -180,7 +226,7 @@ class Llama(nn.Module):
         if mask is None:
             mask = torch.ones(length, length, dtype=torch.bool, device=ids.device).tril()
         dtype = torch.bfloat16 if torch.is_autocast_enabled(ids.device.type) else torch.float32
-        hidden: Tensor = self.model(ids, cos.to(dtype), sin.to(dtype), mask)
+        hidden: Tensor = self.model(ids, *views(self.shape, cos.to(dtype), sin.to(dtype), mask))
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Trains the demo model from scratch, on a GPU or a CPU, and writes checkpoints.
+"""Trains the near layers of the demo model from scratch, on a GPU or a CPU, and writes checkpoints.
 
 Run by hand: ``python -m infra.demo_model.train --device cuda --makers 8 --minutes 4 --out FOLDER`` or, to repeat a
-run, ``--steps N``. With ``--shape`` a larger model learns the same. ``export.py`` turns a checkpoint into the model
-directory.
+run, ``--steps N``. With ``--shape`` a larger model learns the same. ``export.py`` turns a checkpoint into a model
+directory, to which ``agents/lengthen.py`` adds the layer that sees far.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Plan:
     positions: int = 4096
     makers: int = 0
     tokenizer: Path = DEMO
-    shape: str = "demo"
+    shape: str = "near"
     start: Path | None = None
     compile: bool = False
     checkpoint_minutes: float = 1.0
@@ -218,7 +218,9 @@ def arguments() -> Plan:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, default=DEMO, help="folder of tokenizer.json")
-    parser.add_argument("--shape", choices=SHAPES, default="demo", help="sizes of the network")
+    parser.add_argument(
+        "--shape", choices=[name for name in SHAPES if name != "demo"], default="near", help="sizes of the network"
+    )
     parser.add_argument("--start", type=Path, help="checkpoint to go on from (checkpoint.py and grow.py make one)")
     parser.add_argument("--threads", type=int, default=2, help="1 where other work fills the cores: two would wait")
     parser.add_argument("--compile", action="store_true", help="compile the trunk: a slow start, then faster")

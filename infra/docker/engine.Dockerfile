@@ -18,10 +18,11 @@ WORKDIR /app
 # Package index for torch, e.g. https://download.pytorch.org/whl/cpu (small, for a machine without a GPU).
 # Empty: PyPI, whose torch includes CUDA.
 ARG TORCH_INDEX_URL=
-COPY pyproject.toml constraints.txt infra/docker/group_requirements.py /build/
-RUN python /build/group_requirements.py /build/pyproject.toml engine > /build/requirements.txt \
+COPY pyproject.toml constraints.txt infra/docker/hashes.txt infra/docker/group_requirements.py /build/
+RUN python /build/group_requirements.py --hashes=/build/hashes.txt /build/pyproject.toml engine > /build/requirements.txt \
+ && pip install -q --no-cache-dir --root-user-action=ignore --require-hashes -r /build/requirements.txt \
  && pip install -q --no-cache-dir --root-user-action=ignore ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
-    -c /build/constraints.txt -r /build/requirements.txt \
+    -c /build/constraints.txt torch \
  && rm -r /build \
  && useradd --uid 10001 --home-dir /tmp antiphon \
  && install -d -o antiphon /models

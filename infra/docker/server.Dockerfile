@@ -20,10 +20,11 @@ USER root
 WORKDIR /app
 # Package index for torch, as in engine.Dockerfile. Empty: PyPI, whose torch includes CUDA.
 ARG TORCH_INDEX_URL=
-COPY pyproject.toml constraints.txt infra/docker/group_requirements.py /build/
-RUN python /build/group_requirements.py /build/pyproject.toml project > /build/requirements.txt \
+COPY pyproject.toml constraints.txt infra/docker/hashes.txt infra/docker/group_requirements.py /build/
+RUN python /build/group_requirements.py --hashes=/build/hashes.txt /build/pyproject.toml project > /build/requirements.txt \
+ && pip install -q --no-cache-dir --root-user-action=ignore --require-hashes -r /build/requirements.txt \
  && pip install -q --no-cache-dir --root-user-action=ignore ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} \
-    -c /build/constraints.txt -r /build/requirements.txt \
+    -c /build/constraints.txt torch \
  && rm -r /build \
  && { id -u 10001 >/dev/null 2>&1 || useradd --uid 10001 --home-dir /tmp antiphon; } \
  && install -d -o 10001 /models /data/model

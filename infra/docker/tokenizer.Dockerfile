@@ -2,10 +2,9 @@
 FROM python:3.11-slim-bookworm
 
 WORKDIR /app
-COPY pyproject.toml constraints.txt infra/docker/group_requirements.py /build/
-RUN python /build/group_requirements.py /build/pyproject.toml tokenizer > /build/requirements.txt \
- && pip install -q --no-cache-dir --root-user-action=ignore \
-    -c /build/constraints.txt -r /build/requirements.txt \
+COPY pyproject.toml infra/docker/hashes.txt infra/docker/group_requirements.py /build/
+RUN python /build/group_requirements.py --hashes=/build/hashes.txt /build/pyproject.toml tokenizer > /build/requirements.txt \
+ && pip install -q --no-cache-dir --root-user-action=ignore --require-hashes -r /build/requirements.txt \
  && rm -r /build \
  && useradd --uid 10001 --home-dir /tmp antiphon \
  && install -d -o antiphon /models

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from services.detokenizer.early_events import EarlyEvent, EarlyEvents
 from shared import limits
 from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
+from shared.actors.heard import heard_on
 from shared.actors.host import Host
 from shared.bus.transport import Headers
 from shared.codec import DecodeError, encode
@@ -49,7 +50,7 @@ RETRY_AFTER_S = 1.0
 ORPHAN_CHECK_S = limits.ORPHAN_S / 5
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _OpenStream:
     """A stream with its subjects and times. `started_ns` and `headers` are used for the trace."""
 
@@ -108,34 +109,30 @@ class DetokenizerActor(Actor):
     # --- commands ---
 
     @handles(OpenBatch)
-    def on_open_batch(self, envelope: Envelope) -> OpenBatchReply:
+    def on_open_batch(self, envelope: Envelope[OpenBatch]) -> OpenBatchReply:
         """Opens the streams of the batch. Each stream is opened or refused separately."""
         batch = envelope.message
-        assert isinstance(batch, OpenBatch)
         return OpenBatchReply(tuple([self._open_one(stream) for stream in batch.streams]))
 
     @handles(OpenStream)
-    def on_open(self, envelope: Envelope) -> Ack:
+    def on_open(self, envelope: Envelope[OpenStream]) -> Ack:
         """Opens a stream, or opens it again with the tokens that its owner sent."""
         message = envelope.message
-        assert isinstance(message, OpenStream)
         self._open(message)
         return Ack(message.sequence_id)
 
     @handles(CloseStream)
-    def on_close(self, envelope: Envelope) -> None:
+    def on_close(self, envelope: Envelope[CloseStream]) -> None:
         """Closes a stream, unless it belongs to a newer attempt (placement of the sequence) than the message."""
         message = envelope.message
-        assert isinstance(message, CloseStream)
         entry = self._streams.get(message.sequence_id)
         if entry is not None and entry.stream.attempt <= message.attempt:
             self._forget(entry)
 
     @handles(OwnershipReply)
-    def on_ownership_reply(self, envelope: Envelope) -> None:
+    def on_ownership_reply(self, envelope: Envelope[OwnershipReply]) -> None:
         """Closes streams that their gateway does not own any more."""
         reply = envelope.message
-        assert isinstance(reply, OwnershipReply)
         gateway = self._host.subjects.gateway_text(reply.gateway_id, reply.gateway_instance_id)
         for ref in reply.released:
             entry = self._streams.get(ref.sequence_id)
@@ -143,20 +140,20 @@ class DetokenizerActor(Actor):
                 self._forget(entry)
 
     @handles(Heartbeat)
-    def on_heartbeat(self, envelope: Envelope) -> None:
+    def on_heartbeat(self, envelope: Envelope[Heartbeat]) -> None:
         """Records that a gateway is alive."""
-        beat = envelope.message
-        assert isinstance(beat, Heartbeat)
+        beat = heard_on(self, envelope, self._host.subjects)
+        if beat is None:
+            return
         subjects, gateway = self._host.subjects, (beat.id, beat.instance_id)
         self._gateways[subjects.gateway_text(*gateway)] = _Gateway(subjects.gateway_control(*gateway), self._now())
 
     # --- tokens to text ---
 
     @handles(TokenEvents)
-    def on_token_events(self, envelope: Envelope) -> None:
+    def on_token_events(self, envelope: Envelope[TokenEvents]) -> None:
         """Converts the token events of an engine step to text. Sends one message to each affected gateway."""
         message = envelope.message
-        assert isinstance(message, TokenEvents)
         began_s = self._now()
         engine_subject = self._host.subjects.engine_control(message.engine_id, message.engine_instance_id)
         outbox: dict[str, list[TextEvent]] = {}
@@ -207,9 +204,15 @@ class DetokenizerActor(Actor):
         try:
             self._open(message)
         except ServiceError as error:
-            told = error.code, error.message, error.param, error.retry_after_s
-            return OpenReply(message.sequence_id, message.attempt, *told)
-        return OpenReply(message.sequence_id, message.attempt)
+            return OpenReply(
+                sequence_id=message.sequence_id,
+                attempt=message.attempt,
+                code=error.code,
+                message=error.message,
+                param=error.param,
+                retry_after_s=error.retry_after_s,
+            )
+        return OpenReply(sequence_id=message.sequence_id, attempt=message.attempt)
 
     def _open(self, message: OpenStream) -> None:
         """Opens a stream. Raises ServiceError if it is refused."""
@@ -236,10 +239,24 @@ class DetokenizerActor(Actor):
             raise ServiceError("invalid_value", "The prompt holds token ids that the model does not have.") from None
         clock, headers = self._host.clock, telemetry.trace_headers(message.traceparent, message.tracestate)
         now = clock.monotonic()
-        return _OpenStream(stream, message.reply_subject, message.engine_subject, now, clock.time_ns(), headers, now)
+        return _OpenStream(
+            stream=stream,
+            reply_subject=message.reply_subject,
+            engine_subject=message.engine_subject,
+            opened_at=now,
+            started_ns=clock.time_ns(),
+            headers=headers,
+            confirmed_at=now,
+        )
 
     def _hold(self, event: TokenEvent, source: TokenEvents) -> None:
-        early = EarlyEvent(event, source.engine_id, source.engine_instance_id, source.step, self._now())
+        early = EarlyEvent(
+            event=event,
+            engine_id=source.engine_id,
+            engine_instance_id=source.engine_instance_id,
+            step=source.step,
+            held_at=self._now(),
+        )
         self.late_events += not self._early.hold(early)
 
     def _push_early(self, entry: _OpenStream) -> None:
@@ -277,7 +294,16 @@ class DetokenizerActor(Actor):
         `source`: the engine's id, its instance id, and the step. `began_s`: when the work on the tokens began.
         """
         work_us = round((self._now() - began_s) * 1e6)
-        message = TextEvents(self._host.id, self._host.instance_id, *source, tuple(events), work_us)
+        engine_id, engine_instance_id, step = source
+        message = TextEvents(
+            detokenizer_id=self._host.id,
+            detokenizer_instance_id=self._host.instance_id,
+            engine_id=engine_id,
+            engine_instance_id=engine_instance_id,
+            step=step,
+            events=tuple(events),
+            work_us=work_us,
+        )
         try:
             self._publish(reply_subject, encode(message))
         except ServiceError:
@@ -335,11 +361,17 @@ class DetokenizerActor(Actor):
             if entry.reply_subject in self._gateways and len(asked) < limits.LIVENESS_BATCH_MAX:
                 asked.append(entry)
                 entry.confirmed_at = now
-        here = self._host.id, self._host.instance_id
-        control = self._host.subjects.detokenizer_control(*here)
+        name, instance = self._host.id, self._host.instance_id
+        control = self._host.subjects.detokenizer_control(name, instance)
 
         def query(part: Sequence[SequenceRef]) -> OwnershipQuery:
-            return OwnershipQuery("detokenizer", *here, control, tuple(part))
+            return OwnershipQuery(
+                service="detokenizer",
+                member_id=name,
+                member_instance_id=instance,
+                reply_subject=control,
+                sequences=tuple(part),
+            )
 
         for reply_subject, entries in due.items():
             refs = [SequenceRef(entry.stream.sequence_id, entry.stream.attempt) for entry in entries]

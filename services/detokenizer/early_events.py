@@ -13,7 +13,7 @@ from shared import limits
 from shared.messages import TokenEvent
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyEvent:
     """A token event with the sender and the step of its message. `held_at`: time of its arrival, monotonic seconds."""
 

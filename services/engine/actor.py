@@ -13,7 +13,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
+
+import msgspec
 
 from services.engine.adapter_actor import AdapterActor, AdapterNotHereError
 from services.engine.adapters.delta import LoadedAdapter
@@ -29,6 +31,7 @@ from services.engine.steps.step_recorder import StepRecorder
 from services.engine.tracing import SequenceTraces
 from shared import limits
 from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
+from shared.actors.heard import heard_on
 from shared.actors.host import Host
 from shared.blocks import split_hashes
 from shared.codec import encode, unpack_ids
@@ -69,28 +72,20 @@ RETRY_AFTER_S = 1.0
 T = TypeVar("T")
 
 
-class AddSequence(Protocol):
-    """Queues a sequence, see `Engine.add`."""
-
-    def __call__(self, spec: SequenceSpec, load_adapter: LoadAdapter | None = None, /) -> None:
-        """`load_adapter` is given only if the sequence's adapter is not in memory."""
-        ...
-
-
 class EngineActor(Actor):
     """The actor of one engine.
 
     `exchanges_kv`: whether the engine exchanges KV with others; without it, prompts are always computed here. The
-    callbacks `add` and `abort` pass commands to the step loop; `record` turns the details of steps in the loop's
-    reports on or off. `adapters` finds the adapters of sequences; None: the engine serves none. `pictures` reads the
-    embeddings of pictures; None: the engine accepts text only. `self_test` starts a test of the engine, after which
-    `answer` must be called. `report` must be called on the event loop.
+    callbacks `add` (see `Engine.add`) and `abort` pass commands to the step loop; `record` turns the details of steps
+    in the loop's reports on or off. `adapters` finds the adapters of sequences; None: the engine serves none.
+    `pictures` reads the embeddings of pictures; None: the engine accepts text only. `self_test` starts a test of the
+    engine, after which `answer` must be called. `report` must be called on the event loop.
     """
 
     def __init__(
         self,
         host: Host,
-        add: AddSequence,
+        add: Callable[[SequenceSpec, LoadAdapter | None], None],
         abort: Callable[[str], None],
         record: Callable[[bool], None] = lambda wanted: None,
         *,
@@ -133,24 +128,22 @@ class EngineActor(Actor):
     # --- commands ---
 
     @handles(SubmitBatch)
-    def on_submit(self, envelope: Envelope) -> SubmitBatchReply:
+    def on_submit(self, envelope: Envelope[SubmitBatch]) -> SubmitBatchReply:
         """Starts or refuses each sequence of the batch. Returns one reply for each sequence, in order.
 
         A repeated submit of the same attempt is answered with `duplicate` and starts nothing.
         """
         batch = envelope.message
-        assert isinstance(batch, SubmitBatch)
         return SubmitBatchReply(tuple(self._submit(submit) for submit in batch.submits))
 
     @handles(Cancel)
-    def on_cancel(self, envelope: Envelope) -> None:
+    def on_cancel(self, envelope: Envelope[Cancel]) -> None:
         """Ends a sequence.
 
         With the reason `stop` (a stop string was found) the tokens are kept until the owner sends `Done`. With any
         other reason the sequence is dropped at once.
         """
         cancel = envelope.message
-        assert isinstance(cancel, Cancel)
         if cancel.reason == "stop":
             if self.sequences.end_by_stop_string(cancel.sequence_id, cancel.attempt):
                 self._end(cancel.sequence_id, cancel.attempt, "stop")
@@ -159,30 +152,27 @@ class EngineActor(Actor):
             self._end(cancel.sequence_id, cancel.attempt, "abort")
 
     @handles(Done)
-    def on_done(self, envelope: Envelope) -> None:
+    def on_done(self, envelope: Envelope[Done]) -> None:
         """Drops a sequence whose owner has received all its tokens. Aborts the sequence if it still runs."""
         done = envelope.message
-        assert isinstance(done, Done)
         if self.sequences.release(done.sequence_id, done.attempt, self._now()):
             self._end(done.sequence_id, done.attempt, "abort")
 
     @handles(Resend)
-    def on_resend(self, envelope: Envelope) -> None:
+    def on_resend(self, envelope: Envelope[Resend]) -> None:
         """Publishes a sequence's tokens from the given position on again. Does nothing if the sequence is unknown."""
         resend = envelope.message
-        assert isinstance(resend, Resend)
         entry = self.sequences.get(resend.sequence_id, resend.attempt)
         if entry is not None:
             self._replay(entry, resend.position)
 
     @handles(Retarget)
-    def on_retarget(self, envelope: Envelope) -> Ack:
+    def on_retarget(self, envelope: Envelope[Retarget]) -> Ack:
         """Sends a sequence's tokens to another detokenizer, first the existing tokens from the given position on.
 
         Raises ServiceError ('not_found') if the engine does not hold the sequence at this attempt.
         """
         retarget = envelope.message
-        assert isinstance(retarget, Retarget)
         entry = self.sequences.get(retarget.sequence_id, retarget.attempt)
         if entry is None:
             raise ServiceError("not_found", "The engine does not hold this sequence.")
@@ -191,24 +181,22 @@ class EngineActor(Actor):
         return Ack(retarget.sequence_id)
 
     @handles(Withdraw)
-    def on_withdraw(self, envelope: Envelope) -> Ack:
+    def on_withdraw(self, envelope: Envelope[Withdraw]) -> Ack:
         """Starts or ends draining by an operator. The next heartbeat tells the gateways."""
         message = envelope.message
-        assert isinstance(message, Withdraw)
         if message.withdrawn != self.withdrawn:
             log.info("%s is %s", self.name, "withdrawn" if message.withdrawn else "in service again")
         self.withdrawn = message.withdrawn
         return Ack("")
 
     @handles(ProgressQuery)
-    def on_progress_query(self, envelope: Envelope) -> None:
+    def on_progress_query(self, envelope: Envelope[ProgressQuery]) -> None:
         """Publishes the progress of the queried sequences on the gateway's reply subject.
 
         The query also renews the leases of those sequences. Progress marks and unknown sequences are sent in separate
         messages.
         """
         query = envelope.message
-        assert isinstance(query, ProgressQuery)
         gateway = query.gateway_id, query.gateway_instance_id
         self.sequences.renew_leases(gateway, query.sequences, self._now())
         marks, missing = self.sequences.progress(query.sequences)
@@ -217,10 +205,9 @@ class EngineActor(Actor):
         self._send(query.reply_subject, lambda part: ProgressReply(*here, missing=tuple(part)), missing)
 
     @handles(SelfTest)
-    def on_self_test(self, envelope: Envelope) -> None:
+    def on_self_test(self, envelope: Envelope[SelfTest]) -> None:
         """Starts a test of this engine. `answer` publishes its result."""
         message = envelope.message
-        assert isinstance(message, SelfTest)
         self._self_test(message)
 
     def answer(self, message: SelfTest, fault: str) -> None:
@@ -229,17 +216,17 @@ class EngineActor(Actor):
         self._send(message.reply_subject, lambda part: part[0], (reply,))
 
     @handles(OwnershipReply)
-    def on_ownership_reply(self, envelope: Envelope) -> None:
+    def on_ownership_reply(self, envelope: Envelope[OwnershipReply]) -> None:
         """Ends and drops the sequences that their gateway no longer owns."""
         reply = envelope.message
-        assert isinstance(reply, OwnershipReply)
         self._drop(self.sequences.disowned((reply.gateway_id, reply.gateway_instance_id), reply.released))
 
     @handles(Heartbeat)
-    def on_heartbeat(self, envelope: Envelope) -> None:
+    def on_heartbeat(self, envelope: Envelope[Heartbeat]) -> None:
         """Records the time of a gateway's heartbeat."""
-        beat = envelope.message
-        assert isinstance(beat, Heartbeat)
+        beat = heard_on(self, envelope, self._host.subjects)
+        if beat is None:
+            return
         self._gateways[beat.id, beat.instance_id] = self._now()
 
     # --- reports, credits, housekeeping ---
@@ -295,11 +282,17 @@ class EngineActor(Actor):
         self._publish_steps()
         if not self.sequences.num_live:
             self._quiet.set()
-        here = self._host.id, self._host.instance_id
-        control = self._host.subjects.engine_control(*here)
+        name, instance = self._host.id, self._host.instance_id
+        control = self._host.subjects.engine_control(name, instance)
 
         def query(part: Sequence[SequenceRef]) -> OwnershipQuery:
-            return OwnershipQuery("engine", *here, control, tuple(part))
+            return OwnershipQuery(
+                service="engine",
+                member_id=name,
+                member_instance_id=instance,
+                reply_subject=control,
+                sequences=tuple(part),
+            )
 
         for gateway, refs in self.sequences.unconfirmed(now, self._gateways).items():
             self._send(self._host.subjects.gateway_control(*gateway), query, refs)
@@ -368,21 +361,21 @@ class EngineActor(Actor):
         adapter = self._adapter(submit)
         output = tuple(unpack_ids(submit.output_token_ids))
         spec = SequenceSpec(
-            core_id(submit.sequence_id, submit.attempt),
-            tuple(unpack_ids(submit.prompt_token_ids)),
-            submit.params,
-            output,
-            tuple(split_hashes(submit.block_hashes)),
-            submit.cache_salt,
-            submit.priority,
-            self._arrivals,
-            submit.sequence_group,
-            submit.client,
-            submit.client_weight,
-            submit.client_priority,
-            submit.pooling,
-            submit.kv_source if self._exchanges_kv else None,
-            submit.kv_transfer_id,
+            sequence_id=core_id(submit.sequence_id, submit.attempt),
+            prompt_token_ids=tuple(unpack_ids(submit.prompt_token_ids)),
+            params=submit.params,
+            output_token_ids=output,
+            block_hashes=tuple(split_hashes(submit.block_hashes)),
+            cache_salt=submit.cache_salt,
+            priority=submit.priority,
+            arrival=self._arrivals,
+            sequence_group=submit.sequence_group,
+            client=submit.client,
+            client_weight=submit.client_weight,
+            client_priority=submit.client_priority,
+            pooling=submit.pooling,
+            kv_source=submit.kv_source if self._exchanges_kv else None,
+            kv_transfer_id=submit.kv_transfer_id,
             idle_until_s=self._now() + submit.idle_s if submit.idle_s > 0 else 0.0,
         )
         if isinstance(adapter, LoadedAdapter):
@@ -403,13 +396,7 @@ class EngineActor(Actor):
         if submit.pictures:
             self._start_loading(spec, submit, load)
         else:
-            self._queue(spec, load)
-
-    def _queue(self, spec: SequenceSpec, load_adapter: LoadAdapter | None) -> None:
-        if load_adapter is None:
-            self._add(spec)
-        else:
-            self._add(spec, load_adapter)
+            self._add(spec, load)
 
     def _reserve_pictures(self, submit: Submit) -> SubmitReply | None:
         """Returns the refusal if the engine does not accept pictures or has no memory for them now; else None."""
@@ -431,7 +418,7 @@ class EngineActor(Actor):
 
         def loaded(placed: tuple[PlacedPicture, ...]) -> None:
             if self._is_live(spec.sequence_id):
-                self._queue(replace(spec, pictures=placed), load_adapter)
+                self._add(replace(spec, pictures=placed), load_adapter)
 
         self._pictures.start(submit.pictures, loaded, functools.partial(self._refuse, spec.sequence_id))
 
@@ -529,12 +516,16 @@ class EngineActor(Actor):
             log.warning("%s could not send to %s: %s", self.name, subject, error)
 
     def _submit_reply(self, submit: Submit, status: SubmitStatus, error: ServiceError | None = None) -> SubmitReply:
-        here = (self._host.id, self._host.instance_id)
-        if error is None:
-            return SubmitReply(submit.sequence_id, submit.attempt, status, *here)
-        return SubmitReply(
-            submit.sequence_id, submit.attempt, status, *here, error.code, error.message, error.retry_after_s
+        reply = SubmitReply(
+            sequence_id=submit.sequence_id,
+            attempt=submit.attempt,
+            status=status,
+            engine_id=self._host.id,
+            engine_instance_id=self._host.instance_id,
         )
+        if error is None:
+            return reply
+        return msgspec.structs.replace(reply, code=error.code, message=error.message, retry_after_s=error.retry_after_s)
 
     def _now(self) -> float:
         return self._host.clock.monotonic()
@@ -572,7 +563,13 @@ def _refusal(core_sequence_id: str, error: ServiceError, table: SequenceTable) -
     if entry is None:
         return None
     return TokenEvent(
-        sequence_id, attempt, entry.last_position, (), "error", error_code=error.code, error_message=error.message
+        sequence_id=sequence_id,
+        attempt=attempt,
+        position=entry.last_position,
+        token_ids=(),
+        finish_reason="error",
+        error_code=error.code,
+        error_message=error.message,
     )
 
 

@@ -18,7 +18,7 @@ from shared.actors.host import Host
 from shared.deployment.adapter_state import AdapterRecord, AdapterState, AdapterStore, now
 from shared.errors import ServiceError
 from shared.messages import AdapterLoaded, AdaptersChanged, LoadAdapter
-from shared.models.adapters import LoraModule
+from shared.models.adapters import LoraModule, check_place
 
 log = logging.getLogger(__name__)
 
@@ -31,13 +31,25 @@ class AdapterNotHereError(Exception):
 
 
 class AdapterActor(Actor):
-    """The adapters of one engine. `modules`: those of `--lora-modules`; `model`: the model's served name."""
+    """The adapters of one engine. `modules`: those of `--lora-modules`; `model`: the model's served name.
 
-    def __init__(self, host: Host, library: AdapterLibrary, model: str, modules: list[LoraModule], kept: int) -> None:
+    `roots`: the directories below which adapters must be that requests load; none: any directory.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        library: AdapterLibrary,
+        model: str,
+        modules: list[LoraModule],
+        kept: int,
+        roots: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(f"adapters of {host.id}", host.transport)
         self.revision = 0
         """Revision of the desired state that this engine follows."""
         self._host, self._library, self._model, self._modules, self._kept = host, library, model, modules, kept
+        self._roots = roots
         self._store = AdapterStore(host)
         self._records: dict[str, AdapterRecord] = {}
         self._paths: dict[str, tuple[str, str]] = {}
@@ -67,19 +79,17 @@ class AdapterActor(Actor):
         await self.sync()
 
     @handles(LoadAdapter)
-    async def on_load(self, envelope: Envelope) -> AdapterLoaded:
+    async def on_load(self, envelope: Envelope[LoadAdapter]) -> AdapterLoaded:
         """Reads an adapter into memory. Raises ServiceError if it cannot be served."""
         message = envelope.message
-        assert isinstance(message, LoadAdapter)
-        found = await asyncio.to_thread(self._library.load, message.name, message.path)
+        found = await asyncio.to_thread(self._load, message.name, message.path)
         log.info("the adapter %s is loaded from %s, rank %d", message.name, message.path, found.rank)
         return AdapterLoaded(message.name, found.version, found.rank, found.num_virtual_tokens)
 
     @handles(AdaptersChanged)
-    async def on_changed(self, envelope: Envelope) -> None:
+    async def on_changed(self, envelope: Envelope[AdaptersChanged]) -> None:
         """Follows a change of the desired state."""
         message = envelope.message
-        assert isinstance(message, AdaptersChanged)
         if message.revision != self.revision:
             await self.sync()
 
@@ -148,6 +158,10 @@ class AdapterActor(Actor):
                 except ServiceError as error:
                     log.error("%s", error.message)
 
+    def _load(self, name: str, path: str) -> LoadedAdapter:
+        check_place(path, name, self._roots)
+        return self._library.load(name, path)
+
     def _load_modules(self) -> list[tuple[LoraModule, LoadedAdapter]]:
         return [(module, self._library.load(module.name, module.path)) for module in self._modules]
 
@@ -189,11 +203,11 @@ def _add_modules(records: dict[str, AdapterRecord], modules: list[tuple[LoraModu
         if known is not None and follows_flag and known.version == adapter.version:
             continue
         records[module.name] = AdapterRecord(
-            module.name,
-            module.path,
-            adapter.version,
-            adapter.rank,
-            now(),
-            module.path,
+            name=module.name,
+            path=module.path,
+            version=adapter.version,
+            rank=adapter.rank,
+            created=now(),
+            origin=module.path,
             num_virtual_tokens=adapter.num_virtual_tokens,
         )

@@ -3,6 +3,8 @@
     engine = Engine.build(settings, report)    load the model, warm up, allocate the KV cache
     engine.add(spec); engine.abort(id)         queue or end a sequence, from any thread
     engine.step()                              one pass, always from the same thread; results go to `report`
+    engine.wait(seconds); engine.wake()        until there may be something to compute
+    engine.run_on_thread(on_exit, on_rest)     call `step` and `wait` on a thread of its own
     engine.facts, engine.counters()            properties of the loaded model; current load, from any thread
     engine.close()                             free the device's memory
 
@@ -22,14 +24,14 @@ from services.engine.canary.checksums import Checksums
 from services.engine.canary.guard import WeightGuard
 from services.engine.canary.measure import check_deterministic, measure
 from services.engine.core.core import Core
-from services.engine.core.counters import Counters
 from services.engine.core.plan import CoreLimits, EngineFacts
 from services.engine.core.request import SequenceSpec
 from services.engine.executor import Executor, UniprocExecutor
 from services.engine.grammar_gate import GrammarGate, LoadAdapter
 from services.engine.kv.address import default_kv_host
 from services.engine.kv.connector import KvConnector
-from services.engine.steps.loop import StepLoop, StepReport
+from services.engine.steps.in_flight import InFlightSteps
+from services.engine.steps.loop import StepLoop, StepReport, ThreadedLoop
 from services.engine.warmup import warm_up
 from services.engine.worker.interface import ModelWorker
 from shared.actors.imports import without_collections
@@ -37,7 +39,9 @@ from shared.clock import Clock, SystemClock
 from shared.config import EngineSettings, SettingsError, check_engine
 from shared.distributed.world import NO_KV, exchanges_kv, world_size
 from shared.errors import ServiceError
+from shared.messages import EngineCounters, EngineLoad
 from shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
+from shared.parameters.grammar import Grammar
 
 logger = logging.getLogger(__name__)
 
@@ -61,17 +65,17 @@ class Engine:
         clock: Clock | None = None,
         steps_per_report: int = 1,
     ) -> None:
-        self.executor = executor
+        self._executor = executor
         self.limits = limits
         self.facts: EngineFacts = executor.facts()
-        self.core = Core(limits, self.facts)
-        self.loop = StepLoop(self.core, executor, clock or SystemClock(), report, steps_per_report)
+        self._core = Core(limits, self.facts)
+        self._loop = StepLoop(self._core, executor, clock or SystemClock(), report, steps_per_report)
         self.connector: KvConnector | None = None
         self.canary: Canary | None = None
-        """Tests the engine with its hidden sequence; None without `on_fault` or with `--canary-interval=0`."""
+        """Tests the engine with a canary; None without `on_fault` or with `--canary-interval=0`."""
         self.guard: WeightGuard | None = None
         """Checks the weights in memory; None without a canary, or if this process has no weights in its memory."""
-        self._gate = GrammarGate(executor.compile_grammar, self.loop.add, self.loop.abort, self.loop.refuse)
+        self._gate = GrammarGate(executor.compile_grammar, self._loop.add, self._loop.abort, self._loop.refuse)
 
     @classmethod
     def build(
@@ -94,9 +98,9 @@ class Engine:
         check_adapters(settings)
         settings = with_adapters(with_present_names(settings))
         has_canary = on_fault is not None and settings.canary_interval > 0
-        has_hidden_row = has_canary or settings.deterministic
-        executor = _make_executor(_with_rows(settings, has_hidden_row), make_worker)
-        limits = replace(core_limits(settings, executor.facts()), has_hidden_row=has_hidden_row)
+        has_canary_row = has_canary or settings.deterministic
+        executor = _make_executor(_with_rows(settings, has_canary_row), make_worker)
+        limits = replace(core_limits(settings, executor.facts()), has_canary_row=has_canary_row)
         if settings.use_warmup:
             started = time.monotonic()
             steps = warm_up(executor, limits)
@@ -123,14 +127,14 @@ class Engine:
 
         Raises ServiceError.
         """
-        golden = measure(self.executor, self.limits)
+        golden = measure(self._executor, self.limits)
         if golden is None:
             logger.warning("no canary: the context of %d tokens has no room for it", self.max_model_len)
             return
-        wake = self.loop.wake
+        wake = self._loop.wake
         canary = Canary(golden, self.facts, self.max_model_len, interval_s, wake, on_fault)
-        self.loop.canary = self.canary = canary
-        sums = Checksums(self.executor.weight_memory())
+        self._loop.canary = self.canary = canary
+        sums = Checksums(self._executor.weight_memory())
         if sums.num_portions:
             self.guard = WeightGuard(sums, canary.report)
             self.guard.start()
@@ -152,25 +156,25 @@ class Engine:
         if settings.role == "decode" and not self.facts.num_host_blocks:
             raise SettingsError("--role: a decode engine receives KV in host memory: give it some with --swap-space")
         host = (settings.kv_host or default_kv_host(settings.nats)) if settings.role == "prefill" else None
-        memory = self.executor.kv_memory()
-        self.loop.connector = self.connector = KvConnector(
-            memory, self.loop.wake, host=host, bind=settings.kv_bind, content=self.facts.content
+        memory = self._executor.kv_memory()
+        self._loop.connector = self.connector = KvConnector(
+            memory, self._loop.wake, host=host, bind=settings.kv_bind, content=self.facts.content
         )
 
     @property
     def adapters(self) -> AdapterLibrary | None:
         """The adapters that sequences may use; None without `--enable-lora`. May be read from any thread."""
-        return self.executor.adapters
+        return self._executor.adapters
 
     @property
     def max_model_len(self) -> int:
         """Maximum number of tokens of one sequence, prompt and output; limited by the model and by the KV cache."""
-        return self.core.max_model_len
+        return self._core.max_model_len
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence waits or runs or any command is queued. Valid only on the thread that calls `step`."""
-        return bool(self.core.sequences) or self.loop.has_commands or len(self._gate) > 0
+        return bool(self._core.sequences) or self._loop.has_commands or len(self._gate) > 0
 
     def add(self, spec: SequenceSpec, load_adapter: LoadAdapter | None = None) -> None:
         """Queues a sequence. The id must not be in use.
@@ -187,11 +191,51 @@ class Engine:
 
     def step(self) -> bool:
         """Schedules, computes and reports one pass (see `StepLoop`). Returns False if there was nothing to compute."""
-        return self.loop.step()
+        return self._loop.step()
 
-    def counters(self) -> Counters:
-        """Returns the current load, and the engine's totals (tokens, preemptions and others) since its start."""
-        return self.core.counters()
+    def wait(self, timeout_s: float) -> bool:
+        """Blocks until there may be something to compute, `wake` is called or time is over; then returns False.
+
+        See `StepLoop.wait`.
+        """
+        return self._loop.wait(timeout_s)
+
+    def wake(self) -> None:
+        """Makes a blocked `wait` return. From any thread."""
+        self._loop.wake()
+
+    def record(self, wanted: bool) -> None:
+        """Sets whether reports have the details of their steps. From any thread."""
+        self._loop.records = wanted
+
+    def run_on_thread(
+        self, on_exit: Callable[[BaseException | None], None], on_rest: Callable[[], None]
+    ) -> ThreadedLoop:
+        """Starts a thread that steps the engine, see `ThreadedLoop`."""
+        thread = ThreadedLoop(self._loop, on_exit, on_rest)
+        thread.start()
+        return thread
+
+    @property
+    def in_flight(self) -> InFlightSteps:
+        """The steps that are being computed."""
+        return self._loop.in_flight
+
+    def check_idle(self) -> None:
+        """Checks the invariants of an idle core, see `StepLoop.check_idle`."""
+        self._loop.check_idle()
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """Compiles a grammar, so that an error is known before a sequence with it is added. Raises ServiceError."""
+        self._executor.compile_grammar(grammar)
+
+    def load(self) -> EngineLoad:
+        """Returns the current load."""
+        return self._core.load()
+
+    def counters(self) -> EngineCounters:
+        """Returns the engine's totals (tokens, preemptions and others) since its start."""
+        return self._core.counters()
 
     def close(self) -> None:
         """Frees the device's memory. The engine cannot be used afterwards."""
@@ -200,12 +244,12 @@ class Engine:
             self.guard.close()
         if self.connector is not None:
             self.connector.close()
-        self.executor.close()
+        self._executor.close()
 
 
-def _with_rows(settings: EngineSettings, has_hidden_row: bool) -> EngineSettings:
-    """Returns the settings for the worker, with an additional row for the hidden sequence if there is one."""
-    return replace(settings, max_num_seqs=settings.max_num_seqs + 1) if has_hidden_row else settings
+def _with_rows(settings: EngineSettings, has_canary_row: bool) -> EngineSettings:
+    """Returns the settings for the worker, with an additional row for the canary if there is one."""
+    return replace(settings, max_num_seqs=settings.max_num_seqs + 1) if has_canary_row else settings
 
 
 def _make_executor(settings: EngineSettings, make_worker: MakeWorker | None) -> Executor:
@@ -235,18 +279,20 @@ def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
     gathers = settings.max_batch_size is not None or settings.batch_wait_timeout is not None
     wait_s = settings.batch_wait_timeout
     return CoreLimits(
-        rows,
-        budget,
-        settings.enable_prefix_caching and not facts.computes_whole and not facts.keeps_states,
-        chunked,
-        settings.kv_cache_ratio,
-        settings.scheduler_delay_factor,
-        settings.num_speculative_tokens if settings.use_lookahead and not facts.keeps_states else 0,
-        (settings.max_batch_size or DEFAULT_BATCH_SIZE) if gathers else None,
-        DEFAULT_BATCH_WAIT_S if wait_s is None else wait_s,
-        prompts,
-        (settings.max_loras or 0) if settings.enable_lora else 0,
-        (settings.max_prompt_adapters or 0) if settings.enable_prompt_adapter else 0,
+        max_num_seqs=rows,
+        max_num_batched_tokens=budget,
+        enable_prefix_caching=settings.enable_prefix_caching and not facts.computes_whole and not facts.keeps_states,
+        enable_chunked_prefill=chunked,
+        kv_cache_ratio=settings.kv_cache_ratio,
+        scheduler_delay_factor=settings.scheduler_delay_factor,
+        num_speculative_tokens=settings.num_speculative_tokens
+        if settings.use_lookahead and not facts.keeps_states
+        else 0,
+        max_batch_size=(settings.max_batch_size or DEFAULT_BATCH_SIZE) if gathers else None,
+        batch_wait_timeout=DEFAULT_BATCH_WAIT_S if wait_s is None else wait_s,
+        step_prompt_tokens=prompts,
+        max_loras=(settings.max_loras or 0) if settings.enable_lora else 0,
+        max_prompt_adapters=(settings.max_prompt_adapters or 0) if settings.enable_prompt_adapter else 0,
     )
 
 

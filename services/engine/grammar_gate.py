@@ -1,6 +1,7 @@
 """Holds sequences back until their grammar is compiled and their adapter is in memory, so that no step waits for these.
 
-Compiling and loading run on one thread of the lowest priority, so the computing threads are hardly slowed down.
+Compiling and loading run on one thread of the lowest priority, so the computing threads are hardly slowed down. Clients
+share that thread by the time that their sequences take (`fair_order`): many slow grammars of one do not hold up others.
 Sequences without grammar and adapter pass at once. Used by `Engine`.
 """
 
@@ -9,12 +10,15 @@ import logging
 import os
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from services.engine.core.request import Adapter, SequenceSpec, with_adapter
 from shared.errors import ServiceError
 from shared.parameters.grammar import Grammar
+from shared.structures.fair_order import FairOrder
 
 log = logging.getLogger(__name__)
 LOWEST_PRIORITY = 19
@@ -41,6 +45,9 @@ class GrammarGate:
         self._refuse = refuse
         self._lock = threading.Lock()
         self._held: set[str] = set()
+        self._order = FairOrder()
+        self._lines: dict[str, deque[tuple[SequenceSpec, LoadAdapter | None]]] = {}
+        """The sequences that wait for the thread, by client. The client whose sequence is prepared has a line too."""
         self._thread = ThreadPoolExecutor(1, "grammars", initializer=_lower_priority)
 
     def __len__(self) -> int:
@@ -59,7 +66,9 @@ class GrammarGate:
             return
         with self._lock:
             self._held.add(spec.sequence_id)
-        self._thread.submit(self._prepare, spec, load_adapter)
+            self._lines.setdefault(spec.client, deque()).append((spec, load_adapter))
+            self._order.activate(spec.client, spec.client_weight, spec.client_priority)
+        self._thread.submit(self._prepare_next)
 
     def abort(self, sequence_id: str) -> None:
         """Ends a sequence, whether it is held back or not."""
@@ -70,6 +79,20 @@ class GrammarGate:
     def close(self) -> None:
         """Waits for the compilation that is running, if any, and drops the others."""
         self._thread.shutdown(cancel_futures=True)
+
+    def _prepare_next(self) -> None:
+        with self._lock:
+            client = self._order.first()
+            assert client is not None, "as many sequences wait as have been submitted"
+            line = self._lines[client]
+            spec, load_adapter = line.popleft()
+        began_s = time.thread_time()
+        self._prepare(spec, load_adapter)
+        with self._lock:
+            self._order.serve(client, time.thread_time() - began_s)
+            if not line:
+                del self._lines[client]
+                self._order.deactivate(client)
 
     def _prepare(self, spec: SequenceSpec, load_adapter: LoadAdapter | None) -> None:
         error: ServiceError | None = None

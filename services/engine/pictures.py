@@ -89,7 +89,14 @@ class PictureLoader:
             embeddings = await asyncio.shield(task)
         plain = plain_places(told.layout, told.token_id)
         return PlacedPicture(
-            picture.start, num_picture_tokens(told), told.rows, told.columns, told.key, embeddings, told.dtype, plain
+            start=picture.start,
+            num_tokens=num_picture_tokens(told),
+            rows=told.rows,
+            columns=told.columns,
+            key=told.key,
+            embeddings=embeddings,
+            dtype=told.dtype,
+            plain=plain,
         )
 
     async def _read(self, picture: PromptPicture) -> bytes:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from services.engine.steps.loop import StepReport
 from shared.clock import Clock
 from shared.messages import EngineHistograms
-from shared.observability.histograms import REQUEST_SECONDS, STEP_TOKENS, Histogram
+from shared.observability.histograms import PREEMPTIONS, REQUEST_SECONDS, STEP_TOKENS, Histogram
 
 
 @dataclass(slots=True)
@@ -18,6 +18,7 @@ class _Life:
     arrived_s: float
     placed_s: float | None = None
     first_s: float | None = None
+    num_preemptions: int = 0
 
 
 class RequestTimes:
@@ -28,6 +29,7 @@ class RequestTimes:
         self._lives: dict[str, _Life] = {}
         self._step_tokens = Histogram(STEP_TOKENS)
         self._queue, self._prefill, self._decode, self._inference = (Histogram(REQUEST_SECONDS) for _ in range(4))
+        self._preemptions = Histogram(PREEMPTIONS)
 
     def submitted(self, sequence: str) -> None:
         """Records the arrival of a sequence."""
@@ -41,6 +43,9 @@ class RequestTimes:
         for sequence in report.joined:
             if (life := self._lives.get(sequence)) is not None and life.first_s is None:
                 life.placed_s = max(life.arrived_s, now - duration_s)
+        for sequence in report.preempted:
+            if (life := self._lives.get(sequence)) is not None:
+                life.num_preemptions += 1
         for outcome in report.outcomes:
             if (life := self._lives.get(outcome.sequence_id)) is not None and life.first_s is None:
                 life.first_s = now
@@ -54,6 +59,7 @@ class RequestTimes:
         life, now = self._lives.pop(sequence, None), self._clock.monotonic()
         if life is None or life.placed_s is None:
             return
+        self._preemptions.observe(life.num_preemptions)
         self._queue.observe(life.placed_s - life.arrived_s)
         self._inference.observe(now - life.placed_s)
         if life.first_s is not None:
@@ -68,4 +74,5 @@ class RequestTimes:
             inference_s=self._inference.counts(),
             prefill_s=self._prefill.counts(),
             decode_s=self._decode.counts(),
+            preemptions=self._preemptions.counts(),
         )

@@ -23,7 +23,7 @@ GatewayKey = tuple[str, str]
 """Id and instance id of a gateway."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Entry:
     """One attempt of one sequence. `token_ids[i]` is the output token at position `first_position + i`.
 
@@ -113,7 +113,14 @@ class SequenceTable:
         """Creates the entry of a submit. The caller must have released an older attempt's entry before."""
         assert submit.sequence_id not in self._entries, submit.sequence_id
         gateway = submit.gateway_id, submit.gateway_instance_id
-        entry = Entry(submit.sequence_id, submit.attempt, gateway, submit.reply_subject, first_position, now)
+        entry = Entry(
+            sequence_id=submit.sequence_id,
+            attempt=submit.attempt,
+            gateway=gateway,
+            reply_subject=submit.reply_subject,
+            first_position=first_position,
+            registered_at=now,
+        )
         self._entries[entry.sequence_id] = entry
         if submit.idle_s > 0:
             self._idle[entry.sequence_id] = now + submit.idle_s
@@ -144,7 +151,9 @@ class SequenceTable:
         entry = self.get(sequence_id, attempt)
         if entry is None or entry.finished:
             return False
-        end = TokenEvent(sequence_id, attempt, entry.last_position, (), "abort")
+        end = TokenEvent(
+            sequence_id=sequence_id, attempt=attempt, position=entry.last_position, token_ids=(), finish_reason="abort"
+        )
         entry.last = end if entry.last is None else _with_end(entry.last, end)
         self._finished += 1
         self._idle.pop(sequence_id, None)
@@ -179,21 +188,27 @@ class SequenceTable:
         start = max(position, entry.first_position) - entry.first_position
         last = entry.last
         prompt = [
-            TokenEvent(entry.sequence_id, entry.attempt, entry.first_position, (), prompt_logprobs=part)
+            TokenEvent(
+                sequence_id=entry.sequence_id,
+                attempt=entry.attempt,
+                position=entry.first_position,
+                token_ids=(),
+                prompt_logprobs=part,
+            )
             for part in ([] if start else entry.prompt_logprobs)
         ]
         tokens = TokenEvent(
-            entry.sequence_id,
-            entry.attempt,
-            entry.first_position + start,
-            tuple(entry.token_ids[start:]),
-            last.finish_reason,
-            last.stop_token_id,
-            tuple(entry.logprobs[start:]),
-            last.num_cached_tokens,
-            last.cumulative_logprob,
-            last.error_code,
-            last.error_message,
+            sequence_id=entry.sequence_id,
+            attempt=entry.attempt,
+            position=entry.first_position + start,
+            token_ids=tuple(entry.token_ids[start:]),
+            finish_reason=last.finish_reason,
+            stop_token_id=last.stop_token_id,
+            logprobs=tuple(entry.logprobs[start:]),
+            num_cached_tokens=last.num_cached_tokens,
+            cumulative_logprob=last.cumulative_logprob,
+            error_code=last.error_code,
+            error_message=last.error_message,
             vector=last.vector,
         )
         return [*prompt, tokens]
@@ -291,10 +306,10 @@ def split(events: tuple[TokenEvent, ...]) -> tuple[tuple[TokenEvent, ...], tuple
         return None
     later = event.logprobs[half:]
     first = TokenEvent(
-        event.sequence_id,
-        event.attempt,
-        event.position,
-        event.token_ids[:half],
+        sequence_id=event.sequence_id,
+        attempt=event.attempt,
+        position=event.position,
+        token_ids=event.token_ids[:half],
         logprobs=event.logprobs[:half],
         num_cached_tokens=event.num_cached_tokens,
         cumulative_logprob=event.cumulative_logprob - sum(each.logprob for each in later),
@@ -307,6 +322,11 @@ def split(events: tuple[TokenEvent, ...]) -> tuple[tuple[TokenEvent, ...], tuple
 
 def _with_end(last: TokenEvent, end: TokenEvent) -> TokenEvent:
     return TokenEvent(
-        end.sequence_id, end.attempt, end.position, (), end.finish_reason, None, (), last.num_cached_tokens,
-        last.cumulative_logprob,
-    )  # fmt: skip
+        sequence_id=end.sequence_id,
+        attempt=end.attempt,
+        position=end.position,
+        token_ids=(),
+        finish_reason=end.finish_reason,
+        num_cached_tokens=last.num_cached_tokens,
+        cumulative_logprob=last.cumulative_logprob,
+    )

@@ -11,7 +11,7 @@ from services.engine.adapter_actor import AdapterActor
 from services.engine.canary.canary import WrongResultError
 from services.engine.engine import Engine, MakeWorker
 from services.engine.pictures import PictureLoader
-from services.engine.steps.loop import Driver, StepReport, ThreadedLoop
+from services.engine.steps.loop import Driver, StepReport
 from services.engine.steps.progress import ProgressMonitor
 from services.engine.steps.reports import ReportQueue
 from services.engine.worker.capacity.memory import return_free_heap
@@ -20,9 +20,9 @@ from shared.actors.host import Host
 from shared.actors.presence import sleep_to_beat
 from shared.clock import Clock
 from shared.config import EngineSettings, check_engine
-from shared.messages import EngineStatus, SelfTest, ServiceName
+from shared.messages import EngineStatus, ModelFacts, SelfTest, ServiceName, ServiceState
 from shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
-from shared.models.model_files import DEMO_NAME, described, model_aliases, model_name
+from shared.models.model_files import DEMO_NAME, described, model_aliases, model_directory, model_name
 
 logger = logging.getLogger(__name__)
 JOIN_S = 5.0
@@ -51,7 +51,6 @@ class EngineService:
         self._ended: asyncio.Future[None] | None = None
         self._tests: set[asyncio.Task[None]] = set()
         self.fault = ""
-        """See SelfTesting."""
 
     async def start(self, host: Host) -> None:
         """See Service. Returns when the model is loaded and the step thread has started."""
@@ -59,14 +58,17 @@ class EngineService:
         self._ended = self._event_loop.create_future()
         self._reports = ReportQueue(self._report, wait=self._settings.disable_async_output_proc)
         self.engine = await self._build(host.clock)
-        self._progress = ProgressMonitor(self.engine.loop, host.clock, on_host=self.engine.facts.computes_on_host)
+        self._facts = await asyncio.to_thread(self._read_facts)
+        self._progress = ProgressMonitor(
+            self.engine.in_flight, self._reports, host.clock, on_host=self.engine.facts.computes_on_host
+        )
         self._adapters = self._make_adapters(host)
         exchanges = self.engine.connector is not None
         self.actor = EngineActor(
             host,
             self.engine.add,
             self.engine.abort,
-            self._record,
+            self.engine.record,
             exchanges_kv=exchanges,
             adapters=self._adapters,
             pictures=self._make_pictures(host),
@@ -95,16 +97,15 @@ class EngineService:
             adapters_revision=revision,
         )
 
-    def stalled(self) -> bool:
-        """See SelfMonitoring."""
-        stalled = self._progress.check()
-        if stalled and self.engine.connector is not None:
-            self.engine.connector.stand_still()
-        return stalled
-
-    def withdrawn(self) -> bool:
-        """See Withdrawable."""
-        return self.actor.withdrawn
+    def reported_state(self) -> ServiceState | None:
+        """See SelfReporting."""
+        if self.fault:
+            return "faulty"
+        if self._progress.check():
+            if self.engine.connector is not None:
+                self.engine.connector.stand_still()
+            return "stalled"
+        return "draining" if self.actor.withdrawn else None
 
     async def run(self) -> None:
         """See Service."""
@@ -143,6 +144,14 @@ class EngineService:
             on_fault=self._on_fault,
         )
 
+    def _read_facts(self) -> ModelFacts:
+        if self._make_worker is not None:
+            return ModelFacts()
+        # Imported here because it imports torch, which takes seconds: the service connects to the bus first.
+        from services.engine.worker.loading.model_facts import model_facts
+
+        return model_facts(model_directory(self._settings), on_device=not self.engine.facts.computes_on_host)
+
     def _on_fault(self, fault: str) -> None:
         """Called from any thread when a self-test has found a fault."""
         self.fault = fault
@@ -174,13 +183,8 @@ class EngineService:
         if self._clock.monotonic() - self._refreshed_at >= limits.HEARTBEAT_INTERVAL_S:
             self._refresh()
 
-    def _record(self, wanted: bool) -> None:
-        self.engine.loop.records = wanted
-
     def _drive(self) -> Driver:
-        thread = ThreadedLoop(self.engine.loop, self._on_exit, return_free_heap)
-        thread.start()
-        return thread
+        return self.engine.run_on_thread(self._on_exit, return_free_heap)
 
     def _on_exit(self, error: BaseException | None) -> None:
         """Called on the step thread when that thread ends."""
@@ -213,14 +217,14 @@ class EngineService:
             return None
         modules = [*lora_modules(settings), *prompt_adapters(settings)]
         kept = (settings.max_cpu_loras or 0) + (settings.max_prompt_adapters or 0)
-        return AdapterActor(host, library, model_name(settings), modules, kept)
+        return AdapterActor(host, library, model_name(settings), modules, kept, settings.lora_root)
 
     def _make_pictures(self, host: Host) -> PictureLoader | None:
         return PictureLoader(host, model_name(self._settings)) if self.engine.facts.takes_pictures else None
 
     def _refresh(self) -> None:
         self._refreshed_at = self._clock.monotonic()
-        core, facts, settings = self.engine.counters(), self.engine.facts, self._settings
+        facts, settings = self.engine.facts, self._settings
         canary = self.engine.canary
         self._status = EngineStatus(
             model=model_name(settings),
@@ -229,40 +233,17 @@ class EngineService:
             vocab_size=facts.vocab_size,
             block_size=facts.block_size,
             num_blocks=facts.num_blocks,
-            num_free_blocks=core.num_free_blocks,
             max_num_seqs=self.engine.limits.max_num_seqs,
-            num_running=core.num_running,
-            num_waiting=core.num_waiting,
-            num_waiting_tokens=core.num_waiting_tokens,
-            num_idle_running=core.num_idle_running,
-            num_idle_waiting=core.num_idle_waiting,
-            num_idle_waiting_tokens=core.num_idle_waiting_tokens,
-            idle_preemptions=core.idle_preemptions,
-            step=core.step,
-            prompt_tokens=core.prompt_tokens,
-            generation_tokens=core.generation_tokens,
-            prefix_cache_queries=core.prefix_cache_queries,
-            prefix_cache_hits=core.prefix_cache_hits,
-            preemptions=core.preemptions,
+            load=self.engine.load(),
+            counters=self.engine.counters(),
             finished=tuple(self.actor.finished.items()),
-            cached_tokens=core.cached_tokens,
-            swapped_out_blocks=core.swapped_out_blocks,
-            swapped_in_blocks=core.swapped_in_blocks,
-            drafted_tokens=core.drafted_tokens,
-            accepted_tokens=core.accepted_tokens,
             model_aliases=model_aliases(settings),
             configuration=facts.configuration + (DETERMINISTIC if settings.deterministic else ""),
             content=facts.content,
             embedding_size=facts.embedding_size,
-            drafts=core.drafts,
-            accepted_by_position=core.accepted_by_position,
             histograms=self.actor.times.histograms(),
             role=settings.role,
             kv_address=self.engine.connector.address if self.engine.connector is not None else "",
-            kv_loads=core.kv_loads,
-            kv_failed_loads=core.kv_failed_loads,
-            kv_loaded_tokens=core.kv_loaded_tokens,
-            kv_saved_tokens=core.kv_saved_tokens,
             takes_pictures=facts.takes_pictures,
             golden_digest="" if canary is None else canary.golden.digest,
             canary_runs=0 if canary is None else canary.num_runs,
@@ -271,4 +252,5 @@ class EngineService:
             generates=facts.generates,
             labels=facts.labels,
             step_tokens=self.engine.limits.step_prompt_tokens or self.engine.limits.max_num_batched_tokens,
+            facts=self._facts,
         )

@@ -12,7 +12,7 @@ from shared.observability import telemetry
 from shared.observability.telemetry import Names
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Life:
     headers: Headers | None
     num_prompt_tokens: int
@@ -33,7 +33,9 @@ class SequenceTraces:
     def submitted(self, sequence: str, num_prompt_tokens: int, headers: Headers | None) -> None:
         """Records that a sequence has entered the queue. Does nothing without tracing or without trace headers."""
         if telemetry.enabled() and headers:
-            self._lives[sequence] = _Life(headers, num_prompt_tokens, self._clock.time_ns())
+            self._lives[sequence] = _Life(
+                headers=headers, num_prompt_tokens=num_prompt_tokens, submitted_ns=self._clock.time_ns()
+            )
 
     def step(self, report: StepReport) -> None:
         """Records the sequences that joined in a step, their first tokens and their token counts."""

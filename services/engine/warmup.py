@@ -24,7 +24,14 @@ def warm_up(executor: Executor, limits: CoreLimits) -> int:
     core = Core(replace(limits, max_batch_size=None), replace(facts, generates=pooling is None))
     for index, length in enumerate(_lengths(limits, facts)):
         params = SamplingParams(max_tokens=1 + DECODE_STEPS, temperature=float(index % 2), ignore_eos=True)
-        core.add(SequenceSpec(f"warm-up {index}", (index % facts.vocab_size,) * length, params, pooling=pooling))
+        core.add(
+            SequenceSpec(
+                sequence_id=f"warm-up {index}",
+                prompt_token_ids=(index % facts.vocab_size,) * length,
+                params=params,
+                pooling=pooling,
+            )
+        )
     steps = 0
     while not (plan := core.schedule()).empty:
         executor.launch(plan)

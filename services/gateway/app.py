@@ -5,55 +5,54 @@ The endpoints are in one package for each API: `openai`, `native`, `anthropic`, 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from prometheus_client.registry import Collector
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse
 
-from services.gateway import anthropic, batches, native, ollama, responses
-from services.gateway.access.guard import GuardedBackend
-from services.gateway.access.quotas import Quotas
-from services.gateway.access.usage import UsageLedger
-from services.gateway.access.usage_metrics import UsageCollector
-from services.gateway.adapters import endpoints as adapters
-from services.gateway.admin import engines as admin_engines
-from services.gateway.admin import models as admin_models
-from services.gateway.anthropic.endpoints import MessageEndpoints
-from services.gateway.batches.batches import Batches
-from services.gateway.batches.endpoints import BatchEndpoints
-from services.gateway.batches.store import BatchStore
-from services.gateway.console.page import ConsolePage
-from services.gateway.console.requests import RequestEndpoints
-from services.gateway.console.topology import TopologyEndpoint
-from services.gateway.engine_metrics import EngineCollector
-from services.gateway.files.endpoints import FileEndpoints
-from services.gateway.files.store import FileStore
-from services.gateway.generation import Backend
-from services.gateway.http import errors as http_errors
-from services.gateway.http.auth import ApiKeys
-from services.gateway.http.direct_route import DirectRoute, is_direct
-from services.gateway.http.edge import Edge
-from services.gateway.http.in_process import InProcessClient
-from services.gateway.member_metrics import MemberCollector
-from services.gateway.metrics import GatewayMetrics
-from services.gateway.native.endpoint import GenerateEndpoint
-from services.gateway.ollama.endpoints import OllamaEndpoints
-from services.gateway.openai import openapi
-from services.gateway.openai.chat import ChatEndpoint
-from services.gateway.openai.completions import CompletionEndpoint
-from services.gateway.openai.pooling.endpoints import PoolingEndpoints
-from services.gateway.openai.service_endpoints import ServiceEndpoints
-from services.gateway.openai.serving import Serving
-from services.gateway.record import RecordDirectory, Recorder
-from services.gateway.replay import endpoints as replay
-from services.gateway.responses.endpoints import ResponseEndpoints
-from services.gateway.responses.pictures import PictureFiles
-from services.gateway.responses.stored.store import ResponseStore
-from services.gateway.shadow import ShadowCollector
-from services.gateway.streams.background.requests import BackgroundStreams
-from services.gateway.streams.streams import Endpoint, Streams
+from services.gateway.apis.finding import find_apis
+from services.gateway.apis.openai.service_endpoints import LoadEndpoint, ServiceEndpoints
+from services.gateway.apis.openai.serving import Serving
+from services.gateway.edge.access.call import Strictness
+from services.gateway.edge.access.guard import GuardedBackend
+from services.gateway.edge.access.quotas import Quotas
+from services.gateway.edge.access.usage import UsageLedger
+from services.gateway.edge.access.usage_metrics import UsageCollector
+from services.gateway.edge.http import errors as http_errors
+from services.gateway.edge.http.auth import ApiKeys
+from services.gateway.edge.http.browsers import BrowserRules
+from services.gateway.edge.http.edge import Edge
+from services.gateway.edge.http.in_process import InProcessClient
+from services.gateway.edge.http.routing.routes import EventStream, Routes
+from services.gateway.edge.metrics import GatewayMetrics
+from services.gateway.guests.batches.batches import Batches
+from services.gateway.guests.batches.endpoints import BatchEndpoints
+from services.gateway.guests.batches.store import BatchStore
+from services.gateway.guests.files.endpoints import FileEndpoints
+from services.gateway.guests.files.store import FileStore
+from services.gateway.guests.replay.endpoints import ReplayEndpoints
+from services.gateway.guests.responses.conversations.conversations import Conversations
+from services.gateway.guests.responses.conversations.endpoints import ConversationEndpoints
+from services.gateway.guests.responses.conversations.store import ConversationStore, MemoryConversationStore
+from services.gateway.guests.responses.endpoints import ResponseEndpoints
+from services.gateway.guests.responses.pictures import PictureFiles
+from services.gateway.guests.responses.routes import add_conversations, add_responses
+from services.gateway.guests.responses.socket.connection import SocketEndpoint
+from services.gateway.guests.responses.stored.store import ResponseStore
+from services.gateway.guests.resume.background.requests import BackgroundStreams
+from services.gateway.guests.resume.streams import Streams
+from services.gateway.ops.admin.engines import EngineEndpoints
+from services.gateway.ops.admin.models import Comparisons, ModelEndpoints
+from services.gateway.ops.console.page import ConsolePage
+from services.gateway.ops.console.requests import RequestEndpoints
+from services.gateway.ops.console.topology import TopologyEndpoint
+from services.gateway.ops.metrics.engines import EngineCollector
+from services.gateway.ops.metrics.members import MemberCollector
+from services.gateway.ops.timeline import RecordDirectory, Recorder
+from services.gateway.path.generation import Backend
+from services.gateway.path.guest import Guest
+from services.gateway.path.models.versions import VersionDirectory
+from services.gateway.path.placement.engine_controls import EngineControls
 from shared.clock import SystemClock
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
@@ -63,41 +62,13 @@ from shared.version import __version__
 
 EXPOSED_HEADERS = (
     "x-request-id",
+    "x-antiphon-ignored",
     "retry-after",
     "retry-after-ms",
     *(f"x-ratelimit-{fact}-{what}" for fact in ("limit", "remaining", "reset") for what in ("requests", "tokens")),
 )
 """Response headers that web pages of other origins may read (CORS)."""
-BODIES = {
-    **openapi.BODIES,
-    **native.BODIES,
-    **anthropic.BODIES,
-    **responses.BODIES,
-    **ollama.BODIES,
-    **batches.BODIES,
-    **adapters.BODIES,
-    **admin_engines.BODIES,
-    **admin_models.BODIES,
-    **replay.BODIES,
-}
-"""The body of each POST route that has one, by its path."""
-ERROR_FORMATS = {**anthropic.ERROR_FORMATS, **ollama.ERROR_FORMATS}
-"""The format of error objects under the paths of APIs other than OpenAI's."""
-ERROR_SCHEMAS = {**anthropic.ERROR_SCHEMAS, **ollama.ERROR_SCHEMAS}
-"""The schemas of those error objects."""
 _ANY_METHOD = ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"]
-
-
-class EventStream(Response):
-    """Placeholder for an event stream in the OpenAPI schema."""
-
-    media_type = "text/event-stream"
-
-
-class JsonLines(Response):
-    """Placeholder for a batch file in the OpenAPI schema."""
-
-    media_type = "application/jsonl"
 
 
 def _no_heartbeats() -> Sequence[Heartbeat]:
@@ -106,6 +77,10 @@ def _no_heartbeats() -> Sequence[Heartbeat]:
 
 def _no_members() -> Sequence[tuple[Heartbeat, float]]:
     return ()
+
+
+def not_compared(model: str, version: int) -> None:
+    """Returns None: no shadow requests have run on this version."""
 
 
 def create_app(
@@ -118,13 +93,14 @@ def create_app(
     heartbeats: Callable[[], Sequence[Heartbeat]] = _no_heartbeats,
     records: RecordDirectory | None = None,
     members: Callable[[], Sequence[tuple[Heartbeat, float]]] = _no_members,
-    engine_controls: admin_engines.Controls | None = None,
+    engine_controls: EngineControls | None = None,
     streams: Streams | None = None,
     finished_responses: ResponseStore | None = None,
     background: BackgroundStreams | None = None,
-    collectors: Sequence[Collector] = (),
-    versions: admin_models.Versions | None = None,
-    comparisons: admin_models.Comparisons | None = None,
+    conversations: ConversationStore | None = None,
+    guests: Sequence[Guest] = (),
+    versions: VersionDirectory | None = None,
+    comparisons: Comparisons = not_compared,
 ) -> FastAPI:
     """Returns the ASGI application.
 
@@ -133,36 +109,94 @@ def create_app(
     heartbeat of each engine; it is called at each scrape of `/metrics`. `records` stores and finds the records of
     requests; by default there are none. `members` returns the topology. `engine_controls` drains engines. `streams`
     records streams; by default none can be resumed. `finished_responses` stores the responses of `/v1/responses`, by
-    default in this gateway's memory; `background` stores unfinished background responses. `versions` changes the
-    versions of models, and `comparisons` has the results of shadow requests. `collectors`: further metrics.
+    default in this gateway's memory, and so does `conversations` those of `/v1/conversations`; `background` stores
+    unfinished background responses. `versions` changes the versions of models, and `comparisons` returns the results of
+    shadow requests. `guests` have further routes and metrics.
     """
-    usage, records = usage or UsageLedger(), records or RecordDirectory(Recorder(0))
-    backend = GuardedBackend(
-        backend, quotas or Quotas(SystemClock()), usage, settings.request_timeout, records.recorder
-    )
-    compared = {} if comparisons is None else comparisons
-    collectors = [ShadowCollector(compared), *collectors]
+    usage, quotas = usage or UsageLedger(), quotas or Quotas(clock=SystemClock())
+    records = records or RecordDirectory(Recorder(0))
+    backend = GuardedBackend(backend, quotas, usage, settings.request_timeout, records.recorder.begin)
+    collectors = [collector for guest in guests for collector in guest.collectors()]
     metrics = GatewayMetrics(EngineCollector(heartbeats), MemberCollector(members), UsageCollector(usage), *collectors)
-    app = _application()
-    formats = http_errors.ErrorFormats(ERROR_FORMATS)
+    app, apis = _application(), find_apis()
+    formats = http_errors.ErrorFormats({start: form for api in apis for start, form in api.error_formats.items()})
     http_errors.install(app, metrics.count_error, formats)
-    keys, prefix = keys or ApiKeys(settings.api_keys), settings.root_path.rstrip("/")
-    streaming, files = ollama.STREAMING, FileStore(settings.files_directory)
-    app.add_middleware(Edge, keys=keys, metrics=metrics, formats=formats, prefix=prefix, streaming=streaming)
+    keys, files = keys or ApiKeys(settings.api_keys), FileStore(settings.files_directory)
+    _add_edge(app, settings, keys, quotas, metrics, formats, [path for api in apis for path in api.streaming])
     _allow_pages(app, settings)
     serving = Serving(backend, metrics, settings, streams)
+    routes = Routes(app, {start: schema for api in apis for start, schema in api.error_schemas.items()}, streams)
+    for api in apis:
+        if settings.use_openai or api.always:
+            api.add(routes, serving)
+    _add_probes(routes, ServiceEndpoints(backend, metrics), heartbeats)
+    _add_console(routes, records, members)
+    EngineEndpoints(engine_controls).add(routes)
+    ModelEndpoints(versions, comparisons).add(routes)
+    ReplayEndpoints(records, serving).add(routes)
+    kept = Conversations(conversations or MemoryConversationStore())
+    own = ResponseEndpoints(serving, finished_responses, background, keys, PictureFiles(files), kept)
+    app.state.responses, app.state.batches = own.recorded, None
     if settings.use_openai:
-        _add_generation(app, serving, streams)  # first, because routes are tried in their order
-    _post(app, "/generate", GenerateEndpoint(serving).generate)
-    _add_probes(app, ServiceEndpoints(backend, metrics))
-    _add_console(app, RequestEndpoints(records), TopologyEndpoint(members), ConsolePage())
-    _add_admin(app, admin_engines.EngineEndpoints(engine_controls), admin_models.ModelEndpoints(versions, compared))
-    _add_replay(app, replay.ReplayEndpoints(records, serving))
-    own = ResponseEndpoints(serving, finished_responses, background, keys, PictureFiles(files))
-    app.state.responses = own.recorded
-    app.state.batches = _add_apis(app, serving, keys, streams, own, files) if settings.use_openai else _refuse_apis(app)
-    openapi.add_schemas(app, [*BODIES.values()], [*ERROR_SCHEMAS.values()])
+        app.state.batches = _add_guests(routes, backend, guests, streams, own, kept, files, keys, metrics)
+    else:
+        _refuse_apis(app)
+    routes.describe()
     return app
+
+
+def _add_console(
+    routes: Routes, records: RecordDirectory, members: Callable[[], Sequence[tuple[Heartbeat, float]]]
+) -> None:
+    RequestEndpoints(records).add(routes)
+    routes.get("/admin/topology", TopologyEndpoint(members).topology)
+    ConsolePage().add(routes)
+
+
+def _add_guests(
+    routes: Routes,
+    backend: Backend,
+    guests: Sequence[Guest],
+    streams: Streams | None,
+    made: ResponseEndpoints,
+    conversations: Conversations,
+    files: FileStore,
+    keys: ApiKeys,
+    metrics: GatewayMetrics,
+) -> Batches:
+    """Adds the routes of guests. Returns the batches, which send requests themselves."""
+    for route in (route for guest in guests for route in guest.routes(backend)):
+        routes.post(route.path, route.endpoint, route.body)
+    if streams is not None:
+        routes.get("/v1/streams/{stream_id}", streams.retrieve, EventStream)
+    add_responses(routes, made, SocketEndpoint(lambda: routes.app, metrics.count_error))
+    add_conversations(routes, ConversationEndpoints(conversations))
+    FileEndpoints(files).add(routes)
+    running = Batches(BatchStore(files), InProcessClient(lambda: routes.app), keys)
+    BatchEndpoints(running).add(routes)
+    return running
+
+
+def _add_edge(
+    app: FastAPI,
+    settings: GatewaySettings,
+    keys: ApiKeys,
+    quotas: Quotas,
+    metrics: GatewayMetrics,
+    formats: http_errors.ErrorFormats,
+    streaming: Sequence[str],
+) -> None:
+    app.add_middleware(
+        Edge,
+        keys=keys,
+        browsers=BrowserRules(settings, has_keys=keys.are_needed),
+        quotas=quotas,
+        metrics=metrics,
+        formats=formats,
+        prefix=settings.root_path.rstrip("/"),
+        strict=Strictness(settings.unknown_parameters == "refuse", settings.long_outputs == "refuse"),
+        streaming=streaming,
+    )
 
 
 def _application() -> FastAPI:
@@ -171,31 +205,10 @@ def _application() -> FastAPI:
         description="Language models behind the OpenAI API.",
         version=__version__,
         redirect_slashes=False,
+        docs_url=None,  # `_add_console` has a page that loads nothing from other hosts
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # the gateway has its own
     )
-
-
-def _add_apis(
-    app: FastAPI,
-    serving: Serving,
-    keys: ApiKeys,
-    streams: Streams | None,
-    made: ResponseEndpoints,
-    files: FileStore,
-) -> Batches:
-    """Adds the APIs besides `/generate` and `_add_generation`. Returns the batches, which send requests themselves."""
-    _add_pooling(app, PoolingEndpoints(serving.backend, serving.metrics))
-    _add_service(app, ServiceEndpoints(serving.backend, serving.metrics, serving.defaults.pictures_max))
-    _add_adapters(app, adapters.AdapterEndpoints(serving.backend))
-    _add_anthropic(app, MessageEndpoints(serving), streams)
-    _add_responses(app, made, streams)
-    _add_ollama(app, OllamaEndpoints(serving))
-    _add_files(app, FileEndpoints(files))
-    running = Batches(BatchStore(files), InProcessClient(lambda: app), keys)
-    _add_batches(app, BatchEndpoints(running))
-    return running
 
 
 async def continue_batches(app: FastAPI) -> None:
@@ -218,106 +231,15 @@ def _allow_pages(app: FastAPI, settings: GatewaySettings) -> None:
         )
 
 
-def _add_generation(app: FastAPI, serving: Serving, streams: Streams | None) -> None:
-    _post_resumable(app, "/v1/completions", CompletionEndpoint(serving).completions, streams)
-    _post_resumable(app, "/v1/chat/completions", ChatEndpoint(serving).chat_completions, streams)
-    if streams is not None:
-        _get(app, "/v1/streams/{stream_id}", streams.retrieve, EventStream)
-
-
-def _add_pooling(app: FastAPI, endpoints: PoolingEndpoints) -> None:
-    # Servers have different paths for score and rerank, and each client has one of them built in.
-    _post(app, "/v1/embeddings", endpoints.embeddings)
-    for path in ("/v1/classify", "/classify"):
-        _post(app, path, endpoints.classify)
-    for path in ("/v1/score", "/score"):
-        _post(app, path, endpoints.score)
-    for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
-        _post(app, path, endpoints.rerank)
-
-
-def _add_anthropic(app: FastAPI, endpoints: MessageEndpoints, streams: Streams | None) -> None:
-    _post_resumable(app, "/v1/messages", endpoints.messages, streams)
-    _post(app, "/v1/messages/count_tokens", endpoints.count_tokens)
-
-
-def _add_responses(app: FastAPI, endpoints: ResponseEndpoints, streams: Streams | None) -> None:
-    _post_resumable(app, "/v1/responses", endpoints.create, streams)
-    _get(app, "/v1/responses/{response_id}", endpoints.retrieve)
-    _delete(app, "/v1/responses/{response_id}", endpoints.delete)
-    _post(app, "/v1/responses/{response_id}/cancel", endpoints.cancel)
-    _get(app, "/v1/responses/{response_id}/input_items", endpoints.input_items)
-
-
-def _add_ollama(app: FastAPI, endpoints: OllamaEndpoints) -> None:
-    _post(app, "/api/chat", endpoints.chat)
-    _post(app, "/api/generate", endpoints.generate)
-    _post(app, "/api/show", endpoints.show)
-    _get(app, "/api/tags", endpoints.tags)
-    _get(app, "/api/version", endpoints.version)
-
-
-def _add_files(app: FastAPI, endpoints: FileEndpoints) -> None:
-    _post(app, "/v1/files", endpoints.upload)
-    _get(app, "/v1/files", endpoints.list)
-    _get(app, "/v1/files/{file_id}", endpoints.retrieve)
-    _get(app, "/v1/files/{file_id}/content", endpoints.content, JsonLines)
-    _delete(app, "/v1/files/{file_id}", endpoints.delete)
-
-
-def _add_batches(app: FastAPI, endpoints: BatchEndpoints) -> None:
-    _post(app, "/v1/batches", endpoints.create)
-    _get(app, "/v1/batches", endpoints.list)
-    _get(app, "/v1/batches/{batch_id}", endpoints.retrieve)
-    _post(app, "/v1/batches/{batch_id}/cancel", endpoints.cancel)
-
-
-def _add_service(app: FastAPI, endpoints: ServiceEndpoints) -> None:
-    _post(app, "/tokenize", endpoints.tokenize)
-    _post(app, "/detokenize", endpoints.detokenize)
-    _get(app, "/v1/models", endpoints.models)
-    _get(app, "/v1/models/{model_id:path}", endpoints.model)
-    _get(app, "/version", endpoints.version)
-
-
-def _add_adapters(app: FastAPI, endpoints: adapters.AdapterEndpoints) -> None:
-    _post(app, "/v1/load_lora_adapter", endpoints.load)
-    _post(app, "/v1/unload_lora_adapter", endpoints.unload)
-
-
-def _add_probes(app: FastAPI, endpoints: ServiceEndpoints) -> None:
+def _add_probes(routes: Routes, endpoints: ServiceEndpoints, heartbeats: Callable[[], Sequence[Heartbeat]]) -> None:
     # Scripts poll /health until a server can be used, so it reports readiness; /livez is for restart decisions.
-    _get(app, "/health", endpoints.readyz)
-    _get(app, "/readyz", endpoints.readyz)
-    _get(app, "/livez", endpoints.livez)
-    _get(app, "/metrics", endpoints.metrics, PlainTextResponse)
-
-
-def _add_console(app: FastAPI, requests: RequestEndpoints, topology: TopologyEndpoint, page: ConsolePage) -> None:
-    _get(app, "/v1/requests", requests.list)
-    _get(app, "/v1/requests/{request_id}", requests.retrieve)
-    _get(app, "/v1/requests/{request_id}/timeline", requests.timeline)
-    _get(app, "/admin/topology", topology.topology)
-    for path in ("/", "/console/{name:path}"):
-        app.add_api_route(path, page.file, methods=["GET", "HEAD"], include_in_schema=False, response_model=None)
-
-
-def _add_admin(app: FastAPI, engines: admin_engines.EngineEndpoints, models: admin_models.ModelEndpoints) -> None:
-    _get(app, "/admin/engines/{engine_id}", engines.retrieve)
-    _post(app, "/admin/engines/{engine_id}/drain", engines.drain)
-    _post(app, "/admin/engines/{engine_id}/resume", engines.resume)
-    _get(app, "/admin/models", models.list)
-    _post(app, "/admin/models", models.set)
-    _post(app, "/admin/models/rollback", models.roll_back)
-    _post(app, "/admin/models/shadow", models.shadow)
-
-
-def _add_replay(app: FastAPI, endpoints: replay.ReplayEndpoints) -> None:
-    _get(app, "/v1/requests/{request_id}/record", endpoints.record)
-    _get(app, "/v1/requests/{request_id}/output", endpoints.output)
-    _post(app, "/v1/requests/{request_id}/replay", endpoints.replay)
-    _post(app, "/v1/requests/{request_id}/fork", endpoints.fork)
-    _post(app, "/v1/replay", endpoints.replay_record)
+    routes.get("/health", endpoints.readyz)
+    routes.get("/readyz", endpoints.readyz)
+    routes.get("/ping", endpoints.readyz)
+    routes.post("/ping", endpoints.readyz)
+    routes.get("/livez", endpoints.livez)
+    routes.get("/metrics", endpoints.metrics, PlainTextResponse)
+    routes.get("/load", LoadEndpoint(heartbeats).load)
 
 
 def _refuse_apis(app: FastAPI) -> None:
@@ -330,42 +252,3 @@ def _without_apis() -> None:
         "not_found",
         "This server has no API but POST /generate, because it was started with USE_OPENAI=0 (--use-openai=false).",
     )
-
-
-def _error_responses(path: str) -> dict[int | str, dict[str, Any]]:
-    found = next((ERROR_SCHEMAS[one] for one in ERROR_SCHEMAS if path.startswith(one)), openapi.ERROR)
-    return openapi.error_responses(found)
-
-
-def _post(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
-    app.router.add_api_route(
-        path,
-        endpoint,
-        methods=["POST"],
-        openapi_extra=openapi.request_body(BODIES[path]) if path in BODIES else None,
-        responses=_error_responses(path),
-        response_model=None,
-        route_class_override=DirectRoute if is_direct(endpoint) else None,
-    )
-
-
-def _post_resumable(app: FastAPI, path: str, endpoint: Endpoint, streams: Streams | None) -> None:
-    """Adds a route whose streams can be resumed, if streams are recorded."""
-    _post(app, path, endpoint if streams is None else streams.resumable(path, endpoint))
-
-
-def _get(app: FastAPI, path: str, endpoint: Callable[..., object], answer: type[Response] = JSONResponse) -> None:
-    """Adds a route. `answer`: a response class whose media type appears in the OpenAPI schema."""
-    app.add_api_route(
-        path,
-        endpoint,
-        methods=["GET"],
-        responses=_error_responses(path),
-        response_class=answer,
-        response_model=None,
-    )
-    app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, response_model=None)
-
-
-def _delete(app: FastAPI, path: str, endpoint: Callable[..., object]) -> None:
-    app.add_api_route(path, endpoint, methods=["DELETE"], responses=_error_responses(path), response_model=None)

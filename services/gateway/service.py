@@ -3,33 +3,37 @@
 import asyncio
 import socket
 
-from services.gateway.access.key_file import KeyFile
-from services.gateway.access.quotas import Quotas
-from services.gateway.access.usage import Receiver, UsageLedger
-from services.gateway.access.usage_sinks import BusSink, sink_of
-from services.gateway.actor import GatewayActor
 from services.gateway.app import continue_batches, create_app
-from services.gateway.http.auth import ApiKeys
-from services.gateway.http.server.uvicorn_server import Server, listen, others, server_config
-from services.gateway.model_catalog import RETRY_AFTER_S
-from services.gateway.pictures.remote import RemotePictures
-from services.gateway.record import Recorder
-from services.gateway.requests.lockstep.metrics import LockstepCollector
-from services.gateway.responses.stored.log_store import LogResponseStore
-from services.gateway.responses.stored.recorded import RecordedResponses
-from services.gateway.streams.background.requests import BackgroundStreams
-from services.gateway.streams.background.store import BackgroundStore
-from services.gateway.streams.store import StreamStore
-from services.gateway.streams.streams import Streams
+from services.gateway.edge.access.key_file import KeyFile
+from services.gateway.edge.access.log_part import GatewayLogs
+from services.gateway.edge.access.quotas import Quotas
+from services.gateway.edge.access.usage import Receiver, UsageLedger
+from services.gateway.edge.access.usage_sinks import BusSink, sink_of
+from services.gateway.edge.http.auth import ApiKeys
+from services.gateway.edge.http.server.uvicorn_server import Server, listen, others, server_config
+from services.gateway.guests import make_guests
+from services.gateway.guests.images.kept import KeptPictures
+from services.gateway.guests.responses.conversations.log_store import LogConversationStore
+from services.gateway.guests.responses.stored.log_store import LogResponseStore
+from services.gateway.guests.responses.stored.recorded import RecordedResponses
+from services.gateway.guests.resume.background.requests import BackgroundStreams
+from services.gateway.guests.resume.background.store import BackgroundStore
+from services.gateway.guests.resume.store import StreamStore
+from services.gateway.guests.resume.streams import Streams
+from services.gateway.guests.resume.taken import TakenStreams
+from services.gateway.ops.timeline import Recorder
+from services.gateway.ops.timeline.guest import Timeline
+from services.gateway.path.actor import GatewayActor
+from services.gateway.path.models.catalog import RETRY_AFTER_S
 from shared import limits
 from shared.actors.host import Host
 from shared.bus.durable_log import Storage
 from shared.config import GatewaySettings
+from shared.deployment import stores
 from shared.errors import ServiceError
-from shared.messages import GatewayStatus, ServiceName, StreamTaken
+from shared.messages import GatewayStatus, Heartbeat, ServiceName
 from shared.security import tls
 from shared.settings.records import check_records
-from shared.subjects import bucket_name
 
 
 class GatewayService:
@@ -46,22 +50,22 @@ class GatewayService:
         self._keys = ApiKeys(
             settings.api_keys, self._key_file.read() if self._key_file else None, settings.launcher_key
         )
+        self._unattended: BackgroundStreams | None = None
         self._sink = sink_of(settings.usage_sink) if settings.usage_sink else None
 
     async def start(self, host: Host) -> None:
         """See Service."""
         required = [name for name in self._settings.required_engines.split(",") if name]
         recorder = Recorder(self._settings.record_requests, content_bytes=self._settings.record_content_mb << 20)
-        pictures = RemotePictures(self._settings.allowed_media_domains)
         self._actor = GatewayActor(
             host,
             self._settings.default_model,
             required,
-            recorder,
-            pictures,
-            self._settings.lockstep,
             self._settings.max_queue_wait,
         )
+        timeline, taken = Timeline(self._actor, recorder), TakenStreams()
+        guests = make_guests(self._actor, self._settings)
+        self._actor.add_guests([timeline, taken, *guests])
         listener = listen(self._settings)
         await self._actor.listen()
         self._actor_task = asyncio.create_task(self._actor.run())
@@ -69,27 +73,33 @@ class GatewayService:
         if self._key_file is not None:
             self._background.append(asyncio.create_task(self._key_file.watch(self._keys.replace)))
         self._usage = self._make_ledger(host)
-        self._streams = _make_streams(host, self._settings)
+        logs = GatewayLogs(host, _storage(self._settings), lambda: len(self._living()))
+        kept_pictures = KeptPictures(logs)
+        records = StreamStore(logs, kept_pictures)
+        self._streams = self._make_streams(host, records)
         if self._streams is not None:
-            self._actor.on_stream_taken = self._on_taken
+            taken.receivers.append(self._streams.on_taken)
             self._background.append(asyncio.create_task(self._streams.journal.run()))
-        self._unattended = self._make_unattended(host, self._actor)
+            background = BackgroundStore(logs, kept_pictures)
+            self._unattended = BackgroundStreams(host, background, records, self._streams.journal, self._living)
+            taken.receivers.append(self._unattended.on_taken)
         self._app = create_app(
-            self._actor,
+            self._actor.backend,
             self._settings,
             keys=self._keys,
             quotas=_make_quotas(host),
             usage=self._usage,
             heartbeats=self._actor.engines,
-            records=self._actor.records,
+            records=timeline.records,
             members=self._actor.topology,
             engine_controls=self._actor.engine_controls,
             streams=self._streams,
-            finished_responses=None if self._streams is None else LogResponseStore(host, _storage(self._settings)),
+            finished_responses=None if self._streams is None else LogResponseStore(host, kept_pictures),
             background=self._unattended,
-            collectors=[LockstepCollector(self._actor.lockstep, self._actor.engines)],
+            conversations=None if self._streams is None else LogConversationStore(host, kept_pictures),
+            guests=guests,
             versions=self._actor.versions,
-            comparisons=self._actor.shadow.comparisons,
+            comparisons=self._actor.guests.version_facts,
         )
         self._server = Server(server_config(self._app, self._settings), others(self._settings))
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))
@@ -97,7 +107,7 @@ class GatewayService:
     def status(self) -> GatewayStatus:
         """See Service."""
         assert self._actor is not None
-        return self._actor.status()
+        return self._actor.backend.status()
 
     async def run(self) -> None:
         """See Service."""
@@ -114,11 +124,11 @@ class GatewayService:
             if self._streams is not None:
                 self._streams.leave()
             if (responses := self._recorded_responses()) is not None:
-                responses.leave()
+                await responses.leave()
             await self._server.leave()
             # The actor begins to refuse requests only when no connection can send one; then only batches can.
             await self._server_task
-            await self._actor.drain()
+            await self._actor.backend.drain()
             await self._usage.close()
             if self._streams is not None:
                 await self._streams.journal.close()
@@ -136,30 +146,28 @@ class GatewayService:
         if self._streams is not None:
             self._streams.hand_over()
         # The clients of other streams get the error as the last event.
-        actor.fail_all(ServiceError("draining", "The server is shutting down.", retry_after_s=RETRY_AFTER_S))
+        actor.backend.fail_all(ServiceError("draining", "The server is shutting down.", retry_after_s=RETRY_AFTER_S))
 
-    def _make_unattended(self, host: Host, actor: GatewayActor) -> BackgroundStreams | None:
-        """Returns the manager of background requests; None if there is no store for them."""
-        if self._streams is None:
+    def _make_streams(self, host: Host, store: StreamStore) -> Streams | None:
+        settings = self._settings
+        if settings.stream_store == "off":
             return None
+        records_all = settings.record_streams == "all"
+        return Streams(host, store, settings.stream_grace, records_all=records_all, heard=self._heard)
 
-        def living() -> set[tuple[str, str]]:
-            # A draining gateway has handed its background responses over to the others.
-            beats = [beat for beat, _ in actor.topology() if beat.service == "gateway" and beat.state != "draining"]
-            return {(beat.id, beat.instance_id) for beat in beats}
+    def _heard(self) -> set[tuple[str, str]]:
+        return {(beat.id, beat.instance_id) for beat in self._gateways()}
 
-        storage = _storage(self._settings)
-        return BackgroundStreams(
-            host, BackgroundStore(host, storage), StreamStore(host, storage), self._streams.journal, living
-        )
+    def _living(self) -> set[tuple[str, str]]:
+        # A draining gateway has handed its background responses over to the others.
+        return {(beat.id, beat.instance_id) for beat in self._gateways() if beat.state != "draining"}
+
+    def _gateways(self) -> list[Heartbeat]:
+        assert self._actor is not None
+        return [beat for beat, _ in self._actor.topology() if beat.service == "gateway"]
 
     def _recorded_responses(self) -> RecordedResponses | None:
         return self._app.state.responses
-
-    def _on_taken(self, message: StreamTaken) -> None:
-        for streams in (self._streams, self._unattended):
-            if streams is not None:
-                streams.on_taken(message)
 
     def _make_ledger(self, host: Host) -> UsageLedger:
         receivers = [Receiver("bus", BusSink(host.transport, host.subjects.usage()).deliver)]
@@ -177,21 +185,10 @@ class GatewayService:
         await self._server.serve(sockets=[listener])
 
 
-def _make_streams(host: Host, settings: GatewaySettings) -> Streams | None:
-    if settings.stream_store == "off":
-        return None
-    records_all = settings.record_streams == "all"
-    return Streams(host, StreamStore(host, _storage(settings)), settings.stream_grace, records_all=records_all)
-
-
 def _storage(settings: GatewaySettings) -> Storage:
     return "file" if settings.stream_store == "file" else "memory"
 
 
 def _make_quotas(host: Host) -> Quotas:
-    store = host.transport.key_value_store(
-        bucket_name(host.subjects.namespace, "limits"),
-        ttl_s=limits.QUOTA_ENTRY_S,
-        timeout_s=limits.QUOTA_STORE_TIMEOUT_S,
-    )
-    return Quotas(host.clock, f"{host.id}.{host.instance_id}", store)
+    store = host.transport.key_value_store(stores.quotas(host.subjects), timeout_s=limits.QUOTA_STORE_TIMEOUT_S)
+    return Quotas(clock=host.clock, gateway=f"{host.id}.{host.instance_id}", store=store)

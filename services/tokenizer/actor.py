@@ -3,9 +3,12 @@
 Short texts are encoded in the handler, which takes less than a millisecond. Long texts and conversations become jobs:
 tasks outside the mailbox that send their own answers, so that a slow request does not delay a short one. Long texts are
 encoded on a thread (the library releases the interpreter lock); conversations are rendered by a worker process. The
-number of jobs is limited; further requests that need a job are refused as overload.
+size of all jobs is limited; further requests that need a job are refused as overload. Few texts are encoded at the same
+time, because this takes up to 320 times their size of memory; clients take turns.
 
-If a tokenizer dies, its requests in progress get no answer, and their gateways ask another replica.
+A gateway that gets no answer in time asks again. A request whose job is still in progress or waits joins this job:
+otherwise a busy tokenizer would do the same work again and again, and answer none in time. If a tokenizer dies, its
+requests in progress get no answer, and their gateways ask another replica.
 """
 
 import asyncio
@@ -13,6 +16,8 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
 
 import msgspec
 
@@ -20,8 +25,10 @@ from services.tokenizer.grammar_checker import GrammarChecker
 from services.tokenizer.renderer import Renderer
 from services.tokenizer.requests import (
     check_model,
+    check_rendered,
     check_request,
     detokenize,
+    field,
     num_characters,
     num_tokens,
     pairs,
@@ -31,20 +38,27 @@ from services.tokenizer.requests import (
 )
 from shared import limits
 from shared.actors.actor import Actor, Envelope, error_reply, handles
+from shared.actors.fair_work import RETRY_AFTER_S, FairPlaces, FairRoom
 from shared.actors.host import Host
 from shared.codec import encode
 from shared.errors import ServiceError
 from shared.messages import DetokenizeReply, DetokenizeRequest, Message, TokenizeReply, TokenizeRequest
 from shared.observability import telemetry
 from shared.observability.telemetry import Names
+from shared.parameters.context import num_bytes
 from shared.subjects import TOKENIZER_QUEUE
 from shared.text.codec import Codec, EncodedPair, TextFacts
+from shared.text.special_tokens import SpecialTokens
 from shared.text.templates.score_template import ScorePrompt
 from shared.text.templates.turns import json_object, plain_messages
 
 log = logging.getLogger(__name__)
 THREADS_MAX = 4
-RETRY_AFTER_S = 1.0
+LONG_BYTES = 128 * 2**10
+"""Size from which a text is a long one. Long texts wait for each other, so that they do not delay the others."""
+JOB_BYTES_MIN = 64 * 2**10
+"""Size that counts for a job with less text. So there are at most 1024 jobs, of one client 512."""
+T = TypeVar("T")
 
 
 class TokenizerActor(Actor):
@@ -59,9 +73,13 @@ class TokenizerActor(Actor):
         model: str,
         *,
         score_template: bool = False,
-        jobs_max: int = limits.TOKENIZER_JOBS_MAX,
+        escaped: SpecialTokens | None = None,
+        jobs_bytes_max: int = limits.TOKENIZER_JOBS_BYTES_MAX,
     ) -> None:
-        """`score_template`: whether the template of `renderer` also joins pairs of texts to prompts."""
+        """`score_template`: whether the template of `renderer` also joins pairs of texts to prompts.
+
+        `escaped`: special tokens that are ordinary text in the contents of conversations.
+        """
         super().__init__(f"tokenizer {host.id}", host.transport)
         self.num_requests = self.num_tokens = 0
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -70,13 +88,18 @@ class TokenizerActor(Actor):
         self._codec = codec
         self._renderer = renderer
         self._score_template = score_template
+        self._escaped = escaped
         self._grammars = GrammarChecker()
         self._bos_token = facts.named_tokens.get("bos_token", "")
         self._end_token_ids = facts.end_token_ids
         self._model = model
-        self._jobs_max = jobs_max
+        self._room = FairRoom(jobs_bytes_max)
         self._jobs: set[asyncio.Task[None]] = set()
-        self._threads = ThreadPoolExecutor(min(THREADS_MAX, os.cpu_count() or 1), "tokenizer")
+        self._replies: dict[Message, list[str]] = {}
+        """For each message with a job: the reply subjects of its requests."""
+        num_threads = min(THREADS_MAX, os.cpu_count() or 1)
+        self._usual, self._long = FairPlaces(num_threads), FairPlaces(limits.TOKENIZER_LONG_BYTES_MAX)
+        self._threads = ThreadPoolExecutor(2 * num_threads, "tokenizer")
 
     async def listen(self) -> None:
         """Subscribes to the model's queue group, and to the replica's own subject for requests that are retried."""
@@ -87,35 +110,34 @@ class TokenizerActor(Actor):
         )
 
     @handles(TokenizeRequest)
-    def on_tokenize(self, envelope: Envelope) -> TokenizeReply | None:
+    def on_tokenize(self, envelope: Envelope[TokenizeRequest]) -> TokenizeReply | None:
         """Converts texts or a conversation to token ids. Returns None if a job sends the answer."""
         request = envelope.message
-        assert isinstance(request, TokenizeRequest)
         check_model(request.model, self._model)
         check_request(request)
+        size = num_characters(request)
         if request.messages:
-            self._start_job(envelope, lambda: self._tokenize_conversation(request, envelope))
+            self._start_job(envelope, lambda: self._tokenize_conversation(request, envelope), request.client, size)
             return None
         if request.second_prompts and self._score_template:
-            self._start_job(envelope, lambda: self._tokenize_pairs(request, envelope))
+            self._start_job(envelope, lambda: self._tokenize_pairs(request, envelope), request.client, size)
             return None
         if request.grammar is not None:
-            self._start_job(envelope, lambda: self._tokenize_with_grammar(request, envelope))
+            self._start_job(envelope, lambda: self._tokenize_with_grammar(request, envelope), request.client, size)
             return None
-        if num_characters(request) > limits.TOKENIZER_INLINE_CHARS_MAX:
-            self._start_job(envelope, lambda: self._tokenize_long(request, envelope))
+        if size > limits.TOKENIZER_INLINE_CHARS_MAX:
+            self._start_job(envelope, lambda: self._tokenize_long(request, envelope), request.client, size)
             return None
         with self._span(envelope) as span:
             return self._counted(tokenize(self._codec, request, request.prompts), span)
 
     @handles(DetokenizeRequest)
-    def on_detokenize(self, envelope: Envelope) -> DetokenizeReply | None:
+    def on_detokenize(self, envelope: Envelope[DetokenizeRequest]) -> DetokenizeReply | None:
         """Converts token ids to text. Returns None if a job sends the answer."""
         request = envelope.message
-        assert isinstance(request, DetokenizeRequest)
         check_model(request.model, self._model)
         if len(request.token_ids) > 4 * limits.TOKENIZER_INLINE_TOKENS_MAX:
-            self._start_job(envelope, lambda: self._detokenize_long(request))
+            self._start_job(envelope, lambda: self._detokenize_long(request), "", len(request.token_ids))
             return None
         self.num_requests += 1
         return detokenize(self._codec, request)
@@ -139,18 +161,19 @@ class TokenizerActor(Actor):
             await self._check_grammar(request)
             messages = plain_messages(self._codec, request.messages)
             text = await self._renderer.render(
-                messages,
+                self._given(messages),
                 request.add_generation_prompt,
-                json_object(request.template_variables, "chat_template_kwargs"),
+                self._given(json_object(request.template_variables, "chat_template_kwargs")),
                 continue_final_message=request.continue_final_message,
             )
+            check_rendered(request, text, field(request))
             if self._bos_token and text.startswith(self._bos_token):
                 # The template has added the BOS token, so the tokenizer must not add it again.
                 request = msgspec.structs.replace(request, add_special_tokens=False)
             if len(text) <= limits.TOKENIZER_INLINE_CHARS_MAX:
                 reply = tokenize(self._codec, request, (text,))
             else:
-                reply = await self._on_thread(request, (text,))
+                reply = await self._encoded(request, (text,))
             return self._counted(msgspec.structs.replace(reply, end_token_ids=self._end_token_ids), span)
 
     async def _tokenize_pairs(self, request: TokenizeRequest, envelope: Envelope) -> TokenizeReply:
@@ -165,14 +188,20 @@ class TokenizerActor(Actor):
         token_ids = None
         while token_ids is None:
             try:
-                text = await self._renderer.render(prompt.messages, add_generation_prompt=False)
+                text = await self._renderer.render(self._given(prompt.messages), add_generation_prompt=False)
             except ServiceError as error:
                 raise ServiceError(error.code, error.message, param=prompt_name(request, index)) from None
+            check_rendered(request, text, prompt_name(request, index))
             if len(text) <= limits.TOKENIZER_INLINE_CHARS_MAX:
                 token_ids = prompt.token_ids(text)
             else:
-                token_ids = await asyncio.get_running_loop().run_in_executor(self._threads, prompt.token_ids, text)
+                ids_of = partial(prompt.token_ids, text)
+                token_ids = await self._on_thread(ids_of, request.client, num_bytes(text))
         return EncodedPair(token_ids, 0)
+
+    def _given(self, value: T) -> T:
+        """Returns what a client has sent for a template, with the special tokens escaped if that is asked for."""
+        return value if self._escaped is None else self._escaped.broken(value)
 
     async def _tokenize_with_grammar(self, request: TokenizeRequest, envelope: Envelope) -> TokenizeReply:
         await self._check_grammar(request)
@@ -184,27 +213,41 @@ class TokenizerActor(Actor):
 
     async def _tokenize_long(self, request: TokenizeRequest, envelope: Envelope) -> TokenizeReply:
         with self._span(envelope) as span:
-            return self._counted(await self._on_thread(request, request.prompts), span)
+            return self._counted(await self._encoded(request, request.prompts), span)
 
     async def _detokenize_long(self, request: DetokenizeRequest) -> DetokenizeReply:
-        loop = asyncio.get_running_loop()
-        reply = await loop.run_in_executor(self._threads, detokenize, self._codec, request)
+        reply = await self._on_thread(partial(detokenize, self._codec, request), "", len(request.token_ids))
         self.num_requests += 1
         return reply
 
-    async def _on_thread(self, request: TokenizeRequest, texts: tuple[str, ...]) -> TokenizeReply:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, tokenize, self._codec, request, texts)
+    async def _encoded(self, request: TokenizeRequest, texts: tuple[str, ...]) -> TokenizeReply:
+        further = (*request.second_prompts, *(request.suffix,) * len(texts))
+        size = sum(map(num_bytes, (*texts, *further)))
+        return await self._on_thread(partial(tokenize, self._codec, request, texts), request.client, size)
 
-    def _start_job(self, envelope: Envelope, work: Callable[[], Awaitable[Message]]) -> None:
-        if len(self._jobs) >= self._jobs_max:
+    async def _on_thread(self, work: Callable[[], T], client: str, size: int) -> T:
+        """Runs work with a text of `size` bytes on a thread, when it is the client's turn."""
+        is_long = size > LONG_BYTES
+        places, number = (self._long, size) if is_long else (self._usual, 1)
+        async with places.take(client, places=number, cost=size, wait_s=limits.QUEUE_WAIT_S):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _start_job(self, envelope: Envelope, work: Callable[[], Awaitable[Message]], client: str, size: int) -> None:
+        if envelope.message in self._replies:
+            self._replies[envelope.message].append(envelope.reply)
+            return
+        size = max(size, JOB_BYTES_MIN)
+        if not self._room.take(client, size):
             raise ServiceError(
                 "server_is_overloaded", "The tokenizer has too many requests.", retry_after_s=RETRY_AFTER_S
             )
-        job = asyncio.create_task(self._answer(envelope, work))
+        self._replies[envelope.message] = [envelope.reply]
+        job = asyncio.create_task(self._answer(envelope.message, work))
         self._jobs.add(job)
         job.add_done_callback(self._job_done)
+        job.add_done_callback(lambda _: self._room.give_back(client, size))
 
-    async def _answer(self, envelope: Envelope, work: Callable[[], Awaitable[Message]]) -> None:
+    async def _answer(self, message: Message, work: Callable[[], Awaitable[Message]]) -> None:
         try:
             data = encode(await work())
         except AssertionError:
@@ -212,10 +255,13 @@ class TokenizerActor(Actor):
         except ServiceError as error:
             data = encode(error_reply(error))
         except Exception:
-            log.exception("%s failed on %s", self.name, type(envelope.message).__name__)
+            log.exception("%s failed on %s", self.name, type(message).__name__)
             data = encode(error_reply(ServiceError("internal_error", "The request could not be processed.")))
-        if envelope.reply:
-            await self._send(envelope.reply, data)
+        finally:
+            replies = self._replies.pop(message)
+        for reply in reversed(replies):  # the last one is the likeliest to be waited for
+            if reply:
+                await self._send(reply, data)
 
     async def _send(self, subject: str, data: bytes) -> None:
         """Sends an answer. If it is too large for the bus, sends the error reply `request_too_large` instead."""

@@ -3,7 +3,7 @@
 import msgspec
 
 
-class RenderSetup(msgspec.Struct, frozen=True, array_like=True):
+class RenderSetup(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The first message to a worker: the template to compile, and its limits.
 
     Answered by `Rendered`, with an empty text if the template compiles. `wall_s`: time limit for a job, seconds.

@@ -55,14 +55,7 @@ class NoTemplate:
     def __init__(self, reason: str = NO_TEMPLATE) -> None:
         self._reason = reason
 
-    async def render(
-        self,
-        messages: list[dict[str, Any]],
-        add_generation_prompt: bool,
-        variables: Mapping[str, Any] = NO_VARIABLES,
-        *,
-        continue_final_message: bool = False,
-    ) -> str:
+    async def render(self, *_given: Any, **_named: Any) -> str:
         """See Renderer."""
         raise _refusal(self._reason)
 
@@ -82,7 +75,13 @@ class WorkerPool:
         workers_max: int = limits.TEMPLATE_WORKERS_MAX,
         wall_s: float = limits.TEMPLATE_WALL_S,
     ) -> None:
-        self._setup = RenderSetup(template, dict(constants), limits.TEMPLATE_OUTPUT_CHARS_MAX, wall_s, tool_template)
+        self._setup = RenderSetup(
+            template=template,
+            constants=dict(constants),
+            output_chars_max=limits.TEMPLATE_OUTPUT_CHARS_MAX,
+            wall_s=wall_s,
+            tool_template=tool_template,
+        )
         self._places = asyncio.Semaphore(workers_max)
         self._idle: list[WorkerProcess[Rendered]] = []
         self._busy: set[WorkerProcess[Rendered]] = set()

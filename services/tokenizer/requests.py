@@ -15,7 +15,7 @@ from shared.messages import (
     TokenizeReply,
     TokenizeRequest,
 )
-from shared.parameters.context import check_context, truncated
+from shared.parameters.context import check_context, check_text_size, num_bytes, truncated
 from shared.request.pictures import with_picture_texts, with_pictures
 from shared.text.bad_words import bad_word_ids
 from shared.text.codec import Codec, EncodedPair
@@ -54,10 +54,17 @@ def prompt_name(request: TokenizeRequest, index: int) -> str:
     return request.prompt_names[index] if request.prompt_names else field(request)
 
 
+def check_rendered(request: TokenizeRequest, text: str, param: str) -> None:
+    """Raises ServiceError for a text of a chat template that is larger than the request allows."""
+    if request.text_bytes_max:
+        is_cut = bool(request.truncate_prompt_tokens)
+        check_text_size(num_bytes(text), request.text_bytes_max, 0 if is_cut else request.max_model_len, param)
+
+
 def num_characters(request: TokenizeRequest) -> int:
     """Returns the number of characters to tokenize, including fields and variables that a chat template may render."""
     conversation = sum(len(message.content) + len(message.fields) for message in request.messages)
-    texts = sum(map(len, (*request.prompts, *request.second_prompts, *request.bad_words)))
+    texts = sum(map(len, (*request.prompts, *request.second_prompts, *request.bad_words, *request.marks)))
     texts += len(request.suffix) * len(request.prompts)
     return texts + conversation + len(request.template_variables)
 
@@ -89,7 +96,15 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
     tail = texts[0][-limits.PROMPT_TAIL_CHARS :] if request.messages else ""
     prompts = [_tokenized(codec, request, token_ids, tail, starts) for token_ids in token_lists]
     bad_words = tuple(map(pack_ids, bad_word_ids(codec, request.bad_words)))
-    return TokenizeReply(request.request_id, tuple(prompts), bad_words, codec.infill_end_ids if request.suffix else ())
+    marks = codec.encode(request.marks, add_special_tokens=False) if request.marks else []
+    ends = codec.infill_end_ids if request.suffix else ()
+    return TokenizeReply(
+        request_id=request.request_id,
+        prompts=tuple(prompts),
+        bad_words=bad_words,
+        end_token_ids=ends,
+        marks=tuple(map(pack_ids, marks)),
+    )
 
 
 def _pairs(codec: Codec, request: TokenizeRequest) -> TokenizeReply:
@@ -113,7 +128,7 @@ def pairs_reply(codec: Codec, request: TokenizeRequest, encoded: Sequence[Encode
         check_context(len(pair.token_ids), 0, request.max_model_len, prompt_name(request, index), generates=False)
         prompt = _tokenized(codec, request, pair.token_ids, "", ())
         prompts.append(msgspec.structs.replace(prompt, num_first_tokens=pair.num_first))
-    return TokenizeReply(request.request_id, tuple(prompts))
+    return TokenizeReply(request_id=request.request_id, prompts=tuple(prompts))
 
 
 def detokenize(codec: Codec, request: DetokenizeRequest) -> DetokenizeReply:
@@ -138,5 +153,5 @@ def _tokenized(
     if request.block_size > 0:
         pictures = tuple(zip(starts, (picture.key for picture in request.pictures), strict=True))
         hashes = chain_hashes(packed, request.block_size, request.cache_salt, pictures)
-    texts = tuple(map(codec.token_text, token_ids)) if request.return_tokens else ()
-    return TokenizedPrompt(packed, hashes, texts, tail, starts)
+    texts = tuple(map(codec.vocabulary_text, token_ids)) if request.return_tokens else ()
+    return TokenizedPrompt(token_ids=packed, block_hashes=hashes, tokens=texts, tail=tail, picture_starts=starts)

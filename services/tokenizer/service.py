@@ -7,10 +7,11 @@ import logging
 from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.renderer import NoTemplate, WorkerPool
 from shared.actors.host import Host
-from shared.config import TokenizerSettings
+from shared.config import SettingsError, TokenizerSettings
 from shared.messages import PoolStatus, ServiceName
 from shared.models.model_files import described, located, model_name, tokenizer_directory
 from shared.text.codec import NO_TOKENIZER, Codec, TextFacts, choose_codec
+from shared.text.special_tokens import SpecialTokens
 from shared.text.templates.conversation_templates import choose_template
 from shared.text.templates.template_formats import reasoning_format, tool_format
 
@@ -48,7 +49,8 @@ class TokenizerService:
         # base model.
         scores = bool(self._settings.chat_template)
         name = model_name(self._settings)
-        self._actor = TokenizerActor(host, codec, pool or none, facts, name, score_template=scores)
+        escaped = SpecialTokens(codec.special_texts) if self._settings.escape_special_tokens else None
+        self._actor = TokenizerActor(host, codec, pool or none, facts, name, score_template=scores, escaped=escaped)
         await self._actor.listen()
         self._actor_task = asyncio.create_task(self._actor.run())
         if pool is not None:
@@ -56,9 +58,13 @@ class TokenizerService:
 
     def status(self) -> PoolStatus:
         """See Service."""
-        actor, model = self._actor, model_name(self._settings)
-        counts = (actor.num_requests, actor.num_tokens) if actor else (0, 0)
-        return PoolStatus(*counts, model, self._tool_format, self._reasoning_format)
+        return PoolStatus(
+            num_requests=self._actor.num_requests if self._actor else 0,
+            num_tokens=self._actor.num_tokens if self._actor else 0,
+            model=model_name(self._settings),
+            tool_format=self._tool_format,
+            reasoning_format=self._reasoning_format,
+        )
 
     async def run(self) -> None:
         """See Service."""
@@ -81,6 +87,8 @@ class TokenizerService:
     def _load(self) -> tuple[Codec, TextFacts]:
         settings, directory = self._settings, self._directory
         codec = choose_codec(settings, directory)
+        if settings.escape_special_tokens and not all(codec.special_texts):
+            raise SettingsError("--escape-special-tokens needs a tokenizer with a tokenizer.json")
         if settings.skip_tokenizer_init:
-            return codec, TextFacts({}, None)
+            return codec, TextFacts(named_tokens={}, chat_template=None)
         return codec, choose_template(settings, directory, codec)

@@ -2,7 +2,7 @@
 
 An image is identified by the digest of its file. If its embeddings are not in the cache, the actor reads the file from
 the gateway that has it, and decodes and encodes it on a thread. Requests for an image that is being encoded wait for
-the same job, so repeated requests are harmless. At most two files are in memory at the same time.
+the same job, so repeated requests are harmless. At most two files are in memory at the same time; clients take turns.
 
 If a replica dies, nothing is lost: gateways and engines ask another replica, which reads the file again.
 """
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from services.vision.encoder import EncodedPicture
 from shared import limits
 from shared.actors.actor import Actor, Envelope, error_reply, handles
+from shared.actors.fair_work import RETRY_AFTER_S, FairPlaces, FairRoom
 from shared.actors.host import Host
 from shared.actors.picture_parts import part_of, read_parts
 from shared.bus.transport import NoRespondersError, RequestTimeoutError
@@ -27,7 +28,6 @@ from shared.structures.byte_cache import ByteCache
 from shared.subjects import VISION_QUEUE
 
 log = logging.getLogger(__name__)
-RETRY_AFTER_S = 1.0
 WAITING_MAX = 16 * limits.VISION_JOBS_MAX
 """Maximum number of requests that wait for jobs; several requests may wait for the same job."""
 
@@ -74,7 +74,7 @@ class VisionActor(Actor):
         self._host, self._encoder, self._model = host, encoder, model
         self._jobs: dict[bytes, asyncio.Task[EncodedPicture]] = {}
         self._waiting: set[asyncio.Task[None]] = set()
-        self._files = asyncio.Semaphore(limits.VISION_FILES_MAX)
+        self._room, self._files = FairRoom(limits.VISION_JOBS_MAX), FairPlaces(limits.VISION_FILES_MAX)
         self._thread = ThreadPoolExecutor(1, "vision")
 
     async def listen(self) -> None:
@@ -85,11 +85,10 @@ class VisionActor(Actor):
         await self.bind(own, EncodePicture, ReadEmbeddings)
 
     @handles(EncodePicture)
-    def on_encode(self, envelope: Envelope) -> PictureEncoded | None:
+    def on_encode(self, envelope: Envelope[EncodePicture]) -> PictureEncoded | None:
         """Returns the image's tokens and embeddings' key for a prompt; None if a job sends the answer."""
         message = envelope.message
-        assert isinstance(message, EncodePicture)
-        file = message.file
+        file, client = message.file, message.client
         if not 0 < file.size <= limits.IMAGE_BYTES_MAX:
             raise ServiceError("request_too_large", f"The picture has more than {limits.IMAGE_BYTES_MAX} bytes.")
         key = self._key(file.digest)
@@ -99,20 +98,20 @@ class VisionActor(Actor):
             self.num_hits += 1
             return self._described(key, found)
         job = self._jobs.get(file.digest)
-        if len(self._waiting) >= WAITING_MAX or (job is None and len(self._jobs) >= limits.VISION_JOBS_MAX):
+        if len(self._waiting) >= WAITING_MAX or (job is None and not self._room.take(client, 1)):
             reason = "The image service has too many pictures."
             raise ServiceError("server_is_overloaded", reason, retry_after_s=RETRY_AFTER_S)
         if job is None:
-            job = self._jobs[file.digest] = asyncio.create_task(self._encoded(file, key))
+            job = self._jobs[file.digest] = asyncio.create_task(self._encoded(file, key, client))
             job.add_done_callback(lambda _: self._jobs.pop(file.digest, None))
+            job.add_done_callback(lambda _: self._room.give_back(client, 1))
         self._spawn(self._answer(envelope.reply, key, job))
         return None
 
     @handles(ReadEmbeddings)
-    def on_read(self, envelope: Envelope) -> PicturePart:
+    def on_read(self, envelope: Envelope[ReadEmbeddings]) -> PicturePart:
         """Returns a part of embeddings. Raises ServiceError('not_found') if they are not in the cache."""
         message = envelope.message
-        assert isinstance(message, ReadEmbeddings)
         found = self.cache.get(message.key)
         if found is None:
             raise ServiceError("not_found", "The image service does not have these embeddings.")
@@ -130,8 +129,8 @@ class VisionActor(Actor):
             task.cancel()
         self._thread.shutdown(wait=False)
 
-    async def _encoded(self, file: PictureFile, key: bytes) -> EncodedPicture:
-        async with self._files:
+    async def _encoded(self, file: PictureFile, key: bytes, client: str) -> EncodedPicture:
+        async with self._files.take(client, wait_s=limits.IMAGE_ENCODE_S):
             try:
                 data = await read_parts(
                     self.transport, file.source, lambda offset: ReadPicture(file.digest, offset), file.size
@@ -163,17 +162,18 @@ class VisionActor(Actor):
 
     def _described(self, key: bytes, picture: EncodedPicture) -> PictureEncoded:
         return PictureEncoded(
-            picture.rows,
-            picture.columns,
-            key,
-            len(picture.embeddings),
-            picture.dtype,
-            self._encoder.token_id,
-            self._host.id,
-            self._host.instance_id,
-            self._encoder.place,
-            self._encoder.text,
-            picture.layout,
+            rows=picture.rows,
+            columns=picture.columns,
+            key=key,
+            num_bytes=len(picture.embeddings),
+            dtype=picture.dtype,
+            token_id=self._encoder.token_id,
+            holder_id=self._host.id,
+            holder_instance_id=self._host.instance_id,
+            place=self._encoder.place,
+            text=self._encoder.text,
+            layout=picture.layout,
+            num_pixels=picture.num_pixels,
         )
 
     def _key(self, digest: bytes) -> bytes:

@@ -30,7 +30,7 @@ from shared.models.picture_models import processor_fields
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPicture:
     """The embeddings of an image: [rows * columns, hidden] numbers of the type `dtype`, row by row."""
 
@@ -40,6 +40,8 @@ class EncodedPicture:
     dtype: str
     layout: bytes = b""
     """See `PictureTokens.layout`."""
+    num_pixels: int = 0
+    """Pixels of the picture, before the model's processor has scaled it."""
 
     @property
     def num_tokens(self) -> int:
@@ -85,7 +87,15 @@ class VisionEncoder:
         assert not layout or layout.count(self.token_id) == len(output), (output.shape, layout)
         numbers = output.to("cpu").contiguous()
         data = numbers.view(torch.uint8).numpy().tobytes()
-        return EncodedPicture(rows, columns, data, _TYPES[numbers.dtype], pack_ids(layout))
+        pixels = picture.width * picture.height
+        return EncodedPicture(
+            rows=rows,
+            columns=columns,
+            embeddings=data,
+            dtype=_TYPES[numbers.dtype],
+            layout=pack_ids(layout),
+            num_pixels=pixels,
+        )
 
     def _load(self, directory: Path, dtype: torch.dtype) -> None:
         module, tensors = self._family.module, dict[str, Tensor]()

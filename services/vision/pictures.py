@@ -1,7 +1,8 @@
 """Reads an image file from a client. Nothing in the file is trusted.
 
 The format is taken from the file's own bytes. The header is read first, so that an image with too many pixels is
-refused before decoding. Of an animation only the first frame is used.
+refused before decoding. A large JPEG is decoded at half its size, in a fraction of the time and memory. Of an animation
+only the first frame is used.
 """
 
 import io
@@ -14,7 +15,7 @@ from shared.errors import ServiceError
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 ASPECT_MAX = 200
 """Largest aspect ratio that the models' processors accept."""
-Image.MAX_IMAGE_PIXELS = limits.IMAGE_PIXELS_MAX
+Image.MAX_IMAGE_PIXELS = limits.IMAGE_JPEG_PIXELS_MAX
 
 
 def open_picture(file: bytes) -> Image.Image:
@@ -23,6 +24,9 @@ def open_picture(file: bytes) -> Image.Image:
         picture = Image.open(io.BytesIO(file), formats=FORMATS)
     except Exception as error:  # the exceptions for damaged or hostile files have no common base class
         raise _refusal(f"is not a picture in one of the formats {', '.join(FORMATS)}") from error
+    width, height = picture.size
+    if limits.IMAGE_PIXELS_MAX < width * height <= limits.IMAGE_JPEG_PIXELS_MAX:
+        picture.draft(None, (width // 2, height // 2))  # has an effect on JPEG only
     return checked_picture(picture)
 
 
@@ -32,7 +36,8 @@ def checked_picture(picture: Image.Image) -> Image.Image:
     if not width or not height:
         raise _refusal("has no pixels")
     if width * height > limits.IMAGE_PIXELS_MAX:
-        raise _refusal(f"has {width} x {height} pixels; at most {limits.IMAGE_PIXELS_MAX} are taken. Make it smaller")
+        most = limits.IMAGE_JPEG_PIXELS_MAX if picture.format == "JPEG" else limits.IMAGE_PIXELS_MAX
+        raise _refusal(f"has {width} x {height} pixels; at most {most} are taken. Make it smaller")
     if max(width, height) > ASPECT_MAX * min(width, height):
         raise _refusal(f"has {width} x {height} pixels: one side is more than {ASPECT_MAX} times the other")
     try:

@@ -33,8 +33,14 @@ class VisionService:
         """See Service."""
         actor, model = self._actor, model_name(self._settings)
         if actor is None:
-            return VisionStatus(model)
-        return VisionStatus(model, actor.num_requests, actor.num_hits, actor.num_tokens, actor.cache.num_bytes)
+            return VisionStatus(model=model)
+        return VisionStatus(
+            model=model,
+            num_requests=actor.num_requests,
+            num_hits=actor.num_hits,
+            num_tokens=actor.num_tokens,
+            cached_bytes=actor.cache.num_bytes,
+        )
 
     async def run(self) -> None:
         """See Service."""

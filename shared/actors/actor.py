@@ -25,7 +25,7 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 
@@ -33,28 +33,35 @@ from shared import codec, limits
 from shared.bus.transport import Delivery, Headers, NoRespondersError, RequestTimeoutError, Subscription, Transport
 from shared.errors import ServiceError
 from shared.messages import ErrorReply, Message
+from shared.observability.rare_logs import RareLog
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Handler = Callable[[Any, "Envelope"], Awaitable[Message | None] | Message | None]
+M = TypeVar("M", bound=Message)
 
 
-class Envelope(msgspec.Struct, frozen=True):
+class Envelope(msgspec.Struct, Generic[M], frozen=True):
     """A decoded message with its subject, reply subject and headers."""
 
-    message: Message
+    message: M
     subject: str
     reply: str = ""
     headers: Headers | None = None
 
 
-def handles(message_type: type[Message]) -> Callable[[Handler], Handler]:
+Result = Awaitable[Message | None] | Message | None
+Handler = Callable[[Any, Envelope[Any]], Result]
+R = TypeVar("R", bound=Result)
+Method = Callable[[Any, Envelope[M]], R]
+
+
+def handles(message_type: type[M]) -> Callable[[Method[M, R]], Method[M, R]]:
     """Returns a decorator that makes a method the handler of one message type.
 
     The handler's return value is sent as the reply; for None nothing is sent.
     """
 
-    def mark(method: Handler) -> Handler:
+    def mark(method: Method[M, R]) -> Method[M, R]:
         method.__dict__["handled_type"] = message_type
         return method
 
@@ -67,8 +74,8 @@ class Actor:
     A subclass marks its handlers with `handles`; the code that uses the actor calls `bind`, then `run`.
     """
 
-    handlers: ClassVar[dict[type[Message], Handler]] = {}
-    plain: ClassVar[frozenset[type[Message]]] = frozenset()
+    handlers: dict[type[Message], Handler] = {}  # noqa: RUF012 - an actor with `also_handles` has one of its own
+    plain: frozenset[type[Message]] = frozenset()
     """The messages whose handlers are not coroutines."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -84,7 +91,8 @@ class Actor:
         self.transport = transport
         self.overflowed = 0
         self.malformed = 0
-        self._mailbox: deque[Envelope] = deque()
+        self._rare = RareLog(log)
+        self._mailbox: deque[Envelope[Any]] = deque()
         self._mailbox_max = mailbox_max
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -95,8 +103,18 @@ class Actor:
         """Whether `run` waits for a message."""
         self._broken: AssertionError | None = None
         """What a handler has raised outside of `run`, which ends with it."""
-        self._current: Envelope | None = None
+        self._current: Envelope[Any] | None = None
         self._subscriptions: list[Subscription] = []
+
+    def also_handles(self, other: object) -> None:
+        """Has `other` handle the messages for which it has methods marked with `handles`. Called before `bind`."""
+        for name in dir(type(other)):
+            method = inspect.getattr_static(type(other), name)
+            if (kind := getattr(method, "handled_type", None)) is not None:
+                bound = method.__get__(other)
+                self.handlers = {**self.handlers, kind: lambda _, envelope, handle=bound: handle(envelope)}
+                if not inspect.iscoroutinefunction(method):
+                    self.plain |= {kind}
 
     # --- life cycle ---
 
@@ -112,6 +130,11 @@ class Actor:
         decoder = codec.Decoder(types)
         receive = functools.partial(self._receive, decoder)
         self._subscriptions.append(await self.transport.subscribe(subject, receive, queue=queue))
+
+    async def bind_handled(self, subject: str, *types: type[Message]) -> None:
+        """Like `bind`, for those of the types that have a handler. Does nothing if none has."""
+        if handled := [kind for kind in types if kind in self.handlers]:
+            await self.bind(subject, *handled)
 
     async def run(self) -> None:
         """Handles messages until `stop`. Raises the exception that stopped the actor before that."""
@@ -138,7 +161,7 @@ class Actor:
 
     # --- messages ---
 
-    def put(self, envelope: Envelope) -> None:
+    def put(self, envelope: Envelope[Any]) -> None:
         """Adds a message to the mailbox. Refuses the message if the mailbox is full or the actor has ended."""
         if self._ended:
             self._refuse_ended(envelope)
@@ -162,12 +185,16 @@ class Actor:
         """Sends a message one way, without a reply subject."""
         await self.transport.publish(subject, codec.encode(message), headers=headers)
 
+    def drop(self, subject: str, why: str) -> None:
+        """Counts and logs a message that is wrong by itself, which is not handled further."""
+        self.malformed += 1
+        self._rare.warning("malformed", "%s: malformed message on %s: %s", self.name, subject, why)
+
     def _receive(self, decoder: codec.Decoder[Message], delivery: Delivery) -> None:
         try:
             message = decoder.decode(delivery.payload)
         except codec.DecodeError as error:
-            self.malformed += 1
-            log.warning("%s: malformed message on %s: %s", self.name, delivery.subject, error)
+            self.drop(delivery.subject, str(error))
             refusal = ErrorReply("internal_error", "The message could not be read: do the services' versions differ?")
             if delivery.reply:
                 self._reply(Envelope(refusal, delivery.subject, delivery.reply), refusal)
@@ -178,7 +205,7 @@ class Actor:
         self._is_waiting = False
         self._wake.set()
 
-    async def _next(self) -> Envelope | None:
+    async def _next(self) -> Envelope[Any] | None:
         while not self._mailbox:
             self._idle.set()
             if self._stopping:
@@ -190,7 +217,7 @@ class Actor:
                 raise self._broken
         return self._mailbox.popleft()
 
-    def _handle_now(self, envelope: Envelope) -> None:
+    def _handle_now(self, envelope: Envelope[Any]) -> None:
         """Handles a message outside of `run`, under the same rules. The handler may put others into the mailbox."""
         self._is_waiting, self._current = False, envelope
         try:
@@ -208,7 +235,7 @@ class Actor:
         if not self._wake.is_set():
             self._is_waiting = True
 
-    async def _handle(self, envelope: Envelope) -> None:
+    async def _handle(self, envelope: Envelope[Any]) -> None:
         self._current = envelope
         try:
             result = self.handlers[type(envelope.message)](self, envelope)
@@ -221,22 +248,24 @@ class Actor:
             self._reply(envelope, reply)
         self._current = None
 
-    def _failure(self, envelope: Envelope, error: Exception) -> ErrorReply:
+    def _failure(self, envelope: Envelope[Any], error: Exception) -> ErrorReply:
         """Returns what the sender of a message is told about its failure. Logs what is not told to anybody."""
+        name = type(envelope.message).__name__
         if not isinstance(error, ServiceError):
-            log.error("%s failed on %s", self.name, type(envelope.message).__name__, exc_info=error)
+            self._rare.error(name, error, "%s failed on %s", self.name, name)
             error = ServiceError("internal_error", "The request could not be processed.")
         elif not envelope.reply:
-            log.warning("%s: %s failed: %s", self.name, type(envelope.message).__name__, error.message)
+            self._rare.warning(f"{name} refused", "%s: %s failed: %s", self.name, name, error.message)
         return error_reply(error)
 
-    def _reply(self, envelope: Envelope, reply: Message) -> None:
+    def _reply(self, envelope: Envelope[Any], reply: Message) -> None:
         """Sends a reply, or the reason why it cannot be sent."""
         try:
             self.transport.send(envelope.reply, codec.encode(reply))
         except Exception as error:
             if isinstance(reply, ErrorReply):
-                log.warning("%s could not tell of a failure (%s): %s", self.name, reply.code, error)
+                told = "%s could not tell of a failure (%s): %s"
+                self._rare.warning(f"untold {reply.code}", told, self.name, reply.code, error)
             else:
                 self._reply(envelope, self._failure(envelope, error))
 
@@ -262,7 +291,7 @@ class Actor:
                 log.warning("%s could not leave a subject: %s", self.name, stuck)
         await self.on_crash(error)
 
-    def _refuse_ended(self, envelope: Envelope) -> None:
+    def _refuse_ended(self, envelope: Envelope[Any]) -> None:
         if envelope.reply:
             self._reply(envelope, ErrorReply("actor_stopped", f"{self.name} is restarting.", "", 1.0))
 

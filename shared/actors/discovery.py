@@ -31,7 +31,7 @@ class Endpoint:
     queue: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """The service's description in its answers. All replicas have the same `name`; `version` is a semantic version."""
 

@@ -9,13 +9,21 @@ from typing import Protocol, runtime_checkable
 
 from shared.bus.transport import Transport
 from shared.clock import Clock
-from shared.messages import EngineStatus, GatewayStatus, PoolStatus, ServiceName, StreamStatus, VisionStatus
+from shared.messages import (
+    EngineStatus,
+    GatewayStatus,
+    PoolStatus,
+    ServiceName,
+    ServiceState,
+    StreamStatus,
+    VisionStatus,
+)
 from shared.subjects import Subjects
 
 Status = EngineStatus | StreamStatus | PoolStatus | GatewayStatus | VisionStatus
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """The environment of one run of a service: bus connection, subjects, clock, service id and instance id."""
 
@@ -52,34 +60,12 @@ class Service(Protocol):
 
 
 @runtime_checkable
-class SelfTesting(Protocol):
-    """A service that can detect that its own results are wrong."""
+class SelfReporting(Protocol):
+    """A service that knows of its state what the process does not: wrong results, no progress, an operator's order."""
 
-    @property
-    def fault(self) -> str:
-        """Description of the fault; empty: none.
-
-        Read before each heartbeat, on the thread that sends it; must be cheap.
-        """
-        ...
-
-
-@runtime_checkable
-class SelfMonitoring(Protocol):
-    """A service that can detect that its work makes no progress although its process is alive."""
-
-    def stalled(self) -> bool:
-        """Returns whether the work makes no progress now.
+    def reported_state(self) -> ServiceState | None:
+        """Returns the state for heartbeats in place of the one that was set; None: that one.
 
         Called before each heartbeat, on the thread that sends the heartbeat; must be cheap.
         """
-        ...
-
-
-@runtime_checkable
-class Withdrawable(Protocol):
-    """A service that an operator can drain while its process keeps running."""
-
-    def withdrawn(self) -> bool:
-        """Returns whether an operator drains the service; its heartbeats then say `draining`. Called like `stalled`."""
         ...

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shared import codec, limits
-from shared.actors.host import Host, SelfMonitoring, SelfTesting, Service, Withdrawable
+from shared.actors.host import Host, SelfReporting, Service
 from shared.bus.transport import Transport
 from shared.errors import ServiceError
 from shared.messages import Heartbeat, ServiceName, ServiceState
@@ -51,7 +51,7 @@ class _Alive:
     until: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Members:
     """The members whose heartbeats were received. All times are seconds of one monotonic clock.
 
@@ -211,9 +211,6 @@ async def sleep_to_beat(interval_s: float) -> None:
 class HeartbeatTask:
     """Sends a service's heartbeats from the caller's event loop. For services that never block their loop for long.
 
-    While a service that implements `SelfMonitoring` reports that it is stalled, heartbeats carry the state `stalled`
-    instead of the state that was set; while one that implements `Withdrawable` is withdrawn, the state is `draining`;
-    once a service that is `SelfTesting` has found a fault, the state is `faulty`.
     `transport` is the connection to send on; by default the host's.
     """
 
@@ -230,9 +227,7 @@ class HeartbeatTask:
         self._interval_s = interval_s
         self._transport = transport or host.transport
         self._subject = host.subjects.heartbeat(service.name, host.id)
-        self._monitor = service if isinstance(service, SelfMonitoring) else None
-        self._withdrawable = service if isinstance(service, Withdrawable) else None
-        self._tested = service if isinstance(service, SelfTesting) else None
+        self._reporting = service if isinstance(service, SelfReporting) else None
         self._state: ServiceState = "starting"
         self._sequence = 0
         self.unsent = 0
@@ -284,11 +279,7 @@ class HeartbeatTask:
             log.warning("heartbeat %d of %s not sent: %s", self._sequence, self._host.id, error)
 
     def _present_state(self) -> ServiceState:
-        if self._tested is not None and self._tested.fault:
-            return "faulty"
-        if self._monitor is not None and self._monitor.stalled():
-            return "stalled"
-        return "draining" if self._withdrawable is not None and self._withdrawable.withdrawn() else self._state
+        return (self._reporting.reported_state() if self._reporting is not None else None) or self._state
 
     def _next(self) -> Heartbeat:
         self._sequence += 1

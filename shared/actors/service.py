@@ -27,6 +27,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from shared import limits
+from shared.actors.descriptors import raise_limit
 from shared.actors.discovery import Discovery, Endpoint, Identity
 from shared.actors.host import Host, Service, Status
 from shared.actors.presence import HeartbeatTask, HeartbeatThread, first_of, interval_of
@@ -83,6 +84,7 @@ def main(
         sys.stderr.write(f"{name}: {error}\n")
         return EXIT_CONFIG
     configure_logging(settings.log_level, settings.service_id)
+    raise_limit()
     for notice in notices:
         log.info("%s", notice)
     telemetry.setup(f"antiphon-{name}", settings.service_id, endpoint=settings.otlp_traces_endpoint)
@@ -151,7 +153,9 @@ class _Process:
             member_id = _member_id(self._settings, self._service.name)
             subjects = _subjects(self._settings.namespace)
             transport = self._transport = await self._connect(subjects, member_id, member_id)
-            host = Host(transport, subjects, SystemClock(), member_id, new_instance_id())
+            host = Host(
+                transport=transport, subjects=subjects, clock=SystemClock(), id=member_id, instance_id=new_instance_id()
+            )
             await self._service.start(host)
         except SettingsError as error:
             raise _Unusable(str(error)) from error
@@ -161,7 +165,7 @@ class _Process:
             raise
         self._running = asyncio.create_task(self._service.run(), name=f"{self._service.name} service")
         await transport.barrier()
-        await _probe(transport, subjects, member_id)
+        await _probe(transport, subjects.inbox(self._service.name, member_id))
         gc.collect()
         gc.freeze()  # objects made at start-up live as long as the process: garbage collections can skip them
         gc.set_threshold(GC_THRESHOLD, *gc.get_threshold()[1:])
@@ -217,7 +221,7 @@ class _Process:
         urls = server_urls(self._settings.nats)
         if not urls:
             raise SettingsError("nats: the URL of a NATS server is needed (--nats or ANTIPHON_NATS)")
-        credentials, inbox = self._settings.nats_credentials, subjects.inbox(member_id)
+        credentials, inbox = self._settings.nats_credentials, subjects.inbox(self._service.name, member_id)
         context = tls.bus_context(self._settings)
         return await NatsTransport.connect(
             urls,
@@ -225,7 +229,6 @@ class _Process:
             inbox_prefix=inbox,
             credentials=credentials,
             tls=context,
-            replicas=self._settings.bus_replicas,
         )
 
     async def _announce(self, host: Host, transport: NatsTransport) -> None:
@@ -339,9 +342,9 @@ async def _ended(task: asyncio.Task[None], timeout_s: float | None = None) -> No
         task.result()
 
 
-async def _probe(transport: Transport, subjects: Subjects, member_id: str) -> None:
+async def _probe(transport: Transport, inbox: str) -> None:
     """Sends a message to this process through the bus. Raises ServiceError if it does not arrive within `PROBE_S`."""
-    subject = f"{subjects.inbox(member_id)}.probe"
+    subject = f"{inbox}.probe"
     came = asyncio.Event()
     subscription = await transport.subscribe(subject, lambda delivery: came.set())
     try:
@@ -374,7 +377,14 @@ def _identity(service: str, host: Host, namespace: str, model: str) -> Identity:
         "model": model,
     }
     endpoints = _endpoints(service, host, model)
-    return Identity(f"{namespace}-{service}", host.id, __version__, f"Antiphon {service}", metadata, endpoints)
+    return Identity(
+        name=f"{namespace}-{service}",
+        id=host.id,
+        version=__version__,
+        description=f"Antiphon {service}",
+        metadata=metadata,
+        endpoints=endpoints,
+    )
 
 
 def _endpoints(service: str, host: Host, model: str) -> Sequence[Endpoint]:

@@ -16,7 +16,9 @@ BATCH_MESSAGES = 512
 class LogConfig:
     """Configuration of a log. `subject`: the subject of the log's messages, with a wildcard.
 
-    `per_subject`: maximum number of messages that are kept for one subject; 0: no maximum.
+    `per_subject`: maximum number of messages that are kept for one subject; 0: no maximum. `clears`: whether `clear`
+    works although a subject has several messages. Then whoever may publish to any of the log's subjects can also clear
+    all of them.
     """
 
     name: str
@@ -25,6 +27,7 @@ class LogConfig:
     max_age_s: float
     max_bytes: int
     per_subject: int = 0
+    clears: bool = False
 
 
 class Logged(NamedTuple):
@@ -42,7 +45,7 @@ class DurableLog(Protocol):
     """A log of messages. All methods raise LogUnavailableError."""
 
     async def open(self) -> None:
-        """Creates the log if it does not exist, otherwise sets its limits. Must be called before the other methods."""
+        """Returns when the log exists, which others make (`shared.deployment.store_keeper`). Comes before the rest."""
         ...
 
     async def append(self, subject: str, payload: bytes, *, last: int | None = None) -> int | None:
@@ -50,6 +53,14 @@ class DurableLog(Protocol):
 
         With `last` the message is appended only if the last one of its subject has that sequence number (0: if there is
         none); otherwise returns None.
+        """
+        ...
+
+    async def clear(self, subject: str, *, last: int | None = None) -> None:
+        """Replaces the messages of a subject with an empty one, which is dropped after `LOG_EMPTY_S`.
+
+        Only in a log with one message for each subject, or with `clears`. `last`: as for `append`; nothing happens if
+        it is not the last one. Readers take an empty message for none. Permission to publish to the subject is enough.
         """
         ...
 

@@ -17,6 +17,14 @@ class Entry:
     revision: int
 
 
+@dataclass(frozen=True, slots=True)
+class BucketConfig:
+    """Configuration of a store. `ttl_s`: time after its last write at which an entry expires."""
+
+    name: str
+    ttl_s: float
+
+
 class StoreUnavailableError(Exception):
     """The store did not answer in time: the bus is disconnected, has no JetStream, or denies access."""
 

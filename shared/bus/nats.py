@@ -34,10 +34,12 @@ from nats.aio.subscription import Subscription as ClientSubscription
 from shared import limits
 from shared.bus.credentials import read_credentials, without_credentials
 from shared.bus.durable_log import DurableLog, LogConfig
-from shared.bus.key_value import KeyValueStore
-from shared.bus.nats_client import NatsClient
+from shared.bus.key_value import BucketConfig, KeyValueStore
+from shared.bus.nats_client import NatsClient, StoredMessageError
 from shared.bus.nats_durable_log import NatsDurableLog
 from shared.bus.nats_key_value import NatsKeyValueStore
+from shared.bus.nats_stores import StoreConfig, make_stream
+from shared.bus.own_bus import OwnBus, own_bus
 from shared.bus.payload import too_large
 from shared.bus.transport import (
     Delivery,
@@ -67,6 +69,9 @@ ROOM_WAIT_S = 0.5
 CLOSE_TIMEOUT_S = 5.0
 SUBJECT_CHARS_MAX = 1024
 """Well below the server's limit for a protocol line. The server closes the connection if a line exceeds that limit."""
+
+_UNUSED = "nats://127.0.0.1"
+"""Stands for the bus of this user's launcher, whose address is read for each connection."""
 
 OnError = Callable[[str, Exception], None]
 OnChange = Callable[[], None]
@@ -99,21 +104,22 @@ class _Subscription:
 class NatsTransport:
     """A connection to a NATS server that implements `transport.Transport`. Made by `connect`.
 
-    `counters` counts events by kind: `permission_denied`, `receiver_failed`, `connection_error`, `disconnect`,
-    `reconnect`. The first three kinds are also passed to `on_error`. The three callbacks run on the event loop and must
-    not block. Messages are not queued here: a receiver gets each one as it arrives, and bounds what it keeps.
+    `counters` counts events by kind: `permission_denied`, `stored_message`, `receiver_failed`, `connection_error`,
+    `disconnect`, `reconnect`. The first four kinds are also passed to `on_error`. The three callbacks run on the event
+    loop and must not block. Messages are not queued here: a receiver gets each one as it arrives, and bounds what it
+    keeps.
     """
 
-    def __init__(self, name: str, replicas: int = 1) -> None:
+    def __init__(self, name: str, own: OwnBus | None = None, *, observes: bool = False) -> None:
         self.name = name
-        self._replicas = replicas
+        self._own, self._observes = own, observes
         self.counters: Counter[str] = Counter()
         self.deliveries: Counter[str] = Counter()
         """Number of received messages for each subscribed subject."""
         self.on_error: OnError | None = None
         self.on_disconnect: OnChange | None = None
         self.on_reconnect: OnChange | None = None
-        self._client = NatsClient(self._failed)
+        self._client = NatsClient(self._failed, self._own, observes=self._observes)
         self._failure: asyncio.Future[Exception] | None = None
         self._subscriptions: list[_Subscription] = []
         self._losses = 0
@@ -130,7 +136,7 @@ class NatsTransport:
         inbox_prefix: str,
         credentials: str = "",
         tls: ssl.SSLContext | None = None,
-        replicas: int = 1,
+        observes: bool = False,
         wait_s: float = 30.0,
         on_error: OnError | None = None,
         on_disconnect: OnChange | None = None,
@@ -138,14 +144,19 @@ class NatsTransport:
     ) -> "NatsTransport":
         """Connects to one of the servers; retries for up to `wait_s` seconds.
 
+        A URL `file:` names the bus of this user's launcher (`own_bus`), and is the only one then.
+
         `credentials` is the path of a file with `user:password`. With `tls`, the connection uses TLS or fails.
-        `replicas`: number of replicas of each store and log that this connection creates, in a cluster. Raises
-        ServiceError('bus_unavailable') naming the servers if none of them answers, and SettingsError if the credentials
-        or certificates are refused or a URL is invalid.
+        `observes`: subscriptions also get messages that the server has read from streams for others, which are not
+        what they seem (`nats_client.StoredMessageError`).
+        Raises ServiceError('bus_unavailable') naming the servers if none of them answers, and SettingsError if the
+        credentials or certificates are refused or a URL is invalid.
         """
-        transport = cls(name, replicas)
+        transport = cls(name, own := own_bus([*urls]), observes=observes)
         transport.on_error, transport.on_disconnect, transport.on_reconnect = on_error, on_disconnect, on_reconnect
-        options = transport._options(urls, inbox_prefix, read_credentials(credentials) if credentials else None)
+        options = transport._options(
+            [_UNUSED] if own else urls, inbox_prefix, read_credentials(credentials) if credentials else None
+        )
         if tls is not None:
             options["tls"] = tls
         await transport._open(options, ", ".join(without_credentials(url) for url in urls), wait_s)
@@ -236,13 +247,13 @@ class NatsTransport:
         except TimeoutError:
             raise ServiceError("bus_unavailable", "The message bus does not answer.", retry_after_s=1.0) from None
 
-    def key_value_store(self, bucket: str, *, ttl_s: float, timeout_s: float) -> KeyValueStore:
+    def key_value_store(self, config: BucketConfig, *, timeout_s: float) -> KeyValueStore:
         """See Transport. Needs a server with JetStream."""
-        return NatsKeyValueStore(self._client, bucket, ttl_s, timeout_s, self._replicas)
+        return NatsKeyValueStore(self._client, config.name, timeout_s)
 
     def durable_log(self, config: LogConfig, *, timeout_s: float) -> DurableLog:
         """See Transport. Needs a server with JetStream."""
-        return NatsDurableLog(self._client, config, timeout_s, self._replicas)
+        return NatsDurableLog(self._client, config, timeout_s)
 
     async def close(self) -> None:
         """See Transport. Waits at most `CLOSE_TIMEOUT_S` for the server, and as long again for the client to close."""
@@ -260,6 +271,18 @@ class NatsTransport:
         await _close_client(self._client)
 
     # --- beyond the contract ---
+
+    async def make_store(self, config: StoreConfig, *, replicas: int, timeout_s: float) -> None:
+        """Makes a log or store, or sets the limits of the one that exists. Only for the user that may do so.
+
+        `replicas`: servers of a cluster that keep a copy; never reduced. Raises ServiceError('bus_unavailable').
+        """
+        context = self._client.jetstream(timeout=timeout_s)  # pyright: ignore[reportUnknownMemberType]
+        try:
+            await make_stream(context, config, replicas)
+        except errors.Error as error:
+            message = f"The store {config.name} cannot be made: {error or type(error).__name__}."
+            raise ServiceError("bus_unavailable", message, retry_after_s=1.0) from error
 
     async def lost(self) -> None:
         """Returns when the connection is permanently closed without a call of `close`. The process should then end."""
@@ -312,7 +335,7 @@ class NatsTransport:
 
         The client by itself would retry without limit. Raises SettingsError for an invalid URL.
         """
-        self._client = NatsClient(self._failed)
+        self._client = NatsClient(self._failed, self._own, observes=self._observes)
         self._failure = asyncio.get_running_loop().create_future()
         connecting = asyncio.create_task(self._client.connect(**options))
         waiting: list[asyncio.Future[Any]] = [connecting, self._failure]
@@ -375,7 +398,7 @@ class NatsTransport:
 
     def _check(self, subject: str, payload: bytes, headers: Headers | None) -> None:
         if len(subject) > SUBJECT_CHARS_MAX:
-            raise ServiceError("invalid_value", "A subject of the bus is too long.")
+            raise ServiceError("internal_error", "A subject of the bus is too long.")
         size = len(payload)
         if headers is not None:
             size += sum(len(key) + 4 * len(value) for key, value in headers.items()) + 64
@@ -428,6 +451,8 @@ def _choose_server(servers: list[Server], _: dict[str, Any]) -> tuple[Server | N
 
 
 def _kind(error: Exception) -> str:
+    if isinstance(error, StoredMessageError):
+        return "stored_message"
     if isinstance(error, errors.Error) and "permissions violation" in str(error):
         return "permission_denied"
     if isinstance(error, OSError | errors.Error | TimeoutError | EOFError):
@@ -437,5 +462,5 @@ def _kind(error: Exception) -> str:
 
 def _service_error(error: errors.Error) -> ServiceError:
     if isinstance(error, errors.BadSubjectError | errors.BadHeaderError):
-        return ServiceError("invalid_value", "A subject or header of the bus is malformed.")
+        return ServiceError("internal_error", "A subject or header of the bus is malformed.")
     return ServiceError("bus_unavailable", f"The message bus cannot be reached ({error}).", retry_after_s=1.0)

@@ -15,7 +15,7 @@ The library keeps the handshake, the subscriptions, the pings and the detection 
 
 import asyncio
 import functools
-import itertools
+import secrets
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,8 +27,8 @@ from nats.aio.subscription import Subscription
 from nats.js.api import Header
 from nats.protocol.parser import AWAITING_CONTROL_LINE
 
-from shared.bus.cancellation import kept_cancellation
 from shared.bus.nats_tcp import BufferedTransport
+from shared.bus.own_bus import OwnBus
 
 FLUSH_TIMEOUT_S = 2
 ROUND_TRIP_ABANDONED_S = 30
@@ -37,22 +37,37 @@ so that the library never cancels a round trip on a live connection."""
 CONGESTED_WAIT_S = 0.002
 """Seconds between two looks at a socket that does not take more data."""
 
+_STORED = b"Nats-Stream: "
+"""In the headers of a message that the server has read from a stream. Looked for in the bytes, because whoever has
+stored the message chose the lines before it."""
+
 Receive = Callable[[str, bytes, str, dict[str, str] | None], None]
 """Takes subject, payload, reply subject and headers of a message; must not block or wait."""
 
 
-class NatsClient(Client):
-    """See the module. `on_failure` is called with each exception of a receiver."""
+class StoredMessageError(errors.Error):
+    """The server has sent a message from a stream to a subject on which nobody asked for it.
 
-    def __init__(self, on_failure: Callable[[Exception], None]) -> None:
+    Whoever reads a stream may name any subject for the answer, also one to which it may not publish itself.
+    """
+
+
+class NatsClient(Client):
+    """See the module. `on_failure` is called with each exception of a receiver.
+
+    `own`: the bus of this user's launcher, in place of the servers that `connect` is given; None: those servers.
+    `observes`: see `NatsTransport.connect`.
+    """
+
+    def __init__(
+        self, on_failure: Callable[[Exception], None], own: OwnBus | None = None, *, observes: bool = False
+    ) -> None:
         super().__init__()
-        self._on_failure = on_failure
+        self._on_failure, self._own, self._observes = on_failure, own, observes
         self._receivers: dict[bytes, Receive] = {}
         """By the id of the subscription, as the server writes it."""
         self._will_write = False
         self._trips: set[asyncio.Task[None]] = set()
-        self._tokens = itertools.count()
-        """The last parts of the reply subjects; the library's own are longer."""
 
     # --- sending ---
 
@@ -173,6 +188,9 @@ class NatsClient(Client):
             return
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
+        if headers and _STORED in headers and not self._observes and receive != self._on_reply:
+            self._on_failure(StoredMessageError(f"a stored message on {subject.decode(errors='replace')} is dropped"))
+            return
         found = await self._process_headers(headers)  # pyright: ignore[reportUnknownMemberType]
         self._hand_over(receive, subject.decode(), data, reply.decode(), found)
 
@@ -194,16 +212,17 @@ class NatsClient(Client):
         old_style: bool = False,
         headers: dict[str, Any] | None = None,
     ) -> Msg:
-        """See the library. The library's stores and logs use this method too.
+        """See the library. The library's stores and logs use this method too, and never ask for the old style.
 
-        Once the client is subscribed to its inbox, the reply is awaited here: the library's `asyncio.wait_for` takes
-        one more callback for each reply, and may swallow a cancellation (`cancellation`).
+        The reply is awaited here: the library's `asyncio.wait_for` takes one more callback for each reply, and may
+        swallow a cancellation (`cancellation`). Its reply subjects follow from each other, so that whoever was asked
+        once could reply to what others are asked later.
         """
-        if old_style or not self._resp_sub_prefix:
-            with kept_cancellation():
-                return await super().request(subject, payload, timeout, old_style, headers)
+        if not self._resp_sub_prefix:
+            await self._init_request_sub()
+        assert self._resp_sub_prefix is not None
         replies: dict[str, asyncio.Future[Msg]] = self._resp_map  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        token, reply = str(next(self._tokens)), asyncio.get_running_loop().create_future()
+        token, reply = _unguessable(), asyncio.get_running_loop().create_future()
         replies[token] = reply
         try:
             await self.publish(subject, payload, self._resp_sub_prefix.decode() + token, headers)
@@ -216,6 +235,10 @@ class NatsClient(Client):
         if message.headers and message.headers.get(Header.STATUS) == NO_RESPONDERS_STATUS:
             raise errors.NoRespondersError
         return message
+
+    def new_inbox(self) -> str:
+        """See the library. Nobody can guess the subject."""
+        return f"{super().new_inbox()}.{_unguessable()}"
 
     # --- round trips ---
 
@@ -240,6 +263,9 @@ class NatsClient(Client):
     # --- connecting ---
 
     def _connect_command(self) -> bytes:
+        if self._own is not None:
+            assert isinstance(self._transport, BufferedTransport)
+            self._own.check(*self._transport.ends())
         # The library would send the password without TLS if the server, or an attacker in between, does not require
         # TLS.
         if "tls" in self.options and not self._server_info.get("tls_required"):
@@ -250,6 +276,8 @@ class NatsClient(Client):
         # The library begins a further attempt without ending an attempt that failed after its handshake, when the
         # subscriptions were sent. Both would then read from the new socket, which ends the reconnection for good.
         self._end_connection()
+        if self._own is not None:
+            s.uri = self._own.address()
         if s.uri.scheme in ("ws", "wss"):
             await super()._connect_to_server(s)
             return
@@ -272,6 +300,10 @@ class NatsClient(Client):
         writer: asyncio.StreamWriter | None = getattr(self._transport, "_bare_io_writer", None)
         if writer is not None:
             writer.transport.abort()
+
+
+def _unguessable() -> str:
+    return secrets.token_hex(16)
 
 
 @functools.lru_cache(maxsize=256)  # few subjects get many messages; those of replies get one each

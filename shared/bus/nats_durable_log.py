@@ -1,16 +1,24 @@
 """The log on a NATS server with JetStream. Made by `nats.NatsTransport`."""
 
 import json
+import logging
 
 from nats import errors
 from nats.aio.client import Client
 from nats.js import api
 from nats.js.errors import APIError, NotFoundError
 
+from shared import limits
 from shared.bus.cancellation import kept_cancellation
 from shared.bus.durable_log import BATCH_MESSAGES, LogConfig, Logged, LogUnavailableError
+from shared.bus.nats_stores import existing
 
+log = logging.getLogger(__name__)
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+_EXPIRES = {"Nats-TTL": f"{limits.LOG_EMPTY_S:.0f}s"}
+"""Header of a message that is dropped early. Servers before 2.11 keep it as long as others."""
+_REPLACES = {"Nats-Rollup": "sub"}
+"""Header of a message that replaces all others of its subject, in a log that allows this."""
 _WRONG_LAST = 10071
 """The server's error code if the last sequence number of a subject is not the expected one."""
 _BATCH_BYTES = 4 * 2**20
@@ -18,71 +26,48 @@ _BATCH_BYTES = 4 * 2**20
 _PENDING = "Nats-Num-Pending"
 """Header of servers that send batches: number of messages that follow."""
 _END_OF_BATCH, _NOT_FOUND = "204", "404"
-_COMPARED = (
-    "subjects", "storage", "max_age", "max_bytes", "max_msgs_per_subject", "discard", "num_replicas",
-    "duplicate_window", "allow_direct",
-)  # fmt: skip
-"""The fields of a stream's configuration that a log sets."""
-_STORAGES = {"memory": api.StorageType.MEMORY, "file": api.StorageType.FILE}
 
 
 class NatsDurableLog:
-    """Implements `durable_log.DurableLog`. `replicas`: number of replicas of the log in a cluster."""
+    """Implements `durable_log.DurableLog`."""
 
-    def __init__(self, client: Client, config: LogConfig, timeout_s: float, replicas: int = 1) -> None:
+    def __init__(self, client: Client, config: LogConfig, timeout_s: float) -> None:
         self._client = client
         self._stream = client.jetstream(timeout=timeout_s)  # pyright: ignore[reportUnknownMemberType]
-        self._config, self._timeout_s, self._replicas = config, timeout_s, replicas
+        self._config, self._timeout_s = config, timeout_s
+        self._is_told = False
 
     async def open(self) -> None:
         """See DurableLog."""
-        wanted = self._config
-        config = api.StreamConfig(
-            name=wanted.name,
-            subjects=[wanted.subject],
-            storage=_STORAGES[wanted.storage],
-            max_age=wanted.max_age_s,
-            max_bytes=wanted.max_bytes,
-            max_msgs_per_subject=wanted.per_subject or -1,
-            discard=api.DiscardPolicy.OLD,
-            num_replicas=self._replicas,
-            duplicate_window=min(wanted.max_age_s, 120.0),
-            allow_direct=True,
-        )
         try:
-            found = await self._found()
-            if found is None:
-                try:
-                    await self._stream.add_stream(config)  # pyright: ignore[reportUnknownMemberType]
-                    return
-                except APIError:
-                    found = await self._found()
-                    if found is None:
-                        raise
-            # The limits can be changed, but not the kind of storage. The number of replicas is never reduced.
-            config.num_replicas = max(self._replicas, found.num_replicas or 1)
-            if any(getattr(found, name) != getattr(config, name) for name in _COMPARED):
-                await self._stream.update_stream(config)  # pyright: ignore[reportUnknownMemberType]
+            info = await existing(lambda: self._stream.stream_info(self._config.name), self._timeout_s)
         except errors.Error as error:
             raise self._unavailable(error) from error
+        self._tell(info.state)
 
-    async def _found(self) -> api.StreamConfig | None:
-        """Returns the configuration of the log; None if there is none.
+    def _tell(self, state: api.StreamState) -> None:
+        """Logs what a log in files has, when it is opened first and when it has not answered since, as after a restart.
 
-        The configuration is read first because the server checks the free storage before it checks whether the log
-        exists: with too little storage left it would refuse to "create" an existing log.
+        The server does not tell whether messages were lost.
         """
-        try:
-            return (await self._stream.stream_info(self._config.name)).config
-        except NotFoundError:
-            return None
+        if self._config.storage == "file" and not self._is_told:
+            self._is_told = True
+            log.info("the log %s has %d messages, %d bytes", self._config.name, state.messages, state.bytes)
 
     async def append(self, subject: str, payload: bytes, *, last: int | None = None) -> int | None:
         """See DurableLog."""
-        headers = None if last is None else {_EXPECTED: str(last)}
+        return await self._publish(subject, payload, {}, last)
+
+    async def clear(self, subject: str, *, last: int | None = None) -> None:
+        """See DurableLog."""
+        await self._publish(subject, b"", _EXPIRES | _REPLACES if self._config.clears else _EXPIRES, last)
+
+    async def _publish(self, subject: str, payload: bytes, headers: dict[str, str], last: int | None) -> int | None:
+        if last is not None:
+            headers = {**headers, _EXPECTED: str(last)}
         try:
             reply = await self._stream.publish(
-                subject, payload, timeout=self._timeout_s, stream=self._config.name, headers=headers
+                subject, payload, timeout=self._timeout_s, stream=self._config.name, headers=headers or None
             )
         except APIError as error:
             if error.err_code == _WRONG_LAST:
@@ -149,4 +134,5 @@ class NatsDurableLog:
             await replies.unsubscribe()
 
     def _unavailable(self, error: Exception) -> LogUnavailableError:
+        self._is_told = False
         return LogUnavailableError(f"the log {self._config.name} does not answer ({error or type(error).__name__})")

@@ -41,6 +41,11 @@ class BufferedTransport(TcpTransport):
         """Whether the socket has not taken all that was written."""
         return self._io_writer is not None and self._io_writer.transport.get_write_buffer_size() > 0
 
+    def ends(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        """Returns host and port of the server and of this client."""
+        assert self._io_writer is not None, "connect comes first"
+        return self._io_writer.get_extra_info("peername")[:2], self._io_writer.get_extra_info("sockname")[:2]
+
     def take_with(self, take: Take) -> None:
         """Calls `take` with everything that this connection receives from now on, before the stream gets it."""
         assert self._protocol is not None, "connect comes first"

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from shared.bus.durable_log import DurableLog, LogConfig
-from shared.bus.key_value import KeyValueStore
+from shared.bus.key_value import BucketConfig, KeyValueStore
 
 Headers = Mapping[str, str]
 
@@ -103,11 +103,8 @@ class Transport(Protocol):
         """Returns when the bus has processed every subscription and message sent before the call."""
         ...
 
-    def key_value_store(self, bucket: str, *, ttl_s: float, timeout_s: float) -> KeyValueStore:
-        """Returns the store with this name, which is created at its first use.
-
-        `ttl_s`: time after its last write at which an entry expires; `timeout_s`: time limit of one operation.
-        """
+    def key_value_store(self, config: BucketConfig, *, timeout_s: float) -> KeyValueStore:
+        """Returns a store. `timeout_s`: time limit of one operation."""
         ...
 
     def durable_log(self, config: LogConfig, *, timeout_s: float) -> DurableLog:

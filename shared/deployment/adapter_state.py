@@ -14,15 +14,14 @@ import msgspec
 from shared import limits
 from shared.actors.host import Host
 from shared.bus.key_value import KeyValueStore, StoreUnavailableError
+from shared.deployment import stores
 from shared.errors import ServiceError
-from shared.subjects import bucket_name, model_token
+from shared.subjects import model_token
 
-STATE_TTL_S = 365 * 24 * 3600.0
-"""TTL of an entry since its last write, seconds. Engines write it again if it is lost."""
 _TRIES_MAX = 20
 
 
-class AdapterRecord(msgspec.Struct, frozen=True, array_like=True):
+class AdapterRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One adapter. `version`: hash of its files. `path`: its directory on the machines of the engines."""
 
     name: str
@@ -59,9 +58,7 @@ class AdapterStore:
 
     def __init__(self, host: Host) -> None:
         self._store: KeyValueStore = host.transport.key_value_store(
-            bucket_name(host.subjects.namespace, "adapters"),
-            ttl_s=STATE_TTL_S,
-            timeout_s=limits.ADAPTER_STORE_TIMEOUT_S,
+            stores.adapters(host.subjects), timeout_s=limits.ADAPTER_STORE_TIMEOUT_S
         )
 
     async def read(self, model: str) -> AdapterState:

@@ -14,10 +14,8 @@ import msgspec
 from shared import limits
 from shared.actors.host import Host
 from shared.bus.key_value import KeyValueStore
-from shared.subjects import bucket_name
+from shared.deployment import stores
 
-STATE_TTL_S = 365 * 24 * 3600.0
-"""TTL of an entry since its last write, seconds. The launcher writes it again if it is lost."""
 VERSIONS_MAX = 16
 """Maximum number of listed versions of a model; the oldest ended versions are dropped."""
 _KEY = "models"
@@ -25,7 +23,7 @@ VersionState = Literal["starting", "ready", "failed", "ended"]
 """`ready`: its processes run, whether it is active or not. `ended`: they were stopped."""
 
 
-class ModelVersion(msgspec.Struct, frozen=True, array_like=True):
+class ModelVersion(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One version of a model. `number` counts from 1, the version with which the launcher was started."""
 
     number: int
@@ -106,9 +104,7 @@ class VersionStore:
 
     def __post_init__(self) -> None:
         self._store = self.host.transport.key_value_store(
-            bucket_name(self.host.subjects.namespace, "models"),
-            ttl_s=STATE_TTL_S,
-            timeout_s=limits.ADAPTER_STORE_TIMEOUT_S,
+            stores.models(self.host.subjects), timeout_s=limits.ADAPTER_STORE_TIMEOUT_S
         )
 
     async def read(self) -> ModelStates:

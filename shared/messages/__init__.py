@@ -53,6 +53,7 @@ from shared.messages.engine import (
     TopLogprob,
     Withdraw,
 )
+from shared.messages.engine_counters import EngineCounters, EngineLoad, Metric
 from shared.messages.gateway import (
     OwnershipQuery,
     OwnershipReply,
@@ -73,6 +74,7 @@ from shared.messages.presence import (
     Heartbeat,
     HistogramCounts,
     MemberEnded,
+    ModelFacts,
     PoolStatus,
     StreamStatus,
     VisionStatus,
@@ -109,7 +111,9 @@ __all__ = [
     "DetokenizeRequest",
     "Done",
     "EncodePicture",
+    "EngineCounters",
     "EngineHistograms",
+    "EngineLoad",
     "EngineStatus",
     "ErrorReply",
     "FinishReason",
@@ -120,6 +124,8 @@ __all__ = [
     "LoadAdapter",
     "MemberEnded",
     "Message",
+    "Metric",
+    "ModelFacts",
     "ModelsChanged",
     "OpenBatch",
     "OpenBatchReply",

@@ -3,7 +3,7 @@
 from shared.messages.base import FinishReason, Message, Part
 
 
-class OpenStream(Message, frozen=True, array_like=True, tag=True):
+class OpenStream(Message, frozen=True, array_like=True, tag=True, kw_only=True):
     """Opens a stream, which converts a sequence's tokens to text and sends the text to `reply_subject` as `TextEvents`.
 
     Answered by `Ack`. If the stream is already open, the new one replaces it. `output_token_ids` are output tokens that
@@ -47,7 +47,7 @@ class OpenBatch(Message, frozen=True, array_like=True, tag=True):
     streams: tuple[OpenStream, ...]
 
 
-class OpenReply(Part, frozen=True, array_like=True):
+class OpenReply(Part, frozen=True, array_like=True, kw_only=True):
     """The result for one stream of an `OpenBatch`: open if `code` is empty, else refused (see `ErrorReply`)."""
 
     sequence_id: str
@@ -85,9 +85,11 @@ class PositionLogprobs(Part, frozen=True, array_like=True):
 
     chosen: TokenText
     top: tuple[TokenText, ...] = ()
+    rank: int = 0
+    """Place of a prompt's token among all tokens, the likeliest has 1; 0: unknown."""
 
 
-class TextEvent(Part, frozen=True, array_like=True):
+class TextEvent(Part, frozen=True, array_like=True, kw_only=True):
     """New output of a sequence: tokens at [position, position + len(token_ids)), text from character `text_offset` on.
 
     Text may lag behind the tokens: an incomplete character, and text that may be the beginning of a stop string, are
@@ -115,7 +117,7 @@ class TextEvent(Part, frozen=True, array_like=True):
     has the log probability NaN."""
 
 
-class TextEvents(Message, frozen=True, array_like=True, tag=True):
+class TextEvents(Message, frozen=True, array_like=True, tag=True, kw_only=True):
     """The text that results from one `TokenEvents` message, for one gateway. `step`: the engine step of the tokens."""
 
     detokenizer_id: str

@@ -21,7 +21,7 @@ class KvSource(Part, frozen=True, array_like=True):
     address: str
 
 
-class Submit(Message, frozen=True, array_like=True, tag=True):
+class Submit(Message, frozen=True, array_like=True, tag=True, kw_only=True):
     """Makes an engine run a sequence. Answered by `SubmitReply`; the tokens go to `reply_subject` as `TokenEvents`.
 
     `output_token_ids` are carried tokens: output that an earlier attempt generated. They count as output (penalties,
@@ -88,7 +88,7 @@ class SubmitBatch(Message, frozen=True, array_like=True, tag=True):
 SubmitStatus = Literal["accepted", "duplicate", "stale_attempt", "tombstoned", "busy", "invalid"]
 
 
-class SubmitReply(Message, frozen=True, array_like=True, tag=True):
+class SubmitReply(Message, frozen=True, array_like=True, tag=True, kw_only=True):
     """The result of a `Submit`. `code` and `message` give the reason if `status` is `busy` or `invalid`."""
 
     sequence_id: str
@@ -231,7 +231,7 @@ class TokenLogprobs(Part, frozen=True, array_like=True):
     top: tuple[TopLogprob, ...] = ()
 
 
-class PromptLogprobs(Part, frozen=True, array_like=True):
+class PromptLogprobs(Part, frozen=True, array_like=True, kw_only=True):
     """Log probabilities of consecutive tokens of a prompt, each given the tokens before it, with `num_top` candidates.
 
     The lists are packed: token ids as little-endian u32 (`codec.pack_ids`), log probabilities as little-endian float32.
@@ -246,9 +246,12 @@ class PromptLogprobs(Part, frozen=True, array_like=True):
     top_token_ids: bytes = b""
     """`num_top` candidates for each token, most likely first."""
     top_logprobs: bytes = b""
+    ranks: bytes = b""
+    """For each token the number of tokens that are likelier, plus one (`codec.pack_ids`); 0 for the first of a prompt.
+    Empty: not known."""
 
 
-class TokenEvent(Part, frozen=True, array_like=True):
+class TokenEvent(Part, frozen=True, array_like=True, kw_only=True):
     """The tokens of one sequence from one step, at output positions [position, position + len(token_ids))."""
 
     sequence_id: str
@@ -281,7 +284,7 @@ class SequenceSteps(Part, frozen=True, array_like=True, gc=False):
     rows: bytes
 
 
-class StepEvent(Part, frozen=True, array_like=True):
+class StepEvent(Part, frozen=True, array_like=True, kw_only=True):
     """What one step did, and the load of the engine at the end of the step. Durations are by the engine's own clock."""
 
     step: int
@@ -293,10 +296,6 @@ class StepEvent(Part, frozen=True, array_like=True):
     num_free_blocks: int
     num_sequences: int
     """Sequences in the step, including those that are not recorded."""
-    former_sequences: tuple[tuple[int | str, ...], ...] = ()
-    """Always empty in messages of this version. Older engines, which do not know `SequenceSteps`, put here what the
-    step did for each sequence. Gateways do not use it; the field only keeps `preempted` at its position in the array.
-    """
     preempted: tuple[SequenceRef, ...] = ()
     """Sequences that were preempted since the previous step and wait again."""
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from shared.messages.base import Message, SequenceRef
 
 
-class OwnershipQuery(Message, frozen=True, array_like=True, tag=True):
+class OwnershipQuery(Message, frozen=True, array_like=True, tag=True, kw_only=True):
     """Sent by an engine or a detokenizer to ask a gateway which of these sequences it must keep. See `OwnershipReply`.
 
     Sent for sequences that the gateway has not confirmed for `limits.OWNERSHIP_CHECK_S` (engine) and for streams
@@ -47,7 +47,7 @@ class StreamTaken(Message, frozen=True, array_like=True, tag=True):
 UsageOutcome = Literal["completed", "cancelled", "failed"]
 
 
-class UsageRecord(Message, frozen=True, array_like=True, tag=True):
+class UsageRecord(Message, frozen=True, array_like=True, tag=True, kw_only=True):
     """The usage of one generation request. Sent once, when the request ends for any reason. Not answered.
 
     A request that is refused before it starts has no record; the records of a gateway that dies are lost. Tokens that
@@ -89,7 +89,7 @@ RequestState = Literal["running", "completed", "failed", "cancelled"]
 RecordOrder = Literal["newest", "slowest"]
 
 
-class RecordListQuery(Message, frozen=True, array_like=True, tag=True):
+class RecordListQuery(Message, frozen=True, array_like=True, tag=True, kw_only=True):
     """Asks a gateway for the requests that it has recorded. Answered by `RecordList`."""
 
     key: str
@@ -99,7 +99,7 @@ class RecordListQuery(Message, frozen=True, array_like=True, tag=True):
     """Words in lower case that a request's fields must all contain."""
     order: RecordOrder = "newest"
     slow: bool = False
-    """Whether only slow requests are wanted (`services.gateway.record.slowness`)."""
+    """Whether only slow requests are wanted (`services.gateway.ops.timeline.slowness`)."""
     during: tuple[float, float] | None = None
     """Unix times: only requests that were in progress at some time between them."""
 

@@ -4,7 +4,10 @@ The size of a heartbeat does not depend on the number of live sequences. The sta
 between the two services that hold them (`ProgressQuery`, `OwnershipQuery`).
 """
 
+import msgspec
+
 from shared.messages.base import Message, Part, ServiceName, ServiceState
+from shared.messages.engine_counters import EngineCounters, EngineLoad
 
 
 class HistogramCounts(Part, frozen=True, array_like=True):
@@ -15,22 +18,34 @@ class HistogramCounts(Part, frozen=True, array_like=True):
 
 
 class EngineHistograms(Part, frozen=True, array_like=True, kw_only=True):
-    """Histograms of an engine since its start: tokens of its steps, and seconds of the phases of its sequences."""
+    """Histograms of an engine since its start: tokens of steps, seconds of phases and preemptions of its sequences."""
 
     step_tokens: HistogramCounts = HistogramCounts()
     queue_s: HistogramCounts = HistogramCounts()
     inference_s: HistogramCounts = HistogramCounts()
     prefill_s: HistogramCounts = HistogramCounts()
     decode_s: HistogramCounts = HistogramCounts()
+    preemptions: HistogramCounts = HistogramCounts()
 
 
-class EngineStatus(Part, frozen=True, array_like=True, tag=True):
-    """The engine's model, capacity and load, by which gateways place sequences, and its counters.
+class ModelFacts(Part, frozen=True, array_like=True, kw_only=True):
+    """What the files of a model say about it; 0 and "" for what they do not say."""
 
-    The fields from `step` to `accepted_tokens`, those from `kv_loads` to `kv_saved_tokens`, `canary_runs` and
-    `idle_preemptions` are counters since the start of the engine. `cached_tokens` counts prompt tokens that were not
-    computed.
-    """
+    architecture: str = ""
+    """`model_type` of config.json, such as `llama`."""
+    num_parameters: int = 0
+    weight_bytes: int = 0
+    """Size of all weight files."""
+    file_format: str = ""
+    """`safetensors`, `gguf` or `pytorch`."""
+    quantization: str = ""
+    """Type of most of a GGUF file's weights, method of a quantized checkpoint, or data type: `Q4_K`, `AWQ`, `BF16`."""
+    on_device: bool = False
+    """Whether the weights are in the memory of a GPU."""
+
+
+class EngineStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
+    """The engine's model, capacity and load, by which gateways place sequences, and its counters."""
 
     model: str
     model_path: str
@@ -38,24 +53,11 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     vocab_size: int
     block_size: int
     num_blocks: int
-    num_free_blocks: int
     max_num_seqs: int
-    num_running: int = 0
-    num_waiting: int = 0
-    num_waiting_tokens: int = 0
-    step: int = 0
-    prompt_tokens: int = 0
-    generation_tokens: int = 0
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    preemptions: int = 0
+    load: EngineLoad = EngineLoad()
+    counters: EngineCounters = msgspec.field(default_factory=EngineCounters)
     finished: tuple[tuple[str, int], ...] = ()
     """Number of sequences that have ended, by finish reason."""
-    cached_tokens: int = 0
-    swapped_out_blocks: int = 0
-    swapped_in_blocks: int = 0
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
     model_aliases: tuple[str, ...] = ()
     """Other names that requests may use for `model`."""
     configuration: str = ""
@@ -67,10 +69,6 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     """
     embedding_size: int = 0
     """Number of components of the vectors of pooling sequences; 0 if the engine cannot compute them."""
-    drafts: int = 0
-    """Number of times that draft tokens were proposed for a sequence; a counter, as is `drafted_tokens`."""
-    accepted_by_position: tuple[int, ...] = ()
-    """How many draft tokens were accepted at each position of a draft; a counter."""
     histograms: EngineHistograms = EngineHistograms()
     role: str = "both"
     """`prefill`: computes prompts for decode engines; `decode`: gets the KV of prompts from prefill engines; `both`:
@@ -78,13 +76,6 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     """
     kv_address: str = ""
     """`host:port` at which a prefill engine's KV can be fetched; empty for other engines."""
-    kv_loads: int = 0
-    """Number of ended KV transfers from other engines for which at least one sequence still waited at the end.
-    `kv_failed_loads`: number of transfers that delivered only a part, or were not started for lack of host memory.
-    """
-    kv_failed_loads: int = 0
-    kv_loaded_tokens: int = 0
-    kv_saved_tokens: int = 0
     adapters_revision: int = -1
     """Revision of the desired state of the adapters that the engine follows (`shared.deployment.adapter_state`);
     0: there is none, -1: the engine serves no adapters."""
@@ -111,14 +102,9 @@ class EngineStatus(Part, frozen=True, array_like=True, tag=True):
     """Number of further sequences of the idle lane that the engine can accept. `credits` does not count sequences of
     the lane, because others preempt them; `idle_credits` counts all sequences.
     """
-    num_idle_running: int = 0
-    """Number of sequences in `num_running` that are in the idle lane. `num_idle_waiting`: the same for `num_waiting`.
-    """
-    num_idle_waiting: int = 0
-    num_idle_waiting_tokens: int = 0
-    idle_preemptions: int = 0
     step_tokens: int = 0
     """Largest number of prompt tokens that the engine computes in one step; 0: not known."""
+    facts: ModelFacts = ModelFacts()
 
 
 class StreamStatus(Part, frozen=True, array_like=True, tag=True):
@@ -131,7 +117,7 @@ class StreamStatus(Part, frozen=True, array_like=True, tag=True):
     """Served name of the model whose tokens the detokenizer converts to text."""
 
 
-class PoolStatus(Part, frozen=True, array_like=True, tag=True):
+class PoolStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
     """Counters of a tokenizer."""
 
     num_requests: int = 0
@@ -146,7 +132,7 @@ class PoolStatus(Part, frozen=True, array_like=True, tag=True):
     """Name of the model's reasoning format, recognised in the same way; empty: unknown."""
 
 
-class VisionStatus(Part, frozen=True, array_like=True, tag=True):
+class VisionStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
     """Counters of an image service: requested images, hits in its cache of embeddings, and tokens of encoded images."""
 
     model: str = ""
@@ -158,7 +144,7 @@ class VisionStatus(Part, frozen=True, array_like=True, tag=True):
     """Bytes of embeddings that are kept."""
 
 
-class GatewayStatus(Part, frozen=True, array_like=True, tag=True):
+class GatewayStatus(Part, frozen=True, array_like=True, tag=True, kw_only=True):
     """Load of a gateway: its requests, and its sequences that wait for engine credit.
 
     `accepted_requests` and `ended_requests` are counters since its start; their difference is `num_requests`.
@@ -179,7 +165,7 @@ class MemberEnded(Message, frozen=True, array_like=True, tag=True):
     member_id: str
 
 
-class Heartbeat(Message, frozen=True, array_like=True, tag=True):
+class Heartbeat(Message, frozen=True, array_like=True, tag=True, kw_only=True):
     """Shows that a service process is alive.
 
     `instance_id` is random for each process start, so a restarted process has a new address.

@@ -5,7 +5,7 @@ from shared.messages.vision import PictureTokens
 from shared.parameters.grammar import Grammar
 
 
-class ChatMessage(Part, frozen=True, array_like=True):
+class ChatMessage(Part, frozen=True, array_like=True, kw_only=True):
     """One message of a conversation. If `token_ids` (packed) is set, it replaces `content`."""
 
     role: str
@@ -18,7 +18,7 @@ class ChatMessage(Part, frozen=True, array_like=True):
     """
 
 
-class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
+class TokenizeRequest(Message, frozen=True, array_like=True, tag=True, kw_only=True):
     """Converts texts or a conversation to token ids and checks their number against the context length.
 
     Either `prompts` (one reply item for each) or `messages` (one reply item, for the rendered conversation) is set.
@@ -38,7 +38,7 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     """Tokens in a KV block; each full block is hashed, for placement and prefix caching. 0: no hashes."""
     cache_salt: bytes = b""
     return_tokens: bool = False
-    """Whether the reply also has each token's own text."""
+    """Whether the reply also has each token as the vocabulary writes it."""
     bad_words: tuple[str, ...] = ()
     """Texts to convert to token ids, in the forms in which they occur in an output."""
     grammar: Grammar | None = None
@@ -64,9 +64,16 @@ class TokenizeRequest(Message, frozen=True, array_like=True, tag=True):
     """The images of the conversation, in order. Each image token is repeated as often as the image needs."""
     second_prompts: tuple[str, ...] = ()
     """For each of `prompts`, the second text of a pair; both texts become one prompt. Empty: there are no pairs."""
+    client: str = ""
+    """The client that the request comes from. Long texts of several clients are encoded in turns."""
+    text_bytes_max: int = 0
+    """Largest size of the text of a prompt, bytes of UTF-8; 0: no limit. The gateway checks `prompts`, the tokenizer
+    checks what the chat template makes of `messages`."""
+    marks: tuple[str, ...] = ()
+    """Further texts to convert to token ids as they are, such as the marks around a model's reasoning."""
 
 
-class TokenizedPrompt(Part, frozen=True, array_like=True):
+class TokenizedPrompt(Part, frozen=True, array_like=True, kw_only=True):
     """A prompt as token ids. `block_hashes` has a chained hash of `shared.blocks.HASH_BYTES` for each full KV block."""
 
     token_ids: bytes
@@ -80,7 +87,7 @@ class TokenizedPrompt(Part, frozen=True, array_like=True):
     """For a pair of texts: see `PoolingParams`."""
 
 
-class TokenizeReply(Message, frozen=True, array_like=True, tag=True):
+class TokenizeReply(Message, frozen=True, array_like=True, tag=True, kw_only=True):
     """The reply to a `TokenizeRequest`: one item for each prompt, or one for the conversation."""
 
     request_id: str
@@ -91,6 +98,8 @@ class TokenizeReply(Message, frozen=True, array_like=True, tag=True):
     """Further end tokens besides the model's own: those of the conversation template, or of a suffix."""
     tokenizer_id: str = ""
     """The process that answers, for the record of the request."""
+    marks: tuple[bytes, ...] = ()
+    """Packed token ids of the request's `marks`."""
 
 
 class DetokenizeRequest(Message, frozen=True, array_like=True, tag=True):

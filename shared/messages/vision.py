@@ -21,9 +21,11 @@ class EncodePicture(Message, frozen=True, array_like=True, tag=True):
 
     model: str
     file: PictureFile
+    client: str = ""
+    """The client whose request has the picture. Clients take turns."""
 
 
-class PictureEncoded(Message, frozen=True, array_like=True, tag=True):
+class PictureEncoded(Message, frozen=True, array_like=True, tag=True, kw_only=True):
     """The reply to `EncodePicture`: the picture has `rows` times `columns` embeddings, row by row.
 
     The embeddings are `num_bytes` bytes: numbers of the type `dtype`, [rows * columns, width], see `PlacedPicture`. The
@@ -46,6 +48,8 @@ class PictureEncoded(Message, frozen=True, array_like=True, tag=True):
     layout: bytes = b""
     """The image's packed token ids, if there are other tokens between those with embeddings (`PictureTokens.layout`).
     """
+    num_pixels: int = 0
+    """Pixels of the decoded picture."""
 
 
 class ReadPicture(Message, frozen=True, array_like=True, tag=True):
@@ -76,7 +80,7 @@ class PromptPicture(Part, frozen=True, array_like=True):
     file: PictureFile
 
 
-class PictureTokens(Part, frozen=True, array_like=True):
+class PictureTokens(Part, frozen=True, array_like=True, kw_only=True):
     """The description of an image for a tokenizer: the image token in the text, and the number of its repetitions."""
 
     token_id: int

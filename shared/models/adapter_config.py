@@ -4,13 +4,16 @@ An adapter is refused, with the name of the field, if it changes the model in an
 would be wrong. Called by the launcher before it starts anything, and by engines.
 """
 
+import errno
 import json
 import math
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from shared.errors import ServiceError
 
@@ -33,7 +36,7 @@ _CHANGES_THE_BASE = ("pissa", "olora", "corda", "loftq")
 """Prefixes of `init_lora_weights` that mean that the adapter belongs to a changed copy of the model's weights."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoraConfig:
     """The configuration of a LoRA adapter. `rank` and `alpha` apply to modules without their own entry."""
 
@@ -90,12 +93,12 @@ def read_lora_config(directory: Path, name: str) -> LoraConfig:
             "path_initial_model_for_weight_conversion",
         )
     return LoraConfig(
-        _whole(fields, "r", name),
-        _number(fields.get("lora_alpha", 8), "lora_alpha", name),
-        bool(fields.get("use_rslora", False)),
-        {key: _at_least_1(value, "rank_pattern", name) for key, value in _pattern(fields, "rank_pattern", name)},
-        {key: _number(value, "alpha_pattern", name) for key, value in _pattern(fields, "alpha_pattern", name)},
-        str(fields.get("base_model_name_or_path") or ""),
+        rank=_whole(fields, "r", name),
+        alpha=_number(fields.get("lora_alpha", 8), "lora_alpha", name),
+        rank_stabilised=bool(fields.get("use_rslora", False)),
+        ranks={key: _at_least_1(value, "rank_pattern", name) for key, value in _pattern(fields, "rank_pattern", name)},
+        alphas={key: _number(value, "alpha_pattern", name) for key, value in _pattern(fields, "alpha_pattern", name)},
+        base_model=str(fields.get("base_model_name_or_path") or ""),
     )
 
 
@@ -139,20 +142,41 @@ def unusable(name: str, why: str) -> ServiceError:
     return ServiceError("invalid_value", f"The adapter {name!r} cannot be served: {why}.", param="lora_path")
 
 
-def not_found(name: str, why: str) -> ServiceError:
-    """Returns the error for an adapter whose files are missing."""
+def no_file(name: str, directory: Path, file: str) -> ServiceError:
+    """Returns the error for an adapter without one of its files.
+
+    It is the same whatever the reason is, so that a client cannot find out what there is on the engine's machine.
+    """
+    why = f"there is no directory {directory} with a file {file} that can be read"
     return ServiceError("not_found", f"The adapter {name!r} cannot be served: {why}.", param="lora_path")
+
+
+def adapter_directory(path: str) -> Path:
+    """Returns the directory of an adapter, with `~` replaced by the home directory if there is one."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a regular file. Raises OSError for anything else, such as a pipe, which would not be readable for ever."""
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "a path has no such character")
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "not a regular file")
+    return file
 
 
 def _read(directory: Path, name: str) -> dict[str, Any]:
     path = directory / CONFIG_FILE
     try:
-        fields: Any = json.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError as error:
-        there = f"{directory} has no {CONFIG_FILE}" if directory.is_dir() else f"there is no directory {directory}"
-        raise not_found(name, there) from error
+        with open_regular(path) as file:
+            fields: Any = json.loads(file.read().decode("utf-8-sig"))
     except OSError as error:
-        raise unusable(name, f"{path} cannot be read ({error.strerror})") from error
+        raise no_file(name, directory, CONFIG_FILE) from error
     except ValueError as error:
         raise unusable(name, f"{path} is not valid JSON ({error})") from error
     if not isinstance(fields, dict):

@@ -12,7 +12,14 @@ from typing import Any, TypeVar, cast
 from shared import limits
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
-from shared.models.adapter_config import check_rank, check_tokens, read_lora_config, read_prompt_config
+from shared.models.adapter_config import (
+    adapter_directory,
+    check_rank,
+    check_tokens,
+    read_lora_config,
+    read_prompt_config,
+    unusable,
+)
 from shared.models.model_files import model_aliases, model_name
 
 E = TypeVar("E", bound=EngineSettings)
@@ -44,13 +51,13 @@ def prompt_adapters(settings: EngineSettings) -> list[LoraModule]:
 def with_adapters(settings: E) -> E:
     """Returns the settings with `--enable-lora` set if adapters are named, and the limits filled in.
 
-    `max_loras` becomes 8, or the number of named adapters if that is more; `max_cpu_loras` becomes `max_loras`, or that
-    number.
-    Likewise for prompt adapters. Without adapters of a kind its settings do not change.
+    `max_loras` becomes 8, or `max_cpu_loras` if that is less, or the number of named adapters if that is more;
+    `max_cpu_loras` becomes `max_loras`, or that number. Likewise for prompt adapters. Without adapters of a kind its
+    settings do not change.
     """
     if settings.enable_lora or settings.lora_modules:
         num_named = len(lora_modules(settings))
-        most = settings.max_loras or max(DEFAULT_MAX_LORAS, num_named)
+        most = settings.max_loras or max(min(DEFAULT_MAX_LORAS, settings.max_cpu_loras or DEFAULT_MAX_LORAS), num_named)
         kept = settings.max_cpu_loras or max(most, num_named)
         settings = replace(settings, enable_lora=True, max_loras=most, max_cpu_loras=kept)
     if settings.enable_prompt_adapter or settings.prompt_adapters:
@@ -96,9 +103,25 @@ def _check_module(
             f"{names[0]!r}"
         )
     try:
-        check(Path(module.path).expanduser(), module.name)
+        check(adapter_directory(module.path), module.name)
     except ServiceError as error:
         raise SettingsError(f"{flag}: {error.message}") from error
+
+
+def check_place(path: str, name: str, roots: tuple[str, ...]) -> None:
+    """Raises ServiceError for an adapter that is not below one of the directories `roots`, if there are any.
+
+    Links are followed. Whether there is such a directory does not matter.
+    """
+    if not roots:
+        return
+    refusal = unusable(name, "its directory is not below one of those of --lora-root")
+    try:
+        directory = adapter_directory(path).resolve()
+    except (OSError, ValueError, RuntimeError):  # for a path that cannot be, or that leads in a circle
+        raise refusal from None
+    if not any(directory.is_relative_to(adapter_directory(root).resolve()) for root in roots):
+        raise refusal
 
 
 def name_error(name: str) -> str:

@@ -102,6 +102,8 @@ def located(settings: M, *, weights: bool = True) -> M:
     """
     changes: dict[str, str] = {}
     model = _own_directory(settings, weights=weights)
+    if weights and settings.model and not any(model.glob("*.json")):
+        raise SettingsError(f"--model: {model} has no model: neither a config.json nor a file *{_GGUF}.")
     if settings.model and model != _path(settings.model).resolve():
         changes = {"model": str(model), "revision": "", "served_model_name": model_name(settings)}
     if settings.tokenizer or settings.tokenizer_revision:

@@ -10,6 +10,9 @@ REQUEST_SECONDS = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60,
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds for tokens of a step, as in vLLM."""
 
+PREEMPTIONS = (0, 1, 2, 3, 5, 10, 20, 50, 100)
+"""Upper bounds for how often a request was preempted."""
+
 
 class Histogram:
     """Counts values by upper bounds; the last count is that of the values above all bounds."""

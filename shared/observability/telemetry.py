@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from shared.version import __version__
 
@@ -104,21 +104,8 @@ class Span:
         self.end()
 
 
-class _Tracing(Protocol):
-    def start(
-        self,
-        name: str,
-        kind: Kind,
-        parent: Mapping[str, str] | None,
-        attributes: Attributes | None,
-        start_ns: int | None,
-    ) -> Span: ...
-
-    def shutdown(self) -> None: ...
-
-
 _NO_SPAN = Span()
-_tracing: _Tracing | None = None
+_tracing: "_Sdk | None" = None
 
 
 def setup(service_name: str, instance_id: str, environ: Mapping[str, str] | None = None, *, endpoint: str = "") -> None:

@@ -1,11 +1,13 @@
 """Checks that prompt and output together fit into the model's context length; truncates prompts on request.
 
-Called by the tokenizer for prompts given as text, and by the gateway for prompts given as token ids.
+Called by the tokenizer for prompts given as text, and by the gateway for prompts given as token ids. Texts that are far
+too long are refused by their size, before anything is encoded: see `shared.limits.TEXT_BYTES_PER_TOKEN`.
 """
 
 from collections.abc import Sequence
 from typing import TypeVar
 
+from shared import limits
 from shared.errors import ServiceError
 
 S = TypeVar("S", bound=Sequence[int])
@@ -46,3 +48,36 @@ def check_context(num_tokens: int, max_tokens: int, max_model_len: int, param: s
         problem = f"your {param} resulted in {num_tokens} tokens, which leaves no room for a completion"
     message = f"This model's maximum context length is {max_model_len} tokens. However, {problem}. {advice}"
     raise ServiceError("context_length_exceeded", message, param=param)
+
+
+def text_bytes_max(max_model_len: int, *, may_exceed: bool = False) -> int:
+    """Returns the largest size of a text that is encoded for a context of `max_model_len` tokens, in bytes of UTF-8.
+
+    `may_exceed`: whether the text may have more tokens than the context, because they are only counted, or cut off.
+    """
+    most = max(limits.TEXT_BYTES_ANY, limits.TEXT_BYTES_PER_TOKEN * max_model_len)
+    return max(most, limits.TEXT_BYTES_COUNTED) if may_exceed else most
+
+
+def check_text_size(size: int, bytes_max: int, max_model_len: int, param: str) -> None:
+    """Raises ServiceError for a text of `size` bytes, if that is more than `bytes_max`.
+
+    The code is that of `check_context`, or `request_too_large` for a text that need not fit into the context, for which
+    `max_model_len` is 0. `param` is the name of the request's field that holds the text.
+    """
+    if size <= bytes_max:
+        return
+    if not max_model_len:
+        message = f"The text of '{param}' has {size} bytes in UTF-8. At most {bytes_max} are converted to tokens."
+        raise ServiceError("request_too_large", message, param=param)
+    raise ServiceError(
+        "context_length_exceeded",
+        f"This model's maximum context length is {max_model_len} tokens, for which a text may have {bytes_max} bytes "
+        f"in UTF-8. However, your {param} has {size} bytes. Please reduce the length of the {param}.",
+        param=param,
+    )
+
+
+def num_bytes(text: str) -> int:
+    """Returns the size of a text in bytes of UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

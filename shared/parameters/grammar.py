@@ -4,13 +4,17 @@ The request library (`shared.request.structured`) makes grammars from request fi
 compiles them; tokenizers check them before a request is accepted, and engines apply them.
 """
 
+import re
 from typing import Literal
 
 import msgspec
 
+from shared import limits
+
 GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar", "structural_tag", "tagged_text"]
 SUBJECT = "The grammar or schema"
 """First words of the message about an unusable grammar."""
+_TEXT_IN_JSON = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):
@@ -36,6 +40,17 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     `shared.text.grammars.constraint`."""
     compact: bool = False
     """JSON without whitespace between its tokens."""
+
+    @property
+    def excess(self) -> str:
+        """What is wrong with its length, as the rest of a sentence; empty if nothing is."""
+        size, most = len(self.text.encode()) + len(self.whitespace.encode()), limits.GRAMMAR_BYTES_MAX
+        if size <= most:
+            return ""
+        if self.kind != "json" or size > limits.SCHEMA_BYTES_MAX:
+            return f"must not be longer than {limits.SCHEMA_BYTES_MAX if self.kind == 'json' else most} bytes"
+        texts = [f'"{self.whitespace}"', *_TEXT_IN_JSON.findall(self.text)]
+        return f"must not have a text longer than {most} bytes" if max(map(len, texts)) > most else ""
 
     @property
     def is_free(self) -> bool:

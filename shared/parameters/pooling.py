@@ -18,7 +18,7 @@ POOLING_KINDS: tuple[PoolingKind, ...] = get_args(PoolingKind)
 _SWAP = sys.byteorder == "big"
 
 
-class PoolingParams(msgspec.Struct, frozen=True, array_like=True):
+class PoolingParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The parameters of a pooling sequence."""
 
     kind: PoolingKind | None = None

@@ -12,6 +12,7 @@ import msgspec
 from shared import limits
 from shared.errors import ServiceError
 from shared.parameters.grammar import Grammar
+from shared.parameters.thinking import ThinkingBudget
 
 TOKEN_IDS_MAX = 2**31
 """Token ids are less than this in every vocabulary, so that they fit into 32-bit integers with a sign."""
@@ -38,7 +39,7 @@ class BeamParams(msgspec.Struct, frozen=True, array_like=True):
     no better score is possible."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Parameters of one sequence. The defaults are those of the OpenAI API; parameters that it lacks are off."""
 
     max_tokens: int = 16
@@ -80,6 +81,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """Beam search instead of sampling. Needs `temperature` 0 and no other parameter that changes probabilities."""
     prompt_logprobs: int | None = None
     """Number of candidates to report for each token of the prompt; None means no log probabilities of the prompt."""
+    thinking: ThinkingBudget | None = None
+    """The limit on the tokens of the model's reasoning; None means no limit."""
+    top_a: float = 0.0
+    """Minimum probability of a candidate, as a fraction of the square of the most likely token's probability."""
 
     def effective_end_ids(self, of_model: frozenset[int]) -> frozenset[int]:
         """Returns the end tokens that apply to a sequence. `of_model`: the model's own ones."""
@@ -98,6 +103,7 @@ def check(params: SamplingParams) -> None:
     _require(params.top_p > 0.0, "top_p", "must be greater than 0 and at most 1")
     _require(params.top_k >= -1, "top_k", "must be at least 1, or 0 or -1 for all tokens")
     _within(params.min_p, 0.0, 1.0, "min_p")
+    _within(params.top_a, 0.0, 1.0, "top_a")
     _within(params.presence_penalty, -2.0, 2.0, "presence_penalty")
     _within(params.frequency_penalty, -2.0, 2.0, "frequency_penalty")
     _within(params.repetition_penalty, REPETITION_PENALTY_MIN, 2.0, "repetition_penalty")
@@ -125,14 +131,24 @@ def _check_tokens(params: SamplingParams) -> None:
     _require(len(words) <= limits.BAD_WORDS_MAX, "bad_words", f"must hold at most {limits.BAD_WORDS_MAX} words")
     longest = limits.BAD_WORD_TOKENS_MAX
     _require(all(1 <= len(word) <= longest for word in words), "bad_words", f"must hold words of 1 to {longest} tokens")
+    if params.thinking is not None:
+        most, marks = limits.THINKING_MARK_TOKENS_MAX, (params.thinking.opening, params.thinking.closing)
+        _require(0 <= params.thinking.budget < TOKEN_IDS_MAX, "thinking_token_budget", "must be a number of tokens")
+        _require(
+            all(1 <= len(mark) <= most for mark in marks),
+            "thinking_token_budget",
+            f"needs marks of reasoning with 1 to {most} tokens",
+        )
 
 
 def check_vocabulary(params: SamplingParams, vocab_size: int) -> None:
     """Raises ServiceError('invalid_value') if a parameter names a token that the model does not have."""
+    marks = () if params.thinking is None else (params.thinking.opening, params.thinking.closing)
     named: dict[str, Iterable[int]] = {
         "logit_bias": (token_id for token_id, _ in params.logit_bias),
         "allowed_token_ids": params.allowed_token_ids or (),
         "bad_words": (token_id for word in params.bad_words for token_id in word),
+        "thinking_token_budget": (token_id for mark in marks for token_id in mark),
     }
     for param, token_ids in named.items():
         for token_id in token_ids:

@@ -11,7 +11,6 @@ The gateway and the offline `LLM` use this package, so both accept the same requ
 | `structured`        | converts the fields for structured output to a grammar            |
 | `token_constraints` | converts the fields that name tokens                              |
 | `seed_source`       | draws the seed of a request that has none                         |
-| `batch_lines`       | reads and writes the lines of batch files                         |
 | `conversation`      | converts a client's chat messages to the chat template's messages |
 | `tools`             | checks tools and other variables of the chat template             |
 | `outputs`           | the results of a request: `RequestOutput` and its parts           |

@@ -51,3 +51,28 @@ def _members(value: Any) -> Iterable[Any]:
 def given(value: T | None, default: T) -> T:
     """Returns the value, or the default if the value is None (field missing or null in the request)."""
     return default if value is None else value
+
+
+def check_token_ids_len(length: int | None, token_ids: Sequence[int] | None) -> None:
+    """Raises ServiceError if the length that a request in the engine form gives is not that of its token ids."""
+    if length is not None and length != len(token_ids or ()):
+        refuse("prompt_token_ids_len", f"must be the number of 'prompt_token_ids', which is {len(token_ids or ())}")
+
+
+def check_request_id(request_id: str) -> None:
+    """Raises ServiceError if the id of a request in the engine form is empty or too long."""
+    if not 1 <= len(request_id) <= limits.CLIENT_REQUEST_ID_CHARS_MAX:
+        refuse("request_id", f"must have between 1 and {limits.CLIENT_REQUEST_ID_CHARS_MAX} characters")
+
+
+def preprocess_s(start: float | None, end: float | None) -> float | None:
+    """Returns the time between the two ends of the caller's preprocessing, if it gives them. Raises ServiceError."""
+    if start is None and end is None:
+        return None
+    if start is None:
+        missing("preprocess_start_time")
+    if end is None:
+        missing("preprocess_end_time")
+    if end < start:
+        refuse("preprocess_end_time", "must not be before 'preprocess_start_time'")
+    return end - start

@@ -133,15 +133,21 @@ def _message(
         if "tool_calls" not in fields:
             missing(f"{path}.content")
         # Templates write the content of each message, so a call without text gets an empty text.
-        return ChatMessage(role, "", name, fields=packed)
+        return ChatMessage(role=role, content="", name=name, fields=packed)
     if isinstance(content, str):
-        return ChatMessage(role, content, name, fields=packed)
+        return ChatMessage(role=role, content=content, name=name, fields=packed)
     if content and isinstance(content[0], int):
-        return ChatMessage(role, "", name, _token_ids(content, f"{path}.content", vocab_size), packed)
+        return ChatMessage(
+            role=role,
+            content="",
+            name=name,
+            token_ids=_token_ids(content, f"{path}.content", vocab_size),
+            fields=packed,
+        )
     if take_picture is not None and any(map(_is_picture, content)):
         parts = [_template_part(part, f"{path}.content[{place}]", take_picture) for place, part in enumerate(content)]
-        return ChatMessage(role, "", name, fields=msgspec.json.encode({**fields, "content": parts}))
-    return ChatMessage(role, _text(content, f"{path}.content"), name, fields=packed)
+        return ChatMessage(role=role, content="", name=name, fields=msgspec.json.encode({**fields, "content": parts}))
+    return ChatMessage(role=role, content=_text(content, f"{path}.content"), name=name, fields=packed)
 
 
 def _check_fields(turn: Turn, role: str, path: str) -> None:
@@ -245,3 +251,21 @@ def _part(part: Any, path: str) -> str:
     if part.text is None:
         missing(f"{path}.text")
     return part.text
+
+
+def turns_of_history(history: Sequence[Sequence[str]], prompt: str) -> list[Turn]:
+    """Returns the conversation of pairs of the user's text and the assistant's, and the user's next text."""
+    for number, pair in enumerate(history):
+        if len(pair) != 2:
+            refuse(f"history[{number}]", "must be a pair of texts: the user's and the assistant's")
+    said = [(role, text) for pair in history for role, text in zip(("user", "assistant"), pair, strict=True)]
+    return [Turn(role=role, content=text) for role, text in (*said, ("user", prompt))]
+
+
+def with_system(system: str | None, turns: list[Turn]) -> list[Turn]:
+    """Returns the conversation after a system message with the text `system`, if there is one."""
+    if system is None:
+        return turns
+    if any(turn.role in ("system", "developer") for turn in turns):
+        refuse("system", "cannot be given together with a system message in 'messages'")
+    return [Turn(role="system", content=system), *turns]

@@ -107,5 +107,5 @@ def logprobs_by_token(position: PositionLogprobs) -> dict[int, Logprob]:
     for rank, one in enumerate(position.top, start=1):
         candidates[one.token_id] = Logprob(one.logprob, rank, one.token)
     chosen = position.chosen
-    candidates.setdefault(chosen.token_id, Logprob(chosen.logprob, None, chosen.token))
+    candidates.setdefault(chosen.token_id, Logprob(chosen.logprob, position.rank or None, chosen.token))
     return candidates

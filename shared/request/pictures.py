@@ -8,7 +8,6 @@ import base64
 import binascii
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -27,6 +26,7 @@ class ImageUrl(msgspec.Struct, kw_only=True):
 
     url: str | None = None
     detail: str | None = None
+    """Has no effect: the size of pictures is a setting of the server. Whoever reads a request tells of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,6 @@ def read_image_url(given: ImageUrl | str | None, param: str) -> PictureInput:
     if given is None:
         missing(param)
     asked = ImageUrl(url=given) if isinstance(given, str) else given
-    check_detail(asked.detail, f"{param}.detail")
     if not asked.url:
         missing(f"{param}.url")
     if is_data_url(asked.url):
@@ -56,10 +55,10 @@ def read_image_url(given: ImageUrl | str | None, param: str) -> PictureInput:
     refuse(param, "must be a data URL with a picture, or begin with https:// or http://")
 
 
-def check_detail(detail: Any, param: str) -> None:
-    """Raises ServiceError for a `detail` other than "auto": the size of pictures is a setting of the server."""
-    if detail not in (None, "auto"):
-        unsupported(param, f"The size is that of --mm-processor-kwargs; the detail '{detail}' is")
+def check_detail(given: ImageUrl | str | None, param: str) -> None:
+    """Raises ServiceError for a `detail` other than "auto". For callers that cannot tell that it has no effect."""
+    if isinstance(given, ImageUrl) and given.detail not in (None, "auto"):
+        unsupported(param, f"The size is that of --mm-processor-kwargs; the detail '{given.detail}' is")
 
 
 def is_data_url(url: ImageUrl | str | None) -> bool:

@@ -64,14 +64,15 @@ def prompt_logprobs(asked: int | bool | None, most: int) -> int | None:
 
 
 def choice_params(params: SamplingParams, choice: int, room: int) -> SamplingParams:
-    """Returns the parameters of one choice, with its own seed and with `room` as `max_tokens` if that is 0 (not given).
+    """Returns the parameters of one choice, with its own seed and with at most `room` as `max_tokens` (0: not given).
 
     `room` is the number of tokens that fit after the prompt. The first choice has the request's seed, so the first
     choice is the same whether the request asks for one choice or for several. The choices of a beam search differ
     in `beam.rank` (0: the best hypothesis) and not in the seed. Only the first choice reports the log probabilities of
     the prompt.
     """
-    max_tokens = params.max_tokens or room
+    room = max(room, 1)  # A prompt that is pooled may fill the context.
+    max_tokens = min(params.max_tokens or room, room)
     if choice > 0:
         params = msgspec.structs.replace(params, prompt_logprobs=None)
     if params.beam is not None:

@@ -1,12 +1,7 @@
 """Builds `SamplingParams` from the fields of a request, by name. Pure.
 
 Request bodies and the offline `SamplingParams` have a field for each field of the engine's `SamplingParams`, with the
-same name. A parameter that only has to reach the engine is added in four files:
-
-    shared/parameters/sampling.py         the field, its default, and its range in `check`
-    services/gateway/openai/body.py       the field of `SamplingFields`
-    antiphon/offline/sampling_params.py   the field of the public `SamplingParams`
-    services/engine/…                     the code that applies the parameter
+same name. CONTRIBUTING.md says where a new parameter is added.
 """
 
 from typing import Any

@@ -4,7 +4,8 @@
     structured_outputs                                                                the same in one object
     response_format                                                                   OpenAI's field
 
-A request may ask for one of them. A schema may be a JSON object, its text, or (in Python) a pydantic model's class.
+A request may ask for one of them. A schema may be a JSON object, its text, or (in Python) a pydantic model's class. In
+vLLM's fields an object has only the properties that its schema names, unless the schema says otherwise.
 """
 
 import json
@@ -13,10 +14,11 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
 
-from shared import limits
 from shared.parameters.grammar import Grammar, GrammarKind
 from shared.parameters.tagged_text import TaggedText
 from shared.request.checks import missing, refuse, unsupported
+from shared.request.schemas.closed_objects import closed
+from shared.request.schemas.relaxation import relaxed
 
 BACKENDS = frozenset({"auto", "guidance", "llguidance", "outlines", "lm-format-enforcer", "xgrammar"})
 """Values of `guided_decoding_backend`. llguidance compiles all grammars; the value has no effect."""
@@ -34,10 +36,16 @@ _OPTIONS = frozenset({"whitespace_pattern", "disable_any_whitespace", "disable_f
 
 
 class Constraint(NamedTuple):
-    """A grammar and the field that asks for it, for errors."""
+    """A grammar and the field that asks for it, for errors.
+
+    `is_strict`: whether the output must follow all of the field's schema. If not, `ignored` names keywords of the
+    schema that the grammar does without.
+    """
 
     grammar: Grammar
     param: str
+    is_strict: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 def constraint_of(fields: object) -> Constraint | None:
@@ -46,7 +54,8 @@ def constraint_of(fields: object) -> Constraint | None:
     `fields` may lack fields; a missing one counts as None.
     """
     given = {name: getattr(fields, name, None) for name in _READERS}
-    found = [one for name, value in given.items() if value is not None and (one := _READERS[name](value, name))]
+    asked = [one for name, value in given.items() if value is not None and (one := _READERS[name](value, name))]
+    found = [_relaxed(one) for one in asked]
     backend = getattr(fields, "guided_decoding_backend", None)
     if backend is not None and str(backend).partition(":")[0] not in BACKENDS:
         refuse("guided_decoding_backend", f"must be one of {', '.join(sorted(BACKENDS))}")
@@ -62,9 +71,9 @@ def constraint_of(fields: object) -> Constraint | None:
     return _checked(_with_whitespace(found[0], pattern, "guided_whitespace_pattern"))
 
 
-def json_constraint(schema: Mapping[str, Any], param: str) -> Constraint:
+def json_constraint(schema: Mapping[str, Any], param: str, *, is_strict: bool) -> Constraint:
     """Returns the constraint to JSON that matches a schema, for the field `param`. Raises ServiceError."""
-    return _checked(Constraint(Grammar("json", _schema_text(schema, param)), param))
+    return _relaxed(_checked(Constraint(Grammar("json", _schema_text(schema, param)), param, is_strict)))
 
 
 def tagged_constraint(tagged: TaggedText, param: str) -> Constraint:
@@ -87,10 +96,27 @@ def _constraint(kind: GrammarKind, value: Any, param: str) -> Constraint | None:
     return _checked(Constraint(Grammar(kind, _TEXTS[kind](value, param)), param))
 
 
+def _guided_json(value: Any, param: str) -> Constraint:
+    return _checked(Constraint(Grammar("json", _schema_text(value, param, objects_closed=True)), param))
+
+
 def _checked(constraint: Constraint) -> Constraint:
-    if len(constraint.grammar.text.encode()) > limits.GRAMMAR_BYTES_MAX:
-        refuse(constraint.param, f"must not be longer than {limits.GRAMMAR_BYTES_MAX} bytes")
+    if excess := constraint.grammar.excess:
+        refuse(constraint.param, excess)
     return constraint
+
+
+def _relaxed(constraint: Constraint) -> Constraint:
+    """Returns the constraint without the keywords of its schema that no grammar can enforce (`schemas.relaxation`)."""
+    grammar = constraint.grammar
+    if grammar.kind != "json":
+        return constraint
+    schema = json.loads(grammar.text)
+    found = relaxed(schema, exact=constraint.is_strict)
+    if found.schema == schema:
+        return constraint
+    text = json.dumps(found.schema, separators=(",", ":"))
+    return constraint._replace(grammar=msgspec.structs.replace(grammar, text=text), ignored=found.ignored)
 
 
 def _structured_outputs(value: Any, param: str) -> Constraint | None:
@@ -103,7 +129,8 @@ def _structured_outputs(value: Any, param: str) -> Constraint | None:
     kinds = [name for name in asked if name in _KINDS]
     if len(kinds) != 1:
         refuse(param, f"must have exactly one of {', '.join(_KINDS)}")
-    found = _constraint(_KINDS[kinds[0]], asked[kinds[0]], f"{param}.{kinds[0]}")
+    read = _guided_json if kinds[0] == "json" else _reader(_KINDS[kinds[0]])
+    found = read(asked[kinds[0]], f"{param}.{kinds[0]}")
     if found is not None and "whitespace_pattern" in asked:
         found = _with_whitespace(found, asked["whitespace_pattern"], f"{param}.whitespace_pattern")
     if found is not None and asked.get("disable_any_whitespace"):
@@ -124,13 +151,20 @@ def _response_format(value: Any, param: str) -> Constraint | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return Constraint(Grammar("json_object"), param)
+        schema = asked.get("schema")
+        return (
+            Constraint(Grammar("json_object"), param)
+            if schema is None
+            else _constraint("json", schema, f"{param}.schema")
+        )
     if kind == "json_schema":
         schema = asked.get("json_schema")
         if not isinstance(schema, Mapping):
             missing(f"{param}.json_schema")
-        wanted: Any = cast(Mapping[str, Any], schema).get("schema")
-        return _constraint("json", {} if wanted is None else wanted, f"{param}.json_schema.schema")
+        members = cast(Mapping[str, Any], schema)
+        wanted = members.get("schema")
+        found = _constraint("json", {} if wanted is None else wanted, f"{param}.json_schema.schema")
+        return found and found._replace(is_strict=members.get("strict") is True)
     if kind == "structural_tag":
         return _constraint("structural_tag", {k: v for k, v in asked.items() if k != "type"}, param)
     refuse(f"{param}.type", "must be 'text', 'json_object', 'json_schema' or 'structural_tag'")
@@ -142,7 +176,7 @@ def _with_whitespace(found: Constraint, pattern: Any, param: str) -> Constraint:
     return found._replace(grammar=Grammar(found.grammar.kind, found.grammar.text, pattern))
 
 
-def _schema_text(value: Any, param: str) -> str:
+def _schema_text(value: Any, param: str, objects_closed: bool = False) -> str:
     if isinstance(value, type) and hasattr(value, "model_json_schema"):
         value = cast(Any, value).model_json_schema()
     if isinstance(value, str):
@@ -153,7 +187,7 @@ def _schema_text(value: Any, param: str) -> str:
     if not isinstance(value, Mapping | bool):
         refuse(param, "must be a JSON Schema: an object, or its text")
     try:
-        return json.dumps(value)
+        return json.dumps(closed(value) if objects_closed else value)
     except (TypeError, ValueError, RecursionError):
         refuse(param, "must be a JSON Schema: an object, or its text")
 
@@ -215,7 +249,7 @@ _TEXTS: Mapping[GrammarKind, Callable[[Any, str], str]] = {
     "structural_tag": _tags_text,
 }
 _READERS: Mapping[str, Callable[[Any, str], Constraint | None]] = {
-    "guided_json": _reader("json"),
+    "guided_json": _guided_json,
     "guided_json_object": _reader("json_object"),
     "guided_regex": _reader("regex"),
     "guided_choice": _reader("choice"),

@@ -25,6 +25,8 @@ SCOPES: frozenset[Scope] = frozenset({"inference", "admin"})
 _ANONYMOUS, _LAUNCHER = "anonymous", "launcher"
 _RESERVED = {_ANONYMOUS: "stands for requests without a key", _LAUNCHER: "is that of the launcher's own key"}
 """Names that keys of a file must not have, and why."""
+_NAME_BYTES = 8
+"""Bytes of a listed key's digest in its name: enough that nobody finds a second key with the same name."""
 _Name = Annotated[str, msgspec.Meta(pattern=rf"^[A-Za-z0-9_-]{{1,{limits.KEY_NAME_CHARS_MAX}}}$")]
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-fA-F]{64}$")]
 _Secret = Annotated[str, msgspec.Meta(min_length=1)]
@@ -89,11 +91,12 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def listed_keys(listed: str) -> list[ApiKey]:
     """Returns the keys of a list separated by commas, which allow everything. Spaces and empty items are ignored.
 
-    The keys are named `key-1`, `key-2`, … by their position.
+    A key is named by its value (`key-5e884898da280471`), because files and responses belong to a name: they stay with
+    their key when other keys are added, removed or moved, and after a restart. The name tells nothing about the value.
     """
-    words = [word.strip() for word in listed.split(",")]
-    values = [word for word in words if word]
-    return [ApiKey(name=f"key-{number}", digests=(digest(value),)) for number, value in enumerate(values, 1)]
+    words = dict.fromkeys(word.strip() for word in listed.split(","))
+    digests = [digest(word) for word in words if word]
+    return [ApiKey(name=f"key-{each[:_NAME_BYTES].hex()}", digests=(each,)) for each in digests]
 
 
 def launcher_keys(value: str) -> list[ApiKey]:

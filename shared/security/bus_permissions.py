@@ -7,6 +7,13 @@ are denied.
 `member` is the id of one process, which then has its own user; with `*` all replicas of a service share a user, and the
 bus cannot distinguish them. NATS matches whole tokens of a subject, so the names of JetStream streams are listed one by
 one.
+
+Two features of NATS would void the table, so nobody may use them except as said here:
+
+- Who creates or updates a stream decides which subjects it captures and republishes to. Only `setup` may.
+- `allow_responses` lets a client publish to the reply subject of any message that it receives, and a message to oneself
+  may have any. Instead every service may publish to the subjects of all replies, of which nobody can guess those that
+  are awaited (`shared.bus.nats_client`).
 """
 
 import base64
@@ -18,12 +25,10 @@ from typing import Literal, get_args
 
 from shared.subjects import LAUNCHER_QUEUE, TOKENIZER_QUEUE, VISION_QUEUE, Subjects, bucket_name
 
-Role = Literal["gateway", "tokenizer", "engine", "detokenizer", "vision", "launcher", "observer"]
+Role = Literal["gateway", "tokenizer", "engine", "detokenizer", "vision", "launcher", "observer", "setup"]
 ROLES: tuple[Role, ...] = get_args(Role)
 CONTAINER_ROLES: tuple[Role, ...] = tuple(role for role in ROLES if role != "launcher")
 """Roles in deployments where each service is started separately, without a launcher."""
-RESPONSES = 'allow_responses: { max: 1, expires: "1m" }'
-"""A service may answer a request once, on its reply subject, within this time."""
 BUCKETS: dict[str, tuple[Role, ...]] = {
     "limits": ("gateway",),
     "adapters": ("gateway", "engine"),
@@ -33,15 +38,16 @@ BUCKETS: dict[str, tuple[Role, ...]] = {
 LOGS = ("streams", "stream-tokens", "responses", "background", "background-events")
 """Logs on JetStream that gateways write and read: the records of streams, their tokens, finished responses, and the
 records and events of responses that run in the background."""
+_OTHER_REPLIES = "_INBOX.>"
+"""The reply subjects of NATS's own tools, which ask services for their names and statistics."""
 
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """Patterns of subjects; a word after a space is a queue group. `responds`: whether the role may answer requests."""
+    """Patterns of subjects; a word after a space is a queue group."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
-    responds: bool = True
 
 
 def role(service: str) -> Role:
@@ -69,7 +75,7 @@ def _gateway(subjects: Subjects, member: str) -> Permissions:
             subjects.engine_adapters("*", "*"),
             subjects.all_adapters(),
             subjects.detokenizer_control("*", "*"),
-            subjects.gateway_control("*", "*"),
+            subjects.gateway_peers("*", "*"),
             subjects.any_vision(),
             subjects.models_control(),
             subjects.usage(),
@@ -85,6 +91,7 @@ def _gateway(subjects: Subjects, member: str) -> Permissions:
             subjects.gateway_text(member, "*"),
             subjects.gateway_tokens(member, "*"),
             subjects.gateway_control(member, "*"),
+            subjects.gateway_peers(member, "*"),
             subjects.gateway_pictures(member, "*"),
             subjects.all_adapters(),
             subjects.models(),
@@ -174,16 +181,26 @@ def _observer(subjects: Subjects, member: str) -> Permissions:
     """Permissions of operators and their tools: read everything, and use NATS service discovery."""
     return Permissions(
         publish=("$SRV.>",),
-        subscribe=(subjects.everything(), "_INBOX.>"),
-        responds=False,
+        subscribe=(subjects.everything(), _OTHER_REPLIES),
+    )
+
+
+def _setup(subjects: Subjects, member: str) -> Permissions:
+    """Permissions of `shared.deployment.store_keeper`: to make the stores, not to use them."""
+    streams = [f"KV_{bucket_name(subjects.namespace, name)}" for name in BUCKETS]
+    streams += [bucket_name(subjects.namespace, name) for name in LOGS]
+    return Permissions(
+        publish=tuple(f"$JS.API.STREAM.{verb}.{stream}" for stream in streams for verb in ("CREATE", "UPDATE", "INFO")),
+        subscribe=(f"{subjects.inbox('setup', member)}.>",),
     )
 
 
 def _own_publish(role: Role, subjects: Subjects, member: str) -> tuple[str, ...]:
-    """Subjects that every service publishes: heartbeats, the probe to itself, and JetStream requests for its stores."""
+    """Subjects that every service publishes: heartbeats, replies (and its probe), and requests to its stores."""
     return (
         subjects.heartbeat(role, member),
-        f"{subjects.inbox(member)}.probe",
+        subjects.replies(),
+        _OTHER_REPLIES,
         *(subject for name, roles in BUCKETS.items() if role in roles for subject in _bucket(subjects, name)),
     )
 
@@ -192,36 +209,22 @@ def _own_subscribe(role: Role, subjects: Subjects, member: str) -> tuple[str, ..
     """Subscriptions of every service: its inbox, service discovery, its own heartbeats (for health checks)."""
     service = f"{subjects.namespace}-{role}"
     return (
-        f"{subjects.inbox(member)}.>",
+        f"{subjects.inbox(role, member)}.>",
         subjects.heartbeats(role),
         *(f"$SRV.{rest}" for rest in ("*", f"*.{service}", f"*.{service}.{member}")),
     )
 
 
 def _bucket(subjects: Subjects, name: str) -> tuple[str, ...]:
-    """Permissions to create a key-value store or change its replicas, and to read and write its entries.
-
-    Deleting it is denied.
-    """
+    """Permissions to read and write the entries of a key-value store."""
     bucket = bucket_name(subjects.namespace, name)
-    return (
-        f"$KV.{bucket}.>",
-        *(f"$JS.API.STREAM.{verb}.KV_{bucket}" for verb in ("CREATE", "UPDATE", "INFO")),
-        f"$JS.API.DIRECT.GET.KV_{bucket}.>",
-    )
+    return (f"$KV.{bucket}.>", f"$JS.API.STREAM.INFO.KV_{bucket}", f"$JS.API.DIRECT.GET.KV_{bucket}.>")
 
 
 def _log(subjects: Subjects, name: str) -> tuple[str, ...]:
-    """Permissions to create a log, change its limits and read it, but not to delete it.
-
-    Writing depends on the subject.
-    """
+    """Permissions to read a log. Writing depends on the subject."""
     log = bucket_name(subjects.namespace, name)
-    return (
-        *(f"$JS.API.STREAM.{verb}.{log}" for verb in ("CREATE", "UPDATE", "INFO")),
-        f"$JS.API.DIRECT.GET.{log}",
-        f"$JS.API.DIRECT.GET.{log}.>",
-    )
+    return (f"$JS.API.STREAM.INFO.{log}", f"$JS.API.DIRECT.GET.{log}", f"$JS.API.DIRECT.GET.{log}.>")
 
 
 _BY_ROLE: dict[Role, Callable[[Subjects, str], Permissions]] = {
@@ -232,6 +235,7 @@ _BY_ROLE: dict[Role, Callable[[Subjects, str], Permissions]] = {
     "vision": _vision,
     "launcher": _launcher,
     "observer": _observer,
+    "setup": _setup,
 }
 
 
@@ -239,6 +243,5 @@ def render_user(user: str, secret: str, granted: Permissions) -> str:
     """Returns a user as a line of a NATS configuration. `secret`: its password, quoted, or the name of a variable."""
     publish = ", ".join(f'"{subject}"' for subject in granted.publish)
     subscribe = ", ".join(f'"{subject}"' for subject in granted.subscribe)
-    responses = f", {RESPONSES}" if granted.responds else ""
-    allowed = f"publish: {{ allow: [{publish}] }}, subscribe: {{ allow: [{subscribe}] }}{responses}"
+    allowed = f"publish: {{ allow: [{publish}] }}, subscribe: {{ allow: [{subscribe}] }}"
     return f'{{ user: "{user}", password: {secret}, permissions: {{ {allowed} }} }}'

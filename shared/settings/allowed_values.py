@@ -32,6 +32,9 @@ MODEL_ALIASES = Rule(
 USAGE_SINK = Rule(
     "file:PATH or a URL like https://host/path", lambda value: bool(re.match(r"$|file:.|https?://[^/]", value))
 )
+API_KEYS = Rule(
+    "a list with a key: without one everybody could use the server", lambda value: not value or bool(value.strip(" ,"))
+)
 LOGPROBS = Rule(f"between 0 and {limits.LOGPROBS_MAX}", lambda value: 0 <= value <= limits.LOGPROBS_MAX)
 
 

@@ -1,10 +1,7 @@
 """The settings that every service has."""
 
-from shared.flags import Rule, flag
+from shared.flags import flag
 from shared.settings.base import Settings
-
-REPLICAS = Rule("between 1 and 5", lambda value: 1 <= value <= 5)
-"""A NATS cluster keeps at most five copies of a stream."""
 
 
 class BusSettings(Settings):
@@ -38,14 +35,6 @@ class BusSettings(Settings):
         "",
         "PEM file of the private key of --nats-tls-cert, if it is not in the same file",
         env="ANTIPHON_NATS_TLS_KEY",
-        group="bus",
-    )
-    bus_replicas: int = flag(
-        1,
-        "servers of a NATS cluster that keep a copy of each stream and store; 3: one of them may die without loss "
-        "of data",
-        env="ANTIPHON_BUS_REPLICAS",
-        rule=REPLICAS,
         group="bus",
     )
     namespace: str = flag(

@@ -19,7 +19,7 @@ _TRUE, _FALSE = ("1", "true"), ("0", "false")
 _NONE = ("", "none")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Other:
     """Options with the same notice or refusal.
 
@@ -32,15 +32,23 @@ class Other:
     """The notice or refusal as a sentence without its subject, the option's name."""
     refused: bool
     asks_nothing: tuple[str, ...] = ()
+    instead: str = ""
+    """A flag here with its value, as which the option is read; empty: there is none."""
 
 
 def _no_effect(names: str, takes: Takes, because: str) -> Other:
-    return Other(tuple(names.split()), takes, f"has no effect here: {because}", refused=False)
+    return Other(names=tuple(names.split()), takes=takes, because=f"has no effect here: {because}", refused=False)
 
 
 def _not_here(names: str, takes: Takes, because: str, asks_nothing: tuple[str, ...] = ()) -> Other:
     nothing = _FALSE if takes == "flag" else asks_nothing
-    return Other(tuple(names.split()), takes, f"is not supported here: {because}", refused=True, asks_nothing=nothing)
+    return Other(
+        names=tuple(names.split()),
+        takes=takes,
+        because=f"is not supported here: {because}",
+        refused=True,
+        asks_nothing=nothing,
+    )
 
 
 _ENGINES = "engines do not know each other; start more of them with --engines (--worker-num)"
@@ -49,21 +57,32 @@ _ADAPTERS = "LoRA adapters are served with --lora-modules and --enable-lora, wit
 _IMAGES = "of a model with pictures (--enable-mm) the checkpoint says how they are read"
 _LOCAL = "files of the server are not read as pictures: send them in the request"
 _DRAFTS = "drafts come from the request's own text; use --use-lookahead with --num-speculative-tokens"
-_GRAMMARS = "llguidance binds output to grammars and schemas, whatever their kind; leave the option out"
+_GRAMMARS = "llguidance binds output to grammars and schemas, whatever their kind"
 _SHAPE = "positions are computed as config.json of the model says; change it with --hf-overrides"
 _CLIENTS = "certificates of clients are not checked; put a proxy that does in front of the server"
 _LOGS = "requests are not logged; metrics are at /metrics, and --log-level chooses what is printed"
 _LORA_SPACE = "an adapter takes the room of its own rank, in the model's type, and adds no tokens"
 _TOKENIZERS = "tokenizers are processes of their own; their number is --tokenizers"
 _PREFILLS = "prompts are computed in their order, as many as a step has tokens for"
-_RAY = "nothing runs on Ray"
+_RAY = "--distributed-executor-backend=ray"
+_ROLES = "engines that compute prompts and engines that continue them are started with --prefill and --decode"
 _TASKS = "what a model can do follows from its files: it generates text, gives embeddings or classifies"
 
 OPTIONS: tuple[Other, ...] = (
     # accepted
     _no_effect("--disable-log-requests --disable-log-stats --enable-log-requests", "flag", _LOGS),
     _no_effect("--max-log-len --uvicorn-log-level", "value", _LOGS),
-    _no_effect("--engine-use-ray --worker-use-ray --ray-workers-use-nsight", "flag", _RAY),
+    Other(
+        names=("--worker-use-ray",),
+        takes="flag",
+        because=f"is read as {_RAY}",
+        refused=False,
+        asks_nothing=_FALSE,
+        instead=_RAY,
+    ),
+    _no_effect("--engine-use-ray", "flag", f"an engine is a process of its own; Ray starts its ranks with {_RAY}"),
+    _no_effect("--ray-workers-use-nsight", "flag", "ranks that Ray starts are not profiled"),
+    _no_effect("--guided-decoding-backend", "value", _GRAMMARS),
     _no_effect("--tokenizer-pool-size --tokenizer-pool-type --tokenizer-pool-extra-config", "value", _TOKENIZERS),
     _no_effect("--enable-reasoning", "flag", "reasoning is separated without it (--reasoning-parser)"),
     _no_effect("--max-parallel-loading-workers", "value", "an engine loads its weights alone"),
@@ -87,7 +106,7 @@ OPTIONS: tuple[Other, ...] = (
     # devices and machines
     _not_here("--data-parallel-size -dp", "value", _ENGINES, ("1",)),
     _not_here("--enable-expert-parallel", "flag", _EXPERTS),
-    _not_here("--kv-transfer-config", "value", "prompts are computed and continued by the same engine", _NONE),
+    _not_here("--kv-transfer-config", "value", _ROLES, _NONE),
     _not_here("--worker-cls --scheduler-cls", "value", "parts of the engine cannot be replaced", ("auto", *_NONE)),
     # weights
     _not_here("--quantization-param-path", "value", "8-bit KV caches have no scales (--kv-cache-dtype)", _NONE),
@@ -115,7 +134,6 @@ OPTIONS: tuple[Other, ...] = (
     _not_here("--image-processor --image-processor-revision", "value", _IMAGES, _NONE),
     _not_here("--allowed-local-media-path", "value", _LOCAL, _NONE),
     _not_here("--disable-image-processor", "flag", _IMAGES),
-    _not_here("--guided-decoding-backend", "value", _GRAMMARS, ("auto", *_NONE)),
     _not_here("--logits-processor-pattern", "value", "requests cannot bring code", _NONE),
     _not_here("--tool-parser-plugin", "value", "the formats of tool calls are those of --tool-call-parser", _NONE),
     # speculation
@@ -141,6 +159,18 @@ OPTIONS: tuple[Other, ...] = (
     _not_here("--disable-fastapi-docs", "flag", "/docs and /openapi.json stay, behind the keys where there are some"),
     _not_here("--response-role", "value", "answers have the role 'assistant'", ("assistant",)),
     _not_here("--chat-template-content-format", "value", "content parts are joined to one text", ("auto", "string")),
+    _not_here("--uds", "value", "the server listens on a port; put a proxy with the socket in front of it", _NONE),
+    _not_here(
+        "--enable-tokenizer-info-endpoint",
+        "flag",
+        "the tokenizer's files are those of the model; /tokenize and /detokenize have its ids and pieces",
+    ),
+    _not_here(
+        "--enable-per-request-metrics", "flag", "the field 'timings' of a request puts its times into the answer"
+    ),
+    _not_here("--watermark-config", "value", "outputs have no watermark", _NONE),
+    _no_effect("--show-hidden-metrics-for-version", "value", "no metric is hidden"),
+    _no_effect("--structured-outputs-config.backend", "value", _GRAMMARS),
     _not_here("--chat-template-text-format", "value", "content parts are joined to one text", ("string",)),
     _not_here("--enable-sleep-mode", "flag", "an engine keeps its memory until it is stopped"),
     _not_here("--middleware", "values", "put a proxy in front of the server"),
@@ -212,7 +242,11 @@ def take(words: Sequence[str], environ: Mapping[str, str]) -> Taken:
             index += len(values)
         if not values and other.takes != "flag":
             taken.refused[name] = "needs a value"
-        elif not values or not all(value.lower() in other.asks_nothing for value in values):
+        elif values and all(value.lower() in other.asks_nothing for value in values):
+            continue
+        elif other.instead:
+            taken.words.append(other.instead)
+        else:
             (taken.refused if other.refused else taken.told)[" ".join((name, *values))] = other.because
     for variable, value in _variables(environ):
         (taken.refused if variable.refused else taken.told)[f"{variable.name}={value}"] = variable.because

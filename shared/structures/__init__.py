@@ -1,1 +1,1 @@
-"""Data structures that several services use: a cache bounded in bytes, and a fair order of clients. Pure."""
+"""Data structures: a cache bounded in bytes, a bounded place that several keys share, a fair order of clients. Pure."""

@@ -10,6 +10,7 @@ text for the same tokens.
 | `detokenization`    | converts tokens to text incrementally; stop strings              |
 | `grammars`          | the grammars of structured output                                |
 | `infill`            | prompts for filling in text between a prefix and a suffix        |
+| `special_tokens`    | breaks special tokens in texts of users                          |
 | `bad_words`         | words that an output must not contain, as token ids              |
 | `tokenizer_adapter` | tokenizers without a `tokenizer.json`                            |
 | `vocabulary`        | converts token ids to bytes                                      |

@@ -25,7 +25,7 @@ _FOR_TOOLS = "tool_use"
 _TEMPLATE_MARKS = ("{{", "{%", "{#", "\n")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextFacts:
     """Data about the tokenizer from files other than `tokenizer.json`.
 
@@ -88,6 +88,11 @@ class Codec(Protocol):
         """Tokens by which the model ends a text that it fills in, besides its end token."""
         ...
 
+    @property
+    def special_texts(self) -> tuple[str, ...]:
+        """The texts of the special tokens, as far as they are known."""
+        ...
+
     def knows(self, token_id: int) -> bool:
         """Whether the vocabulary has this id."""
         ...
@@ -98,6 +103,10 @@ class Codec(Protocol):
 
     def token_text(self, token_id: int) -> str:
         """Returns the text of one token inside a longer text."""
+        ...
+
+    def vocabulary_text(self, token_id: int) -> str:
+        """Returns a token as the vocabulary writes it, such as `Ġis`; without a vocabulary, its text."""
         ...
 
 
@@ -122,7 +131,7 @@ class NoCodec:
         """See Codec."""
         raise _no_tokenizer()
 
-    infill_end_ids = ()
+    infill_end_ids = special_texts = ()
 
     def knows(self, token_id: int) -> bool:
         """See Codec."""
@@ -136,6 +145,10 @@ class NoCodec:
         """See Codec."""
         raise _no_tokenizer()
 
+    def vocabulary_text(self, token_id: int) -> str:
+        """See Codec."""
+        raise _no_tokenizer()
+
 
 class TextCodec:
     """A Codec that uses a tokenizer. `special_ids` are the ids of special tokens, which have no text."""
@@ -145,7 +158,9 @@ class TextCodec:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self.special_ids = frozenset(i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special)
+        special = {i: t for i, t in tokenizer.get_added_tokens_decoder().items() if t.special}
+        self.special_ids = frozenset(special)
+        self.special_texts = tuple(getattr(token, "content", "") for token in special.values())
         self._infill_tokens = find_infill_tokens(tokenizer.token_to_id)
         self._anchor = self.encode(["a"], add_special_tokens=False)[0][-1:]
         self._anchor_chars = len(self.decode(self._anchor))
@@ -206,6 +221,10 @@ class TextCodec:
         """
         return self._inner_text([token_id])
 
+    def vocabulary_text(self, token_id: int) -> str:
+        """See Codec."""
+        return self._tokenizer.id_to_token(token_id) or self.token_text(token_id)
+
     def _plain_ids(self, text: str) -> list[int]:
         return self.encode([text], add_special_tokens=False)[0]
 
@@ -241,9 +260,9 @@ def load_facts(directory: Path, chat_template: str = "") -> TextFacts:
     config = _read_object(directory / "tokenizer_config.json")
     named = {**_named_tokens(_read_object(directory / "special_tokens_map.json")), **_named_tokens(config)}
     if chat_template:
-        return TextFacts(named, given_template(chat_template))
+        return TextFacts(named_tokens=named, chat_template=given_template(chat_template))
     own, tool_template = _own_templates(directory, config)
-    return TextFacts(named, own, tool_template=tool_template)
+    return TextFacts(named_tokens=named, chat_template=own, tool_template=tool_template)
 
 
 def _no_tokenizer() -> ServiceError:

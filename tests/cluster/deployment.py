@@ -36,6 +36,7 @@ PARTS: dict[str, tuple[int, str, tuple[str, ...]]] = {
     "detokenizer-3": (3, "detokenizer", ()),
     "gateway-1": (1, "gateway", ()),
     "gateway-3": (3, "gateway", ()),
+    "setup-1": (1, "setup", ()),
 }
 """Each process: its host, its service, and its flags."""
 
@@ -89,7 +90,7 @@ class Deployment:
         }
         if service == "gateway":
             flags = (f"--host={host.address}", f"--port={PORT}")
-        else:
+        elif service != "setup":
             flags = (f"--model={self._model}", "--served-model-name=tiny", *flags)
         words = ("antiphon", "service", service, f"--service-id={name}", *flags)
         self.running[name] = host.python(*words, environ=environ)

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.system, pytest.mark.nats, pytest.mark.timeout(600)]
 NUM_STREAMS, NUM_TOKENS, CUT_S = 64, 96, 5.0
 LONG = "The prefill engine computes a prompt once and hands it over. " * 3
 REPORT = ROOT / "build" / "cluster-report.json"
-STORES = {"antiphon-v2-streams", "antiphon-v2-stream-tokens"}
+STORES = {"antiphon-v3-streams", "antiphon-v3-stream-tokens"}
 
 
 def prompt(number: int) -> str:

@@ -49,7 +49,7 @@ def test_every_stream_has_a_copy_on_each_of_the_three_servers(stack: Stack) -> N
     for name in SERVERS:
         [container] = stack.containers(name)
         found = peers(container)
-        assert {"antiphon-v2-streams", "antiphon-v2-stream-tokens"} <= set(found), found
+        assert {"antiphon-v3-streams", "antiphon-v3-stream-tokens"} <= set(found), found
         assert all(len(copies) == 2 for copies in found.values()), found
 
 
@@ -65,5 +65,5 @@ async def test_a_killed_server_of_the_bus_changes_no_stream(stack: Stack) -> Non
     assert stack.starts(container) == starts + 1
     await asyncio.to_thread(wait_until, lambda: stack.healthy(victim) == 1, RESTART_S, stack.describe)
     copies = peers(container)
-    assert "antiphon-v2-streams" in copies, "the server is back with its copies"
+    assert "antiphon-v3-streams" in copies, "the server is back with its copies"
     await asyncio.to_thread(stack.wait_until_healthy, RESTART_S)

@@ -10,6 +10,7 @@ from shared.actors.actor import Actor, Envelope, ask, handles
 from shared.bus.transport import NoRespondersError
 from shared.errors import ServiceError
 from shared.messages import Ack, Cancel, CloseStream, DetokenizeReply, DetokenizeRequest, Done, ErrorReply, Message
+from shared.observability.rare_logs import RareLog
 
 REPLIES = codec.Decoder((Ack, DetokenizeReply, ErrorReply))
 
@@ -265,6 +266,19 @@ async def test_a_malformed_message_is_counted_and_answered_and_the_actor_goes_on
     assert await stage.ask("hello") == Ack("hello")
 
 
+async def test_a_flood_of_wrong_messages_is_counted_and_logged_once_in_an_interval(stage, caplog):
+    subject = stage.subject
+    subject._rare = RareLog(logging.getLogger("flood"), 3600.0)
+    with caplog.at_level(logging.WARNING, "flood"):
+        for number in range(50):
+            await stage._client.publish(stage.address, b"\xc1")
+            await stage.tell(Cancel("refuse", 1), Cancel("fail", 1))
+            await subject.noted_all(2 * (number + 1))
+            await subject.settle()
+    assert subject.malformed == 50
+    assert len(caplog.records) == 3
+
+
 async def test_a_failure_that_cannot_be_told_is_logged_and_the_actor_goes_on(stage, caplog):
     """The bus is gone when the error reply is due."""
     subject = stage.subject
@@ -303,3 +317,38 @@ async def test_a_subclass_keeps_the_handlers_of_its_base(bus, namespace):
     actor = More(await bus.connect("more"))
     with pytest.raises(AssertionError):
         await actor.bind(f"{namespace}.x", Ack)
+
+
+class Guest:
+    """Handles messages for an actor. Some subclass of it may be what the actor gets."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    @handles(Done)
+    def on_done(self, envelope: Envelope[Done]) -> None:
+        self.seen.append(envelope.message.sequence_id)
+
+
+class GuestOfAKind(Guest):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Guest, GuestOfAKind])
+async def test_another_object_handles_messages_for_an_actor_also_with_what_it_has_inherited(bus, namespace, kind):
+    async with asyncio.timeout(60):
+        guest, client = kind(), await bus.connect("client")
+        actor, other = [Actor(name, await bus.connect(name)) for name in ("hosting", "other")]
+        actor.also_handles(guest)
+        assert Done in actor.plain
+        assert Done not in other.handlers
+        running = asyncio.create_task(actor.run())
+        await actor.bind(f"{namespace}.hosting", Done)
+        await actor.transport.barrier()
+        await client.publish(f"{namespace}.hosting", codec.encode(Done("r-0", 1)))
+        await client.barrier()
+        while not guest.seen:
+            await asyncio.sleep(0.01)
+        assert guest.seen == ["r-0"]
+        await actor.stop()
+        await running

@@ -17,8 +17,9 @@ import pytest
 from nats import errors
 
 from shared.bus.durable_log import LogConfig, LogUnavailableError
-from shared.bus.key_value import Entry, KeyValueStore, StoreUnavailableError
+from shared.bus.key_value import BucketConfig, Entry, KeyValueStore, StoreUnavailableError
 from shared.bus.nats import NatsTransport
+from shared.errors import ServiceError
 from tests.conftest import free_port, nats_server_binary
 
 pytestmark = pytest.mark.nats
@@ -115,10 +116,10 @@ class Cluster:
         assert written is not None
         return written
 
-    async def connect(self, *numbers: int, replicas: int = NUM_SERVERS) -> NatsTransport:
+    async def connect(self, *numbers: int) -> NatsTransport:
         urls = [f"nats://127.0.0.1:{self.ports[number]}" for number in numbers]
         file = str(self.folder / "credentials")
-        return await NatsTransport.connect(urls, name="one", inbox_prefix="inbox", credentials=file, replicas=replicas)
+        return await NatsTransport.connect(urls, name="one", inbox_prefix="inbox", credentials=file)
 
 
 @pytest.fixture
@@ -142,20 +143,19 @@ async def connections() -> AsyncIterator[list[NatsTransport]]:
 async def test_what_is_stored_and_a_connection_outlive_a_server(
     cluster: Cluster, connections: list[NatsTransport]
 ) -> None:
-    # Stores that were created with one copy get more from whoever wants them.
-    single = await cluster.connect(1, replicas=1)
-    connections.append(single)
-    config = LogConfig(name="log", subject="log.*", storage="memory", max_age_s=60, max_bytes=2**20)
-    await cluster.until(lambda: single.key_value_store("b", ttl_s=60, timeout_s=2).get("k"), StoreUnavailableError)
-    await cluster.until(single.durable_log(config, timeout_s=2).open, LogUnavailableError)
+    # Stores that were made with one copy get more from whoever wants them.
     one = await cluster.connect(0, 1, 2)
     connections.append(one)
-    store, log = one.key_value_store("b", ttl_s=60, timeout_s=2), one.durable_log(config, timeout_s=2)
+    bucket = BucketConfig("b", 60.0)
+    config = LogConfig(name="log", subject="log.*", storage="memory", max_age_s=60, max_bytes=2**20)
+    # Whoever wants one copy takes none away.
+    for replicas in (1, NUM_SERVERS, 1):
+        for each in (bucket, config):
+            await cluster.until(partial(one.make_store, each, replicas=replicas, timeout_s=2), ServiceError)
+    store, log = one.key_value_store(bucket, timeout_s=2), one.durable_log(config, timeout_s=2)
     revision = await cluster.written(store, b"kept", 0)
     await cluster.until(log.open, LogUnavailableError)
     sequence = await cluster.until(lambda: log.append("log.a", b"kept"), LogUnavailableError)
-    # Whoever wants one copy takes none away.
-    await cluster.until(single.durable_log(config, timeout_s=2).open, LogUnavailableError)
     stream_info = one._client.jetstream().stream_info
     info = [await cluster.until(partial(stream_info, name), errors.Error) for name in ("KV_b", "log")]
     assert [each.config.num_replicas for each in info] == [3, 3]

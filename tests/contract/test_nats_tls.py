@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.launch.launcher import Place, VersionPlan
 from antiphon.launch.nats_server import find_binary
-from antiphon.settings import ServeSettings
+from antiphon.supervision.death_notice import BusAddress, announced_deaths
 from antiphon.supervision.fleet import Fleet
-from antiphon.versions.supervisor import BusAddress, run
+from antiphon.versions.supervisor import run
 from shared.bus.nats import NatsTransport
 from shared.bus.transport import Delivery, NoRespondersError
 from shared.codec import encode
@@ -92,9 +91,16 @@ async def test_messages_pass_with_the_right_certificates(server: str, credential
 @pytest.mark.parametrize("mutual", [True], indirect=True)
 async def test_the_launcher_takes_orders_about_versions_over_tls(server: str, credentials: str):
     context = bus_context(replace(TRUSTING, nats_tls_cert=CERTIFICATE, nats_tls_key=KEY))
-    fleet, where = Fleet(lambda *_: None), BusAddress(server, credentials, "launcher-1", context)
-    plan = VersionPlan([ServeSettings(served_model_name="tiny")], {}, Place(server, credentials, ""))
-    launcher = asyncio.create_task(run(fleet, plan, where, "antiphon", lambda *_: None))
+    fleet, where = (
+        Fleet(lambda *_: None),
+        BusAddress(url=server, credentials=credentials, name="launcher-1", namespace="antiphon", tls=context),
+    )
+
+    async def serve() -> None:
+        async with announced_deaths(fleet, where) as host:
+            await run(host, fleet, lambda *_: None, directories={"tiny": ""}, keep_s=0.0, specs=lambda *_: [])
+
+    launcher = asyncio.create_task(serve())
     client = await NatsTransport.connect([server], name="c", inbox_prefix="i", credentials=credentials, tls=context)
     try:
         subject, order = Subjects("antiphon").models_control(), encode(ChangeModel("rollback", "tiny"))

@@ -12,21 +12,29 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import uvicorn
 from msgspec import structs
 
-from services.gateway.access.usage import UsageLedger
 from services.gateway.app import create_app
-from services.gateway.generation import GenerationRequest, ModelCard, RequestTimes, SequenceUpdate, Take, TokenCounts
-from services.gateway.http.auth import ApiKeys
-from services.gateway.http.server.connection import BoundedConnection
-from services.gateway.model_catalog import find_model, unknown_model, wanted_name
-from services.gateway.record import RecordDirectory, Recorder
-from services.gateway.requests.sequence_state import SequenceState
-from services.gateway.responses.stored.recorded import RecordedResponses
-from services.gateway.responses.stored.store import ResponseStore
-from services.gateway.streams.background.requests import BackgroundStreams
-from services.gateway.streams.streams import Streams
+from services.gateway.edge.access.usage import UsageLedger
+from services.gateway.edge.http.auth import ApiKeys
+from services.gateway.edge.http.server.uvicorn_server import Server, server_config
+from services.gateway.guests.responses.conversations.store import ConversationStore
+from services.gateway.guests.responses.stored.recorded import RecordedResponses
+from services.gateway.guests.responses.stored.store import ResponseStore
+from services.gateway.guests.resume.background.requests import BackgroundStreams
+from services.gateway.guests.resume.streams import Streams
+from services.gateway.ops.timeline import RecordDirectory, Recorder
+from services.gateway.path.generation import (
+    GenerationRequest,
+    ModelCard,
+    RequestTimes,
+    SequenceUpdate,
+    Take,
+    TokenCounts,
+)
+from services.gateway.path.guest import Guest
+from services.gateway.path.models.catalog import find_model, unknown_model, wanted_name
+from services.gateway.path.sequence_state import SequenceState
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.messages import Heartbeat
@@ -60,7 +68,9 @@ class ScriptedGeneration:
         self.cancelled: list[str] = []
         self.stopped = asyncio.Event()
         self.generated = 0
-        self.outputs = [SequenceState(str(index)) for index in range(request.num_prompts * request.num_sequences)]
+        self.outputs = [
+            SequenceState(sequence_id=str(index)) for index in range(request.num_prompts * request.num_sequences)
+        ]
         self._num_prompt_tokens = num_prompt_tokens
         self._prompt_tail = prompt_tail
         self._steps: asyncio.Queue[Step | None] = asyncio.Queue()
@@ -133,8 +143,6 @@ class ScriptedBackend:
     num_prompt_tokens: int = 3
     prompt_tail: str = ""
     requests: list[GenerationRequest] = field(default_factory=list)
-    adapters: dict[str, str] = field(default_factory=dict)
-    """Paths of the adapters that were loaded, by name."""
     remote: dict[str, bytes] = field(default_factory=dict)
     """Files of pictures, by URL."""
     fetched: list[str] = field(default_factory=list)
@@ -177,12 +185,6 @@ class ScriptedBackend:
     async def token_texts(self, model: str, token_ids: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(bytes([one % 128]).decode() for one in token_ids)
 
-    async def load_adapter(self, name: str, path: str, base_model: str | None, *, in_place: bool) -> None:
-        self.adapters[name] = path
-
-    async def unload_adapter(self, name: str) -> None:
-        del self.adapters[name]
-
     def ready(self) -> str:
         return self.missing
 
@@ -198,12 +200,15 @@ async def serving(
     streams: Streams | None = None,
     finished_responses: ResponseStore | None = None,
     background: BackgroundStreams | None = None,
+    conversations: ConversationStore | None = None,
+    guests: Sequence[Guest] = (),
     **settings: Any,
 ) -> AsyncIterator[int]:
     """A real server on a free port. At the end every request must be over; a leak would show as a hanging test."""
+    given = GatewaySettings(**settings)
     app = create_app(
         backend,
-        GatewaySettings(**settings),
+        given,
         keys=keys,
         usage=usage,
         heartbeats=heartbeats,
@@ -212,10 +217,12 @@ async def serving(
         streams=streams,
         finished_responses=finished_responses,
         background=background,
+        conversations=conversations,
+        guests=guests,
     )
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off", http=BoundedConnection, ws="none")
+    config = server_config(app, given)
     config.load()
-    server = uvicorn.Server(config)
+    server = Server(config)
     server.lifespan = config.lifespan_class(config)
     listener = socket.create_server(("127.0.0.1", 0))
     await server.startup(sockets=[listener])
@@ -226,10 +233,10 @@ async def serving(
     finally:
         if responses is not None and watching is not None:
             watching.cancel()
-            responses.leave()
+            await responses.leave()
         # The server's own shutdown is in steps of 100 ms.
-        for one in server.servers:
-            one.close()
+        await server.stop_accepting()
+        listener.close()
         for connection in list(server.server_state.connections):
             connection.shutdown()
         await asyncio.gather(*server.server_state.tasks)
@@ -285,7 +292,7 @@ class Connection:
             await self.writer.wait_closed()
 
     async def send(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
-        every = {"host": "test", "content-length": str(len(body)), **(headers or {})}
+        every = {"host": f"127.0.0.1:{self._port}", "content-length": str(len(body)), **(headers or {})}
         head = "".join(f"{name}: {value}\r\n" for name, value in every.items())
         self.writer.write(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body)
         await self.writer.drain()

@@ -1,4 +1,4 @@
-"""An engine whose step hangs when the process gets SIGUSR1, run as a process by `test_stalled_engine`.
+"""An engine whose step, or event loop, hangs when the process gets SIGUSR1, run as a process by `test_stalled_engine`.
 
 The model is the simulation's, for the answer must be known; everything else is the product's.
 """
@@ -46,6 +46,7 @@ def _spin(seconds: float) -> None:
 
 if __name__ == "__main__":
     limits.STALL_EXIT_S = float(os.environ.get("STALL_EXIT_S", limits.STALL_EXIT_S))
-    signal.signal(signal.SIGUSR1, lambda *_: HANGS.set())
+    hang = (lambda *_: time.sleep(float(os.environ["HANG_S"]))) if "HANGS_IN_LOOP" in os.environ else HANGS.set
+    signal.signal(signal.SIGUSR1, lambda *_: hang())
     build = lambda settings: EngineService(settings, lambda _: HangingWorker())  # noqa: E731 - for one call
     sys.exit(main("engine", EngineSettings, build, heartbeat_thread=True))

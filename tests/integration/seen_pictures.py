@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from services.gateway.generation import GenerationRequest
+from services.gateway.path.generation import GenerationRequest
 from shared.messages import ChatMessage
 from tests.integration.edge import CARD, ScriptedBackend
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from services.gateway.access.usage import Receiver, UsageLedger
-from services.gateway.http.auth import ApiKeys
+from services.gateway.edge.access.usage import Receiver, UsageLedger
+from services.gateway.edge.http.auth import ApiKeys
+from services.gateway.ops.timeline import Recorder
 from shared.errors import ServiceError
 from shared.messages import UsageRecord
 from shared.security.api_keys import keys_of_text
 from tests.integration.edge import Connection, Reply, ScriptedBackend, call, serving, text_batches
-from tests.unit.gateway.http.test_multipart import form
+from tests.unit.gateway.http.test_multipart import CONTENT_TYPE, form
 
 HELLO = [{"role": "user", "content": "hi"}]
 CHAT = "/v1/chat/completions"
@@ -28,6 +29,11 @@ tokens-per-minute = 600
 name = "narrow"
 key = "sk-narrow"
 concurrent-requests = 1
+
+[[keys]]
+name = "triple"
+key = "sk-triple"
+concurrent-requests = 3
 
 [[keys]]
 name = "free"
@@ -302,3 +308,77 @@ async def test_an_upload_cannot_be_repeated_whatever_its_size():
         refused = await call(port, "POST", "/v1/files", body, headers)
         assert (refused.status, refused.error["param"]) == (400, "Idempotency-Key")
         assert "An upload cannot be repeated" in refused.error["message"]
+
+
+async def test_whatever_a_request_asks_for_counts_as_a_request_of_its_key():
+    """Also what computes nothing on an engine: tokens of a text, uploads, batches, searches, replays."""
+    data = form([("purpose", None, b"batch"), ("file", "a", b"x")])
+    asked: list[tuple[str, str, Any, dict[str, str]]] = [
+        ("POST", "/tokenize", {"prompt": "hello"}, {}),
+        ("POST", "/detokenize", {"tokens": [65]}, {}),
+        ("POST", "/v1/messages/count_tokens", {"messages": HELLO}, {}),
+        ("POST", "/v1/files", data, {"content-type": CONTENT_TYPE}),
+        ("POST", "/v1/batches", {"input_file_id": "file-x", "endpoint": CHAT, "completion_window": "24h"}, {}),
+        ("POST", "/v1/replay", {"record": {}}, {}),
+        ("POST", CHAT, {"messages": HELLO, "temperature": 9}, {}),
+        ("POST", CHAT, b"[" * 1000, {}),
+        ("GET", "/v1/requests?q=word", b"", {}),
+    ]
+    for method, path, body, headers in asked:
+        async with limited(ScriptedBackend(), recorder=Recorder(10)) as port:
+            slow = {"authorization": "Bearer sk-slow", **headers}
+            for expected in ("1", "0"):
+                answer = await call(port, method, path, body, slow)
+                assert answer.status in (200, 400, 404), path
+                assert answer.headers["x-ratelimit-remaining-requests"] == expected, path
+            refused = await call(port, method, path, body, slow)
+            assert (refused.status, refused.headers["x-ratelimit-remaining-requests"]) == (429, "0"), path
+            for free in ("/v1/models", "/v1/requests", "/v1/files"):
+                assert (await call(port, "GET", free, headers=slow)).status == 200
+            cancelled = await call(port, "POST", "/v1/responses/resp_x/cancel", b"{}", slow)
+            assert cancelled.status == 404, "to give work up is always possible"
+
+
+async def test_a_key_has_no_more_bodies_on_their_way_than_requests_at_the_same_time():
+    async with limited(ScriptedBackend()) as port, Connection(port) as slow:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer sk-narrow\r\ncontent-length: 40\r\n\r\n"
+        slow.writer.write(head.encode())
+        await slow.writer.drain()
+        async with asyncio.timeout(60):
+            while (await ask(port, "sk-narrow")).status != 429:
+                pass
+        assert (await ask(port, "sk-free")).status == 200
+        await slow.close()
+        async with asyncio.timeout(60):
+            while (await ask(port, "sk-narrow")).status != 200:
+                pass
+
+
+async def test_sequences_count_among_the_requests_at_the_same_time():
+    backend = ScriptedBackend(manual=True)
+    async with limited(backend) as port:
+        for fields in ({"n": 2}, {"n": 1, "best_of": 2, "prompt": "x"}, {"prompt": ["x", "y"]}):
+            path = "/v1/completions" if "prompt" in fields else CHAT
+            body = {**({} if "prompt" in fields else {"messages": HELLO}), **fields}
+            refused = await call(port, "POST", path, body, {"authorization": "Bearer sk-narrow"})
+            assert (refused.status, refused.error["code"], refused.error["param"]) == (400, "invalid_value", "n")
+        held = asyncio.create_task(ask(port, "sk-triple", n=2))
+        generation = await backend.generations.get()
+        assert (await ask(port, "sk-triple", n=2)).status == 429
+        other = asyncio.create_task(ask(port, "sk-triple"))
+        (await backend.generations.get()).put(*text_batches("Good ", "day"), None)
+        assert (await other).status == 200
+        generation.put(*text_batches("Good ", "day"), *text_batches("Good ", "day", index=1), None)
+        assert (await held).status == 200
+
+
+async def test_a_search_has_few_words():
+    async with limited(ScriptedBackend(), recorder=Recorder(10)) as port:
+        free = {"authorization": "Bearer sk-free"}
+        for found, words in (
+            (200, "a+b+a+" * 12),
+            (200, "+".join("abcdefgh")),
+            (400, "+".join("abcdefghi")),
+            (400, "x" * 201),
+        ):
+            assert (await call(port, "GET", f"/v1/requests?q={words}", headers=free)).status == found, words

@@ -12,14 +12,17 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.generation import GenerationRequest, SequenceUpdate
-from services.gateway.http.auth import ApiKeys
-from services.gateway.record import Recorder
-from services.gateway.responses.stored.log_store import LogResponseStore
-from services.gateway.streams.background.requests import BackgroundStreams
-from services.gateway.streams.background.store import BackgroundStore
-from services.gateway.streams.store import StreamStore
-from services.gateway.streams.streams import Streams
+from services.gateway.edge.access.log_part import GatewayLogs
+from services.gateway.edge.http.auth import ApiKeys
+from services.gateway.guests.images.kept import KeptPictures
+from services.gateway.guests.responses.conversations.log_store import LogConversationStore
+from services.gateway.guests.responses.stored.log_store import LogResponseStore
+from services.gateway.guests.resume.background.requests import BackgroundStreams
+from services.gateway.guests.resume.background.store import BackgroundStore
+from services.gateway.guests.resume.store import StreamStore
+from services.gateway.guests.resume.streams import Streams
+from services.gateway.ops.timeline import Recorder
+from services.gateway.path.generation import GenerationRequest, SequenceUpdate
 from shared.actors.host import Host
 from shared.clock import SystemClock
 from shared.errors import ServiceError
@@ -59,13 +62,22 @@ class Deployment:
 
     @contextlib.asynccontextmanager
     async def gateway(self, name: str, backend: ScriptedBackend) -> AsyncIterator[Gateway]:
-        host = Host(await self._connect(self._server, name), self._subjects, SystemClock(), name, "boot")
-        tokens = StreamStore(host, "memory")
+        host = Host(
+            transport=await self._connect(self._server, name),
+            subjects=self._subjects,
+            clock=SystemClock(),
+            id=name,
+            instance_id="boot",
+        )
+        logs = GatewayLogs(host, "memory", lambda: len(self.living))
+        pictures = KeptPictures(logs)
+        tokens = StreamStore(logs, pictures)
         streams = Streams(host, tokens, 30.0)
-        background = BackgroundStreams(host, BackgroundStore(host, "memory"), tokens, streams.journal, self._living)
+        background = BackgroundStreams(host, BackgroundStore(logs, pictures), tokens, streams.journal, self._living)
         running = asyncio.create_task(streams.journal.run())
-        store = LogResponseStore(host, "memory")
+        store = LogResponseStore(host, pictures)
         options = {**self._options, "streams": streams, "background": background, "finished_responses": store}
+        options["conversations"] = LogConversationStore(host, pictures)
         async with serving(backend, **options) as port:
             await until(lambda: streams.journal.is_open)
             yield Gateway(port, backend, background)
@@ -267,6 +279,53 @@ async def test_a_gateway_that_shuts_down_leaves_its_responses_to_others(
         resumed.put(*again(resumed.request, 9), None)
         ended = await is_in(two, name, "completed")
         assert ended["output"][0]["content"][0]["text"] == "Good day to you"
+
+
+async def test_a_response_that_gateways_die_of_fails_after_its_third_start(deployment: Deployment):
+    async with contextlib.AsyncExitStack() as stack:
+        gateways = [await stack.enter_async_context(deployment.gateway(name, manual())) for name in ("one", "two")]
+        name = (await gateways[0].ask("POST", "", BODY)).json["id"]
+        await gateways[0].backend.generations.get()
+        for number in range(2, 4):
+            deployment.living = {(f"{number}", "boot")}
+            gateways.append(await stack.enter_async_context(deployment.gateway(f"{number}", manual())))
+            await gateways[-1].backend.generations.get()
+        last = await stack.enter_async_context(deployment.gateway("last", manual()))
+        deployment.living = {("last", "boot")}
+        failed = await is_in(last, name, "failed")
+        assert failed["error"]["code"] == "server_error"
+        assert "started 3 times" in failed["error"]["message"]
+        assert last.backend.requests == []
+        assert (await last.events(name))[-1]["type"] == "response.failed"
+
+
+async def test_output_and_an_orderly_end_of_a_gateway_end_the_count_of_starts(deployment: Deployment):
+    async with deployment.gateway("last", manual()) as last:
+
+        async def starts() -> int:
+            found = await last.streams.store.find(name.removeprefix("resp_"))
+            assert found is not None
+            return found[0].starts
+
+        async with deployment.gateway("one", manual()) as one:
+            name = (await one.ask("POST", "", BODY)).json["id"]
+            await one.backend.generations.get()
+            async with deployment.gateway("two", manual()) as two:
+                deployment.living = {("two", "boot")}
+                generation = await two.backend.generations.get()
+                assert await starts() == 2
+            assert await starts() == 1, "it has left the response in an orderly way"
+            async with deployment.gateway("three", manual()) as three:
+                deployment.living = {("three", "boot")}
+                generation = await three.backend.generations.get()
+                assert await starts() == 2
+                generation.put(text_batches(*PIECES)[0])
+                await has_text(three, name, "Good ")
+                (run,) = three.streams.running.values()
+                await until(lambda: not run.stream.journaled.has_news)  # type: ignore[union-attr]
+                deployment.living = {("last", "boot")}
+                await last.backend.generations.get()
+                assert await starts() == 1
 
 
 async def test_only_the_key_that_made_a_response_knows_it_and_it_fails_if_the_key_is_taken_away(

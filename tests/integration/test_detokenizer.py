@@ -30,6 +30,7 @@ from shared.messages import (
 from shared.subjects import Subjects
 from tests.conftest import Connect, NatsServer
 from tests.service_processes import Processes, Roster
+from tests.support.heartbeats import heartbeat
 from tests.tokenizer_files import HARD_TEXTS, byte_level, write_tokenizer_files
 
 pytestmark = pytest.mark.nats
@@ -106,14 +107,15 @@ class Rig:
     async def open(self, owned: Owned, **options: Any) -> None:
         assert self.detokenizer is not None
         message = OpenStream(
-            owned.sequence_id, 1, "m", self.subjects.gateway_text("g", "b"), self.subjects.engine_control("e", "b"),
+            sequence_id=owned.sequence_id, attempt=1, model="m", reply_subject=self.subjects.gateway_text("g", "b"),
+            engine_subject=self.subjects.engine_control("e", "b"),
             output_token_ids=pack_ids(owned.token_ids), text_offset=len(owned.text), stop=(STOP,), **options,
         )  # fmt: skip
         control = self.subjects.detokenizer_control(self.detokenizer.id, self.detokenizer.instance_id)
         assert await ask(self.transport, control, message, REPLIES, timeout_s=60) == Ack(owned.sequence_id)
 
     async def heartbeat(self) -> None:
-        beat = Heartbeat("gateway", "g", "b", 1, "ready", 1, 0.25, GatewayStatus(len(self.owned)))
+        beat = heartbeat("gateway", "g", "b", GatewayStatus(num_requests=len(self.owned)), interval_s=0.25)
         await self.transport.publish(self.subjects.heartbeat("gateway", "g"), encode(beat))
 
     async def step(self) -> None:
@@ -133,7 +135,13 @@ class Rig:
 
     def event(self, owned: Owned, start: int, end: int) -> TokenEvent:
         finish = "length" if end == len(owned.truth) else None
-        return TokenEvent(owned.sequence_id, 1, start, tuple(owned.truth[start:end]), finish)
+        return TokenEvent(
+            sequence_id=owned.sequence_id,
+            attempt=1,
+            position=start,
+            token_ids=tuple(owned.truth[start:end]),
+            finish_reason=finish,
+        )
 
     async def publish(self, *events: TokenEvent) -> None:
         assert self.detokenizer is not None

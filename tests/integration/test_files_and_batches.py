@@ -1,7 +1,9 @@
 """Files and batches with the official OpenAI client against the HTTP edge. The backend is scripted: see `edge`."""
 
 import asyncio
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ import openai
 import pytest
 from openai.types import Batch
 
-from services.gateway.record import Recorder
+from services.gateway.ops.timeline import Recorder
 from shared import limits
 from shared.errors import ServiceError
+from shared.files import limits as file_limits
+from shared.security.api_keys import listed_keys
 from tests.integration.edge import ScriptedBackend, call, endings, serving, text_batches
 from tests.integration.test_openai_client import client
 from tests.integration.test_pooling_endpoints import pooling_backend
@@ -61,7 +65,7 @@ async def test_files_are_uploaded_listed_read_and_deleted(tmp_path: Path):
         data = b"x\r\n--y\n" * 100_000
         made = await api.files.create(file=("päth/in.jsonl", data), purpose="batch")
         assert (made.bytes, made.filename, made.purpose, made.object) == (len(data), "päth/in.jsonl", "batch", "file")
-        assert made.expires_at == made.created_at + limits.FILE_TTL_S
+        assert made.expires_at == made.created_at + file_limits.FILE_TTL_S
         expiring = await api.files.create(
             file=b"", purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
         )
@@ -100,12 +104,61 @@ async def test_a_wrong_upload_is_refused_and_leaves_nothing(fields: Any, param: 
 
 
 async def test_a_file_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(limits, "UPLOAD_BYTES_MAX", 1000)
+    monkeypatch.setattr(file_limits, "UPLOAD_BYTES_MAX", 1000)
     async with serving(ScriptedBackend(), files_directory=str(tmp_path)) as port:
         body = form([("purpose", None, b"batch"), ("file", "a", b"x" * 1000)])
         reply = await call(port, "POST", "/v1/files", body, FORM)
         assert (reply.status, reply.error["code"]) == (413, "request_too_large")
     assert names(tmp_path) == []
+
+
+async def test_bytes_behind_a_form_are_not_kept(tmp_path: Path):
+    body = form([("purpose", None, b"batch"), ("file", "a", b"x")])
+    async with serving(ScriptedBackend(), files_directory=str(tmp_path)) as port:
+        reply = await call(port, "POST", "/v1/files", body + b"x" * 100_000, FORM)
+        assert (reply.status, reply.error["code"]) == (400, "invalid_value")
+        assert "bytes follow its end" in reply.error["message"]
+        assert names(tmp_path) == []
+        assert (await call(port, "POST", "/v1/files", body + b"The end.", FORM)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("filename", "shown"),
+    [("utf-8''%E2%82%AC%0d%0a", "€\r\n"), ("utf-7''%2B2AA-", None), ("unicode_escape''%5cud800", None)],
+)
+async def test_a_name_that_cannot_be_kept_leaves_no_file(filename: str, shown: str | None, tmp_path: Path):
+    body = form([("purpose", None, b"batch"), ("file", "a", b"x")]).replace(b'="a"', b"*=" + filename.encode())
+    async with serving(ScriptedBackend(), files_directory=str(tmp_path)) as port:
+        reply = await call(port, "POST", "/v1/files", body, FORM)
+        if shown is None:
+            assert (reply.status, names(tmp_path)) == (400, [])
+            return
+        assert reply.json["filename"] == shown
+        content = await call(port, "GET", f"/v1/files/{reply.json['id']}/content")
+        assert "\n" not in content.headers["content-disposition"]
+
+
+async def test_an_upload_without_room_says_whether_to_delete_files_or_to_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    body = form([("purpose", None, b"batch"), ("file", "a", b"x" * 1000)])
+    async with serving(ScriptedBackend(), files_directory=str(tmp_path)) as port:
+        monkeypatch.setattr(file_limits, "FILES_BYTES_MAX", 500)
+        reply = await call(port, "POST", "/v1/files", body, FORM)
+        assert (reply.status, reply.error["code"]) == (413, "request_too_large")
+        assert "Delete files" in reply.error["message"]
+        monkeypatch.undo()
+        for function in ("posix_fallocate", "pwrite", "fsync"):
+            monkeypatch.setattr(os, function, full)
+            reply = await call(port, "POST", "/v1/files", body, FORM)
+            assert (reply.status, reply.error["code"]) == (503, "server_is_overloaded")
+            assert reply.headers["retry-after"]
+            monkeypatch.undo()
+        assert names(tmp_path) == []
+        assert (await call(port, "POST", "/v1/files", body, FORM)).status == 200
 
 
 async def test_a_batch_of_embeddings_gives_a_vector_for_each_input():
@@ -144,8 +197,8 @@ async def test_a_batch_runs_behind_other_requests_with_its_key_and_without_the_d
         bad = await answers(api, batch.error_file_id)
         assert {name: line["response"]["status_code"] for name, line in bad.items()} == {"c1": 400, "c2": 404}
         [request] = backend.requests
-        assert request.client.name == "key-1"
-        longest = limits.BATCH_WINDOW_S - limits.BATCH_ORDINARY_S
+        assert request.client.name == listed_keys("secret")[0].name
+        longest = file_limits.BATCH_WINDOW_S - file_limits.BATCH_ORDINARY_S
         assert longest - 60 < request.idle_s <= longest, "it gives way until the end of the batch is near"
         assert request.timeout_s == 0
         assert [one.id async for one in await api.batches.list()] == [batch.id]
@@ -218,7 +271,7 @@ async def test_requests_of_an_overloaded_server_are_sent_again():
         (b"{\n", "Line 1: the line is not JSON"),
         (b"\n" + lines({"prompt": "x"}, url="/v1/responses"), "Line 2: 'method' must be POST and 'url' one of"),
         (lines({"prompt": "x"}) * 2, "Line 2: the custom_id 'c0' is used twice"),
-        (lines({"prompt": "x", "stream": True}), "without 'stream'"),
+        (lines({"prompt": "x", "stream": True}), "'stream' is not possible in a batch"),
         (lines({"prompt": "x", "priority": -1}), "'priority' is not possible in a batch"),
     ],
 )
@@ -248,7 +301,7 @@ async def test_an_invalid_input_makes_the_batch_fail(data: bytes, told: str):
     ],
 )
 async def test_a_wrong_batch_is_refused_by_name(change: dict[str, Any], code: str, param: str):
-    async with serving(ScriptedBackend()) as port:
+    async with serving(ScriptedBackend(), unknown_parameters="refuse") as port:
         body = {"input_file_id": "file-x", "endpoint": URL, "completion_window": "24h"}
         reply = await call(port, "POST", "/v1/batches", {**body, **change})
         assert (reply.status, reply.error["code"], reply.error["param"]) == (400, code, param)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.generation import GenerationRequest, SequenceUpdate
+from services.gateway.path.generation import GenerationRequest, SequenceUpdate
 from shared import limits
 from shared.errors import ServiceError
 from shared.messages import ChatMessage, PositionLogprobs, TokenText
@@ -30,7 +30,7 @@ async def asked(**fields: Any) -> GenerationRequest:
 
 async def refusal(**fields: Any) -> tuple[int, str | None]:
     """The status and the parameter with which an engine's request is refused, checked for its form."""
-    reply = await generate(ScriptedBackend(), {"request_id": "r1", **fields})
+    reply = await generate(ScriptedBackend(), {"request_id": "r1", **fields}, unknown_parameters="refuse")
     body = reply.json
     assert (body["request_id"], body["outputs"], body["finished"]) == ("r1", [], True)
     assert body["error_code"] == reply.status
@@ -100,7 +100,7 @@ async def test_a_flat_stream_that_fails_ends_with_an_error_object() -> None:
     ],
 )
 async def test_a_flat_body_is_refused_by_parameter(body: Any, param: str) -> None:
-    reply = await generate(ScriptedBackend(), body)
+    reply = await generate(ScriptedBackend(), body, unknown_parameters="refuse")
     assert reply.status in (400, 404)
     assert reply.error["param"] == param
 
@@ -158,7 +158,7 @@ async def test_log_probabilities_are_told_by_token_id() -> None:
 async def test_log_probabilities_of_the_prompt_are_told_by_token_id() -> None:
     first, second = TokenText(7, "a", b"a", float("nan")), TokenText(8, "b", b"b", -1.5)
     prompt = PositionLogprobs(first), PositionLogprobs(second, (second,))
-    steps = [[SequenceUpdate(0, "", prompt_logprobs=prompt)], *text_batches("a")]
+    steps = [[SequenceUpdate(index=0, text="", prompt_logprobs=prompt)], *text_batches("a")]
     body = {**ENGINE, "sampling_params": {"prompt_logprobs": 1}}
     output = (await generate(ScriptedBackend(reply=lambda _: list(steps)), body)).json
     assert output["prompt_logprobs"] == [None, {"8": {"logprob": -1.5, "rank": 1, "decoded_token": "b"}}]
@@ -221,14 +221,17 @@ async def test_the_number_of_token_ids_must_be_right() -> None:
 async def test_system_history_and_prompt_become_a_conversation() -> None:
     request = await asked(system="S", history=[["U1", "A1"]], prompt="U2")
     assert request.messages == (
-        ChatMessage("system", "S"),
-        ChatMessage("user", "U1"),
-        ChatMessage("assistant", "A1"),
-        ChatMessage("user", "U2"),
+        ChatMessage(role="system", content="S"),
+        ChatMessage(role="user", content="U1"),
+        ChatMessage(role="assistant", content="A1"),
+        ChatMessage(role="user", content="U2"),
     )
     assert request.params.max_tokens == 16
-    assert (await asked(history=[], prompt="U")).messages == (ChatMessage("user", "U"),)
-    assert (await asked(system="S", prompt="U")).messages == (ChatMessage("system", "S"), ChatMessage("user", "U"))
+    assert (await asked(history=[], prompt="U")).messages == (ChatMessage(role="user", content="U"),)
+    assert (await asked(system="S", prompt="U")).messages == (
+        ChatMessage(role="system", content="S"),
+        ChatMessage(role="user", content="U"),
+    )
     assert await refusal(history=[["U1", "A1"]]) == (400, "prompt")
     assert await refusal(history=[["U1"]], prompt="U") == (400, "history[0]")
     assert await refusal(system="S", prompt="U", prompt_token_ids=[1]) == (400, "prompt_token_ids")
@@ -237,11 +240,14 @@ async def test_system_history_and_prompt_become_a_conversation() -> None:
 @pytest.mark.spec("S-API-046", "S-API-048")
 async def test_messages_are_a_batch_of_conversations() -> None:
     one, two = [{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]
-    assert (await asked(messages=[one])).messages == (ChatMessage("user", "a"),)
-    assert (await asked(messages=one)).messages == (ChatMessage("user", "a"),)
+    assert (await asked(messages=[one])).messages == (ChatMessage(role="user", content="a"),)
+    assert (await asked(messages=one)).messages == (ChatMessage(role="user", content="a"),)
     both = await asked(messages=[one, two], system="S")
-    system = ChatMessage("system", "S")
-    assert both.conversations == ((system, ChatMessage("user", "a")), (system, ChatMessage("user", "b")))
+    system = ChatMessage(role="system", content="S")
+    assert both.conversations == (
+        (system, ChatMessage(role="user", content="a")),
+        (system, ChatMessage(role="user", content="b")),
+    )
     for other in ({"prompt": "a"}, {"prompt_token_ids": [1]}, {"history": []}):
         assert await refusal(messages=[one], **other) == (400, next(iter(other)))
     with_system = [{"role": "system", "content": "x"}, *one]
@@ -341,7 +347,7 @@ async def test_without_openais_api_only_generate_and_the_probes_are_there() -> N
             assert "USE_OPENAI=0" in reply.body.decode()
         for path in ("/tokenize", "/detokenize", "/version"):
             assert (await call(port, "POST", path, {})).status == 404
-        for path in ("/health", "/livez", "/readyz", "/metrics"):
+        for path in ("/health", "/livez", "/readyz", "/ping", "/load", "/metrics"):
             assert (await call(port, "GET", path)).status == 200
         assert (await call(port, "POST", "/generate", {"prompt": "a"})).status == 200
         assert (await call(port, "POST", "/generate", ENGINE)).status == 200

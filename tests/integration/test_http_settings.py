@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http.auth import ApiKeys
+from services.gateway.edge.http.auth import ApiKeys
 from shared.messages import PositionLogprobs, TokenText
 from shared.security.api_keys import keys_of_text
 from tests.integration.edge import CARD, Reply, ScriptedBackend, call, serving, text_batches
@@ -95,13 +95,17 @@ async def test_the_server_can_write_tokens_of_log_probabilities_as_ids_unless_a_
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
 async def test_no_endpoint_ignores_a_field_in_silence(path: str):
     body = {"/detokenize": {"tokens": [65]}, "/v1/chat/completions": {"messages": HELLO}}.get(path, {"prompt": "hi"})
-    async with serving(ScriptedBackend()) as port:
-        for name, near in (("modle", "'model'"), ("system", "role 'system'"), ("request_id", "X-Request-Id")):
+    async with serving(ScriptedBackend(), unknown_parameters="refuse") as port:
+        for name, near in (("modle", "'model'"), ("system", "role 'system'")):
             refused = await call(port, "POST", path, {**body, name: "x"})
             assert (refused.status, refused.error["code"]) == (400, "unsupported_parameter")
             assert refused.error["param"] == name
             assert near in refused.error["message"]
         assert (await call(port, "POST", path, {**body, "user": "x", "store": True, "new": None})).status == 200
+    async with serving(ScriptedBackend()) as port:
+        told = await call(port, "POST", path, {**body, "modle": "x", "store": True, "new\r\nx: y": 1, "ü": 1})
+        assert (told.status, told.headers["x-antiphon-ignored"]) == (200, "modle, store, new??x:?y, ?")
+        assert "x-antiphon-ignored" not in (await call(port, "POST", path, body)).headers
 
 
 async def test_a_field_of_another_endpoint_is_answered_with_the_endpoint():
@@ -120,6 +124,18 @@ async def test_the_tokens_of_a_whole_request_can_be_counted():
     async with serving(ScriptedBackend()) as port:
         assert (await call(port, "POST", "/tokenize", body)).json["count"] == 2
         assert (await call(port, "POST", "/tokenize", {**body, "tools": [{}]})).status == 400
+        counted = await call(port, "POST", "/v1/chat/completions/input_tokens", body)
+        assert counted.json == {"object": "response.input_tokens", "input_tokens": 2}
+        refused = await call(port, "POST", "/v1/chat/completions/input_tokens", {"prompt": "hi"})
+        assert (refused.status, refused.error["param"]) == (400, "messages")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_streams_end_with_the_token_counts_if_the_server_says_so(path: str):
+    for forced in (False, True):
+        async with serving(ScriptedBackend(), enable_force_include_usage=forced) as port:
+            reply = await ask(port, path, stream=True)
+            assert reply.body.count(b'"total_tokens"') == forced
 
 
 async def test_a_model_is_found_by_any_of_its_names_and_listed_under_the_first():

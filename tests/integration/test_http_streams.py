@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.generation import SequenceUpdate
-from services.gateway.record import Recorder
+from services.gateway.ops.timeline import Recorder
+from services.gateway.path.generation import SequenceUpdate
 from shared.errors import ServiceError
 from tests.integration.edge import (
     Connection,

@@ -44,7 +44,9 @@ async def port(
     tasks: list[asyncio.Task[None]] = []
     for service in services:
         transport = await nats_connect(nats_server, service.name)
-        host = Host(transport, subjects, SystemClock(), service.name, new_instance_id())
+        host = Host(
+            transport=transport, subjects=subjects, clock=SystemClock(), id=service.name, instance_id=new_instance_id()
+        )
         await service.start(host)
         await transport.barrier()
         beats = HeartbeatTask(host, service, interval_s=interval_of(service.name))
@@ -92,4 +94,4 @@ async def test_a_prompt_beyond_the_context_is_refused_in_tokens(port: int, as_id
     assert reply.status == 400
     assert reply.error["code"] == "context_length_exceeded"
     assert f"maximum context length is {CONTEXT} tokens" in reply.error["message"]
-    assert f"{CONTEXT + 5} in the prompt" in reply.error["message"]
+    assert f"your prompt resulted in {CONTEXT + 5} tokens" in reply.error["message"]

@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from services.gateway.generation import GenerationRequest, SequenceUpdate
+from services.gateway.path.generation import GenerationRequest, SequenceUpdate
 from shared.errors import ServiceError
 from shared.messages import PositionLogprobs, TokenText
 from tests.integration.edge import Batch, ScriptedBackend, serving, text_batches
@@ -89,7 +89,10 @@ async def test_logprobs_parse_whole_and_streamed():
 
     def reply(request: GenerationRequest) -> list[Batch]:
         one = PositionLogprobs(token("hi", -0.5), (token("hi", -0.5), token("ho", -1.5)))
-        return [[SequenceUpdate(0, "hi", (1,), (one,))], [SequenceUpdate(0, "", (), finish_reason="stop")]]
+        return [
+            [SequenceUpdate(index=0, text="hi", token_ids=(1,), logprobs=(one,))],
+            [SequenceUpdate(index=0, text="", token_ids=(), finish_reason="stop")],
+        ]
 
     async with serving(ScriptedBackend(reply=lambda request: [*reply(request)])) as port, client(port) as api:
         asked: Any = {"model": "org/toy", "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.generation import GenerationRequest
-from services.gateway.http.auth import ApiKeys
+from services.gateway.edge.http.auth import ApiKeys
+from services.gateway.path.generation import GenerationRequest
 from shared.errors import ServiceError
 from shared.security.api_keys import keys_of_text
 from tests.integration.edge import Reply, ScriptedBackend, call, serving, text_batches
@@ -115,13 +115,14 @@ async def test_counting_takes_a_place_and_the_tokens_of_the_prompt(path: str):
 
 
 @pytest.mark.parametrize("path", COUNTING)
-async def test_a_conversation_without_pictures_is_counted_for_free(path: str):
+async def test_counting_a_conversation_without_pictures_is_a_request_without_tokens(path: str):
     messages = [{"role": "user", "content": "What?"}]
     async with limited(eye()) as port:
-        for _ in range(3):
-            reply = await ask(port, path, "sk-slow", messages=messages)
-            assert reply.status == 200
-            assert not any(name.startswith("x-ratelimit") for name in reply.headers)
+        reply = await ask(port, path, "sk-slow", messages=messages)
+        assert reply.status == 200
+        assert reply.headers["x-ratelimit-remaining-requests"] == "0"
+        assert reply.headers["x-ratelimit-remaining-tokens"] == "1000"
+        assert (await ask(port, path, "sk-slow", messages=messages)).status == 429
 
 
 async def test_counting_that_fails_gives_its_place_back():

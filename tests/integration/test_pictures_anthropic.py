@@ -71,7 +71,7 @@ async def test_messages_of_anthropics_client_have_pictures():
 async def test_what_is_no_picture_of_anthropics_api_is_refused_by_its_name(block: Any, told: str):
     body = {"model": "org/toy", "max_tokens": 9, "messages": [{"role": "user", "content": [words("a"), block]}]}
     body["messages"][0]["content"][1] = {"type": "image", **block}  # type: ignore[index]
-    async with serving(eye()) as port:
+    async with serving(eye(), unknown_parameters="refuse") as port:
         for path in ("/v1/messages", "/v1/messages/count_tokens"):
             reply = await call(port, "POST", path, body)
             assert (reply.status, reply.json["error"]["type"]) == (400, "invalid_request_error")

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.gateway.pictures.kept import kept_picture
+from services.gateway.guests.images.kept import kept_picture
 from shared.messages import StreamTaken
+from shared.security.api_keys import ANONYMOUS
 from tests.integration.edge import ScriptedBackend, call, serving, text_batches
 from tests.integration.seen_pictures import ONE, TWO, URL, data_url, eye, seen
 from tests.integration.test_background_responses import (
@@ -105,7 +106,7 @@ async def test_a_picture_may_be_an_uploaded_file():
         ({"image_url": data_url(ONE), "file_id": "file-a"}, "file_id"),
         ({"file_id": "file-a"}, "file_id"),
         ({"file_id": 5}, "file_id"),
-        ({"image_url": data_url(ONE), "detail": "high"}, "detail"),
+        ({"image_url": data_url(ONE), "detail": 5}, "detail"),
         ({"image_url": data_url(ONE), "width": 5}, ""),
     ],
 )
@@ -115,7 +116,7 @@ async def test_what_is_no_picture_is_refused_by_its_name(part: Any, param: str, 
     item = {"role": "user", "content": block}
     if place == "output":
         item = {"type": "function_call_output", "call_id": "a", "output": block}
-    async with serving(eye()) as port:
+    async with serving(eye(), unknown_parameters="refuse") as port:
         reply = await call(port, "POST", PATH, {"input": ["x", item][1:]})
     name = f"input[0].{place}[1]"
     assert (reply.status, reply.error["param"]) == (400, f"{name}.{param}" if param else name)
@@ -152,28 +153,25 @@ async def test_the_bus_keeps_a_picture_once_for_all_responses(nats_connect: Any,
             assert more.status == 200
             assert seen(backend.requests[-1])[0] == ("user", ["What is this", large])
             made = more.json
-        parts = await one._log.all_following(subjects.response("*"), 1)  # pyright: ignore[reportPrivateUsage]
+        kept = one._records._pictures  # pyright: ignore[reportPrivateUsage]
+        parts = await kept.part.log.all_following(subjects.response("*"), 1)
         assert len(large) < sum(len(part.payload) for part in parts) < 1.1 * len(large)
         # A log that is full drops messages: the response is still known, but cannot be continued.
-        name = subjects.response(f"picture-{kept_picture(large).digest}-1")
-        await one._log.append(name, b"")  # pyright: ignore[reportPrivateUsage]
+        await kept.part.log.clear(kept.subjects(ANONYMOUS.name, kept_picture(large))[1])
         assert (await call(first, "GET", f"{PATH}/{made['id']}")).json == made
         lost = await call(first, "POST", PATH, {"input": "and?", "previous_response_id": made["id"]})
-        assert (lost.status, lost.error["param"]) == (404, "previous_response_id")
+        assert (lost.status, lost.error["param"]) == (400, "previous_response_id")
         assert "is not stored any more" in lost.error["message"]
 
 
 @pytest.mark.nats
-async def test_a_background_response_whose_picture_the_bus_has_dropped_fails(
-    deployment: Deployment,  # noqa: F811
-    subjects: Any,
-):
+async def test_a_background_response_whose_picture_the_bus_has_dropped_fails(deployment: Deployment):  # noqa: F811
     body = {"input": asked({"type": "input_image", "image_url": data_url(ONE)}), "background": True}
     async with deployment.gateway("one", eye(manual=True)) as one, deployment.gateway("two", eye(manual=True)) as two:
         name = (await one.ask("POST", "", body)).json["id"]
         generation = await one.backend.generations.get()
-        log = two.streams.store.pictures._log  # pyright: ignore[reportPrivateUsage]
-        await log.append(subjects.response(f"picture-{kept_picture(ONE).digest}-0"), b"")
+        kept = two.streams.store.pictures
+        await kept.part.log.clear(kept.subjects(ANONYMOUS.name, kept_picture(ONE))[0])
         deployment.living = {("two", "boot")}
         failed = await is_in(two, name, "failed")
         assert "dropped a picture" in failed["error"]["message"]

@@ -8,10 +8,10 @@ from typing import Any
 import openai
 import pytest
 
-from services.gateway.generation import GenerationRequest, SequenceUpdate
-from services.gateway.record import Recorder
+from services.gateway.ops.timeline import Recorder
+from services.gateway.path.generation import GenerationRequest, SequenceUpdate
 from shared.errors import ServiceError
-from tests.integration.edge import CARD, ScriptedBackend, Step, call, endings, serving
+from tests.integration.edge import CARD, ScriptedBackend, Step, call, endings, serving, text_batches
 from tests.integration.test_openai_client import client
 
 POOLING_CARD = replace(CARD, embedding_size=2)
@@ -25,7 +25,7 @@ def backwards(request: GenerationRequest) -> list[Step]:
     """A vector for each prompt, the last one first."""
     assert request.pooling is not None
     return [
-        [SequenceUpdate(index, "", finish_reason="stop", vector=array("f", vector_of(index)).tobytes())]
+        [SequenceUpdate(index=index, text="", finish_reason="stop", vector=array("f", vector_of(index)).tobytes())]
         for index in reversed(range(request.num_prompts))
     ]
 
@@ -91,3 +91,43 @@ async def test_prompt_tokens_are_counted_in_the_metrics():
         metrics = (await call(port, "GET", "/metrics")).body.decode()
     assert 'vllm:prompt_tokens_total{model_name="org/toy"} 6.0' in metrics
     assert 'vllm:request_success_total{finished_reason="stop",model_name="org/toy"} 2.0' in metrics
+
+
+async def test_pooling_has_the_vectors_in_vllm_s_form():
+    async with serving(pooling_backend()) as port:
+        reply = await call(port, "POST", "/pooling", {"model": "org/toy", "input": ["a", "b"]})
+        other = await call(port, "POST", "/pooling", {"model": "org/toy", "input": "a", "task": "token_embed"})
+    assert [(one["object"], one["data"]) for one in reply.json["data"]] == [
+        ("pooling", [0.0, 0.5]),
+        ("pooling", [1.0, 0.5]),
+    ]
+    assert (other.status, other.error["param"]) == (400, "task")
+
+
+@pytest.mark.parametrize("names", [("queries", "documents"), ("data_1", "data_2"), ("queries", "items")])
+async def test_the_two_sides_of_a_score_have_several_names(names: tuple[str, str]):
+    first, second = names
+    async with serving(pooling_backend()) as port:
+        reply = await call(port, "POST", "/v1/score", {first: "a", second: ["b", "c"]})
+        expected = await call(port, "POST", "/v1/score", {"text_1": "a", "text_2": ["b", "c"]})
+    assert len(reply.json["data"]) == 2
+    assert reply.json["data"] == expected.json["data"]
+    assert "x-antiphon-ignored" not in reply.headers
+
+
+async def test_an_invocation_is_the_request_whose_main_field_it_has():
+    def reply(request: GenerationRequest) -> list[Step]:
+        return backwards(request) if request.pooling else [*text_batches("Good ", "day")]
+
+    async with serving(pooling_backend(reply=reply)) as port:
+        asked = {"messages": [{"role": "user", "content": "hi"}]}
+        chat = await call(port, "POST", "/invocations", asked)
+        streamed = await call(port, "POST", "/invocations", {**asked, "stream": True})
+        completion = await call(port, "POST", "/invocations", {"prompt": "hi"})
+        embedding = await call(port, "POST", "/invocations", {"input": "hi"})
+        nothing = await call(port, "POST", "/invocations", {"model": "org/toy"})
+    assert chat.json["choices"][0]["message"]["content"] == "Good day"
+    assert streamed.events[-1] == "[DONE]"
+    assert completion.json["choices"][0]["text"] == "Good day"
+    assert embedding.json["data"][0]["embedding"] == [0.0, 0.5]
+    assert (nothing.status, nothing.error["code"]) == (400, "missing_required_parameter")

@@ -4,13 +4,15 @@ import asyncio
 
 import pytest
 
-from services.gateway.http.auth import ApiKeys
-from services.gateway.record import Recorder, RequestFacts
+from services.gateway.edge.http.auth import ApiKeys
+from services.gateway.ops.timeline import Recorder
+from services.gateway.path.record import RequestFacts
 from shared import limits
 from shared.errors import ServiceError
-from shared.messages import GatewayStatus, Heartbeat
+from shared.messages import GatewayStatus
 from shared.security.api_keys import keys_of_text
 from tests.integration.edge import CARD, Connection, ScriptedBackend, call, serving, text_batches
+from tests.support.heartbeats import heartbeat
 
 SECRET = "the-secret-of-the-prompt"
 BODY = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 7}
@@ -130,7 +132,16 @@ async def test_a_client_that_leaves_is_recorded_as_cancelled():
 
 
 async def test_the_topology_lists_every_member_with_its_load():
-    beat = Heartbeat("gateway", "g-1", "b", 2, "ready", 3, 0.3, GatewayStatus(2, 1), 40, 50)
+    beat = heartbeat(
+        "gateway",
+        "g-1",
+        "b",
+        GatewayStatus(num_requests=2, num_waiting=1),
+        sequence=3,
+        interval_s=0.3,
+        messages_received=40,
+        messages_sent=50,
+    )
     async with serving(ScriptedBackend(), members=lambda: [(beat, 0.25)]) as port:
         [member] = (await call(port, "GET", "/admin/topology")).json["members"]
     assert member == {
@@ -159,7 +170,9 @@ def prefilled(slow_key: str = "red") -> Recorder:
     recorder = Recorder(16, lambda: now[0])
     for number in range(7):
         is_slow = number == 6
-        facts = RequestFacts(f"r{number}", "m", slow_key if is_slow else "red", f"job-{number}")
+        facts = RequestFacts(
+            request_id=f"r{number}", model="m", key=slow_key if is_slow else "red", client_request_id=f"job-{number}"
+        )
         record = recorder.begin(facts, now[0])
         record.admitted()
         record.tokenized(3)

@@ -7,9 +7,9 @@ from typing import Any
 import openai
 import pytest
 
-from services.gateway.generation import GenerationRequest, SequenceUpdate
-from services.gateway.http.auth import ApiKeys
-from services.gateway.record import Recorder
+from services.gateway.edge.http.auth import ApiKeys
+from services.gateway.ops.timeline import Recorder
+from services.gateway.path.generation import GenerationRequest, SequenceUpdate
 from shared.errors import ServiceError
 from shared.messages import PositionLogprobs, TokenText
 from shared.parameters.grammar import Grammar
@@ -42,8 +42,8 @@ EVENTS = [
 
 def cached(request: GenerationRequest) -> list[Any]:
     return [
-        [SequenceUpdate(0, "Good ", (1,), num_cached_tokens=1)],
-        [SequenceUpdate(0, "day", (2,), finish_reason="stop")],
+        [SequenceUpdate(index=0, text="Good ", token_ids=(1,), num_cached_tokens=1)],
+        [SequenceUpdate(index=0, text="day", token_ids=(2,), finish_reason="stop")],
     ]
 
 
@@ -64,7 +64,7 @@ async def test_a_whole_response_parses():
             top_p=0.9,
             text={"format": {"type": "text"}},
             metadata={"a": "b"},
-            extra_body={"seed": 5, "stop": ["x"]},
+            extra_body={"seed": 5, "stop": ["x"], "top_a": 0.2, "min_tokens": 2},
         )
     assert (response.output_text, response.status, response.model) == ("Good day", "completed", "org/toy")
     assert response.id.startswith("resp_")
@@ -74,7 +74,9 @@ async def test_a_whole_response_parses():
     assert response.usage.input_tokens_details.cached_tokens == 1
     [request] = backend.requests
     assert sent(backend) == [("system", "Be brief."), ("user", "Hello?")]
-    assert (request.params.max_tokens, request.params.top_p, request.params.seed, request.stop) == (9, 0.9, 5, ("x",))
+    params = request.params
+    assert (params.max_tokens, params.top_p, params.seed, request.stop) == (9, 0.9, 5, ("x",))
+    assert (params.top_a, params.min_tokens) == (0.2, 2)
 
 
 async def test_items_of_text_become_messages():
@@ -123,9 +125,9 @@ async def test_log_probabilities_come_with_the_text():
         tokens = [TokenText(1, text, text.encode(), -0.5) for text in ("Good", " day", "<end>")]
         first, second, end = (PositionLogprobs(token, (token,)) for token in tokens)
         return [
-            [SequenceUpdate(0, "Good", (1,), (first,))],
-            [SequenceUpdate(0, " day", (2,), (second,))],
-            [SequenceUpdate(0, "", (3,), (end,), finish_reason="stop")],
+            [SequenceUpdate(index=0, text="Good", token_ids=(1,), logprobs=(first,))],
+            [SequenceUpdate(index=0, text=" day", token_ids=(2,), logprobs=(second,))],
+            [SequenceUpdate(index=0, text="", token_ids=(3,), logprobs=(end,), finish_reason="stop")],
         ]
 
     backend = ScriptedBackend(reply=reply)
@@ -190,9 +192,9 @@ async def test_a_response_is_continued_without_its_instructions():
         assert len(sent(backend)) == 5
         with pytest.raises(openai.NotFoundError, match="not found"):
             await api.responses.retrieve(first.id)
-        with pytest.raises(openai.NotFoundError) as missing:
+        with pytest.raises(openai.BadRequestError) as missing:
             await api.responses.create(model="org/toy", input="Four?", previous_response_id=first.id)
-        assert missing.value.param == "previous_response_id"
+        assert (missing.value.param, missing.value.code) == ("previous_response_id", "previous_response_not_found")
 
 
 async def test_a_response_that_is_not_stored_cannot_be_retrieved():
@@ -288,7 +290,10 @@ async def test_a_foreground_response_is_neither_cancelled_nor_streamed_again():
 
 async def test_a_failure_in_a_stream_is_its_last_event():
     def reply(request: GenerationRequest) -> list[Any]:
-        return [[SequenceUpdate(0, "Good ", (1,))], ServiceError("engine_failure", "The engine died.")]
+        return [
+            [SequenceUpdate(index=0, text="Good ", token_ids=(1,))],
+            ServiceError("engine_failure", "The engine died."),
+        ]
 
     async with serving(ScriptedBackend(reply=reply)) as port, client(port) as api:
         events = [event async for event in await api.responses.create(model="org/toy", input="Hi", stream=True)]
@@ -301,7 +306,10 @@ async def test_a_failure_in_a_stream_is_its_last_event():
     [
         ({"input": None}, "input"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0].type"),
+        ({"input": [{"type": "web_search_call"}]}, "input"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "a", "name": "f"}]}, "input[0].input"),
+        ({"input": [{"type": "local_shell_call", "call_id": "a"}]}, "input[0].action.command"),
+        ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].encrypted_content"),
         ({"input": [{"type": "function_call_output", "output": ""}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call_output", "call_id": "a"}]}, "input[0].output"),
         ({"input": [{"type": "function_call_output", "call_id": "a", "output": 5}]}, "input[0].output"),
@@ -322,22 +330,28 @@ async def test_a_failure_in_a_stream_is_its_last_event():
         ({"text": {"format": "json"}}, "text.format"),
         ({"text": {"format": {}}}, "text.format.type"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format"),
+        ({"text": {"format": {"type": "json_object", "schema": 1}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_object", "x": 1}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "schema": "{}"}}}, "text.format.schema"),
         ({"text": {"format": {"type": "json_schema", "schema": {"enum": ["x" * 70_000]}}}}, "text.format.schema"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"text": {"x": 1}}, "text"),
         ({"metadata": {"a" * 65: ""}}, "metadata"),
+        ({"user": "u" * 513}, "user"),
+        ({"safety_identifier": "u" * 513}, "safety_identifier"),
+        ({"prompt_cache_key": "u" * 513}, "prompt_cache_key"),
+        ({"text": {"format": {"type": "json_schema", "name": "n" * 65537, "schema": {}}}}, "text.format.name"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
         ({"tools": [{"name": "f"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "?"}]}, "tools[0].name"),
         ({"tools": [{"type": "function", "name": "f", "parameters": []}]}, "tools[0].parameters"),
         ({"tools": [{"type": "function", "name": "f", "strict": 1}]}, "tools[0].strict"),
         ({"tools": [{"type": "function", "name": "f", "x": 1}]}, "tools[0]"),
-        ({"tools": [{"type": "function", "name": "f", "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
         ({"tool_choice": "any"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -349,17 +363,19 @@ async def test_a_failure_in_a_stream_is_its_last_event():
          "tool_choice.tools[0].type"),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"reasoning": {"effort": 5}}, "reasoning.effort"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
-        ({"truncation": "auto"}, "truncation"),
-        ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
+        ({"reasoning": {"x": 1}}, "reasoning"),
+        ({"truncation": "always"}, "truncation"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"top_logprobs": 99, "include": ["message.output_text.logprobs"]}, "top_logprobs"),
         ({"messages": []}, "messages"),
-        ({"max_tokens": 5}, "max_tokens"),
+        ({"conversation": {"name": "x"}}, "conversation"),
+        ({"conversation": "conv_x", "previous_response_id": "resp_x"}, "conversation"),
+        ({"n": 2}, "n"),
     ],
 )  # fmt: skip
 async def test_what_is_wrong_is_refused_by_name(change: dict[str, Any], param: str):
-    async with serving(ScriptedBackend()) as port:
+    async with serving(ScriptedBackend(), unknown_parameters="refuse", long_outputs="refuse") as port:
         reply = await call(port, "POST", "/v1/responses", {"input": "Hi", **change})
     assert (reply.status, reply.error["param"]) == (400, param)
 
@@ -398,16 +414,17 @@ async def test_only_the_key_that_made_a_response_is_told_of_it():
             more = {"input": "And?", "previous_response_id": name, "background": True}
             asked = [("GET", path), ("GET", f"{path}?stream=true"), ("GET", f"{path}/input_items")]
             found = [await ask(key, *one) for one in asked]
-            return [*found, await ask(key, "POST", "/v1/responses", more), await ask(key, "DELETE", path)]
+            assert await ask(key, "POST", "/v1/responses", more) == (400 if found[0] == 404 else 200)
+            return [*found, await ask(key, "DELETE", path)]
 
         header = {"authorization": "Bearer sk-one"}
         body = {"input": "Hi", "background": True}
         name = (await call(port, "POST", "/v1/responses", body, header)).json["id"]
-        assert await statuses("sk-two", name) == [404] * 5, "while it runs"
+        assert await statuses("sk-two", name) == [404] * 4, "while it runs"
         (await backend.generations.get()).put(*text_batches("Good ", "day"), None)
         async with asyncio.timeout(60):
             while (await call(port, "GET", f"/v1/responses/{name}", None, header)).json["status"] != "completed":
                 await asyncio.sleep(0.01)
-        assert await statuses("sk-two", name) == [404] * 5, "and when it is stored"
+        assert await statuses("sk-two", name) == [404] * 4, "and when it is stored"
         assert await ask("sk-one", "GET", f"/v1/responses/{name}") == 200
         assert await ask("sk-one", "DELETE", f"/v1/responses/{name}") == 200

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from services.detokenizer.service import DetokenizerService
-from services.gateway.generation import GenerationRequest
-from services.gateway.requests.request_actor import RequestActor
-from services.gateway.requests.sequence_state import Phase
+from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.requests.request_actor import RequestActor
+from services.gateway.path.sequence_state import Phase
 from services.tokenizer.service import TokenizerService
 from shared.actors.host import Host, Service
 from shared.actors.presence import HeartbeatTask, interval_of
@@ -67,7 +67,7 @@ class Rig:
             env={**os.environ, "PYTHONPATH": str(SCRIPT.parents[2]), "HANG_S": "60", **environ},
         )  # fmt: skip
         await self.heard(name, "ready")
-        while self.gateway.actor.members.get("engine", name) is None or self.gateway.actor.ready():
+        while self.gateway.actor.members.get("engine", name) is None or self.gateway.actor.backend.ready():
             await asyncio.sleep(0.01)
 
     async def heard(self, name: str, state: str, instance_id: str = "") -> Heartbeat:
@@ -85,8 +85,8 @@ class Rig:
     def ask(self, number: int) -> tuple[RequestActor, "asyncio.Task[tuple[str, list[int]]]"]:
         """A request under way, and what its client gets."""
         params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
-        request = GenerationRequest(f"r{number}", "", params, texts=(prompt(number),))
-        actor = self.gateway.actor.generate(request)
+        request = GenerationRequest(request_id=f"r{number}", model="", params=params, texts=(prompt(number),))
+        actor = self.gateway.actor.backend.generate(request)
         return actor, asyncio.create_task(_collect(actor))
 
     async def close(self) -> None:
@@ -100,7 +100,13 @@ class Rig:
 
     async def _start(self, service: Service) -> None:
         transport = await self.connect(service.name)
-        host = Host(transport, self.subjects, SystemClock(), service.name, new_instance_id())
+        host = Host(
+            transport=transport,
+            subjects=self.subjects,
+            clock=SystemClock(),
+            id=service.name,
+            instance_id=new_instance_id(),
+        )
         await service.start(host)
         await transport.barrier()
         beats = HeartbeatTask(host, service, interval_s=interval_of(service.name))
@@ -157,7 +163,9 @@ async def rig(
 
 
 @pytest.mark.matrix("R-04")
-@pytest.mark.parametrize("environ", [{}, {"SPINS": "1"}], ids=["idle", "spinning"])
+@pytest.mark.parametrize(
+    "environ", [{}, {"SPINS": "1"}, {"HANGS_IN_LOOP": "1"}], ids=["idle", "spinning", "event loop"]
+)
 async def test_streams_go_on_on_another_engine_while_a_step_hangs(rig: Rig, environ: dict[str, str]) -> None:
     await rig.engine("e1", **environ)
     await rig.engine("e2", **environ)
@@ -185,7 +193,7 @@ async def test_the_only_engine_goes_on_when_its_step_has_ended(rig: Rig) -> None
     rig.processes.signal("e1", signal.SIGUSR1)
     await rig.heard("e1", "stalled")
     async with asyncio.timeout(START_S):
-        while rig.gateway.actor.ready() != "Waiting for: engine.":
+        while rig.gateway.actor.backend.ready() != "Waiting for: engine.":
             await asyncio.sleep(0.01)
     assert await answer == expected(1)
     assert actor.sequences[0].attempt == 2

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from services.gateway.responses.stored.log_store import LogResponseStore
+from services.gateway.edge.access.log_part import GatewayLogs
+from services.gateway.guests.images.kept import KeptPictures
+from services.gateway.guests.responses.stored.log_store import LogResponseStore
 from shared.actors.host import Host
 from shared.clock import SystemClock
 from tests.integration.edge import ScriptedBackend, call, serving
@@ -14,7 +16,8 @@ PATH = "/v1/responses"
 
 
 def store_of(transport: Any, subjects: Any) -> LogResponseStore:
-    return LogResponseStore(Host(transport, subjects, SystemClock(), "gateway-1", "boot"), "memory")
+    host = Host(transport=transport, subjects=subjects, clock=SystemClock(), id="gateway-1", instance_id="boot")
+    return LogResponseStore(host, KeptPictures(GatewayLogs(host, "memory")))
 
 
 async def test_a_response_of_one_gateway_is_known_to_another(nats_connect, nats_server, subjects):

@@ -9,25 +9,28 @@ import gc
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.generation import GenerationRequest
-from services.gateway.http.auth import ApiKeys
-from services.gateway.pictures.kept import kept_picture
-from services.gateway.record import Recorder
-from services.gateway.streams.running import RunningStream
-from services.gateway.streams.store import StreamStore
-from services.gateway.streams.streams import Streams
+from services.gateway.apis.openai.request_context import RequestContext
+from services.gateway.edge.access.log_part import GatewayLogs
+from services.gateway.edge.http.auth import ApiKeys
+from services.gateway.guests.images.kept import KeptPictures, kept_picture
+from services.gateway.guests.resume.running import RunningStream
+from services.gateway.guests.resume.store import StreamStore
+from services.gateway.guests.resume.streams import Streams
+from services.gateway.ops.timeline import Recorder
+from services.gateway.path.generation import GenerationRequest
 from shared import limits
 from shared.actors.host import Host
 from shared.clock import SystemClock
 from shared.errors import ServiceError
 from shared.messages import StreamTaken
-from shared.security.api_keys import keys_of_text
+from shared.security.api_keys import ANONYMOUS, keys_of_text
+from shared.subjects import Subjects
 from tests.integration.edge import Connection, ScriptedBackend, call, endings, serving, text_batches
 from tests.integration.seen_pictures import data_url, eye, seen
 
@@ -47,12 +50,18 @@ key = "sk-two"
 """
 
 
+def store_of(host: Host) -> StreamStore:
+    logs = GatewayLogs(host, "memory", lambda: 2)
+    return StreamStore(logs, KeptPictures(logs))
+
+
 @contextlib.asynccontextmanager
 async def gateway(
     transport: Any, subjects: Any, backend: ScriptedBackend, name: str = "gateway-1", **options: Any
 ) -> AsyncIterator[tuple[int, Streams]]:
-    host = Host(transport, subjects, SystemClock(), name, "boot")
-    streams = Streams(host, StreamStore(host, "memory"), options.pop("grace_s", 30.0), records_all=True)
+    host = Host(transport=transport, subjects=subjects, clock=SystemClock(), id=name, instance_id="boot")
+    heard = options.pop("heard", set)
+    streams = Streams(host, store_of(host), options.pop("grace_s", 30.0), records_all=True, heard=heard)
     running = asyncio.create_task(streams.journal.run())
     async with serving(backend, streams=streams, **options) as port:
         async with asyncio.timeout(60):
@@ -152,9 +161,7 @@ async def test_a_stream_with_a_large_picture_is_resumed_with_it(nats_connect, na
         other = await call(port, "POST", CHAT, {**body, "seed": 2}, {"last-event-id": last})
         assert "another body" in other.error["message"]
         files = streams._store.pictures  # pyright: ignore[reportPrivateUsage]
-        await files._log.append(  # pyright: ignore[reportPrivateUsage]
-            subjects.response(f"picture-{kept_picture(large).digest}-0"), b""
-        )
+        await files.part.log.clear(files.subjects(ANONYMOUS.name, kept_picture(large))[0])
         lost = await call(port, "POST", CHAT, body, {"last-event-id": last})
         assert (lost.status, lost.error["code"]) == (410, "stream_expired")
 
@@ -239,23 +246,61 @@ async def test_a_client_that_disconnects_cancels_its_stream_unless_it_is_resumab
 async def test_a_stream_that_ends_is_no_client_that_has_gone(nats_connect, nats_server, subjects, resumable):
     transport, recorder = await nats_connect(nats_server, "one"), Recorder(8)
     async with gateway(transport, subjects, ScriptedBackend(), recorder=recorder) as (port, _):
-        gc.collect()
-        gc.disable()
-        try:
+        with uncollected() as left:
             for _ in range(4):
                 whole = await call(port, "POST", CHAT, BODY, {"x-antiphon-resumable": resumable})
                 assert whole.body.endswith(b"data: [DONE]\n\n")
             metrics = (await call(port, "GET", "/metrics")).body.decode()
-            gc.set_debug(gc.DEBUG_SAVEALL)
-            gc.collect()
-            left = [found for found in gc.garbage if isinstance(found, RunningStream | BaseException)]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-            gc.enable()
         assert "client_closed_request" not in metrics
         assert await endings(recorder) == [("completed", "")] * 4
         assert left == [], "a stream leaves no reference cycle, which would need the garbage collector"
+
+
+@pytest.mark.parametrize("headers", [None, {}, {"x-antiphon-resumable": "1"}])
+async def test_the_body_of_an_abandoned_stream_is_freed_at_once(nats_connect, nats_server, subjects, headers):
+    """`headers`: those of a recorded stream; None: the stream is not recorded."""
+    transport, backend = await nats_connect(nats_server, "one"), ScriptedBackend(manual=True)
+    body = json.dumps({**BODY, "user": "x" * (1 << 19)}).encode()
+
+    def holders() -> list[Any]:
+        scopes = [one for one in gc.get_objects() if isinstance(one, dict) and isinstance(one.get("state"), dict)]
+        return [one for one in scopes if one["state"].get("body") == body]
+
+    async with contextlib.AsyncExitStack() as stack:
+        if headers is None:
+            port = await stack.enter_async_context(serving(backend))
+        else:
+            port, _ = await stack.enter_async_context(gateway(transport, subjects, backend, grace_s=0.1))
+        with uncollected() as left:
+            for _ in range(2):
+                async with Connection(port) as connection:
+                    await connection.send("POST", CHAT, body, headers)
+                    generation = await backend.generations.get()
+                    generation.put(text_batches(*GREETING)[0])
+                    await connection.head()
+                    assert holders() == [], "a stream that runs needs its body no more, or has it in its record"
+                await asyncio.wait_for(generation.stopped.wait(), 60)
+                del generation
+                backend.requests.clear()
+            await call(port, "GET", "/metrics")
+        assert left == []
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[list[Any]]:
+    """Collects nothing in the block. Then the list has what only the collector could free: streams and exceptions."""
+    found: list[Any] = []
+    gc.collect()
+    gc.disable()
+    try:
+        yield found
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        found += [one for one in gc.garbage if isinstance(one, RunningStream | RequestContext | BaseException)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
 
 
 async def test_the_grace_of_a_stream_without_its_client_ends(nats_connect, nats_server, subjects):
@@ -321,7 +366,7 @@ async def test_the_former_run_at_another_gateway_ends(nats_connect, nats_server,
         gateway(transport, subjects, other, "gateway-2") as (second, _),
         Connection(port) as connection,
     ):
-        subscription = await transport.subscribe(subjects.gateway_control("gateway-1", "boot"), told.append)
+        subscription = await transport.subscribe(subjects.gateway_peers("gateway-1", "boot"), told.append)
         await connection.send("POST", CHAT, b'{"messages":[{"role":"user","content":"hi"}],"stream":true}')
         generation = await backend.generations.get()
         generation.put(text_batches("Good ", "day")[0])
@@ -361,6 +406,39 @@ async def test_a_run_that_missed_the_takeover_ends_when_it_renews_its_record(
         await asyncio.sleep(0.7)
         assert (await call(second, "GET", f"/v1/streams/{request_id}")).status == 200
         assert b"stream_taken" in await connection.rest()
+
+
+async def test_a_stream_that_gateways_die_of_is_refused_after_its_third_start(nats_connect, nats_server, subjects):
+    transport, heard, last = await nats_connect(nats_server, "one"), set[tuple[str, str]](), ""
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def restarted(name: str, living: str = "") -> tuple[int, ScriptedBackend, Streams]:
+            heard.clear()
+            heard.update((one, "boot") for one in (name, living) if one)
+            backend = ScriptedBackend(manual=True)
+            made = gateway(transport, subjects, backend, name, heard=lambda: heard, grace_s=0.1)
+            port, streams = await stack.enter_async_context(made)
+            return port, backend, streams
+
+        async def resumed(port: int, backend: ScriptedBackend, _: Streams) -> Any:
+            connection = await stack.enter_async_context(Connection(port))
+            await connection.send("GET", f"/v1/streams/{last.replace(':', '?from=')}")
+            return await backend.generations.get()
+
+        port, backend, streams = await restarted("gateway-1")
+        connection = await stack.enter_async_context(Connection(port))
+        _, last = await begun(backend, connection)
+        while any(one.has_news for one in streams.journal.running.values()):
+            await asyncio.sleep(0.01)
+        for number in range(2, 7):
+            await resumed(*await restarted(f"gateway-{number}", f"gateway-{number - 1}"))  # no gateway has died
+        for number in range(7, 9):
+            await resumed(*await restarted(f"gateway-{number}"))
+        port, backend, _ = await restarted("gateway-9")
+        refused = await call(port, "GET", f"/v1/streams/{last.replace(':', '?from=')}")
+        assert (refused.status, refused.error["code"]) == (410, "stream_expired")
+        assert "started 3 times" in refused.error["message"]
+        assert backend.requests == []
 
 
 async def begun(backend: ScriptedBackend, connection: Connection) -> tuple[Any, str]:
@@ -406,10 +484,16 @@ async def test_streams_from_before_and_during_a_restart_of_the_bus_can_be_resume
                 assert b"".join(re.findall(rb'"content":"([^"]*)"', rest.body)) == b"day."
 
 
-async def test_without_a_store_streams_have_no_ids_and_cannot_be_resumed(nats_connect, nats_server, subjects):
+async def test_without_a_store_streams_have_no_ids_and_cannot_be_resumed(nats_connect, nats_server, namespace):
     transport = await nats_connect(nats_server, "one")
-    host = Host(transport, subjects, SystemClock(), "gateway-1", "boot")
-    unopened = Streams(host, StreamStore(host, "memory"), 0.0)
+    host = Host(
+        transport=transport,
+        subjects=Subjects(f"{namespace}-without"),
+        clock=SystemClock(),
+        id="gateway-1",
+        instance_id="boot",
+    )
+    unopened = Streams(host, store_of(host), 0.0)
     for streams, code in ((None, "not_found"), (unopened, "bus_unavailable")):
         async with serving(ScriptedBackend(), streams=streams) as port:
             first = await call(port, "POST", CHAT, BODY)

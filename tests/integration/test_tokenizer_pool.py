@@ -48,7 +48,7 @@ class Pool:
 
     async def check(self, n: int) -> None:
         text = f"{SENTENCES[n % len(SENTENCES)]} {n}"
-        reply = await self.ask(TokenizeRequest(str(n), "m", (text,)))
+        reply = await self.ask(TokenizeRequest(request_id=str(n), model="m", prompts=(text,)))
         assert isinstance(reply, TokenizeReply)
         assert reply.request_id == str(n)
         assert unpack_ids(reply.prompts[0].token_ids) == self.tokenizer.encode(text).ids
@@ -104,7 +104,9 @@ async def test_both_replicas_do_their_share_and_count_it(pool: Pool) -> None:
 
 
 async def test_a_conversation_is_rendered_and_the_replica_leaves_no_process_behind(pool: Pool) -> None:
-    request = TokenizeRequest("r", "m", messages=(ChatMessage("user", "é"),), add_special_tokens=False)
+    request = TokenizeRequest(
+        request_id="r", model="m", messages=(ChatMessage(role="user", content="é"),), add_special_tokens=False
+    )
     replies = await asyncio.gather(*(pool.ask(request) for _ in range(20)))
     expected = pool.tokenizer.encode("<user>é").ids
     for reply in replies:

@@ -246,8 +246,6 @@ async def test_the_final_message_is_continued_within_its_reasoning(system: Syste
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [
-        ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice",
-         "response_format"),
         ({"tools": [WEATHER], "tool_choice": NAMED, "guided_regex": "a"}, "tool_choice", "guided_regex"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "not in"),
         ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice", "'required'"),

@@ -202,7 +202,7 @@ class Engine:
         self.worker, self.plans = worker, recorder.plans
         self._reports: list[StepReport] = []
         self._engine = product.Engine(UniprocExecutor(recorder), limits, self._reports.append, clock=_NoClock())
-        self.core = self._engine.core
+        self.core = self._engine._core
         self.cached: dict[str, int] = {}
 
     def step(self) -> list[Outcome]:
@@ -214,7 +214,9 @@ class Engine:
     def generate(self, prompts: list[list[int]], params: SamplingParams | None = None) -> list[list[int]]:
         output: dict[str, list[int]] = {f"{len(self.plans)}-{i}": [] for i in range(len(prompts))}
         for sequence_id, prompt in zip(output, prompts, strict=True):
-            self.core.add(SequenceSpec(sequence_id, tuple(prompt), params or greedy()))
+            self.core.add(
+                SequenceSpec(sequence_id=sequence_id, prompt_token_ids=tuple(prompt), params=params or greedy())
+            )
         while any(sequence_id in self.core for sequence_id in output):
             for outcome in self.step():
                 output[outcome.sequence_id] += outcome.token_ids
@@ -227,7 +229,7 @@ class Engine:
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True, logprobs=vocab_size)
         rows: dict[str, list[NDArray[np.float64]]] = {f"p{i}": [] for i in range(len(prompts))}
         for sequence_id, prompt in zip(rows, prompts, strict=True):
-            self.core.add(SequenceSpec(sequence_id, tuple(prompt), params))
+            self.core.add(SequenceSpec(sequence_id=sequence_id, prompt_token_ids=tuple(prompt), params=params))
         while self.core.sequences:
             for outcome in self.step():
                 for report in outcome.logprobs:

@@ -42,8 +42,10 @@ def run(
             engine.step()
         params = SamplingParams(**fields)
         family = f"beams {params.beam.width}" if params.beam is not None else ""
-        engine.add(SequenceSpec(f"r{number}", tuple(prompt), params, sequence_group=family))
+        engine.add(
+            SequenceSpec(sequence_id=f"r{number}", prompt_token_ids=tuple(prompt), params=params, sequence_group=family)
+        )
     while engine.step():
         pass
-    assert not engine.core.sequences
+    assert not engine.has_work
     return output

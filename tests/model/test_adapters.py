@@ -27,7 +27,7 @@ TARGETS = {
     "qwen3 with experts": ("q_proj", "k_proj", "v_proj", "o_proj"),
 }
 BACKENDS = ("torch", "native")
-LIMITS = CoreLimits(8, 256, max_loras=4)
+LIMITS = CoreLimits(max_num_seqs=8, max_num_batched_tokens=256, max_loras=4)
 
 
 class Adapted:
@@ -51,7 +51,15 @@ class Adapted:
         for number, (prompt, adapter) in enumerate(asked):
             name = f"{len(self.engine.plans)}-{number}"
             salt = b"" if adapter is None else adapter_salt(b"", adapter.version)
-            core.add(SequenceSpec(name, tuple(prompt), greedy(num), cache_salt=salt, adapter=adapter))
+            core.add(
+                SequenceSpec(
+                    sequence_id=name,
+                    prompt_token_ids=tuple(prompt),
+                    params=greedy(num),
+                    cache_salt=salt,
+                    adapter=adapter,
+                )
+            )
             output[name] = []
         while any(name in core for name in output):
             for outcome in self.engine.step():
@@ -124,7 +132,7 @@ def test_more_adapters_than_slots_take_turns_and_preempted_sequences_keep_theirs
     prompts = [make_prompt(20 + number) for number in range(10)]
     merged = [merge(tmp_path / f"m{path.name}", model, path) for path in paths]
     expected = [greedy_reference(merged[number // 2], prompt, NUM_TOKENS) for number, prompt in enumerate(prompts)]
-    limits = CoreLimits(8, 64, max_loras=2)
+    limits = CoreLimits(max_num_seqs=8, max_num_batched_tokens=64, max_loras=2)
     # Blocks for about three sequences, and room for two of the five adapters in memory.
     adapted = Adapted(model, limits, backend, num_gpu_blocks_override=9, max_cpu_loras=2)
     asked = [(prompt, adapted.load(paths[number // 2])) for number, prompt in enumerate(prompts)]
@@ -152,7 +160,13 @@ def test_a_row_s_numbers_are_the_same_to_the_last_bit_whatever_is_beside_it(
             adapter = loaded[number % 4]
             salt = b"" if adapter is None else adapter_salt(b"%d" % len(adapted.engine.plans), adapter.version)
             params = SamplingParams(max_tokens=6, temperature=0.0, logprobs=5, ignore_eos=True)
-            spec = SequenceSpec(str(number), tuple(prompts[number]), params, cache_salt=salt, adapter=adapter)
+            spec = SequenceSpec(
+                sequence_id=str(number),
+                prompt_token_ids=tuple(prompts[number]),
+                params=params,
+                cache_salt=salt,
+                adapter=adapter,
+            )
             adapted.engine.core.add(spec)
         while adapted.engine.core.sequences:
             for outcome in adapted.engine.step():

@@ -34,7 +34,9 @@ def beams(n: int, width: int, *, min_tokens: int = 0, **others: Any) -> list[Sam
 
 def search(engine: Engine, name: str, prompt: list[int], params: list[SamplingParams]) -> None:
     for rank, one in enumerate(params):
-        engine.core.add(SequenceSpec(f"{name}-{rank}", tuple(prompt), one, sequence_group=name))
+        engine.core.add(
+            SequenceSpec(sequence_id=f"{name}-{rank}", prompt_token_ids=tuple(prompt), params=one, sequence_group=name)
+        )
 
 
 def finish(engine: Engine) -> dict[str, Outcome]:
@@ -65,7 +67,7 @@ def expected(models: Models, prompt: list[int], n: int, width: int, **options: A
 def test_the_hypotheses_are_those_of_transformers(
     backend: str, length_penalty: float, early_stopping: bool | Literal["never"], models: Models
 ) -> None:
-    engine = Engine(models("llama"), CoreLimits(16, 64), backend)
+    engine = Engine(models("llama"), CoreLimits(max_num_seqs=16, max_num_batched_tokens=64), backend)
     options: dict[str, Any] = {"length_penalty": length_penalty, "early_stopping": early_stopping}
     prompts = [make_prompt(length, seed=7) for length in (3, 33)]
     for number, prompt in enumerate(prompts):
@@ -77,7 +79,7 @@ def test_the_hypotheses_are_those_of_transformers(
 
 
 def test_every_width_gives_as_many_hypotheses(models: Models) -> None:
-    engine = Engine(models("llama"), CoreLimits(16, 64))
+    engine = Engine(models("llama"), CoreLimits(max_num_seqs=16, max_num_batched_tokens=64))
     for width in (2, 3, 7, 16):
         prompt = make_prompt(20, seed=width)
         search(engine, f"w{width}", prompt, beams(width, width))
@@ -85,7 +87,7 @@ def test_every_width_gives_as_many_hypotheses(models: Models) -> None:
 
 
 def test_min_tokens_forbids_the_tokens_that_end(models: Models) -> None:
-    engine = Engine(models("llama"), CoreLimits(8, 64))
+    engine = Engine(models("llama"), CoreLimits(max_num_seqs=8, max_num_batched_tokens=64))
     prompt = make_prompt(18, seed=3)
     search(engine, "m", prompt, beams(4, 4, min_tokens=5))
     found = tokens(finish(engine), "m", 4)
@@ -97,12 +99,16 @@ def test_min_tokens_forbids_the_tokens_that_end(models: Models) -> None:
 def test_a_search_among_other_sequences_and_too_little_memory_gives_the_same_hypotheses(
     backend: str, models: Models
 ) -> None:
-    limits = CoreLimits(9, 9, enable_prefix_caching=False)
+    limits = CoreLimits(max_num_seqs=9, max_num_batched_tokens=9, enable_prefix_caching=False)
     engine = Engine(models("llama"), limits, backend, num_gpu_blocks_override=14, swap_space=0.0)
     prompts = [make_prompt(length, seed=5) for length in (30, 31)]
     others = [make_prompt(length, seed=6) for length in (30, 17, 40)]
     for number, other in enumerate(others):
-        engine.core.add(SequenceSpec(f"o{number}", tuple(other), greedy(), priority=-(number == 1)))
+        engine.core.add(
+            SequenceSpec(
+                sequence_id=f"o{number}", prompt_token_ids=tuple(other), params=greedy(), priority=-(number == 1)
+            )
+        )
     for number, prompt in enumerate(prompts):
         search(engine, f"p{number}", prompt, beams(2, 4))
     found = finish(engine)
@@ -112,7 +118,7 @@ def test_a_search_among_other_sequences_and_too_little_memory_gives_the_same_hyp
 
 
 def test_log_probabilities_are_those_of_the_hypothesis(models: Models) -> None:
-    engine = Engine(models("llama"), CoreLimits(8, 64))
+    engine = Engine(models("llama"), CoreLimits(max_num_seqs=8, max_num_batched_tokens=64))
     prompt = make_prompt(12, seed=1)
     params = [msgspec.structs.replace(one, logprobs=3) for one in beams(2, 3)]
     search(engine, "l", prompt, params)

@@ -105,7 +105,7 @@ def test_latents_give_the_same_as_they_are_and_expanded(context: int, monkeypatc
     lengths = np.array([context + new, 20])
     tables = np.arange(24).reshape(2, 12)
     cache, up = draw(24, block_size, 1, rank + rope), draw(heads, nope + value, rank)
-    shape = AttentionShape(block_size, 4 * (rank + rope), torch.float32, CPU)
+    shape = AttentionShape(block_size=block_size, bytes_per_slot=4 * (rank + rope), dtype=torch.float32, device=CPU)
     batch = plan_attention(np.array([0, new, new + 1]), lengths, tables, None, shape)
     queries = draw(new + 1, heads, nope + rope)
     slots = np.concatenate([np.arange(context, context + new), tables[1, 2:3] * block_size + 3])
@@ -137,7 +137,7 @@ def test_a_checkpoint_in_blocks_of_8_bits_gives_the_tokens_of_what_it_stands_for
     model = make_model(tmp_path / "model", "deepseek_v3", seed=3, **QUANTIZABLE)
     quantized, plain = make_checkpoints(model, "fp8, blocks", tmp_path)
     prompts = [make_prompt(length) for length in (5, 40)]
-    engine = Engine(quantized, CoreLimits(8, 24, enable_prefix_caching=False))
+    engine = Engine(quantized, CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False))
     assert engine.generate(prompts) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]
     worker = engine.worker
     assert isinstance(worker, TorchWorker)
@@ -156,13 +156,13 @@ def test_layers_that_predict_further_tokens_are_left_out(models: Models, tmp_pat
     further["model.layers.2.eh_proj.weight"] = torch.ones(64, 128)
     save_file({**tensors, **further}, tmp_path / "model.safetensors", {"format": "pt"})
     (tmp_path / "config.json").write_text((models("deepseek_v3") / "config.json").read_text())
-    prompt, limits = make_prompt(20), CoreLimits(1, 64)
+    prompt, limits = make_prompt(20), CoreLimits(max_num_seqs=1, max_num_batched_tokens=64)
     assert Engine(tmp_path, limits).generate([prompt]) == Engine(models("deepseek_v3"), limits).generate([prompt])
 
 
 def test_rounded_weights_and_an_8_bit_cache_change_log_probabilities_only_a_little(models: Models) -> None:
     directory, prompts = models("deepseek_v3 with wide latents"), [make_prompt(40)]
-    limits = CoreLimits(1, 64)
+    limits = CoreLimits(max_num_seqs=1, max_num_batched_tokens=64)
     (exact,) = Engine(directory, limits).log_probabilities(prompts, 1)
     for options, most in (({"quantization": "ifq"}, 0.3), ({"kv_cache_dtype": "fp8"}, 0.6)):
         (found,) = Engine(directory, limits, **options).log_probabilities(prompts, 1)

@@ -37,7 +37,7 @@ def test_lookahead_gives_the_same_greedy_tokens(
     """Also in a crowded pool, in chunks and after prefix hits."""
     prompts = [make_prompt(30), make_prompt(50), REPETITIVE, make_prompt(33)]
     expected = reference(variant, prompts)
-    limits = CoreLimits(4, 48, num_speculative_tokens=num_draft_tokens)
+    limits = CoreLimits(max_num_seqs=4, max_num_batched_tokens=48, num_speculative_tokens=num_draft_tokens)
     engine = Engine(models(variant), limits, backend, num_gpu_blocks_override=12, max_model_len=160)
     for prompt, tokens in zip(prompts, expected, strict=True):
         ask_an_oracle(engine, prompt + tokens, num_draft_tokens)
@@ -66,8 +66,12 @@ def test_lookahead_gives_the_same_seeded_penalised_and_held_back_tokens(
 ) -> None:
     params = SamplingParams(**{"max_tokens": 60, "ignore_eos": True, "logprobs": 2, **changes})
     prompts = [REPETITIVE, make_prompt(20) * 2]
-    plain = Engine(models("qwen3"), CoreLimits(2, 64), backend).generate(prompts, params)
-    ahead = Engine(models("qwen3"), CoreLimits(2, 64, num_speculative_tokens=4), backend)
+    plain = Engine(models("qwen3"), CoreLimits(max_num_seqs=2, max_num_batched_tokens=64), backend).generate(
+        prompts, params
+    )
+    ahead = Engine(
+        models("qwen3"), CoreLimits(max_num_seqs=2, max_num_batched_tokens=64, num_speculative_tokens=4), backend
+    )
     for prompt, tokens in zip(prompts, plain, strict=True):
         ask_an_oracle(ahead, prompt + tokens, 4)
     assert ahead.generate(prompts, params) == plain

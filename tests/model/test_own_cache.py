@@ -67,7 +67,7 @@ def test_greedy_text_is_that_of_transformers_in_chunks_and_a_mixed_batch(
     family: str, directory: Callable[[str], Path]
 ) -> None:
     path, prompts = directory(family), [make_prompt(length) for length in (1, 15, 40)]
-    engine = _engine(path, CoreLimits(4, 24, enable_prefix_caching=False))
+    engine = _engine(path, CoreLimits(max_num_seqs=4, max_num_batched_tokens=24, enable_prefix_caching=False))
     assert engine.generate(prompts, _greedy()) == [_without_cache(path, prompt) for prompt in prompts]
     assert max(share.start for plan in engine.plans for share in plan.scheduled if share.num_tokens > 1) > 0
 
@@ -75,7 +75,7 @@ def test_greedy_text_is_that_of_transformers_in_chunks_and_a_mixed_batch(
 @pytest.mark.parametrize("family", ["qwen3_5_text", "mamba"])
 def test_a_preempted_sequence_computes_its_state_again(family: str, directory: Callable[[str], Path]) -> None:
     path, prompts = directory(family), [make_prompt(length) for length in (30, 31, 32)]
-    limits = CoreLimits(3, 64, enable_prefix_caching=False)
+    limits = CoreLimits(max_num_seqs=3, max_num_batched_tokens=64, enable_prefix_caching=False)
     engine = _engine(path, limits, num_gpu_blocks_override=8, max_model_len=128)
     assert engine.generate(prompts, _greedy(24)) == [_without_cache(path, prompt, 24) for prompt in prompts]
     assert engine.core.counters().preemptions > 0
@@ -83,9 +83,9 @@ def test_a_preempted_sequence_computes_its_state_again(family: str, directory: C
 
 def test_log_probabilities_of_a_prompt_are_those_of_transformers(directory: Callable[[str], Path]) -> None:
     path, prompt = directory("qwen3_5_text"), make_prompt(30)
-    engine = _engine(path, CoreLimits(1, 64, enable_prefix_caching=False))
+    engine = _engine(path, CoreLimits(max_num_seqs=1, max_num_batched_tokens=64, enable_prefix_caching=False))
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-    engine.core.add(SequenceSpec("a", tuple(prompt), params))
+    engine.core.add(SequenceSpec(sequence_id="a", prompt_token_ids=tuple(prompt), params=params))
     (outcome,) = engine.step()
     with torch.inference_mode():
         expected = _module(path)(input_ids=torch.tensor([prompt]), use_cache=False).logits[0].log_softmax(-1)
@@ -110,7 +110,7 @@ def test_the_engine_reuses_no_prefix_and_drafts_no_tokens(directory: Callable[[s
         assert not engine.limits.enable_prefix_caching
         for name in ("first", "second"):
             tokens.clear()
-            engine.add(SequenceSpec(name, tuple(prompt), _greedy()))
+            engine.add(SequenceSpec(sequence_id=name, prompt_token_ids=tuple(prompt), params=_greedy()))
             while engine.has_work:
                 engine.step()
             assert tokens == _without_cache(path, prompt)
@@ -136,7 +136,7 @@ def test_a_checkpoint_with_a_vision_encoder_is_served_for_text(tmp_path: Path) -
     with torch.inference_mode():
         for _ in range(6):
             ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
-    engine = _engine(tmp_path, CoreLimits(1, 64, enable_prefix_caching=False))
+    engine = _engine(tmp_path, CoreLimits(max_num_seqs=1, max_num_batched_tokens=64, enable_prefix_caching=False))
     assert engine.generate([prompt], _greedy(6)) == [ids[33:]]
 
 

@@ -12,7 +12,6 @@ from antiphon.offline.adapters import with_adapters
 from services.engine.adapters.delta import AdapterWeights, LoadedAdapter
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.adapters.shards import local_adapter
-from services.engine.core.invariants import check_idle
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine as ProductEngine
@@ -33,7 +32,7 @@ from tests.model_variants import FOREIGN_VARIANTS
 from tests.support.ranks import RankThreads, StagedRanks
 
 pytestmark = pytest.mark.model
-LIMITS = CoreLimits(8, 24, enable_prefix_caching=False)
+LIMITS = CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False)
 CPU = torch.device("cpu")
 SHAPES = ((2, 1), (1, 2), (2, 2))
 STAGES_ONLY = ("olmo2", "olmo3", "olmo3 with stretched positions", "minimax_m2")
@@ -84,7 +83,7 @@ def test_preemption_swapping_sampling_and_pooling_work_on_ranks(
 ) -> None:
     variant = "llama"
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
-    limits = CoreLimits(4, 64, enable_prefix_caching=False)
+    limits = CoreLimits(max_num_seqs=4, max_num_batched_tokens=64, enable_prefix_caching=False)
     few = engine(models(variant), tp_size, pp_size, num_gpu_blocks_override=11)
     few._start(few.worker, limits)
     answers = few.generate(prompts)
@@ -117,7 +116,9 @@ def test_adapters_are_divided_like_the_matrices(
     soft = make_prompt_adapter(tmp_path / "soft", directory, num_tokens=7)
     extra: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 2}
     extra |= {"enable_prompt_adapter": True, "max_prompt_adapters": 2}
-    limits = CoreLimits(8, 24, enable_prefix_caching=False, max_loras=2, max_prompt_adapters=2)
+    limits = CoreLimits(
+        max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False, max_loras=2, max_prompt_adapters=2
+    )
     alone, together = Engine(directory, limits, "torch", **extra), engine(directory, tp_size, pp_size, **extra)
     together._start(together.worker, limits)
     assert isinstance(together.worker, RankThreads)
@@ -151,7 +152,9 @@ def _with_adapters(
     for number, prompt in enumerate(prompts):
         name = f"{len(each.plans)}-{number}"
         params = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True, logprobs=1)
-        spec = with_adapters(SequenceSpec(name, tuple(prompt), params), tuple(loaded))
+        spec = with_adapters(
+            SequenceSpec(sequence_id=name, prompt_token_ids=tuple(prompt), params=params), tuple(loaded)
+        )
         each.core.add(spec)
         found[name] = []
     while any(name in each.core for name in found):
@@ -229,19 +232,19 @@ def test_whatever_comes_and_goes_with_plans_in_flight_the_tokens_stay_the_same(m
     staged = ranks_of(directory, 1, 2, **flags)
     prompts = {f"s{i}": make_prompt(draw.randint(1, 20), i) for i in range(10)}
     output = Output()
-    product = ProductEngine.of_worker(staged, CoreLimits(4, 12), output.report)
+    product = ProductEngine.of_worker(staged, CoreLimits(max_num_seqs=4, max_num_batched_tokens=12), output.report)
     waiting, aborted = list(prompts), set[str]()
-    while waiting or product.core.sequences:
+    while waiting or product._core.sequences:
         if waiting and draw.random() < 0.4:
             name = waiting.pop()
-            product.add(SequenceSpec(name, tuple(prompts[name]), params))
-        if product.core.sequences and draw.random() < 0.1:
-            aborted.add(name := draw.choice(sorted(product.core.sequences)))
+            product.add(SequenceSpec(sequence_id=name, prompt_token_ids=tuple(prompts[name]), params=params))
+        if product._core.sequences and draw.random() < 0.1:
+            aborted.add(name := draw.choice(sorted(product._core.sequences)))
             product.abort(name)
         product.step()
     while product.step():
         pass
-    check_idle(product.core, 0.0)
+    product.check_idle()
     assert any(len(output.tokens[name]) == 9 for name in prompts)
     alone = make_worker("torch", directory, max_num_seqs=8)
     whole = run(alone, [(prompt, {"temperature": 0.0}) for prompt in prompts.values()], 9).tokens
@@ -260,9 +263,14 @@ def test_pooling_works_with_plans_in_flight(models: Models) -> None:
         def keep(report: StepReport, found: dict[str, bytes] = found) -> None:
             found.update({outcome.sequence_id: outcome.vector for outcome in report.outcomes if outcome.vector})
 
-        product = ProductEngine.of_worker(worker, CoreLimits(4, 12), keep)
+        product = ProductEngine.of_worker(worker, CoreLimits(max_num_seqs=4, max_num_batched_tokens=12), keep)
         for number, kind in enumerate(POOLING_KINDS):
-            spec = SequenceSpec(kind, tuple(make_prompt(20, number)), SamplingParams(), pooling=PoolingParams(kind))
+            spec = SequenceSpec(
+                sequence_id=kind,
+                prompt_token_ids=tuple(make_prompt(20, number)),
+                params=SamplingParams(),
+                pooling=PoolingParams(kind=kind),
+            )
             product.add(spec)
         while product.step():
             pass

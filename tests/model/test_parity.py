@@ -36,7 +36,9 @@ def test_greedy_output_is_that_of_transformers_in_chunks_and_a_mixed_batch(
     backend: str, variant: str, models: Models, reference: Reference
 ) -> None:
     prompts = [make_prompt(length) for length in (1, 15, 16, 33, 90)]
-    engine = Engine(models(variant), CoreLimits(8, 24, enable_prefix_caching=False), backend)
+    engine = Engine(
+        models(variant), CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False), backend
+    )
     answers = engine.generate(prompts)
     assert answers == reference(variant, prompts, answers)
     mixed = [plan for plan in engine.plans if {share.num_tokens == 1 for share in plan.scheduled} == {True, False}]
@@ -56,7 +58,9 @@ def test_a_prompt_in_one_step_gives_the_same_tokens(
     backend: str, variant: str, models: Models, reference: Reference
 ) -> None:
     prompt = make_prompt(90)
-    engine = Engine(models(variant), CoreLimits(1, 512, enable_prefix_caching=False), backend)
+    engine = Engine(
+        models(variant), CoreLimits(max_num_seqs=1, max_num_batched_tokens=512, enable_prefix_caching=False), backend
+    )
     answers = engine.generate([prompt])
     assert answers == reference(variant, [prompt], answers)
     assert engine.plans[0].num_tokens == len(prompt)
@@ -65,7 +69,7 @@ def test_a_prompt_in_one_step_gives_the_same_tokens(
 @pytest.mark.parametrize(("backend", "variant"), on_both(CACHE_VARIANTS))
 def test_a_prefix_hit_gives_the_same_tokens(backend: str, variant: str, models: Models, reference: Reference) -> None:
     shared, tails = make_prompt(70), [make_prompt(5, seed=1), make_prompt(30, seed=2), []]
-    engine = Engine(models(variant), CoreLimits(8, 64), backend)
+    engine = Engine(models(variant), CoreLimits(max_num_seqs=8, max_num_batched_tokens=64), backend)
     engine.generate([shared])
     prompts = [shared + tail for tail in tails]
     answers = engine.generate(prompts)
@@ -77,7 +81,7 @@ def test_a_prefix_hit_gives_the_same_tokens(backend: str, variant: str, models: 
 @pytest.mark.parametrize(("backend", "variant"), on_both(CACHE_VARIANTS))
 def test_preemption_gives_the_same_tokens(backend: str, variant: str, models: Models, reference: Reference) -> None:
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
-    limits = CoreLimits(4, 64, enable_prefix_caching=False)
+    limits = CoreLimits(max_num_seqs=4, max_num_batched_tokens=64, enable_prefix_caching=False)
     engine = Engine(models(variant), limits, backend, num_gpu_blocks_override=11, swap_space=0.0)
     answers = engine.generate(prompts)
     assert answers == reference(variant, prompts, answers)
@@ -92,7 +96,10 @@ def test_swapping_to_the_host_gives_the_same_tokens_and_computes_none_twice(
 ) -> None:
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
     engine = Engine(
-        models(variant), CoreLimits(4, 64, enable_prefix_caching=False), backend, num_gpu_blocks_override=11
+        models(variant),
+        CoreLimits(max_num_seqs=4, max_num_batched_tokens=64, enable_prefix_caching=False),
+        backend,
+        num_gpu_blocks_override=11,
     )
     answers = engine.generate(prompts)
     assert answers == reference(variant, prompts, answers)
@@ -109,10 +116,20 @@ def test_an_8_bit_cache_gives_the_same_tokens_however_the_work_is_cut_up(
     kind: str, backend: str, models: Models
 ) -> None:
     prompts = [make_prompt(length) for length in (15, 31, 64)]
-    whole = Engine(models("llama"), CoreLimits(4, 512, enable_prefix_caching=False), backend, kv_cache_dtype=kind)
+    whole = Engine(
+        models("llama"),
+        CoreLimits(max_num_seqs=4, max_num_batched_tokens=512, enable_prefix_caching=False),
+        backend,
+        kv_cache_dtype=kind,
+    )
     expected = whole.generate(prompts)
     chunked = Engine(
-        models("llama"), CoreLimits(4, 20), backend, kv_cache_dtype=kind, num_gpu_blocks_override=9, max_model_len=120
+        models("llama"),
+        CoreLimits(max_num_seqs=4, max_num_batched_tokens=20),
+        backend,
+        kv_cache_dtype=kind,
+        num_gpu_blocks_override=9,
+        max_model_len=120,
     )
     assert chunked.generate(prompts) == expected
     assert chunked.generate(prompts) == expected
@@ -128,7 +145,9 @@ def test_an_8_bit_cache_of_the_compiled_backend_holds_the_numbers_of_torch(
     """Numbers that lie between two of 8 bits may be rounded to the other one where the last bit of a sum differs."""
     prompts, answers = [make_prompt(length) for length in (1, 31, 90)], list[list[NDArray[np.float64]]]()
     for backend in BACKENDS:
-        engine = Engine(models(variant), CoreLimits(4, 40), backend, kv_cache_dtype=kind)
+        engine = Engine(
+            models(variant), CoreLimits(max_num_seqs=4, max_num_batched_tokens=40), backend, kv_cache_dtype=kind
+        )
         answers.append(engine.log_probabilities(prompts, 6))
     for theirs, ours in zip(*answers, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-3)
@@ -138,8 +157,14 @@ def test_an_8_bit_cache_of_the_compiled_backend_holds_the_numbers_of_torch(
 def test_an_8_bit_cache_moves_log_probabilities_a_little(models: Models) -> None:
     prompt, reports = make_prompt(60), {}
     for kind in ("auto", "fp8", "fp8_e4m3", "fp8_e5m2"):
-        engine = Engine(models("llama"), CoreLimits(1, 64), kv_cache_dtype=kind)
-        engine.core.add(SequenceSpec("a", tuple(prompt), SamplingParams(max_tokens=1, temperature=0.0, logprobs=0)))
+        engine = Engine(models("llama"), CoreLimits(max_num_seqs=1, max_num_batched_tokens=64), kv_cache_dtype=kind)
+        engine.core.add(
+            SequenceSpec(
+                sequence_id="a",
+                prompt_token_ids=tuple(prompt),
+                params=SamplingParams(max_tokens=1, temperature=0.0, logprobs=0),
+            )
+        )
         (outcome,) = engine.step()
         reports[kind] = outcome.logprobs[0].logprob
     assert reports["fp8"] == reports["fp8_e4m3"]
@@ -152,17 +177,19 @@ def test_an_8_bit_cache_moves_log_probabilities_a_little(models: Models) -> None
 def test_forks_of_a_running_sequence_give_what_they_give_alone(backend: str, models: Models) -> None:
     prompt = make_prompt(37)
     params = [SamplingParams(max_tokens=NUM_TOKENS, seed=seed, ignore_eos=True) for seed in range(4)]
-    limits = CoreLimits(4, 64, enable_prefix_caching=False)
+    limits = CoreLimits(max_num_seqs=4, max_num_batched_tokens=64, enable_prefix_caching=False)
     alone = [Engine(models("qwen3"), limits, backend).generate([prompt], each)[0] for each in params]
     engine = Engine(models("qwen3"), limits, backend)
     output: dict[str, list[int]] = {str(number): [] for number in range(4)}
-    engine.core.add(SequenceSpec("0", tuple(prompt), params[0]))
+    engine.core.add(SequenceSpec(sequence_id="0", prompt_token_ids=tuple(prompt), params=params[0]))
     while engine.core.sequences or not output["3"]:
         for outcome in engine.step():
             output[outcome.sequence_id] += outcome.token_ids
         if len(engine.plans) == 2:
             for number in (1, 2, 3):
-                engine.core.fork("0", SequenceSpec(str(number), tuple(prompt), params[number]))
+                engine.core.fork(
+                    "0", SequenceSpec(sequence_id=str(number), prompt_token_ids=tuple(prompt), params=params[number])
+                )
     assert list(output.values()) == alone
     assert sum(plan.num_tokens for plan in engine.plans) == len(prompt) + 4 * NUM_TOKENS - 1
     assert len(engine.plans[2].copies) == 3
@@ -174,12 +201,16 @@ def test_thirty_two_sequences_at_once_give_the_same_tokens(
 ) -> None:
     """Plain first; then everything at once: chunks, prefix hits and a pool so small that sequences are preempted."""
     prompts = [make_prompt(1 + 7 * i % 60, seed=i) for i in range(16)] * 2
-    plain = Engine(models(variant), CoreLimits(32, 128, enable_prefix_caching=False), backend)
+    plain = Engine(
+        models(variant), CoreLimits(max_num_seqs=32, max_num_batched_tokens=128, enable_prefix_caching=False), backend
+    )
     answers = plain.generate(prompts)
     expected = reference(variant, prompts, answers)
     assert answers == expected
     assert max(len(plan.scheduled) for plan in plain.plans) == 32
-    crowded = Engine(models(variant), CoreLimits(32, 48), backend, num_gpu_blocks_override=60)
+    crowded = Engine(
+        models(variant), CoreLimits(max_num_seqs=32, max_num_batched_tokens=48), backend, num_gpu_blocks_override=60
+    )
     assert crowded.generate(prompts) == expected
     assert crowded.core.counters().preemptions > 0
 
@@ -190,10 +221,18 @@ def test_seeded_sequences_give_the_same_tokens_alone_in_a_batch_and_under_preemp
 ) -> None:
     prompts = [make_prompt(length) for length in (30, 31, 32, 33)]
     params = SamplingParams(max_tokens=NUM_TOKENS, seed=7, top_p=0.9, top_k=40, ignore_eos=True)
-    alone = [Engine(models("qwen3"), CoreLimits(1, 512), backend).generate([prompt], params)[0] for prompt in prompts]
+    alone = [
+        Engine(models("qwen3"), CoreLimits(max_num_seqs=1, max_num_batched_tokens=512), backend).generate(
+            [prompt], params
+        )[0]
+        for prompt in prompts
+    ]
     assert len({tuple(tokens) for tokens in alone}) == len(alone)
     together = Engine(
-        models("qwen3"), CoreLimits(8, 40, enable_prefix_caching=False), backend, num_gpu_blocks_override=11
+        models("qwen3"),
+        CoreLimits(max_num_seqs=8, max_num_batched_tokens=40, enable_prefix_caching=False),
+        backend,
+        num_gpu_blocks_override=11,
     )
     assert together.generate(prompts, params) == alone
 
@@ -203,7 +242,7 @@ def test_a_sharded_checkpoint_gives_the_same_tokens(tmp_path: Path) -> None:
     single = make_model(tmp_path / "single", "qwen3")
     sharded = make_model(tmp_path / "sharded", "qwen3", max_shard_size="100KB")
     assert len(list(sharded.glob("*.safetensors"))) > 2
-    limits, prompt = CoreLimits(1, 64), make_prompt(20)
+    limits, prompt = CoreLimits(max_num_seqs=1, max_num_batched_tokens=64), make_prompt(20)
     assert Engine(sharded, limits).generate([prompt]) == Engine(single, limits).generate([prompt])
 
 
@@ -211,7 +250,7 @@ def test_a_sharded_checkpoint_gives_the_same_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shards", [1, 3])
 def test_pytorchs_own_files_give_the_same_tokens(tmp_path: Path, shards: int) -> None:
     directory = make_model(tmp_path, "qwen3")
-    limits, prompt = CoreLimits(1, 64), make_prompt(20)
+    limits, prompt = CoreLimits(max_num_seqs=1, max_num_batched_tokens=64), make_prompt(20)
     expected = Engine(directory, limits).generate([prompt])
     tensors = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()

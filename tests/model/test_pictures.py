@@ -53,7 +53,13 @@ class Pictured:
         self.encoder = VisionEncoder(directory, {}, torch.float32, "cpu")
 
     def engine(self, limits: CoreLimits | None = None, backend: str = "torch", **overrides: object) -> Engine:
-        return Engine(self.directory, limits or CoreLimits(8, 256), backend, enable_mm=True, **overrides)
+        return Engine(
+            self.directory,
+            limits or CoreLimits(max_num_seqs=8, max_num_batched_tokens=256),
+            backend,
+            enable_mm=True,
+            **overrides,
+        )
 
     def placed(self, whole: Sequence[int], files: Sequence[bytes]) -> tuple[PlacedPicture, ...]:
         found, start = list[PlacedPicture](), 0
@@ -64,14 +70,19 @@ class Pictured:
             before = next((place for place, each in enumerate(plain) if each != place), len(plain))
             start = whole.index(IMAGE_PAD, start) - before
             key = hashlib.sha256(file).digest()
-            where = start, one.num_tokens, one.rows, one.columns
-            found.append(PlacedPicture(*where, key, one.embeddings, one.dtype, plain))
+            picture = PlacedPicture(
+                start=start, num_tokens=one.num_tokens, rows=one.rows, columns=one.columns,
+                key=key, embeddings=one.embeddings, dtype=one.dtype, plain=plain,
+            )  # fmt: skip
+            found.append(picture)
             start += one.num_tokens
         return tuple(found)
 
     def spec(self, name: str, prompt: list[int], files: Sequence[bytes], params: SamplingParams) -> SequenceSpec:
         whole, _ = vision_reference(self.directory, prompt, files, 1)
-        return SequenceSpec(name, tuple(whole), params, pictures=self.placed(whole, files))
+        return SequenceSpec(
+            sequence_id=name, prompt_token_ids=tuple(whole), params=params, pictures=self.placed(whole, files)
+        )
 
     def expected(self, prompt: list[int], files: Sequence[bytes], num_tokens: int = NUM) -> list[int]:
         return vision_reference(self.directory, prompt, files, num_tokens)[1]
@@ -113,7 +124,7 @@ def test_equal_to_transformers_alone_and_mixed_with_text(pictured: Pictured) -> 
     engine = pictured.engine()
     for number, each in enumerate(ASKED):
         assert run(engine, [pictured.spec(f"alone-{number}", *each, greedy(NUM))]) == [expected[number]]
-    together = pictured.engine(CoreLimits(8, 9))
+    together = pictured.engine(CoreLimits(max_num_seqs=8, max_num_batched_tokens=9))
     specs = [pictured.spec(f"mixed-{number}", *each, greedy(NUM)) for number, each in enumerate(ASKED)]
     assert run(together, specs) == expected
 
@@ -123,7 +134,10 @@ def test_equal_to_transformers_alone_and_mixed_with_text(pictured: Pictured) -> 
 )
 def test_log_probabilities_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     pictured = Pictured(make_vision_model(tmp_path, family))
-    for limits in (CoreLimits(8, 256), CoreLimits(8, 9)):
+    for limits in (
+        CoreLimits(max_num_seqs=8, max_num_batched_tokens=256),
+        CoreLimits(max_num_seqs=8, max_num_batched_tokens=9),
+    ):
         engine = pictured.engine(limits)
         size = engine.worker.facts().vocab_size
         params = SamplingParams(max_tokens=1, temperature=0.0, logprobs=size)
@@ -154,7 +168,7 @@ def test_ranks_take_pictures_as_one_process_does(
     specs = [pictured.spec(f"{number}", *each, greedy(30)) for number, each in enumerate(ASKED)]
     # Few blocks, so that sequences with pictures are preempted and sent again.
     ranks = ranks_of(tmp_path, tp_size, pp_size, enable_mm=True, num_gpu_blocks_override=num_blocks, swap_space=0.0)
-    engine = Engine.around(ranks, CoreLimits(4, 9))
+    engine = Engine.around(ranks, CoreLimits(max_num_seqs=4, max_num_batched_tokens=9))
     assert run(engine, specs) == [pictured.expected(*each, 30) for each in ASKED]
     assert engine.core.counters().preemptions
 
@@ -165,7 +179,10 @@ def test_ranks_take_pictures_as_one_process_does(
 def test_the_fast_backend_takes_pictures_whose_tokens_have_ordinary_positions(family: str, tmp_path: Path) -> None:
     pictured = Pictured(make_vision_model(tmp_path, family))
     specs = [pictured.spec(f"{number}", *each, greedy(NUM)) for number, each in enumerate(ASKED)]
-    for limits in (CoreLimits(8, 256), CoreLimits(8, 9)):
+    for limits in (
+        CoreLimits(max_num_seqs=8, max_num_batched_tokens=256),
+        CoreLimits(max_num_seqs=8, max_num_batched_tokens=9),
+    ):
         assert run(pictured.engine(limits, "native"), specs) == [pictured.expected(*each) for each in ASKED]
 
 
@@ -192,7 +209,9 @@ def test_a_config_of_the_first_checkpoints_is_read(one: Pictured) -> None:
 
 def check_preemption(one: Pictured) -> None:
     for swap in (0.0, 0.01):
-        engine = one.engine(CoreLimits(4, 64), num_gpu_blocks_override=7, swap_space=swap)
+        engine = one.engine(
+            CoreLimits(max_num_seqs=4, max_num_batched_tokens=64), num_gpu_blocks_override=7, swap_space=swap
+        )
         specs = [one.spec(f"p-{number}", *each, greedy(30)) for number, each in enumerate(ASKED)]
         assert run(engine, specs) == [one.expected(*each, 30) for each in ASKED]
         assert engine.core.counters().preemptions
@@ -209,7 +228,7 @@ def mutual(tmp_path_factory: pytest.TempPathFactory) -> Pictured:
 
 def test_tokens_of_a_picture_see_each_other_whatever_a_step_has_of_the_prompt(mutual: Pictured) -> None:
     check_preemption(mutual)
-    engine = mutual.engine(CoreLimits(4, 64))
+    engine = mutual.engine(CoreLimits(max_num_seqs=4, max_num_batched_tokens=64))
     inside = set[int]()
     # Blocks of 16 tokens end inside pictures, so that a prompt found in the cache goes on inside one. Some of the
     # prompts end with a picture, whose last token alone is then computed.
@@ -224,7 +243,7 @@ def test_tokens_of_a_picture_see_each_other_whatever_a_step_has_of_the_prompt(mu
 
 
 def test_a_step_has_a_picture_whole(mutual: Pictured) -> None:
-    engine = mutual.engine(CoreLimits(4, 9))
+    engine = mutual.engine(CoreLimits(max_num_seqs=4, max_num_batched_tokens=9))
     prompt = [*words(5, 6), IMAGE_PAD, *words(2, 7)]
     assert run(engine, [mutual.spec("a", prompt, [ONE], greedy(NUM))]) == [mutual.expected(prompt, [ONE])]
     shares = [(each.start, each.num_tokens) for plan in engine.plans for each in plan.scheduled]
@@ -252,7 +271,11 @@ def test_output_that_was_generated_elsewhere_is_continued(one: Pictured) -> None
     prompt, files = ASKED[1]
     expected, spec = one.expected(prompt, files), one.spec("moved", prompt, files, greedy(NUM))
     moved = SequenceSpec(
-        "moved", spec.prompt_token_ids, spec.params, output_token_ids=tuple(expected[:4]), pictures=spec.pictures
+        sequence_id="moved",
+        prompt_token_ids=spec.prompt_token_ids,
+        params=spec.params,
+        output_token_ids=tuple(expected[:4]),
+        pictures=spec.pictures,
     )
     assert run(one.engine(), [moved]) == [expected[4:]]
 
@@ -261,7 +284,13 @@ def test_choices_of_one_prompt_share_its_pictures(one: Pictured) -> None:
     engine, (prompt, files) = one.engine(), ASKED[0]
     specs = [one.spec(f"choice-{number}", prompt, files, greedy(NUM)) for number in range(3)]
     family = [
-        SequenceSpec(each.sequence_id, each.prompt_token_ids, each.params, sequence_group="f", pictures=each.pictures)
+        SequenceSpec(
+            sequence_id=each.sequence_id,
+            prompt_token_ids=each.prompt_token_ids,
+            params=each.params,
+            sequence_group="f",
+            pictures=each.pictures,
+        )
         for each in specs
     ]
     assert run(engine, family) == [one.expected(prompt, files)] * 3
@@ -269,8 +298,10 @@ def test_choices_of_one_prompt_share_its_pictures(one: Pictured) -> None:
 
 def test_the_same_model_answers_text_in_the_fast_backend(one: Pictured) -> None:
     prompt = words(30, 5)
-    engine = Engine(one.directory, CoreLimits(8, 256), "native")
-    assert run(engine, [SequenceSpec("text", tuple(prompt), greedy(NUM))]) == [one.expected(prompt, [])]
+    engine = Engine(one.directory, CoreLimits(max_num_seqs=8, max_num_batched_tokens=256), "native")
+    assert run(engine, [SequenceSpec(sequence_id="text", prompt_token_ids=tuple(prompt), params=greedy(NUM))]) == [
+        one.expected(prompt, [])
+    ]
     with pytest.raises(ServiceError, match="--enable-mm"):
         engine.core.add(one.spec("picture", *ASKED[0], greedy(NUM)))
 
@@ -279,10 +310,19 @@ def test_what_cannot_be_served_is_refused(one: Pictured, tmp_path: Path) -> None
     engine, spec = one.engine(), one.spec("a", *ASKED[0], greedy(NUM))
     with pytest.raises(ServiceError, match="Log probabilities of the prompt"):
         engine.core.add(
-            SequenceSpec("b", spec.prompt_token_ids, SamplingParams(prompt_logprobs=1), pictures=spec.pictures)
+            SequenceSpec(
+                sequence_id="b",
+                prompt_token_ids=spec.prompt_token_ids,
+                params=SamplingParams(prompt_logprobs=1),
+                pictures=spec.pictures,
+            )
         )
     with pytest.raises(ServiceError, match="do not lie in the prompt"):
-        engine.core.add(SequenceSpec("c", spec.prompt_token_ids[:4], greedy(), pictures=spec.pictures))
+        engine.core.add(
+            SequenceSpec(
+                sequence_id="c", prompt_token_ids=spec.prompt_token_ids[:4], params=greedy(), pictures=spec.pictures
+            )
+        )
     text = make_model(tmp_path, "llama")
     with pytest.raises(SettingsError, match="takes text only"):
         make_worker("torch", text, enable_mm=True)

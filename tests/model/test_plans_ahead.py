@@ -102,15 +102,15 @@ def test_whatever_comes_and_goes_the_tokens_are_those_of_a_sequence_alone(models
     ours, theirs = both_workers(models, "llama", **flags)
     prompts = {f"s{i}": make_prompt(draw.randint(1, 20)) for i in range(10)}
     output = Output()
-    engine = Engine.of_worker(ours, CoreLimits(4, 12), output.report)
+    engine = Engine.of_worker(ours, CoreLimits(max_num_seqs=4, max_num_batched_tokens=12), output.report)
     params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
     waiting, aborted = list(prompts), set[str]()
-    while waiting or engine.core.sequences:
+    while waiting or engine._core.sequences:
         if waiting and draw.random() < 0.4:
             name = waiting.pop()
-            engine.add(SequenceSpec(name, tuple(prompts[name]), params))
-        if engine.core.sequences and draw.random() < 0.1:
-            aborted.add(name := draw.choice(sorted(engine.core.sequences)))
+            engine.add(SequenceSpec(sequence_id=name, prompt_token_ids=tuple(prompts[name]), params=params))
+        if engine._core.sequences and draw.random() < 0.1:
+            aborted.add(name := draw.choice(sorted(engine._core.sequences)))
             engine.abort(name)
         engine.step()
     assert any(len(output.tokens[name]) == 9 for name in prompts)

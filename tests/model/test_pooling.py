@@ -59,7 +59,7 @@ class Pooled:
             self.engine.add(spec)
         while self.engine.step():
             pass
-        assert not self.engine.core.sequences
+        assert not self.engine.has_work
         return [self.vectors[spec.sequence_id] for spec in specs if spec.pooling is not None]
 
     def _report(self, report: StepReport) -> None:
@@ -73,7 +73,12 @@ class Pooled:
 
 
 def spec(name: str, prompt: list[int], **fields: Any) -> SequenceSpec:
-    return SequenceSpec(name, tuple(prompt), SamplingParams(max_tokens=1), pooling=PoolingParams(**fields))
+    return SequenceSpec(
+        sequence_id=name,
+        prompt_token_ids=tuple(prompt),
+        params=SamplingParams(max_tokens=1),
+        pooling=PoolingParams(**fields),
+    )
 
 
 @pytest.mark.parametrize(("backend", "variant"), on_both(VARIANTS))
@@ -94,7 +99,7 @@ def test_generation_beside_pooling_gives_the_tokens_that_it_gives_alone(models: 
     pooled = Pooled(make_worker(backend, directory, max_num_seqs=4))
     prompt = make_prompt(20, seed=3)
     specs = [spec(f"v{length}", make_prompt(length), kind="mean") for length in LENGTHS]
-    pooled.run(SequenceSpec("text", tuple(prompt), greedy(12)), *specs)
+    pooled.run(SequenceSpec(sequence_id="text", prompt_token_ids=tuple(prompt), params=greedy(12)), *specs)
     assert pooled.tokens["text"] == greedy_reference(directory, prompt, 12)
     for one in specs:
         wanted = expected(directory, list(one.prompt_token_ids), PoolingParams(kind="mean"))
@@ -116,7 +121,7 @@ def test_a_cached_prefix_is_used_only_where_its_hidden_states_are_not_needed(mod
     directory = models("llama")
     pooled = Pooled(make_worker("torch", directory, max_num_seqs=4))
     prompt = make_prompt(40)
-    pooled.run(SequenceSpec("text", tuple(prompt), greedy(1)))
+    pooled.run(SequenceSpec(sequence_id="text", prompt_token_ids=tuple(prompt), params=greedy(1)))
     [vector] = pooled.run(spec("again", prompt, kind=kind))
     assert pooled.cached["again"] == (32 if kind == "last" else 0)
     np.testing.assert_allclose(vector, expected(directory, prompt, PoolingParams(kind=kind)), atol=1e-4)
@@ -128,7 +133,12 @@ def test_preempted_sequences_give_the_same_vectors(models: Models, kind: Pooling
     small = {"num_gpu_blocks_override": 6, "block_size": 16, "swap_space": 0.001, "max_model_len": 96}
     pooled = Pooled(make_worker("native", directory, max_num_seqs=4, **small))
     prompts = [make_prompt(length, seed=length) for length in (40, 38, 44)]
-    texts = [SequenceSpec(f"t{i}", tuple(make_prompt(30, seed=i)), greedy(20), priority=-1) for i in range(2)]
+    texts = [
+        SequenceSpec(
+            sequence_id=f"t{i}", prompt_token_ids=tuple(make_prompt(30, seed=i)), params=greedy(20), priority=-1
+        )
+        for i in range(2)
+    ]
     specs = [spec(f"v{i}", prompt, kind=kind) for i, prompt in enumerate(prompts)]
     for vector, prompt in zip(pooled.run(*specs, *texts), prompts, strict=True):
         np.testing.assert_allclose(vector, expected(directory, prompt, PoolingParams(kind=kind)), atol=1e-4)
@@ -161,7 +171,7 @@ def test_a_checkpoint_without_a_head_gives_vectors_and_refuses_to_generate(
     pooled = Pooled(make_worker(backend, directory, max_num_seqs=4))
     [vector] = pooled.run(spec("v", make_prompt(9)))
     np.testing.assert_allclose(vector, expected(models(variant), make_prompt(9), PoolingParams()), atol=1e-4)
-    pooled.run(SequenceSpec("text", tuple(make_prompt(9)), greedy(1)))
+    pooled.run(SequenceSpec(sequence_id="text", prompt_token_ids=tuple(make_prompt(9)), params=greedy(1)))
     assert "generates no text: it gives embeddings" in pooled.refused["text"]
 
 
@@ -204,7 +214,9 @@ def test_the_gpu_worker_gives_the_vectors_of_transformers(models: Models) -> Non
     directory = models("llama")
     pooled = Pooled(make_kernel_worker(directory, max_num_seqs=4))
     specs = [spec(kind, make_prompt(length), kind=kind) for kind, length in zip(KINDS, (9, 30, 5), strict=True)]
-    vectors = pooled.run(SequenceSpec("text", tuple(make_prompt(4)), greedy(3)), *specs)
+    vectors = pooled.run(
+        SequenceSpec(sequence_id="text", prompt_token_ids=tuple(make_prompt(4)), params=greedy(3)), *specs
+    )
     assert pooled.tokens["text"] == greedy_reference(directory, make_prompt(4), 3)
     for one, vector in zip(specs, vectors, strict=True):
         assert one.pooling is not None

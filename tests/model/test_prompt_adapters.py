@@ -24,7 +24,7 @@ class Prompted:
     """An engine with prompt adapters and LoRA adapters."""
 
     def __init__(self, model: Path, backend: str, limits: CoreLimits | None = None, **overrides: object) -> None:
-        limits = limits or CoreLimits(8, 256, max_loras=2, max_prompt_adapters=3)
+        limits = limits or CoreLimits(max_num_seqs=8, max_num_batched_tokens=256, max_loras=2, max_prompt_adapters=3)
         enabled = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 4, "enable_prompt_adapter": True}
         self.engine = Engine(model, limits, backend, **{**enabled, "max_prompt_adapters": 3, **overrides})
         assert isinstance(self.engine.worker, AdapterWorker)
@@ -38,11 +38,16 @@ class Prompted:
     def spec(
         self, name: str, prompt: list[int], adapters: tuple[LoadedAdapter, ...], params: SamplingParams
     ) -> SequenceSpec:
-        spec, salt = SequenceSpec(name, tuple(prompt), params), b""
+        spec, salt = SequenceSpec(sequence_id=name, prompt_token_ids=tuple(prompt), params=params), b""
         for adapter in adapters:
             spec, salt = with_adapter(spec, adapter), adapter_salt(salt, adapter.version)
         return SequenceSpec(
-            name, tuple(prompt), params, cache_salt=salt, adapter=spec.adapter, prompt_adapter=spec.prompt_adapter
+            sequence_id=name,
+            prompt_token_ids=tuple(prompt),
+            params=params,
+            cache_salt=salt,
+            adapter=spec.adapter,
+            prompt_adapter=spec.prompt_adapter,
         )
 
     def generate(
@@ -96,7 +101,7 @@ def test_preempted_chunked_and_crowded(backend: str, models: Models, tmp_path: P
     paths = [make_prompt_adapter(tmp_path / str(n), model, num_tokens=9, seed=n) for n in range(5)]
     prompts = [make_prompt(14 + number) for number in range(10)]
     expected = [prompted_reference(model, paths[n // 2], prompt, NUM) for n, prompt in enumerate(prompts)]
-    limits = CoreLimits(8, 12, max_loras=2, max_prompt_adapters=2)
+    limits = CoreLimits(max_num_seqs=8, max_num_batched_tokens=12, max_loras=2, max_prompt_adapters=2)
     engine = Prompted(model, backend, limits, num_gpu_blocks_override=6)
     asked = [(prompt, (engine.load(paths[n // 2]),)) for n, prompt in enumerate(prompts)]
     assert engine.generate(asked) == expected
@@ -123,7 +128,7 @@ def test_what_does_not_go_with_virtual_tokens_is_refused(models: Models, tmp_pat
     with pytest.raises(ServiceError, match="takes at most"):
         core.add(engine.spec("a", make_prompt(core.max_model_len - 9), (adapter,), greedy(4)))
     with pytest.raises(ServiceError, match="must name the version of each adapter"):
-        core.add(SequenceSpec("a", (5,), greedy(4), prompt_adapter=adapter))
+        core.add(SequenceSpec(sequence_id="a", prompt_token_ids=(5,), params=greedy(4), prompt_adapter=adapter))
     for fields, said in (
         ({"num_tokens": 200}, "has 200 virtual tokens, more than --max-prompt-adapter-token=128"),
         ({"peft_type": "PREFIX_TUNING"}, "its peft_type is 'PREFIX_TUNING', not 'LORA'"),

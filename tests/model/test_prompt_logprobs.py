@@ -24,7 +24,9 @@ def generate(engine: Engine, prompts: list[list[int]], params: list[SamplingPara
     """The first outcome of each prompt. Those after it report nothing of the prompt."""
     first: dict[str, Outcome] = {}
     for number, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
-        engine.core.add(SequenceSpec(f"{len(engine.plans)}-{number}", tuple(prompt), one))
+        engine.core.add(
+            SequenceSpec(sequence_id=f"{len(engine.plans)}-{number}", prompt_token_ids=tuple(prompt), params=one)
+        )
     names = list(engine.core.sequences)
     while engine.core.sequences:
         for outcome in engine.step():
@@ -66,7 +68,9 @@ def expected_of(models: Models, variant: str, prompt: list[int]) -> NDArray[np.f
 def test_they_are_those_of_transformers_in_chunks_beside_sequences_that_sample(
     backend: str, variant: str, models: Models
 ) -> None:
-    engine = Engine(models(variant), CoreLimits(8, 24, enable_prefix_caching=False), backend)
+    engine = Engine(
+        models(variant), CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False), backend
+    )
     prompts = [make_prompt(length) for length in (2, 16, 17, 60)]
     params = [asking(2), asking(0), asking(5, temperature=1.0, presence_penalty=1.0), asking(3)]
     outcomes = generate(engine, [*prompts, make_prompt(20)], [*params, greedy()])
@@ -78,7 +82,7 @@ def test_they_are_those_of_transformers_in_chunks_beside_sequences_that_sample(
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_cached_prefix_is_computed_anew_and_cached_again(backend: str, models: Models) -> None:
-    engine = Engine(models("llama"), CoreLimits(8, 64), backend)
+    engine = Engine(models("llama"), CoreLimits(max_num_seqs=8, max_num_batched_tokens=64), backend)
     prompt = make_prompt(50)
     expected = expected_of(models, "llama", prompt)
     generate(engine, [prompt], [greedy(2)])
@@ -91,7 +95,7 @@ def test_a_cached_prefix_is_computed_anew_and_cached_again(backend: str, models:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_preempted_prompts_are_reported_once(backend: str, models: Models) -> None:
-    limits = CoreLimits(4, 16, enable_prefix_caching=False)
+    limits = CoreLimits(max_num_seqs=4, max_num_batched_tokens=16, enable_prefix_caching=False)
     engine = Engine(models("llama"), limits, backend, num_gpu_blocks_override=11, swap_space=0.0)
     prompts = [make_prompt(length) for length in (30, 31, 60, 33)]
     outcomes = generate(engine, prompts, [asking(1, 20) for _ in prompts])
@@ -102,7 +106,12 @@ def test_preempted_prompts_are_reported_once(backend: str, models: Models) -> No
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_prompt_of_one_token_has_nothing_to_report_and_draft_tokens_do_no_harm(backend: str, models: Models) -> None:
-    engine = Engine(models("llama"), CoreLimits(8, 24, num_speculative_tokens=4), backend, num_speculative_tokens=4)
+    engine = Engine(
+        models("llama"),
+        CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, num_speculative_tokens=4),
+        backend,
+        num_speculative_tokens=4,
+    )
     repeated = make_prompt(6) * 5
     generate_first = generate(engine, [[7], repeated], [asking(1), asking(2, 30)])
     assert [unpack_ids(part.token_ids) for part in generate_first[0].prompt_logprobs] == [[7]]
@@ -112,7 +121,9 @@ def test_a_prompt_of_one_token_has_nothing_to_report_and_draft_tokens_do_no_harm
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_logits_of_a_step_are_bounded(backend: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.engine.core.plan.PROMPT_LOGPROBS_ROWS_MAX", 5)
-    engine = Engine(models("llama"), CoreLimits(8, 64, enable_chunked_prefill=False), backend)
+    engine = Engine(
+        models("llama"), CoreLimits(max_num_seqs=8, max_num_batched_tokens=64, enable_chunked_prefill=False), backend
+    )
     prompts = [make_prompt(33), make_prompt(12)]
     outcomes = generate(engine, prompts, [asking(1) for _ in prompts])
     for outcome, prompt in zip(outcomes, prompts, strict=True):

@@ -49,7 +49,12 @@ def share_of(tmp_path_factory: pytest.TempPathFactory) -> Shares:
     def share(backend: str, variant: str) -> float:
         directory, exact, reference_error = checkpoint(variant)
         assert reference_error < REFERENCE_ERROR_MAX
-        engine = Engine(directory, CoreLimits(16, 64, enable_prefix_caching=False), backend, dtype="bfloat16")
+        engine = Engine(
+            directory,
+            CoreLimits(max_num_seqs=16, max_num_batched_tokens=64, enable_prefix_caching=False),
+            backend,
+            dtype="bfloat16",
+        )
         found = np.stack([rows[0] for rows in engine.log_probabilities(PROMPTS, 1)])
         return error(found, exact, variant) / reference_error
 

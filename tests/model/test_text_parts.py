@@ -103,7 +103,7 @@ def test_text_is_that_of_transformers(name: str, tmp_path: Path) -> None:
                 ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
             expected.append(ids[len(prompt) :])
     for backend in BACKENDS:
-        engine = Engine(tmp_path, CoreLimits(4, 24), backend)
+        engine = Engine(tmp_path, CoreLimits(max_num_seqs=4, max_num_batched_tokens=24), backend)
         assert engine.generate(prompts, greedy(NUM_TOKENS)) == expected, backend
 
 

@@ -79,7 +79,13 @@ def test_a_models_own_code_runs_when_it_is_trusted(own_code: Path) -> None:
         EngineSettings(model=str(own_code), **given),
         lambda report: tokens.extend(token for outcome in report.outcomes for token in outcome.token_ids),
     )
-    engine.add(SequenceSpec("r", tuple(prompt), SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)))
+    engine.add(
+        SequenceSpec(
+            sequence_id="r",
+            prompt_token_ids=tuple(prompt),
+            params=SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True),
+        )
+    )
     while engine.has_work:
         engine.step()
     plain = {**read_config(own_code), "model_type": "llama", "architectures": ["LlamaForCausalLM"]}

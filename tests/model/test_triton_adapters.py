@@ -31,7 +31,7 @@ class Adapted:
     """An engine with adapters around a worker."""
 
     def __init__(self, model: Path, backend: str = "triton", max_loras: int = 4, **overrides: object) -> None:
-        limits = CoreLimits(8, 256, max_loras=max_loras)
+        limits = CoreLimits(max_num_seqs=8, max_num_batched_tokens=256, max_loras=max_loras)
         options = {"enable_lora": True, "max_loras": max_loras, "max_cpu_loras": 8, **overrides}
         self.engine = Engine(model, limits, backend, **options)
 
@@ -44,7 +44,13 @@ class Adapted:
         output: dict[str, list[int]] = {f"{len(self.engine.plans)}-{number}": [] for number in range(len(asked))}
         for name, (prompt, adapter) in zip(output, asked, strict=True):
             salt = b"" if adapter is None else adapter_salt(b"", adapter.version)
-            spec = SequenceSpec(name, tuple(prompt), greedy(NUM_TOKENS), cache_salt=salt, adapter=adapter)
+            spec = SequenceSpec(
+                sequence_id=name,
+                prompt_token_ids=tuple(prompt),
+                params=greedy(NUM_TOKENS),
+                cache_salt=salt,
+                adapter=adapter,
+            )
             self.engine.core.add(spec)
         while self.engine.core.sequences:
             for outcome in self.engine.step():

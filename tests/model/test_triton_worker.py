@@ -23,7 +23,7 @@ GREEDY = {"temperature": 0.0}
 MIXED: list[tuple[int, dict[str, Any]]] = [
     (17, GREEDY),
     (3, {"seed": 2**64 - 3, "top_p": 0.9, "top_k": 50}),
-    (4, {"repetition_penalty": 1.4, "frequency_penalty": 0.3, "seed": 4, "logprobs": 3}),
+    (4, {"repetition_penalty": 1.4, "top_a": 0.3, "frequency_penalty": 0.3, "seed": 4, "logprobs": 3}),
     (5, {"temperature": 0.0, "min_tokens": 2, "ignore_eos": False}),
 ]
 """(prompt, parameters): in chunks, over a block's border, with penalties and log probabilities, with bans."""

@@ -30,7 +30,9 @@ def test_serving_changes_no_weight_and_a_changed_weight_is_found(options: dict[s
     try:
         for number in range(6):
             params = SamplingParams(max_tokens=12, temperature=number % 2, ignore_eos=True, logprobs=number % 3)
-            engine.add(SequenceSpec(f"r{number}", tuple(range(1, 20 + number)), params))
+            engine.add(
+                SequenceSpec(sequence_id=f"r{number}", prompt_token_ids=tuple(range(1, 20 + number)), params=params)
+            )
         assert engine.canary is not None
         assert engine.guard is not None
         tested = engine.canary.run_now()
@@ -38,7 +40,7 @@ def test_serving_changes_no_weight_and_a_changed_weight_is_found(options: dict[s
             engine.step()
         assert tested.result(5) == ""
         assert engine.guard.run_now().result(10) == ""
-        weights = engine.executor.weight_memory()
+        weights = engine._executor.weight_memory()
         assert sum(one.num_bytes for one in weights) > 2**20
         memory = max(weights, key=lambda one: one.num_bytes)
         cell = ctypes.c_uint8.from_address(memory.address + memory.num_bytes // 2)

@@ -51,10 +51,17 @@ class Running:
         self.vectors.clear()
         for index, prompt in enumerate(prompts):
             params = PoolingParams(**{name: given(value, index) for name, value in fields.items()})
-            self.engine.add(SequenceSpec(str(index), tuple(prompt), SamplingParams(max_tokens=1), pooling=params))
+            self.engine.add(
+                SequenceSpec(
+                    sequence_id=str(index),
+                    prompt_token_ids=tuple(prompt),
+                    params=SamplingParams(max_tokens=1),
+                    pooling=params,
+                )
+            )
         while self.engine.step():
             pass
-        assert not self.engine.core.sequences
+        assert not self.engine.has_work
         return [self.vectors[str(index)] for index in range(len(prompts))]
 
     def _report(self, report: StepReport) -> None:
@@ -247,7 +254,9 @@ def test_what_a_model_cannot_do_is_refused_with_what_it_can(tmp_path: Path) -> N
     encoder = Running(write_encoder(tmp_path / "encoder", "bert"))
     classifier = Running(write_encoder(tmp_path / "classifier", "bert", num_labels=2))
     for running, told in ((encoder, "/v1/embeddings"), (classifier, "classifies texts (/classify)")):
-        running.engine.add(SequenceSpec("text", (5, 6), SamplingParams(max_tokens=1)))
+        running.engine.add(
+            SequenceSpec(sequence_id="text", prompt_token_ids=(5, 6), params=SamplingParams(max_tokens=1))
+        )
         running.engine.step()
         assert told in running.refused["text"].message
     for running, classify, told in ((encoder, True, "no classification head"), (classifier, False, "no embeddings")):

@@ -55,7 +55,13 @@ class Workers:
         """The whole prompt in one step on one thread."""
         key = (directory, len(prompt), cache)
         if key not in self._alone:
-            engine = self.engine(directory, 16, 1, CoreLimits(1, 1024, enable_prefix_caching=False), cache)
+            engine = self.engine(
+                directory,
+                16,
+                1,
+                CoreLimits(max_num_seqs=1, max_num_batched_tokens=1024, enable_prefix_caching=False),
+                cache,
+            )
             self._alone[key] = engine.log_probabilities([prompt], NUM_TOKENS)[0]
         return self._alone[key]
 
@@ -123,7 +129,13 @@ def test_a_sequence_computes_the_same_in_any_company(
 ) -> None:
     directory = odd_models(shape)
     prompts = [make_prompt(length) for length in lengths]
-    engine = workers.engine(directory, block_size, threads, CoreLimits(6, budget, enable_prefix_caching=caching), cache)
+    engine = workers.engine(
+        directory,
+        block_size,
+        threads,
+        CoreLimits(max_num_seqs=6, max_num_batched_tokens=budget, enable_prefix_caching=caching),
+        cache,
+    )
     together = engine.log_probabilities(prompts, NUM_TOKENS)
     for prompt, ours in zip(prompts, together, strict=True):
         assert np.array_equal(ours, workers.alone(directory, prompt, cache))
@@ -135,9 +147,13 @@ def test_more_rows_than_a_core_can_keep_compute_the_same(workers: Workers, odd_m
     """700 rows with 1100 terms go through the matrices in parts: the sums of a part are kept for the next."""
     directory, prompt = odd_models("a wide MLP"), make_prompt(700)
     whole = workers.alone(directory, prompt)
-    chunked = workers.engine(directory, 64, 2, CoreLimits(1, 90, enable_prefix_caching=False))
+    chunked = workers.engine(
+        directory, 64, 2, CoreLimits(max_num_seqs=1, max_num_batched_tokens=90, enable_prefix_caching=False)
+    )
     assert np.array_equal(chunked.log_probabilities([prompt], NUM_TOKENS)[0], whole)
-    again = workers.engine(directory, 128, 3, CoreLimits(1, 600, enable_prefix_caching=False))
+    again = workers.engine(
+        directory, 128, 3, CoreLimits(max_num_seqs=1, max_num_batched_tokens=600, enable_prefix_caching=False)
+    )
     assert np.array_equal(again.log_probabilities([prompt], NUM_TOKENS)[0], whole)
 
 
@@ -152,9 +168,15 @@ def test_rows_that_a_thread_takes_by_itself_compute_the_same(
     615 rows on two threads are nearly the most that one takes at a time.
     """
     directory, prompts = odd_models("heads of whole panels"), [make_prompt(length) for length in (250, 1, 33, 171, 160)]
-    whole = workers.engine(directory, block_size, 2, CoreLimits(6, 1024, enable_prefix_caching=False))
-    many = workers.engine(directory, block_size, 3, CoreLimits(6, 431, enable_prefix_caching=False))
-    chunked = workers.engine(directory, 64, 1, CoreLimits(1, 60, enable_prefix_caching=False))
+    whole = workers.engine(
+        directory, block_size, 2, CoreLimits(max_num_seqs=6, max_num_batched_tokens=1024, enable_prefix_caching=False)
+    )
+    many = workers.engine(
+        directory, block_size, 3, CoreLimits(max_num_seqs=6, max_num_batched_tokens=431, enable_prefix_caching=False)
+    )
+    chunked = workers.engine(
+        directory, 64, 1, CoreLimits(max_num_seqs=1, max_num_batched_tokens=60, enable_prefix_caching=False)
+    )
     answers = [engine.log_probabilities(prompts, NUM_TOKENS) for engine in (whole, many, chunked)]
     for rows in zip(*answers, strict=True):
         assert np.array_equal(rows[0], rows[1])
@@ -175,7 +197,13 @@ def test_a_token_that_decodes_alone_computes_what_a_prompt_does(
     Rounding to bfloat16 hides nearly every difference of a last bit: it takes some ten thousand numbers to see one.
     """
     step = 1 if dtype == "bfloat16" else 4
-    engine = workers.engine(odd_models(shape), 64, 2, CoreLimits(1, 1024, enable_prefix_caching=False), cache)
+    engine = workers.engine(
+        odd_models(shape),
+        64,
+        2,
+        CoreLimits(max_num_seqs=1, max_num_batched_tokens=1024, enable_prefix_caching=False),
+        cache,
+    )
     for prompt in (make_prompt(31), make_prompt(97), make_prompt(99)):
         said = engine.log_probabilities([prompt], 24)[0]
         for count in range(1, 24, step):

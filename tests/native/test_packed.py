@@ -24,7 +24,7 @@ from tests.models import make_model
 from tests.native.libraries import make_cpu_worker
 from tests.quantized.checkpoints import make_checkpoints
 
-LIMITS = CoreLimits(4, 64, enable_prefix_caching=False)
+LIMITS = CoreLimits(max_num_seqs=4, max_num_batched_tokens=64, enable_prefix_caching=False)
 PROMPTS = [make_prompt(length) for length in (3, 40)]
 
 

@@ -16,7 +16,7 @@ from tests.native.shapes import SHAPES
 pytestmark = pytest.mark.model
 
 PROMPTS = [make_prompt(length) for length in (1, 17, 33, 90)]
-LIMITS = CoreLimits(4, 24, enable_prefix_caching=False)
+LIMITS = CoreLimits(max_num_seqs=4, max_num_batched_tokens=24, enable_prefix_caching=False)
 BLOCK_SIZES = (1, 16, 64, 128)
 # The best one with every size of block, each other one with one.
 RUNS = [(BEST, size) for size in BLOCK_SIZES] + list(zip(list(VARIANTS)[1:], BLOCK_SIZES * 2, strict=False))

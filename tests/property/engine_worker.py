@@ -55,7 +55,8 @@ class Row:
 class ModelWorker:
     """Carries out plans in order and asserts that each finds the KV that it builds on."""
 
-    def __init__(self, facts: EngineFacts, max_num_seqs: int) -> None:
+    def __init__(self, facts: EngineFacts, max_num_seqs: int, waits: float = 0.0) -> None:
+        """`waits`: probability that a row gets no token, because it waits for a mask."""
         self.facts = facts
         self.max_num_seqs = max_num_seqs
         self.rows: dict[int, Row] = {}
@@ -63,6 +64,8 @@ class ModelWorker:
         """Block and offset to the prefix whose last token's KV is there."""
         self.host: dict[int, dict[int, int]] = {}
         """Host block to offset to prefix."""
+        self.waits = waits
+        self.num_waited = 0
 
     def run(self, plan: StepPlan, salts: dict[str, bytes], draw: random.Random) -> StepResult:
         for row in plan.freed_rows:
@@ -83,18 +86,22 @@ class ModelWorker:
         for share in plan.scheduled:
             if share.samples:
                 row = self.rows[share.row]
-                sampled.append(self.sample(share.draft_token_ids, draw))
+                waits = not row.num_candidates and draw.random() < self.waits
+                self.num_waited += waits
+                sampled.append(() if waits else self.sample(share.draft_token_ids, draw))
                 logprobs.append(tuple(self.report(row) for _ in sampled[-1]))
                 row.append(sampled[-1])
         reports = tuple(self.prompt_report(share) for share in plan.scheduled if share.num_prompt_logprobs)
         vectors = tuple(self.vector(share) for share in plan.scheduled if share.pools)
-        return StepResult(plan.step, tuple(sampled), tuple(logprobs), prompt_logprobs=reports, vectors=vectors)
+        return StepResult(
+            step=plan.step, token_ids=tuple(sampled), logprobs=tuple(logprobs), prompt_logprobs=reports, vectors=vectors
+        )
 
     def prompt_report(self, share: ScheduledSequence) -> PromptLogprobs:
         row, first = self.rows[share.row], share.start + 1
         assert 0 < share.num_prompt_logprobs <= min(share.num_tokens, row.num_prompt_tokens - first)
         token_ids = row.tokens[first : first + share.num_prompt_logprobs]
-        return PromptLogprobs(first, pack_ids(token_ids), bytes(4 * len(token_ids)))
+        return PromptLogprobs(start=first, token_ids=pack_ids(token_ids), logprobs=bytes(4 * len(token_ids)))
 
     def report(self, row: Row) -> SampledLogprobs:
         """The candidates of a beam, which follow from its tokens, so that a search that begins anew finds the same."""
@@ -169,7 +176,8 @@ class ModelWorker:
         others = {block for number in self.rows if number != share.row for block in self.written(number, readers)}
         for position in range(share.start, end):
             place = self.place(row, position)
-            assert place[0] not in others, "writes into a block of another"
+            again = position == len(row.tokens) - 1 and self.kv.get(place) == prefixes[position]
+            assert again or place[0] not in others, "writes into a block of another"
             self.kv[place] = prefixes[position]
 
     def written(self, number: int, readers: dict[int, int]) -> list[int]:

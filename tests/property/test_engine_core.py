@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.engine.core import invariants
 from services.engine.core.core import Core
+from services.engine.core.lanes.newcomers import NewcomersLane
 from services.engine.core.plan import CoreLimits, EngineFacts, NewSequence, StepPlan, StepResult, prompt_logprob_rows
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.core.sequence import Status
@@ -60,6 +61,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         rank=st.sampled_from([0, -1, 1]),
         num_stages=st.sampled_from([1, 1, 2, 3]),
         crowd=st.lists(st.tuples(st.sampled_from([0, 1, 1]), st.integers(1, 12)), max_size=6),
+        waits=st.sampled_from([0.0, 0.0, 0.3, 0.8]),
     )
     def start(
         self,
@@ -79,23 +81,26 @@ class EngineCoreMachine(RuleBasedStateMachine):
         rank: int,
         num_stages: int,
         crowd: list[tuple[int, int]],
+        waits: float,
     ) -> None:
         """`crowd`: sequences that are there from the beginning, by family and length of the prompt, and want much.
-
         `rank`: whether the later ones of them come first. `num_stages`: how many plans are computed at a time.
         """
         prompts = prompts if chunked else None
-        limits = (max_num_seqs, max(budget, max_num_seqs), caching, chunked, ratio, delay, num_draft_tokens)
-        self.limits = CoreLimits(*limits, step_prompt_tokens=prompts)
+        self.limits = CoreLimits(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max(budget, max_num_seqs), enable_prefix_caching=caching,
+            enable_chunked_prefill=chunked, kv_cache_ratio=ratio, scheduler_delay_factor=delay,
+            num_speculative_tokens=num_draft_tokens, step_prompt_tokens=prompts,
+        )  # fmt: skip
         # With the larger vocabulary a step reports log probabilities of no more than two prompt tokens.
         vocab_size = 1000 if num_blocks % 2 else 2**22
         self.facts = EngineFacts(
-            num_blocks,
-            block_size,
-            40,
-            vocab_size,
-            frozenset({EOS}),
-            num_host_blocks,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=40,
+            vocab_size=vocab_size,
+            eos_token_ids=frozenset({EOS}),
+            num_host_blocks=num_host_blocks,
             embedding_size=4,
             pooling_kind="cls",
             num_stages=num_stages,
@@ -105,21 +110,28 @@ class EngineCoreMachine(RuleBasedStateMachine):
         self.depth = depth if num_stages == 1 else num_stages
         self.num_reports = prompt_logprob_rows(self.facts.vocab_size)
         self.core = Core(self.limits, self.facts)
-        self.worker = ModelWorker(self.facts, max_num_seqs)
+        # A worker takes no plan ahead if a sequence may wait.
+        self.worker = ModelWorker(self.facts, max_num_seqs, waits if self.depth == 1 or num_stages > 1 else 0.0)
         self.transfers = Transfers(self.worker)
         self.live: dict[str, Known] = {}
         self.salts: dict[str, bytes] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
-        self.ended: Counter[str] = Counter()
         self.num_generated = 0
         self.num_copies = self.num_beams_preempted = self.num_promoted = self.num_newcomer_steps = 0
         self.newcomers_went_first = False
+        self.add_crowd(crowd, rank)
+
+    def add_crowd(self, crowd: list[tuple[int, int]], rank: int) -> None:
         for number, (kind, length) in enumerate(crowd):
             self.salts[f"c{number}"] = b""
             prompt = tuple(range(100 * (kind + 1), 100 * (kind + 1) + min(length, self.room() - 1)))
             params = SamplingParams(max_tokens=12, ignore_eos=True)
             related = f"crowd {kind}" if kind else ""
-            self.enter(SequenceSpec(f"c{number}", prompt, params, priority=rank * number, sequence_group=related), None)
+            spec = SequenceSpec(
+                sequence_id=f"c{number}", prompt_token_ids=prompt, params=params,
+                priority=rank * number, sequence_group=related,
+            )  # fmt: skip
+            self.enter(spec, None)
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
@@ -205,9 +217,12 @@ class EngineCoreMachine(RuleBasedStateMachine):
             if width:
                 params = msgspec.structs.replace(params, beam=BeamParams(width, number, early_stopping=spread > 0))
             name, client_rank = client
-            carried, place = tuple(output), (rank, arrival, related, name, 1.0 + client_rank, client_rank)
-            spec = SequenceSpec(sequence_id, prompt, params, carried, given, salt, *place)
-            spec = replace(spec, idle_until_s=self.now_s + idle if idle else 0.0)
+            spec = SequenceSpec(
+                sequence_id=sequence_id, prompt_token_ids=prompt, params=params, output_token_ids=tuple(output),
+                block_hashes=given, cache_salt=salt, priority=rank, arrival=arrival, sequence_group=related,
+                client=name, client_weight=1.0 + client_rank, client_priority=client_rank,
+                idle_until_s=self.now_s + idle if idle else 0.0,
+            )  # fmt: skip
             self.enter(with_transfer(spec, transfer), forked)
 
     @rule(
@@ -223,12 +238,12 @@ class EngineCoreMachine(RuleBasedStateMachine):
         """A pooling sequence, whose prompt begins like those of the other sequences."""
         sequence_id = f"v{len(self.salts)}"
         self.salts[sequence_id] = b""
-        params = PoolingParams(kind, dimensions=dimensions)
+        params = PoolingParams(kind=kind, dimensions=dimensions)
         spec = SequenceSpec(
-            sequence_id,
-            tuple(range(100, 100 + length)),
-            SamplingParams(max_tokens=1),
-            output,
+            sequence_id=sequence_id,
+            prompt_token_ids=tuple(range(100, 100 + length)),
+            params=SamplingParams(max_tokens=1),
+            output_token_ids=output,
             priority=priority,
             pooling=params,
         )
@@ -268,7 +283,6 @@ class EngineCoreMachine(RuleBasedStateMachine):
     def abort(self, pick: int) -> None:
         sequence_id = sorted(self.live)[pick % len(self.live)]
         del self.live[sequence_id]
-        self.ended["abort"] += 1
         assert self.core.abort(sequence_id)
         assert not self.core.abort(sequence_id)
 
@@ -286,20 +300,20 @@ class EngineCoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.in_flight) < self.depth)
     @rule(seed=st.integers(0, 2**16))
     def plan(self, seed: int) -> None:
-        oldest = self.core.scheduler.running[0] if self.core.scheduler.running else None
+        oldest = self.core.residency.running[0] if self.core.residency.running else None
         # Without a clock nothing holds guesses back.
         self.now_s += seed % 3 if self.clock else 0
-        idle = [each for each in self.core.scheduler.running if each.idle]
+        idle = [each for each in self.core.residency.running if each.idle]
         searching = [group for group in self.core.beam_groups if len(group.beams) > 1]
         plan = self.core.schedule(self.now_s)
         self.num_beams_preempted += sum(len(group.beams) == 1 for group in searching)
         self.num_promoted += sum(not each.idle for each in idle)
-        others = self.core.scheduler.waiting.num_waiting + self.core.scheduler.idle.num_ordinary
+        others = self.core.residency.waiting.num_waiting + self.core.residency.num_ordinary
         if oldest is not None and oldest.idle and (oldest.status is Status.PREEMPTED or others):
             oldest = None  # gives way
         self.check_plan(plan)
         if plan.empty:
-            assert plan == StepPlan(plan.step)
+            assert plan == StepPlan(step=plan.step)
             self.take_meta()
             waits = self.in_flight or self.transfers.busy
             assert waits or not self.live, "work to do, none of it planned, and nothing to wait for"
@@ -307,13 +321,15 @@ class EngineCoreMachine(RuleBasedStateMachine):
         reports = sum(share.num_prompt_logprobs for share in plan.scheduled)
         assert reports == plan.num_prompt_logprobs <= self.num_reports
         waits = oldest is not None and oldest.beams and not oldest.num_in_flight and not oldest.num_unscheduled_tokens
-        if self.core.scheduler.newcomers.last_step == plan.step:
+        lanes = self.core.scheduler.lanes
+        if any(isinstance(lane, NewcomersLane) and lane.last_step == plan.step for lane in lanes):
             assert {share.row for share in plan.scheduled} <= {new.row for new in plan.new}
             assert not self.newcomers_went_first, "newcomers went first twice"
             self.newcomers_went_first = True
             self.num_newcomer_steps += 1
         else:
             self.newcomers_went_first = False
+            waits = waits or (oldest is not None and oldest.again)
             if oldest and not waits and not self.in_flight and self.limits.enable_chunked_prefill:
                 assert oldest.num_in_flight == 1, "the oldest running sequence was passed over"
         result = self.worker.run(plan, self.salts, random.Random(seed))
@@ -344,12 +360,10 @@ class EngineCoreMachine(RuleBasedStateMachine):
     def holds_together(self) -> None:
         invariants.check(self.core)
         assert self.core.sequences.keys() == self.live.keys()
-        counters = self.core.counters()
+        load = self.core.load()
         scheduled = self.core.scheduled_sequences()
-        assert counters.num_running + counters.num_waiting == len(scheduled) + self.core.transfers.num_waiting
-        reasons = ("stop", "length", "abort", "error")
-        assert dict(counters.finished) == {reason: self.ended[reason] for reason in reasons}
-        assert counters.generation_tokens == self.num_generated
+        assert load.num_running + load.num_waiting == len(scheduled) + self.core.transfers.num_waiting
+        assert self.core.counters().generation_tokens == self.num_generated
         for sequence in (*self.core.sequences.values(), *scheduled):
             packed, salt = pack_ids(sequence.tokens), self.salts[sequence.sequence_id.split()[0]]
             chain = split_hashes(chain_hashes(packed, self.facts.block_size, salt))
@@ -382,7 +396,6 @@ class EngineCoreMachine(RuleBasedStateMachine):
             kind = known.spec.pooling.kind or self.facts.pooling_kind
             assert outcome.vector == f"{outcome.sequence_id} {kind}".encode()
             assert (outcome.token_ids, outcome.finish_reason) == ((), "stop")
-            self.ended["stop"] += 1
             del self.live[outcome.sequence_id]
             return
         assert outcome.position == len(known.output), "a gap or a repeat"
@@ -402,7 +415,6 @@ class EngineCoreMachine(RuleBasedStateMachine):
         assert not any(ends[:-1]), "tokens after the end"
         assert outcome.finish_reason == ends[-1]
         if outcome.finish_reason:
-            self.ended[outcome.finish_reason] += 1
             del self.live[outcome.sequence_id]
 
     def ending(self, known: Known, position: int) -> str | None:
@@ -428,6 +440,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
                 "saved": counters.kv_saved_tokens,
                 "beams preempted": self.num_beams_preempted,
                 "newcomers first": self.num_newcomer_steps,
+                "waited for a mask": self.worker.num_waited,
                 "right guesses": counters.accepted_tokens,
                 "wrong guesses": counters.drafted_tokens - counters.accepted_tokens,
             }
@@ -456,7 +469,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         assert self.core.pool.num_free == self.facts.num_blocks
         assert self.core.swap.pool.num_free == self.facts.num_host_blocks
         assert not self.core._groups  # pyright: ignore[reportPrivateUsage]
-        assert self.core.scheduler.rows.num_free == self.limits.max_num_seqs
+        assert self.core.residency.rows.num_free == self.limits.max_num_seqs
 
 
 def with_transfer(spec: SequenceSpec, transfer: str) -> SequenceSpec:

@@ -9,7 +9,8 @@ from collections import Counter
 
 import pytest
 
-from services.engine.core.policy import newcomers
+from services.engine.core.lanes import newcomers
+from services.engine.core.policy import mask_waits
 from tests.property.test_engine_core import EngineCoreMachine
 
 RUNS = 60
@@ -36,6 +37,7 @@ def crowded(draw: random.Random) -> EngineCoreMachine:
         rank=draw.choice([0, 0, -1, 1]),
         crowd=[(draw.randint(0, 2), draw.randint(3, 12)) for _ in range(draw.randint(2, 6))],
         num_stages=draw.choice([1, 1, 2, 3]),
+        waits=draw.choice([0.0, 0.3, 0.8]),
     )
     return machine
 
@@ -71,6 +73,7 @@ def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: Counter[str] = Counter()
+    monkeypatch.setattr(mask_waits, "TRIED_MAX", 1)
     if seed % 2:
         # So that newcomers get steps of their own although few sequences fit.
         monkeypatch.setattr(newcomers, "RUNNING_MIN", 1)
@@ -106,6 +109,7 @@ def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(
         "wrong guesses",
         "loaded",
         "saved",
+        "waited for a mask",
     )
     assert min(seen[what] for what in wanted) > 0, seen
     assert (seen["newcomers first"] > 0) == bool(seed % 2), seen

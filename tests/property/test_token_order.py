@@ -13,7 +13,7 @@ TRUTH = tuple(range(100, 140))
 
 def event(start: int, end: int) -> TokenEvent:
     finish = "length" if end == len(TRUTH) else None
-    return TokenEvent("r", 1, start, TRUTH[start:end], finish)
+    return TokenEvent(sequence_id="r", attempt=1, position=start, token_ids=TRUTH[start:end], finish_reason=finish)
 
 
 ranges = st.tuples(st.integers(0, len(TRUTH)), st.integers(0, 6)).map(lambda r: (r[0], min(len(TRUTH), sum(r))))
@@ -46,6 +46,6 @@ def test_what_is_taken_is_a_prefix_of_the_truth_and_a_replay_completes_it(
 def test_memory_behind_a_gap_is_bounded(position: int, count: int) -> None:
     sequencer = Sequencer()
     for i in range(count):
-        assert sequencer.push(TokenEvent("r", 1, position + i, (1,))) == []
+        assert sequencer.push(TokenEvent(sequence_id="r", attempt=1, position=position + i, token_ids=(1,))) == []
     assert sequencer.has_gap
     assert sequencer.dropped == max(0, count - HELD_EVENTS_MAX)

@@ -57,7 +57,12 @@ def test_a_checkpoint_gives_the_tokens_of_the_weights_that_it_stands_for(
 ) -> None:
     quantized, plain = make_checkpoints(model, bits, tmp_path, nested)
     prompts = [make_prompt(length) for length in (5, 40)]
-    engine = Engine(quantized, CoreLimits(8, 24, enable_prefix_caching=False), backend, dtype="float32")
+    engine = Engine(
+        quantized,
+        CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False),
+        backend,
+        dtype="float32",
+    )
     assert engine.generate(prompts) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]
 
 
@@ -100,7 +105,7 @@ def test_a_checkpoint_that_lacks_a_part_is_refused_by_name(model: Path, tmp_path
     del tensors["model.layers.1.mlp.up_proj.weight.quant_map"]
     save_file(tensors, quantized / "model.safetensors", {"format": "pt"})
     with pytest.raises(ServiceError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight\.quant_map"):
-        Engine(quantized, CoreLimits(8, 24), "torch")
+        Engine(quantized, CoreLimits(max_num_seqs=8, max_num_batched_tokens=24), "torch")
 
 
 def test_weights_stored_as_other_numbers_are_refused() -> None:

@@ -54,7 +54,9 @@ def test_a_prepared_checkpoint_gives_the_tokens_of_the_weights_that_it_stands_fo
 ) -> None:
     quantized, plain = make_checkpoints(model, name, tmp_path)
     prompts = [make_prompt(length) for length in (5, 40)]
-    engine = Engine(quantized, CoreLimits(8, 24, enable_prefix_caching=False), backend)
+    engine = Engine(
+        quantized, CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False), backend
+    )
     assert engine.generate(prompts) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]
 
 
@@ -67,7 +69,9 @@ def test_the_kernels_for_gpus_multiply_the_weights_of_a_prepared_checkpoint(
     """Under Triton's interpreter: a prompt in the prefill form, then a token in the decode form."""
     quantized, plain = make_checkpoints(model, name, tmp_path)
     prompt = make_prompt(20)
-    engine = Engine(quantized, CoreLimits(8, 24, enable_prefix_caching=False), "triton")
+    engine = Engine(
+        quantized, CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False), "triton"
+    )
     worker = engine.worker
     assert isinstance(worker, TritonWorker)
     assert isinstance(worker._model._weights.layers[0].o, TritonQuantizedLinear)
@@ -80,7 +84,10 @@ def test_inputs_in_another_order_are_divided_among_ranks(
 ) -> None:
     """A rank's inputs of o and down are some of each group's, and stay quantized."""
     quantized, plain = make_checkpoints(model, "gptq, inputs in another order", tmp_path)
-    limits, prompts = CoreLimits(8, 24, enable_prefix_caching=False), [make_prompt(length) for length in (5, 40)]
+    limits, prompts = (
+        CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False),
+        [make_prompt(length) for length in (5, 40)],
+    )
     chosen = settings(quantized, max_num_seqs=limits.max_num_seqs)
     ranks = RankThreads(lambda rank: TorchWorker(chosen, quantized, torch.device("cpu"), rank), 2, 1)
     expected = [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]
@@ -155,7 +162,12 @@ def test_the_file_of_smoothquant_is_loaded_without_the_original_weights(
     (quantized / "model.safetensors").rename(quantized / SMOOTHQUANT_FILE)
     shutil.copy(model / "config.json", quantized / "config.json")
     assert not list(quantized.glob("model*"))
-    engine = Engine(quantized, CoreLimits(8, 64, enable_prefix_caching=False), backend, quantization=asked)
+    engine = Engine(
+        quantized,
+        CoreLimits(max_num_seqs=8, max_num_batched_tokens=64, enable_prefix_caching=False),
+        backend,
+        quantization=asked,
+    )
     prompt = make_prompt(30)
     # Rows of 8 bits change logits by about a hundredth, so the first tokens are compared.
     produced, expected = engine.generate([prompt])[0], greedy_reference(plain, prompt, NUM_TOKENS)
@@ -249,7 +261,12 @@ def test_plain_weights_are_rounded_while_they_are_loaded(
     tensors["lm_head.weight"] = head.dequantized()
     save_file(tensors, plain / "model.safetensors", {"format": "pt"})
     prompts = [make_prompt(length) for length in (5, 40)]
-    engine = Engine(model, CoreLimits(8, 24, enable_prefix_caching=False), backend, quantization=mode)
+    engine = Engine(
+        model,
+        CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False),
+        backend,
+        quantization=mode,
+    )
     assert engine.generate(prompts) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]
 
 
@@ -263,7 +280,10 @@ def test_rows_are_rounded_too_if_this_is_asked_for(
 ) -> None:
     """The backends compute the same, and what the rounded weights alone give is close."""
     model = make_model(tmp_path / "model", family, seed=5, dtype="float32")
-    prompts, limits = [make_prompt(length) for length in (5, 40)], CoreLimits(8, 24, enable_prefix_caching=False)
+    prompts, limits = (
+        [make_prompt(length) for length in (5, 40)],
+        CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False),
+    )
     native, torch_operations, plain_rows = (
         Engine(model, limits, backend, quantization=mode).log_probabilities(prompts, 1)
         for backend, mode in (("native", rows_too), ("torch", rows_too), ("native", weights_alone))
@@ -307,5 +327,10 @@ def test_a_head_that_is_the_embedding_is_rounded_beside_it(backend: str, tmp_pat
         tensors[key] = rounded.dequantized() if isinstance(rounded, QuantizedWeight) else rounded
     save_file(tensors, plain / "model.safetensors", {"format": "pt"})
     prompts = [make_prompt(length) for length in (5, 40)]
-    engine = Engine(model, CoreLimits(8, 24, enable_prefix_caching=False), backend, quantization="ifq")
+    engine = Engine(
+        model,
+        CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False),
+        backend,
+        quantization="ifq",
+    )
     assert engine.generate(prompts) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]

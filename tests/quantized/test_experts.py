@@ -37,7 +37,7 @@ SIZES = {
     "minimax_m2": {"intermediate_size": 96, "head_dim": 32},
 }
 """Widths are multiples of every layout's groups."""
-LIMITS = CoreLimits(8, 24, enable_prefix_caching=False)
+LIMITS = CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False)
 PROMPTS = [make_prompt(length) for length in (5, 40)]
 
 

@@ -61,7 +61,12 @@ def test_the_format_can_be_asked_for(wide: Path, tmp_path: Path) -> None:
 def check(file: Path, plain: Path, backend: str) -> None:
     directory = model_directory(EngineSettings(model=str(file)))
     prompts = [make_prompt(length) for length in (5, 40)]
-    engine = Engine(directory, CoreLimits(8, 24, enable_prefix_caching=False), backend, dtype="float32")
+    engine = Engine(
+        directory,
+        CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False),
+        backend,
+        dtype="float32",
+    )
     assert engine.generate(prompts) == [greedy_reference(plain, prompt, NUM_TOKENS) for prompt in prompts]
 
 
@@ -213,4 +218,4 @@ def test_a_tensor_that_does_not_fit_its_model_is_refused_by_name(wide: Path, tmp
         write_gguf(wide, file, Kind.Q4_0, changed(name))
         directory = model_directory(EngineSettings(model=str(file)))
         with pytest.raises(ServiceError, match=message):
-            Engine(directory, CoreLimits(8, 24), "torch")
+            Engine(directory, CoreLimits(max_num_seqs=8, max_num_batched_tokens=24), "torch")

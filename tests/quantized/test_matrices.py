@@ -92,7 +92,7 @@ def test_the_largest_products_of_bytes_are_exact(variant: str) -> None:
     for lowest in (-127, -128):
         values = torch.full((40, 192), lowest, dtype=torch.int8)
         values[1::2] = 127
-        weight = QuantizedWeight("int8_dynamic", values, (40, 192), torch.full((40,), 0.5))
+        weight = QuantizedWeight(kind="int8_dynamic", values=values, shape=(40, 192), scales=torch.full((40,), 0.5))
         x = torch.tensor([1.0, -1.0])[torch.arange(12) % 2].unsqueeze(1).expand(12, 192).contiguous()
         with one_matrix(variant, weight, torch.float32) as multiply:
             for rows in (1, 2, 5, 12):
@@ -137,7 +137,12 @@ def test_rows_of_8_bits_have_groups_of_at_most_128_inputs(variant: str) -> None:
 def test_levels_beside_rows_of_8_bits_are_whole_numbers(variant: str) -> None:
     levels = torch.linspace(-127, 127, 16).round()
     weight = QuantizedWeight(
-        "int4_dynamic", torch.zeros(4, 32, dtype=torch.uint8), (4, 64), torch.ones(4, 2), 32, levels=levels
+        kind="int4_dynamic",
+        values=torch.zeros(4, 32, dtype=torch.uint8),
+        shape=(4, 64),
+        scales=torch.ones(4, 2),
+        group_size=32,
+        levels=levels,
     )
     for wrong in (levels + 0.5, levels + 1):
         with pytest.raises(ValueError, match="whole numbers from -127 to 127"):
@@ -226,7 +231,9 @@ def test_4_bits_may_lie_one_or_two_a_byte_with_a_sign_or_without(variant: str) -
     with one_matrix(variant, weight) as multiply:
         expected = multiply(x)
     for values, has_sign in spread.values():
-        same = QuantizedWeight("int4", values, weight.shape, weight.scales, 32, has_sign=has_sign)
+        same = QuantizedWeight(
+            kind="int4", values=values, shape=weight.shape, scales=weight.scales, group_size=32, has_sign=has_sign
+        )
         assert torch.equal(same.dequantized(), weight.dequantized())
         with one_matrix(variant, same) as multiply:
             assert torch.equal(multiply(x), expected)
@@ -241,7 +248,9 @@ def test_groups_may_be_longer_than_the_librarys_own(variant: str, group_size: in
     values = torch.randint(0, 16, (out, width), generator=generator, dtype=torch.uint8)
     scales = torch.rand(out, groups, generator=generator)
     zeros = torch.randint(0, 16, (out, groups), generator=generator).to(torch.float32)
-    weight = QuantizedWeight("int4", values, (out, width), scales, group_size, zeros)
+    weight = QuantizedWeight(
+        kind="int4", values=values, shape=(out, width), scales=scales, group_size=group_size, zeros=zeros
+    )
     x = random_rows(5, width, torch.bfloat16)
     with one_matrix(variant, weight) as multiply:
         assert ((multiply(x) - exact(x, weight)).abs() <= sum_error(x, weight)).all()
@@ -251,13 +260,27 @@ def test_groups_may_be_longer_than_the_librarys_own(variant: str, group_size: in
 def test_what_cannot_be_computed_is_refused(variant: str) -> None:
     for group_size, message in ((48, "multiple of 32"), (-32, "multiple of 32")):
         scales = torch.ones((4, 3) if group_size > 0 else (4,))
-        weight = QuantizedWeight("int4", torch.zeros(4, 100, dtype=torch.uint8), (4, 100), scales, group_size)
+        weight = QuantizedWeight(
+            kind="int4",
+            values=torch.zeros(4, 100, dtype=torch.uint8),
+            shape=(4, 100),
+            scales=scales,
+            group_size=group_size,
+        )
         with pytest.raises(NativeError, match=message), one_matrix(variant, weight):
             pass
-    groups = QuantizedWeight("int8", torch.zeros(4, 100, dtype=torch.int8), (4, 100), torch.ones(4, 3), 40)
+    groups = QuantizedWeight(
+        kind="int8",
+        values=torch.zeros(4, 100, dtype=torch.int8),
+        shape=(4, 100),
+        scales=torch.ones(4, 3),
+        group_size=40,
+    )
     with pytest.raises(NativeError, match="multiple of 32 terms, of 16 in 8 bits"), one_matrix(variant, groups):
         pass
-    long = QuantizedWeight("int8_dynamic", torch.zeros(1, 70_000, dtype=torch.int8), (1, 70_000), torch.ones(1))
+    long = QuantizedWeight(
+        kind="int8_dynamic", values=torch.zeros(1, 70_000, dtype=torch.int8), shape=(1, 70_000), scales=torch.ones(1)
+    )
     with pytest.raises(NativeError, match="do not fit"), one_matrix(variant, long):
         pass
 
@@ -297,7 +320,14 @@ def test_levels_are_exact_in_a_float32_model(variant: str) -> None:
     values = torch.randint(0, 16, (33, 128), dtype=torch.uint8, generator=torch.Generator().manual_seed(4))
     levels = torch.linspace(-1.01, 0.97, 16)
     assert not torch.equal(levels, levels.to(torch.bfloat16).to(torch.float32))
-    weight = QuantizedWeight("int4", pack_nibbles(values), (33, 128), torch.full((33, 2), 0.7), 64, levels=levels)
+    weight = QuantizedWeight(
+        kind="int4",
+        values=pack_nibbles(values),
+        shape=(33, 128),
+        scales=torch.full((33, 2), 0.7),
+        group_size=64,
+        levels=levels,
+    )
     x = random_rows(17, 128, torch.float32)
     with one_matrix(variant, weight, torch.float32) as multiply:
         assert ((multiply(x) - exact(x, weight)).abs() <= sum_error(x, weight)).all()

@@ -21,7 +21,7 @@ from tests.models import greedy_reference, make_model
 from tests.support.ranks import RankThreads
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
-LIMITS = CoreLimits(8, 24, enable_prefix_caching=False)
+LIMITS = CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False)
 PROMPTS = [make_prompt(length) for length in (5, 40)]
 
 

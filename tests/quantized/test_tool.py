@@ -43,7 +43,13 @@ def quantize(model: Path, output: Path, algorithm: str, *words: str, tp: int = 1
 
 def tokens(directory: Path, backend: str, **overrides: str) -> list[list[int]]:
     prompts = [make_prompt(length) for length in (5, 40)]
-    engine = Engine(directory, CoreLimits(8, 24, enable_prefix_caching=False), backend, dtype="float32", **overrides)
+    engine = Engine(
+        directory,
+        CoreLimits(max_num_seqs=8, max_num_batched_tokens=24, enable_prefix_caching=False),
+        backend,
+        dtype="float32",
+        **overrides,
+    )
     return engine.generate(prompts)
 
 

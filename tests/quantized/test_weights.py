@@ -89,21 +89,32 @@ def test_groups_that_the_library_cannot_have_are_refused(group_size: int) -> Non
 def test_parts_that_do_not_fit_together_are_refused() -> None:
     values, scales = torch.zeros(4, 64, dtype=torch.int8), torch.ones(4)
     with pytest.raises(ValueError, match="values are"):
-        QuantizedWeight("int8", values, (4, 65), scales)
+        QuantizedWeight(kind="int8", values=values, shape=(4, 65), scales=scales)
     with pytest.raises(ValueError, match="values are"):
-        QuantizedWeight("int8", values.to(torch.float32), (4, 64), scales)
+        QuantizedWeight(kind="int8", values=values.to(torch.float32), shape=(4, 64), scales=scales)
     with pytest.raises(ValueError, match="scales are"):
-        QuantizedWeight("int4", values, (4, 64), scales, 32)
+        QuantizedWeight(kind="int4", values=values, shape=(4, 64), scales=scales, group_size=32)
     with pytest.raises(ValueError, match="zeros are"):
-        QuantizedWeight("int4", values, (4, 64), torch.ones(4, 2), 32, zeros=torch.zeros(4, 2, dtype=torch.int8))
+        QuantizedWeight(
+            kind="int4",
+            values=values,
+            shape=(4, 64),
+            scales=torch.ones(4, 2),
+            group_size=32,
+            zeros=torch.zeros(4, 2, dtype=torch.int8),
+        )
     with pytest.raises(ValueError, match="levels are"):
-        QuantizedWeight("int4", values, (4, 64), torch.ones(4, 2), 32, levels=torch.zeros(15))
+        QuantizedWeight(
+            kind="int4", values=values, shape=(4, 64), scales=torch.ones(4, 2), group_size=32, levels=torch.zeros(15)
+        )
     with pytest.raises(ValueError, match="no groups"):
-        QuantizedWeight("int8_dynamic", values, (4, 64), torch.ones(4, 2), 32)
+        QuantizedWeight(kind="int8_dynamic", values=values, shape=(4, 64), scales=torch.ones(4, 2), group_size=32)
     with pytest.raises(ValueError, match="without groups have no zeros"):
-        QuantizedWeight("int8", values, (4, 64), scales, zeros=torch.zeros(4, 2))
+        QuantizedWeight(kind="int8", values=values, shape=(4, 64), scales=scales, zeros=torch.zeros(4, 2))
     with pytest.raises(ValueError, match="have no levels"):
-        QuantizedWeight("int8", values, (4, 64), torch.ones(4, 2), 32, levels=torch.zeros(16))
+        QuantizedWeight(
+            kind="int8", values=values, shape=(4, 64), scales=torch.ones(4, 2), group_size=32, levels=torch.zeros(16)
+        )
 
 
 def test_rows_of_a_weight_in_groups_keep_their_scales() -> None:
@@ -253,7 +264,9 @@ def test_groups_of_inputs_that_are_no_groups_are_refused() -> None:
         with pytest.raises(ValueError, match="the groups of"):
             grouped_weight(values, scales, None, 4, index, 32)
     with pytest.raises(ValueError, match="an order needs groups"):
-        QuantizedWeight("int8", values.to(torch.int8), (4, 64), scales[:, 0], order=torch.arange(64))
+        QuantizedWeight(
+            kind="int8", values=values.to(torch.int8), shape=(4, 64), scales=scales[:, 0], order=torch.arange(64)
+        )
 
 
 def test_a_short_group_comes_last() -> None:

@@ -98,12 +98,12 @@ class SimulatedEngine(EngineService):
         engine = Engine.build(plain, self._reports.put, clock=clock, make_worker=self._make_worker, on_fault=on_fault)
         if self._settings.role != "both":
             assert self._network is not None
-            connector: Any = SimConnector(self._network, engine.loop, self._address)
-            engine.connector = engine.loop.connector = connector
+            connector: Any = SimConnector(self._network, engine._loop, self._address)
+            engine.connector = engine._loop.connector = connector
         return engine
 
     def _drive(self):
-        self.driver = TaskLoop(self.engine.loop, self._on_exit)
+        self.driver = TaskLoop(self.engine._loop, self._on_exit)
         return self.driver
 
 

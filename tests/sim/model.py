@@ -117,6 +117,10 @@ def beam_references(model: HashModel, prompt: list[int], width: int, max_tokens:
     ]
 
 
+WAITS_EVERY = 13
+"""In one of so many steps a row waits."""
+
+
 def whole_text(token_ids: list[int]) -> str:
     """The text of output tokens; an unfinished character at the end is a replacement character."""
     return bytes(token_ids).decode("utf-8", "replace")
@@ -132,15 +136,18 @@ class HashWorker:
         max_model_len: int = 128,
         num_host_blocks: int = 0,
         model: HashModel = HashModel(),
+        waits: bool = False,
     ) -> None:
+        """`waits`: whether in some steps a row gets no token, as if it waited for the mask of a grammar."""
+        self._may_wait = waits
         ends = frozenset({EOS})
         self._facts = EngineFacts(
-            num_blocks,
-            block_size,
-            max_model_len,
-            VOCABULARY,
-            ends,
-            num_host_blocks,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            vocab_size=VOCABULARY,
+            eos_token_ids=ends,
+            num_host_blocks=num_host_blocks,
             embedding_size=EMBEDDING_SIZE,
             pooling_kind="mean",
         )
@@ -185,11 +192,24 @@ class HashWorker:
             if scheduled.samples:
                 tokens = self._rows[scheduled.row]
                 assert scheduled.start + scheduled.num_tokens == len(tokens)
+                if self._waits(plan.step, scheduled.row):
+                    sampled.append(())
+                    logprobs.append(())
+                    continue
                 logprobs.append((self._logprobs(scheduled.row),))
                 token = self._model.next_token(tokens, self._salts[scheduled.row])
                 tokens.append(token)
                 sampled.append((token,))
-        return StepResult(plan.step, tuple(sampled), tuple(logprobs), prompt_logprobs=reports, vectors=tuple(vectors))
+        return StepResult(
+            step=plan.step,
+            token_ids=tuple(sampled),
+            logprobs=tuple(logprobs),
+            prompt_logprobs=reports,
+            vectors=tuple(vectors),
+        )
+
+    def _waits(self, step: int, row: int) -> bool:
+        return self._may_wait and self._params[row].beam is None and hash((step, row)) % WAITS_EVERY == 0
 
     def _logprobs(self, row: int) -> SampledLogprobs:
         params = self._params[row]
@@ -203,8 +223,8 @@ class HashWorker:
         count, num_top = share.num_prompt_logprobs, self._params[share.row].prompt_logprobs or 0
         token_ids = self._rows[share.row][share.start + 1 : share.start + 1 + count]
         return PromptLogprobs(
-            share.start + 1, pack_ids(token_ids), bytes(4 * count), num_top,
-            pack_ids([65] * count * num_top), bytes(4 * count * num_top),
+            start=share.start + 1, token_ids=pack_ids(token_ids), logprobs=bytes(4 * count), num_top=num_top,
+            top_token_ids=pack_ids([65] * count * num_top), top_logprobs=bytes(4 * count * num_top),
         )  # fmt: skip
 
     def close(self) -> None:
@@ -212,7 +232,7 @@ class HashWorker:
 
 
 class PipelinedHashWorker(HashWorker):
-    """The same, taking the next plan before the result of the last one is collected."""
+    """The same, taking the next plan before the result of the last one is collected. So no row may wait."""
 
     def __init__(self, *args: int, **options: object) -> None:
         super().__init__(*args, **options)  # type: ignore[arg-type]
@@ -220,6 +240,9 @@ class PipelinedHashWorker(HashWorker):
 
     def takes_another(self) -> bool:
         return len(self._results) < 2
+
+    def _waits(self, step: int, row: int) -> bool:
+        return False
 
     def launch(self, plan: StepPlan) -> None:
         self._results.append(self.run(plan))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from services.gateway.generation import Client, GenerationRequest, ModelCard
-from services.gateway.requests.messages import sequence_params
+from services.gateway.path.generation import Client, GenerationRequest, ModelCard
+from services.gateway.path.messages import sequence_params
 from shared.parameters.pooling import PoolingParams
 from shared.parameters.sampling import BeamParams, SamplingParams
 from tests.sim.model import HashModel, Reference, beam_references, pooled_reference, reference
@@ -25,15 +25,15 @@ NUM_MODELS = 2
 """How many models one bus carries."""
 WORDS = ("one", "two", "tree", "of", "many", "river", "a", "stone", "under", "light")
 PATTERNS = (
-    "antiphon.v2.>",
-    "antiphon.v2.hb.>",
-    "antiphon.v2.inbox.>",
-    "antiphon.v2.tok.>",
-    "antiphon.v2.eng.*.*.ctl",
-    "antiphon.v2.det.*.*.ctl",
-    "antiphon.v2.det.*.*.tok",
-    "antiphon.v2.gw.*.*.txt",
-    "antiphon.v2.gw.*.*.tok",
+    "antiphon.v3.>",
+    "antiphon.v3.hb.>",
+    "antiphon.v3.inbox.>",
+    "antiphon.v3.tok.>",
+    "antiphon.v3.eng.*.*.ctl",
+    "antiphon.v3.det.*.*.ctl",
+    "antiphon.v3.det.*.*.tok",
+    "antiphon.v3.gw.*.*.txt",
+    "antiphon.v3.gw.*.*.tok",
 )
 SMALL_MESSAGES = {
     "BUS_PAYLOAD_BYTES": 1200,
@@ -105,9 +105,9 @@ class Load:
         """What the gateway is asked."""
         texts, token_ids = self.prompts, tuple(tuple(prompt.encode()) for prompt in self.prompts)
         return GenerationRequest(
-            f"r{self.number}" + f"x{attempt}" * (attempt > 0),
-            model_name,
-            self.params,
+            request_id=f"r{self.number}" + f"x{attempt}" * (attempt > 0),
+            model=model_name,
+            params=self.params,
             texts=() if self.as_tokens else texts,
             token_ids=token_ids if self.as_tokens else (),
             n=self.n,
@@ -124,7 +124,7 @@ class Load:
         if self.pooling is not None:
             kind = self.pooling.kind or "mean"
             return [pooled_reference(model, list(prompt.encode()), kind) for prompt in self.prompts]
-        card = ModelCard("", "", MAX_MODEL_LEN, 256, 0)
+        card = ModelCard(name="", path="", max_model_len=MAX_MODEL_LEN, vocab_size=256, created=0)
         found = []
         for prompt in self.prompts:
             tokens = list(prompt.encode())
@@ -254,7 +254,7 @@ def _draw_load(draw: random.Random, number: int, gateways: int, models: tuple[Ha
         cancel_after_s=draw.uniform(0.0, 1.5) if draw.random() < 0.2 else None,
     )
     if draw.random() < 0.2:
-        pooling = PoolingParams(draw.choice([None, "last", "mean", "cls"]))
+        pooling = PoolingParams(kind=draw.choice([None, "last", "mean", "cls"]))
         return replace(load, n=1, prompts=prompts * draw.choice([1, 4]), pooling=pooling)
     text = load.references(models[model])[0].text
     if draw.random() < 0.3 and len(text) > 2:

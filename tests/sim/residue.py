@@ -18,9 +18,9 @@ def _of_member(member: Member) -> list[str]:
         found = _of_engine(member)
     elif member.kind == "detokenizer" and member.service._actor.num_streams:
         found.append(f"has {member.service._actor.num_streams} streams open")
-    elif member.kind == "gateway" and member.service.actor.requests:
-        found.append(f"has the requests {list(member.service.actor.requests)}")
-    elif member.kind == "gateway" and (len(member.service.actor._parts.dispatcher.queue) or _watched(member)):
+    elif member.kind == "gateway" and member.service.actor.backend.requests:
+        found.append(f"has the requests {list(member.service.actor.backend.requests)}")
+    elif member.kind == "gateway" and (len(member.service.actor.parts.dispatcher.queue) or _watched(member)):
         found.append(f"has sequences in its queue or on {_watched(member)}")
     extra = len(member.process.tasks()) - member.num_tasks
     if extra > 0:
@@ -32,22 +32,22 @@ def _of_member(member: Member) -> list[str]:
 
 
 def _watched(member: Member) -> list[object]:
-    return member.service.actor._parts.watch.engines()
+    return member.service.actor.parts.watch.engines()
 
 
 def _of_engine(member: Member) -> list[str]:
     engine, sequences, found = member.service.engine, member.service.actor.sequences, []
-    core = engine.core
+    core = engine._core
     check_core(core)
     if len(sequences):
         found.append(f"keeps {[entry.sequence_id for entry in sequences.entries()]}")
-    counters = core.counters()
-    if core.sequences or counters.num_running or counters.num_waiting or core.num_groups:
+    load = core.load()
+    if core.sequences or load.num_running or load.num_waiting or core.num_groups:
         found.append(f"computes {list(core.sequences)}")
-    if counters.num_free_blocks != engine.facts.num_blocks:
-        found.append(f"holds {engine.facts.num_blocks - counters.num_free_blocks} blocks")
+    if load.num_free_blocks != engine.facts.num_blocks:
+        found.append(f"holds {engine.facts.num_blocks - load.num_free_blocks} blocks")
     if core.swap.pool.num_free != core.swap.pool.num_blocks:
         found.append(f"holds {core.swap.pool.num_blocks - core.swap.pool.num_free} host blocks")
-    if engine.loop.in_flight:
+    if engine.in_flight:
         found.append("has plans in flight")
     return found

@@ -16,12 +16,13 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from services.engine.executor.uniproc import UniprocExecutor
-from services.gateway.actor import GatewayActor
-from services.gateway.generation import Generation, GenerationRequest, SequenceUpdate
+from services.gateway.guests import make_guests
+from services.gateway.path.actor import GatewayActor
+from services.gateway.path.generation import Generation, GenerationRequest, SequenceUpdate
 from shared import limits
 from shared.actors.host import Host, Service
 from shared.actors.presence import HeartbeatTask, interval_of
-from shared.config import DetokenizerSettings, EngineSettings, TokenizerSettings
+from shared.config import DetokenizerSettings, EngineSettings, GatewaySettings, TokenizerSettings
 from shared.errors import ServiceError
 from shared.messages import ServiceName
 from shared.subjects import Subjects
@@ -98,17 +99,19 @@ class Gateway:
 
     async def start(self, host: Host) -> None:
         self.actor = GatewayActor(host)
+        self.guests = {type(guest): guest for guest in make_guests(self.actor, GatewaySettings())}
+        self.actor.add_guests(list(self.guests.values()))
         await self.actor.listen()
         self._tasks = [asyncio.create_task(self.actor.run()), asyncio.create_task(self.actor.watch())]
 
     def status(self):
-        return self.actor.status()
+        return self.actor.backend.status()
 
     async def run(self) -> None:
         await asyncio.gather(*self._tasks)
 
     async def drain(self) -> None:
-        await self.actor.drain()
+        await self.actor.backend.drain()
 
 
 class Society:
@@ -136,6 +139,8 @@ class Society:
         self.network = Network(random.Random(seed))
         """The connections by which engines with roles exchange KV."""
         self.step_s = STEP_S
+        self.waits = False
+        """Whether sequences sometimes wait for a mask."""
         self.connectable = asyncio.Event()
         """Clear while no new connection can be made."""
         self.connectable.set()
@@ -155,9 +160,9 @@ class Society:
     async def _instance_id(
         self, kind: str, name: str, model: int, process: SimProcess, instance_id: str, engine: dict[str, Any]
     ) -> Member:
-        transport = self.bus.connect(name, inbox_prefix=self.subjects.inbox(name))
+        transport = self.bus.connect(name, inbox_prefix=self.subjects.inbox(kind, name))
         service = self._make(kind, model, address=f"{name}:{instance_id}", **engine)
-        host = Host(transport, self.subjects, SimClock(), name, instance_id)
+        host = Host(transport=transport, subjects=self.subjects, clock=SimClock(), id=name, instance_id=instance_id)
         await service.start(host)
         run = asyncio.create_task(service.run())
         await transport.barrier()
@@ -254,7 +259,7 @@ class Society:
     async def ready(self) -> Gateway:
         """Waits until the first gateway sees one of everything."""
         gateway = next(m.service for m in self.members.values() if isinstance(m.service, Gateway))
-        while gateway.actor.ready():
+        while gateway.actor.backend.ready():
             await asyncio.sleep(0.01)
         return gateway
 
@@ -298,12 +303,14 @@ class Society:
         # The engine tells its model's path: a directory's name would make runs differ.
         settings = EngineSettings(model=name or directory, served_model_name=name, role=role, **flags)
         address = address if role == "prefill" else ""
-        return SimulatedEngine(settings, lambda _: make(model=self.models[model], **engine), self.network, address)
+        return SimulatedEngine(
+            settings, lambda _: make(model=self.models[model], waits=self.waits, **engine), self.network, address
+        )
 
 
 def worker_of(engine: SimulatedEngine) -> HashWorker:
     """What computes an engine's tokens."""
-    executor = engine.engine.executor
+    executor = engine.engine._executor
     assert isinstance(executor, UniprocExecutor)
     assert isinstance(executor.worker, HashWorker)
     return executor.worker
@@ -312,7 +319,7 @@ def worker_of(engine: SimulatedEngine) -> HashWorker:
 async def _edge(actor: GatewayActor, request: GenerationRequest, answer: Answer) -> None:
     """What the HTTP edge does with a request."""
     try:
-        answer.generation = actor.generate(request)
+        answer.generation = actor.backend.generate(request)
     except ServiceError as error:
         answer.error, answer.refused = error, True
         return

@@ -96,6 +96,7 @@ class Swarm:
         plan = self.plan
         self.society = Society(self._dirs, plan.seed, plan.models, plan.delay_s, **plan.flags)
         self.society.step_s = plan.step_s
+        self.society.waits = True
         self._start_s = loop.time()
         for place in plan.members:
             await self._start(place.name)

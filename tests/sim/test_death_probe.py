@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.gateway.requests.sequence_state import Phase
+from services.gateway.path.sequence_state import Phase
 from shared import limits
 from tests.sim.society import Society
 from tests.sim.test_society import greedy, model_dir, simulate
@@ -17,7 +17,7 @@ SOON_S = 0.35
 
 def placed_on(society: Society, name: str) -> int:
     """Returns how many running sequences the gateway has on a member."""
-    requests = society.members["gateway0"].service.actor.requests.values()
+    requests = society.members["gateway0"].service.actor.backend.requests.values()
     sequences = [one for request in requests for one in request.sequences if one.phase is Phase.RUNNING]
     return sum(name in (one.engine.id, one.detokenizer.id) for one in sequences)
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.gateway.generation import GenerationRequest
+from services.gateway.path.generation import GenerationRequest
 from shared import limits
 from shared.parameters.sampling import SamplingParams
 from tests.sim.society import Answer, Society, make_tokenizer
@@ -33,7 +33,9 @@ def check(answer: Answer, number: int) -> None:
 def asked(society: Society, count: int, first: int = 0) -> "list[asyncio.Task[Answer]]":
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
     return [
-        asyncio.create_task(society.ask(GenerationRequest(f"r{number}", "", params, texts=(text(number),))))
+        asyncio.create_task(
+            society.ask(GenerationRequest(request_id=f"r{number}", model="", params=params, texts=(text(number),)))
+        )
         for number in range(first, first + count)
     ]
 
@@ -58,7 +60,7 @@ def simulate(model_dir: str, scenario, seed: int = 0, prefill: int = 1, decode: 
         await asyncio.sleep(3 * limits.KV_LEASE_S)
         await settled(society)
         for engine_ in society.engines():
-            core = engine_.engine.core
+            core = engine_.engine._core
             assert core.swap.pool.num_free == core.swap.pool.num_blocks
             assert not core.transfers.num_saved_blocks
 
@@ -66,7 +68,7 @@ def simulate(model_dir: str, scenario, seed: int = 0, prefill: int = 1, decode: 
 
 
 def counters(society: Society, name: str):
-    return society.members[name].service.engine.core.counters()
+    return society.members[name].service.engine.counters()
 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 1), (2, 1), (1, 2), (2, 2)])
@@ -157,7 +159,10 @@ def test_a_request_that_is_cancelled_frees_both_engines(model_dir, when_s):
         answers = [Answer() for _ in range(8)]
         tasks = [
             asyncio.create_task(
-                society.ask(GenerationRequest(f"r{number}", "", params, texts=(text(number),)), answer=answer)
+                society.ask(
+                    GenerationRequest(request_id=f"r{number}", model="", params=params, texts=(text(number),)),
+                    answer=answer,
+                )
             )
             for number, answer in enumerate(answers)
         ]
@@ -182,7 +187,7 @@ def test_what_a_killed_gateway_owned_is_dropped_on_both_engines(model_dir):
 def test_the_choices_of_a_prompt_have_one_transfer(model_dir):
     async def scenario(society: Society) -> None:
         params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
-        answer = await society.ask(GenerationRequest("r0", "", params, texts=(text(0),), n=3))
+        answer = await society.ask(GenerationRequest(request_id="r0", model="", params=params, texts=(text(0),), n=3))
         assert answer.token_ids == dict.fromkeys(range(3), expected(text(0), MAX_TOKENS))
         assert counters(society, "decode0").kv_loads == 1
         assert counters(society, "prefill0").kv_saved_tokens == len(text(0))

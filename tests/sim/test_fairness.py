@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.access.call import Call
-from services.gateway.access.guard import client_of
-from services.gateway.generation import Client, GenerationRequest
+from services.gateway.edge.access.call import Call
+from services.gateway.edge.access.guard import client_of
+from services.gateway.path.generation import Client, GenerationRequest
 from shared.parameters.sampling import SamplingParams
 from shared.security.api_keys import ApiKey
 from tests.sim.doubles import STEP_S
@@ -41,14 +41,14 @@ async def deployment(model_dir: str, gateways: int = 1) -> Society:
 def request(name: str, client: Client, length: int, max_tokens: int) -> GenerationRequest:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     prompt = tuple(f"{name:-<{length}}".encode())  # its beginning is its own: nothing is in the prefix cache
-    return GenerationRequest(name, "", params, token_ids=(prompt,), client=client)
+    return GenerationRequest(request_id=name, model="", params=params, token_ids=(prompt,), client=client)
 
 
 async def steps_to_first_token(society: Society, asked: GenerationRequest, gateway: str = "gateway0") -> float:
     """Time to the first token in engine steps. The rest of the answer is awaited too."""
     loop = asyncio.get_running_loop()
     began, first_s = loop.time(), None
-    generation = society.members[gateway].service.actor.generate(asked)
+    generation = society.members[gateway].service.actor.backend.generate(asked)
     async for _ in generation.updates():
         first_s = first_s or loop.time()
     assert first_s is not None
@@ -138,8 +138,8 @@ def test_a_key_of_lower_number_goes_first(model_dir):
 def test_batches_of_a_key_are_behind_the_other_requests_of_all_keys(model_dir, owner, priority):
     async def main() -> None:
         society = await deployment(model_dir)
-        batches = client_of(Call(ApiKey(name=owner, priority=priority), in_batch=True))
-        interactive = client_of(Call(ApiKey(name="interactive", priority=2**31 - 1 if priority > 0 else 0)))
+        batches = client_of(Call(key=ApiKey(name=owner, priority=priority), in_batch=True))
+        interactive = client_of(Call(key=ApiKey(name="interactive", priority=2**31 - 1 if priority > 0 else 0)))
         ends: list[str] = []
 
         async def ask(name: str, client: Client, max_tokens: int, idle_s: float = 0.0) -> None:
@@ -151,14 +151,14 @@ def test_batches_of_a_key_are_behind_the_other_requests_of_all_keys(model_dir, o
 
         early = [asyncio.create_task(ask(f"b{number}", batches, 50, 1e6)) for number in range(60)]
         await asyncio.sleep(20 * STEP_S)
-        counters = society.engines()[0].engine.core.counters
-        assert counters().num_idle_running == FLAGS["max_num_seqs"]
+        engine = society.engines()[0].engine
+        assert engine.load().num_idle_running == FLAGS["max_num_seqs"]
         waited_for = [asyncio.create_task(ask(f"i{number}", interactive, 10)) for number in range(60)]
         await asyncio.gather(*waited_for)
         assert ends.count("b") == 0, "they gave way at once"
-        assert counters().idle_preemptions >= FLAGS["max_num_seqs"] - 1
+        assert engine.counters().idle_preemptions >= FLAGS["max_num_seqs"] - 1
         await asyncio.gather(*early)
-        assert counters().generation_tokens == 60 * 50 + 60 * 10, "no token was computed twice"
+        assert engine.counters().generation_tokens == 60 * 50 + 60 * 10, "no token was computed twice"
 
     run_simulation(main)
 
@@ -184,7 +184,7 @@ def test_idle_work_that_fills_the_engine_delays_no_request_by_more_than_a_few_st
         busy = await measured(society, 20, "b", f"gateway{gateways - 1}")
         assert sum(not task.done() for task in crowd) > 50, "there was idle work all the time"
         assert p99(busy) <= p99(alone) + 3, (p99(busy), p99(alone))
-        assert society.engines()[0].engine.core.counters().num_idle_running == FLAGS["max_num_seqs"]
+        assert society.engines()[0].engine.load().num_idle_running == FLAGS["max_num_seqs"]
         for task in crowd:
             task.cancel()
         await asyncio.gather(*crowd, return_exceptions=True)
@@ -228,7 +228,7 @@ def test_requests_without_keys_are_served_in_the_order_of_arrival_and_use_all_ro
 
         tasks = [asyncio.create_task(ask(number)) for number in range(40)]
         await asyncio.sleep(20 * STEP_S)
-        assert society.engines()[0].engine.core.counters().num_running == FLAGS["max_num_seqs"]
+        assert society.engines()[0].engine.load().num_running == FLAGS["max_num_seqs"]
         await asyncio.gather(*tasks)
         assert ends == sorted(ends)
 
@@ -244,7 +244,9 @@ def test_a_deadline_ends_a_request_wherever_it_is(model_dir, state):
         began = asyncio.get_running_loop().time()
         client = FLOOD if state == "queued" else OTHER
         params = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
-        late = GenerationRequest("late", "", params, token_ids=((1, 2, 3),), client=client, timeout_s=0.5)
+        late = GenerationRequest(
+            request_id="late", model="", params=params, token_ids=((1, 2, 3),), client=client, timeout_s=0.5
+        )
         answer = await society.ask(late)
         assert answer.error is not None
         assert (answer.error.status, answer.error.code) == (504, "deadline_exceeded")
@@ -255,7 +257,9 @@ def test_a_deadline_ends_a_request_wherever_it_is(model_dir, state):
             assert each.error is None
         await asyncio.sleep(1.0)
         assert len(society.engines()[0].actor.sequences) == 0
-        in_time = GenerationRequest("soon", "", SamplingParams(max_tokens=3), token_ids=((1, 2, 3),), timeout_s=5.0)
+        in_time = GenerationRequest(
+            request_id="soon", model="", params=SamplingParams(max_tokens=3), token_ids=((1, 2, 3),), timeout_s=5.0
+        )
         assert (await society.ask(in_time)).error is None
 
     run_simulation(main)

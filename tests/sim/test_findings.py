@@ -36,7 +36,7 @@ def test_a_sequence_that_ends_before_its_submit_is_answered_is_not_placed_again(
     load = Load(0, 0.2, 0, 0, ("one", "two"), SamplingParams(max_tokens=66, temperature=0.0))
     first, second = (each.text for each in load.references(MODEL))
     stop = next(first[i : i + 2] for i in range(len(first)) if first[i : i + 2] not in second)
-    lost = Fault(0.1, "drop", "", 3.0, "antiphon.v2.inbox.>", "engine0", "gateway0")
+    lost = Fault(0.1, "drop", "", 3.0, "antiphon.v3.inbox.>", "engine0", "gateway0")
     check(plan_of(replace(load, stop=stop), (lost,)), model_dirs)
 
 
@@ -55,6 +55,6 @@ def test_the_tokens_of_a_step_that_do_not_fit_one_message_leave_in_several(model
 
 def test_a_replay_that_does_not_fit_one_message_leaves_in_several(model_dirs):
     load = Load(0, 0.2, 0, 0, ("one",), SamplingParams(max_tokens=66, temperature=1.0, logprobs=6))
-    lost = Fault(0.5, "drop", "", 2.0, "antiphon.v2.det.*.*.tok")
+    lost = Fault(0.5, "drop", "", 2.0, "antiphon.v3.det.*.*.tok")
     bounds = {"BUS_PAYLOAD_BYTES": 600, "STREAM_EVENT_TOKENS_MAX": 1}
     check(plan_of(load, (lost,), bounds=bounds), model_dirs)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.gateway.actor import GatewayActor
-from services.gateway.generation import GenerationRequest
-from services.gateway.requests.sequence_state import Phase
+from services.gateway.path.actor import GatewayActor
+from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.sequence_state import Phase
 from shared import limits
 from shared.bus import payload
 from shared.bus.transport import Delivery
@@ -59,7 +59,7 @@ def tokens_of(number: int) -> tuple[int, ...]:
 
 def request(number: int, max_tokens: int = MAX_TOKENS, **kwargs) -> GenerationRequest:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    return GenerationRequest(f"r{number}", "", params, token_ids=(tokens_of(number),), **kwargs)
+    return GenerationRequest(request_id=f"r{number}", model="", params=params, token_ids=(tokens_of(number),), **kwargs)
 
 
 def check(answer: Answer, number: int, max_tokens: int = MAX_TOKENS) -> None:
@@ -92,13 +92,13 @@ async def nothing_left(society: Society) -> None:
     await asyncio.sleep(3 * limits.ORPHAN_S)
     for engine in society.engines():
         assert len(engine.actor.sequences) == 0
-        assert engine.engine.core.counters().num_running == engine.engine.core.counters().num_waiting == 0
+        assert engine.engine.load().num_running == engine.engine.load().num_waiting == 0
     for member in society.members.values():
         if member.kind == "detokenizer":
             assert member.service.status().num_streams == 0
         if member.kind == "gateway":
             assert member.service.status().num_waiting == 0
-            assert gateway_actor(society, member.name)._parts.watch.engines() == []
+            assert gateway_actor(society, member.name).parts.watch.engines() == []
 
 
 def numbers(names: list[str]) -> Iterator[int]:
@@ -159,13 +159,13 @@ def test_a_client_that_leaves_the_queue_costs_no_message(model_dir):
         actor = gateway_actor(society)
         running = [asyncio.create_task(society.ask(request(number, 100))) for number in range(4)]
         await asyncio.sleep(0.1)
-        waiting = [actor.generate(request(number)) for number in range(10, 210)]
+        waiting = [actor.backend.generate(request(number)) for number in range(10, 210)]
         await asyncio.sleep(0.1)
-        assert actor.status().num_waiting == 200
+        assert actor.backend.status().num_waiting == 200
         tap = Tap(society)
         for generation in waiting[1:]:
             await generation.cancel("the client left")
-        assert (actor.status().num_waiting, len(actor.requests)) == (1, 5)
+        assert (actor.backend.status().num_waiting, len(actor.backend.requests)) == (1, 5)
         await asyncio.sleep(0.1)
         assert tap.counts["eng.ctl"] == tap.counts["det.ctl"] == 0
         await asyncio.gather(*running)
@@ -243,7 +243,7 @@ def test_what_a_living_gateway_released_is_dropped_although_every_message_that_s
         society = await start(model_dir)
         fault = society.bus.drop(f"{PREFIX}>", lambda delivery: is_a(delivery, Done, Cancel, CloseStream))
         check(await society.ask(request(1)), 1)
-        generation = gateway_actor(society).generate(request(2, 100))
+        generation = gateway_actor(society).backend.generate(request(2, 100))
         await anext(generation.updates())
         await generation.cancel("the client left")
         assert len(society.engines()[0].actor.sequences) == 2
@@ -298,7 +298,9 @@ def test_forty_thousand_live_sequences_fit_the_bus(model_dir, monkeypatch):
         actor, tap, oversized = gateway_actor(society), Tap(society), payload.num_refused()
         params = SamplingParams(max_tokens=100, temperature=1.0, seed=3)
         generations = [
-            actor.generate(GenerationRequest(f"r{i}", "", params, token_ids=(tokens_of(i),), n=choices))
+            actor.backend.generate(
+                GenerationRequest(request_id=f"r{i}", model="", params=params, token_ids=(tokens_of(i),), n=choices)
+            )
             for i in range(requests)
         ]
         await asyncio.sleep(4.0)
@@ -311,7 +313,7 @@ def test_forty_thousand_live_sequences_fit_the_bus(model_dir, monkeypatch):
         assert not astray, astray[:3]
         live = sum(engine.actor.sequences.num_live for engine in society.engines())
         assert live == requests * choices
-        assert actor.status().num_waiting == 0
+        assert actor.backend.status().num_waiting == 0
         assert len(tap.placed) == live, "none was taken for lost and placed again"
         assert {beat.id for beat in actor.engines()} == {f"engine{i}" for i in range(10)}
         assert tap.largest["hb"] < 1000

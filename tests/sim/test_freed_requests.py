@@ -8,13 +8,15 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.generation import GenerationRequest
+from services.gateway.path.generation import GenerationRequest
 from shared.parameters.sampling import SamplingParams
 from tests.sim.society import Society
 from tests.sim.test_society import model_dir, simulate
 
 __all__ = ["model_dir"]
-REQUEST = GenerationRequest("r", "", SamplingParams(max_tokens=8, temperature=0.0), token_ids=((65, 66, 67),))
+REQUEST = GenerationRequest(
+    request_id="r", model="", params=SamplingParams(max_tokens=8, temperature=0.0), token_ids=((65, 66, 67),)
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +30,9 @@ def _no_collector() -> Iterator[None]:
 def test_an_ended_request_is_freed_without_the_garbage_collector(model_dir, end: str) -> None:
     async def scenario(society: Society) -> None:
         actor = society.members["gateway0"].service.actor
-        request = actor.generate(replace(REQUEST, n=2, best_of=2, engine="other" if end == "unknown engine" else ""))
+        request = actor.backend.generate(
+            replace(REQUEST, n=2, best_of=2, engine="other" if end == "unknown engine" else "")
+        )
         freed = weakref.ref(request)
         if end == "cancelled early":
             await request.cancel("abort")

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.gateway.requests.lockstep.coordinator import Lockstep
-from services.gateway.requests.sequence_state import Address
+from services.gateway.guests.lockstep.coordinator import Lockstep
+from services.gateway.path.sequence_state import Address
 from shared import limits
 from tests.sim.model import HashModel
 from tests.sim.society import SimulatedEngine, Society, worker_of
@@ -44,7 +44,7 @@ def lie(society: Society, name: str, *, steady: bool) -> None:
 
 
 def lockstep_of(society: Society) -> Lockstep:
-    return society.members["gateway0"].service.actor.lockstep
+    return society.members["gateway0"].service.guests[Lockstep]
 
 
 async def known(society: Society) -> Lockstep:
@@ -52,7 +52,7 @@ async def known(society: Society) -> Lockstep:
     actor = society.members["gateway0"].service.actor
     while len(actor.engines()) < len(society.engines()):
         await asyncio.sleep(0.01)
-    return actor.lockstep
+    return lockstep_of(society)
 
 
 async def compared(society: Society, count: int = 12, first: int = 0) -> None:
@@ -66,7 +66,7 @@ async def compared(society: Society, count: int = 12, first: int = 0) -> None:
 def quiet(society: Society) -> None:
     """Nothing of a comparison is left."""
     assert not lockstep_of(society).copies.running
-    assert not lockstep_of(society)._requests
+    assert not lockstep_of(society).running
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -223,7 +223,7 @@ def test_an_engine_whose_canary_gives_another_value_ends_and_its_streams_go_on(m
         assert engine.status().golden_digest == society.members["engine1"].service.status().golden_digest != ""
         await asyncio.sleep(1.0)
         assert not society.crashes
-        engine.engine.executor.worker._model = HashModel(name="other")
+        worker_of(engine)._model = HashModel(name="other")
         await asyncio.sleep(4.0)
         assert [name for name, _ in society.crashes] == ["engine0"]
         assert "the test sequence gave" in str(society.crashes[0][1])
@@ -268,7 +268,7 @@ def test_a_deterministic_output_continues_only_with_the_same_numerics(model_dir,
 def test_a_gateway_whose_engines_are_all_distrusted_or_lost_says_so(model_dir):
     async def scenario(society: Society) -> None:
         lockstep = await known(society)
-        gateway = society.members["gateway0"].service.actor
+        gateway = society.members["gateway0"].service.actor.backend
         first, second = (Address(f"engine{i}", society.members[f"engine{i}"].host.instance_id) for i in range(2))
         lockstep.quarantine(first, "a test")
         assert gateway.ready() == ""

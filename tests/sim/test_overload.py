@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.gateway.generation import GenerationRequest
-from services.gateway.requests.placement.queue_wait import UNKNOWN_ROUNDS
+from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.placement.queue_wait import UNKNOWN_ROUNDS
 from shared.parameters.sampling import SamplingParams
 from tests.sim.doubles import STEP_S
 from tests.sim.society import Society, make_tokenizer
@@ -40,7 +40,9 @@ async def load(society: Society, factor: float, seconds: float) -> list[Asked]:
         sent = loop.time()
         params = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
         answer = await society.ask(
-            GenerationRequest(f"r{number}", "", params, token_ids=(tuple(f"{number}".encode()),))
+            GenerationRequest(
+                request_id=f"r{number}", model="", params=params, token_ids=(tuple(f"{number}".encode()),)
+            )
         )
         if answer.error is not None:
             assert answer.error.code == "server_is_overloaded"
@@ -62,7 +64,7 @@ def test_with_more_than_it_can_do_a_server_answers_as_much_as_ever_and_refuses_t
         await society.start("engine", num_blocks=4096, block_size=4, max_model_len=512)
         await society.ready()
         await asyncio.sleep(1.0)
-        society.members["gateway0"].service.actor._max_queue_wait_s = MOST_S
+        society.members["gateway0"].service.actor.backend._max_queue_wait_s = MOST_S
         seconds = 10 * MOST_S
         asked = await load(society, factor, seconds)
         answered = [one for one in asked if one.retry_after_s is None]
@@ -91,13 +93,16 @@ def test_of_a_crowd_that_comes_at_one_moment_a_server_takes_what_it_would_with_t
         await society.start("engine", num_blocks=4096, block_size=4, max_model_len=512)
         await society.ready()
         actor = society.members["gateway0"].service.actor
-        actor._max_queue_wait_s = MOST_S
+        actor.backend._max_queue_wait_s = MOST_S
         params = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
-        requests = [GenerationRequest(f"r{number}", "", params, (f"{number}",)) for number in range(200)]
+        requests = [
+            GenerationRequest(request_id=f"r{number}", model="", params=params, texts=(f"{number}",))
+            for number in range(200)
+        ]
         answers = await asyncio.gather(*(society.ask(request) for request in requests))
         accepted = [answer for answer in answers if answer.error is None]
         assert len(accepted) == UNKNOWN_ROUNDS * ROWS
-        assert not actor._parts.dispatcher._expected.total()
+        assert not actor.parts.dispatcher._expected.total()
         assert {answer.error.code for answer in answers if answer.error is not None} == {"server_is_overloaded"}
 
     run_simulation(main)

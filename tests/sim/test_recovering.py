@@ -4,7 +4,7 @@ import asyncio
 
 from msgspec.structs import replace
 
-from services.gateway.generation import Client
+from services.gateway.path.generation import Client
 from tests.sim.society import Society
 from tests.sim.test_society import check, greedy, model_dir, simulate
 
@@ -68,7 +68,7 @@ def test_a_new_request_of_another_key_does_not_wait_for_them(model_dir):
     async def scenario(society: Society) -> None:
         asked = await started(society)
         society.kill("engine0")
-        queue = society.members["gateway0"].service.actor._parts.dispatcher.queue
+        queue = society.members["gateway0"].service.actor.parts.dispatcher.queue
         while not len(queue):
             await asyncio.sleep(STEP_S / 10)
         new = asyncio.create_task(society.ask(replace(greedy(MANY, max_tokens=COUNT), client=OTHER)))

@@ -1,17 +1,20 @@
 """Recorded requests run again, in virtual time."""
 
+import asyncio
+
 import pytest
 from msgspec.structs import replace
 
 from antiphon.operate import offline_replay
-from services.gateway.generation import GenerationRequest
-from services.gateway.record import Recorder
-from services.gateway.record.request_record import RequestFacts, RequestRecord
-from services.gateway.replay.comparison import replay
-from services.gateway.replay.rerun import forked, whole
-from services.gateway.requests.content import content_of
-from services.gateway.requests.messages import Prompt
-from services.gateway.requests.sequence_state import SequenceState
+from services.gateway.guests.replay.comparison import replay
+from services.gateway.guests.replay.content import content_of
+from services.gateway.guests.replay.rerun import forked, whole
+from services.gateway.ops.timeline import Recorder
+from services.gateway.ops.timeline.request_record import RequestRecord
+from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.messages import Prompt
+from services.gateway.path.record import RequestFacts
+from services.gateway.path.sequence_state import SequenceState
 from shared.codec import pack_ids
 from shared.config import SettingsError
 from shared.errors import ServiceError
@@ -23,11 +26,13 @@ from tests.sim.test_society import model_dir, simulate
 from tests.unit.gateway.bodies import CARD
 
 __all__ = ["model_dir"]
-REQUEST = GenerationRequest("r", "", SamplingParams(max_tokens=20, temperature=0.0), token_ids=((65, 66),))
+REQUEST = GenerationRequest(
+    request_id="r", model="", params=SamplingParams(max_tokens=20, temperature=0.0), token_ids=((65, 66),)
+)
 
 
 def record() -> RequestRecord:
-    begun = Recorder(4, content_bytes=1 << 20).begin(RequestFacts("r", "", ""), 0.0)
+    begun = Recorder(4, content_bytes=1 << 20).begin(RequestFacts(request_id="r", model="", key=""), 0.0)
     assert isinstance(begun, RequestRecord)
     return begun
 
@@ -40,7 +45,7 @@ def test_what_was_recorded_is_equal_when_it_runs_again(model_dir, begun):
         assert answer.error is None, answer.error
         actor, content = society.members["gateway0"].service.actor, decode(kept.data)
         assert content.sequences[0].token_ids == [*begun, *answer.token_ids[0]]
-        found = await replay(actor, content, "again", actor.resolve_model(""))
+        found = await replay(actor.backend, content, "again", actor.backend.resolve_model(""))
         assert found["equal"], found
         assert found["sequences"] == [{"index": 0, "equal": True, "num_tokens": 20}]
 
@@ -49,6 +54,8 @@ def test_what_was_recorded_is_equal_when_it_runs_again(model_dir, begun):
 
 def test_a_request_for_one_engine_runs_there_or_not_at_all(model_dir):
     async def scenario(society: Society) -> None:
+        while "engine1" not in {beat.id for beat in society.members["gateway0"].service.actor.engines()}:
+            await asyncio.sleep(0.01)
         for number in range(3):
             kept = record()
             answer = await society.ask(replace(REQUEST, request_id=f"r{number}", engine="engine1", record=kept))
@@ -63,8 +70,10 @@ def test_a_request_for_one_engine_runs_there_or_not_at_all(model_dir):
 
 
 def recorded(**fields) -> RecordedContent:
-    prompt = Prompt(pack_ids([65, 66]), b"")
-    return decode(content_of(replace(REQUEST, **fields), CARD, [prompt], [SequenceState("r", 0)]))
+    prompt = Prompt(packed=pack_ids([65, 66]), block_hashes=b"")
+    return decode(
+        content_of(replace(REQUEST, **fields), CARD, [prompt], [SequenceState(sequence_id="r", num_prompt_logprobs=0)])
+    )
 
 
 def test_a_request_with_pictures_cannot_run_again():

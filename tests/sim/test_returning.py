@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.generation import ResumedOutput
+from services.gateway.path.generation import ResumedOutput
 from shared import limits
 from tests.sim.society import Member, Society
 from tests.sim.test_society import expected, greedy, model_dir, simulate
@@ -41,7 +41,13 @@ def test_a_resumed_sequence_returns_to_its_engine_and_ends_its_former_run(model_
         ]
         await asyncio.sleep(10 * STEP_S)
         tokens = expected("prompt 0 of many", KNOWN)
-        former = ResumedOutput((tuple(tokens),), (0.0,), (0,), 2, (address if lives else (home.host.id, "former"),))
+        former = ResumedOutput(
+            token_ids=(tuple(tokens),),
+            cumulative_logprobs=(0.0,),
+            num_cached_tokens=(0,),
+            token=2,
+            engines=(address if lives else (home.host.id, "former"),),
+        )
         again = asyncio.create_task(society.ask(replace(greedy(0, COUNT), resumed=former), "gateway1"))
         await asyncio.sleep(3 * STEP_S)
         found = {

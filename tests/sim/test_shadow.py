@@ -5,8 +5,8 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.generation import GenerationRequest, ResumedOutput
-from services.gateway.shadow import Comparison, ShadowTraffic
+from services.gateway.guests.shadow.traffic import Comparison, ShadowTraffic
+from services.gateway.path.generation import GenerationRequest, ResumedOutput
 from shared import limits
 from shared.deployment.model_versions import ModelState, ModelStates, ModelVersion
 from shared.parameters.sampling import SamplingParams
@@ -17,25 +17,31 @@ from tests.sim.test_society import expected, model_dir, simulate
 __all__ = ["model_dir"]
 PROMPT, COUNT = "one of many", 20
 PLAIN = GenerationRequest(
-    "plain", "", SamplingParams(max_tokens=COUNT, temperature=0.0), token_ids=(tuple(PROMPT.encode()),)
+    request_id="plain",
+    model="",
+    params=SamplingParams(max_tokens=COUNT, temperature=0.0),
+    token_ids=(tuple(PROMPT.encode()),),
 )
 
 
 async def compared(society: Society, request: GenerationRequest) -> Comparison | None:
     """Returns what the copy of a request gave, on the only version there is; None if there was no copy."""
     actor = society.members["gateway0"].service.actor
-    card = actor.resolve_model("")
-    versions = tuple(ModelVersion(number, "", "ready", 0, share=number - 1.0) for number in (1, 2))
+    card = actor.backend.resolve_model("")
+    versions = tuple(
+        ModelVersion(number=number, directory="", state="ready", created=0, share=number - 1.0) for number in (1, 2)
+    )
     actor.versions._use(ModelStates(1, (ModelState(card.name, 1, versions),)))
-    actor.shadow = ShadowTraffic(actor.versions, actor._start, lambda _: card)
+    shadow = society.members["gateway0"].service.guests[ShadowTraffic]
+    shadow._find_card = lambda _: card
     answer = await society.ask(request)
     assert answer.error is None, answer.error
     await asyncio.sleep(5)
-    return actor.shadow.comparisons.get((card.name, 2))
+    return shadow.comparisons.get((card.name, 2))
 
 
 def resumed(tokens: list[int]) -> ResumedOutput:
-    return ResumedOutput((tuple(tokens),), (0.0,), (None,), 1)
+    return ResumedOutput(token_ids=(tuple(tokens),), cumulative_logprobs=(0.0,), num_cached_tokens=(None,), token=1)
 
 
 @pytest.mark.parametrize(
@@ -68,12 +74,13 @@ def test_a_request_with_pictures_has_no_copy(model_dir):
     async def scenario(society: Society) -> None:
         actor = society.members["gateway0"].service.actor
         await compared(society, PLAIN)
-        ended = actor._start(replace(PLAIN, request_id="other"), actor.resolve_model(""))
+        shadow = society.members["gateway0"].service.guests[ShadowTraffic]
+        ended = actor.backend.start_alone(replace(PLAIN, request_id="other"), actor.backend.resolve_model(""))
         async for _ in ended.updates():
             pass
         ended.request = replace(ended.request, pictures=(PictureInput("messages[0]", b"x"),))
-        actor.shadow.ended(ended)
+        shadow.served(ended)
         await asyncio.sleep(2 * limits.IMAGE_ENCODE_S)
-        assert list(actor.shadow.comparisons.values()) == [Comparison(equal=1)]
+        assert list(shadow.comparisons.values()) == [Comparison(equal=1)]
 
     simulate(model_dir, scenario)

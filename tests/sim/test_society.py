@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.requests.messages import sequence_params
+from services.gateway.path.generation import GenerationRequest, ModelCard
+from services.gateway.path.messages import sequence_params
 from shared import limits
 from shared.messages import TokenEvents
 from shared.parameters.sampling import BeamParams, SamplingParams
@@ -30,7 +30,9 @@ def expected(prompt: str, count: int, salt: int = 0) -> list[int]:
 
 def greedy(number: int, max_tokens: int = 20, **kwargs) -> GenerationRequest:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    return GenerationRequest(f"r{number}", "", params, texts=(f"prompt {number} of many",), **kwargs)
+    return GenerationRequest(
+        request_id=f"r{number}", model="", params=params, texts=(f"prompt {number} of many",), **kwargs
+    )
 
 
 def check(answer: Answer, number: int, max_tokens: int = 20) -> None:
@@ -57,9 +59,9 @@ async def settled(society: Society) -> None:
     for engine in society.engines():
         assert engine.actor.sequences.num_live == 0
         assert len(engine.actor.sequences) == 0
-        counters = engine.engine.core.counters()
-        assert counters.num_running == counters.num_waiting == 0
-        assert counters.num_free_blocks == engine.engine.facts.num_blocks
+        load = engine.engine.load()
+        assert load.num_running == load.num_waiting == 0
+        assert load.num_free_blocks == engine.engine.facts.num_blocks
 
 
 def simulate(model_dir: str, scenario, seed: int = 0, **counts: int):
@@ -87,7 +89,7 @@ def test_replicas_share_the_work(model_dir):
     async def scenario(society: Society) -> None:
         await many(society)
         for engine in society.engines():
-            assert engine.engine.core.counters().generation_tokens > 0
+            assert engine.engine.counters().generation_tokens > 0
 
     simulate(model_dir, scenario, engine=2, detokenizer=2, tokenizer=2)
 
@@ -208,7 +210,7 @@ def test_without_any_engine_a_running_request_ends_with_an_error_and_a_new_one_i
         answer = await asked
         assert answer.error is not None
         assert answer.error.code == "no_engine"
-        refused = society.members["gateway0"].service.actor
+        refused = society.members["gateway0"].service.actor.backend
         with pytest.raises(Exception, match="No engine is ready"):
             refused.generate(greedy(2))
 
@@ -218,13 +220,13 @@ def test_without_any_engine_a_running_request_ends_with_an_error_and_a_new_one_i
 @pytest.mark.matrix("G-01")
 def test_a_cancelled_request_frees_its_blocks(model_dir):
     async def scenario(society: Society) -> None:
-        gateway = society.members["gateway0"].service.actor
+        gateway = society.members["gateway0"].service.actor.backend
         generation = gateway.generate(greedy(1, max_tokens=100))
         updates = generation.updates()
         await anext(updates)
         await generation.cancel("the client left")
         await asyncio.sleep(0.2)
-        assert society.engines()[0].engine.core.counters().num_running == 0
+        assert society.engines()[0].engine.load().num_running == 0
 
     simulate(model_dir, scenario)
 
@@ -232,7 +234,7 @@ def test_a_cancelled_request_frees_its_blocks(model_dir):
 @pytest.mark.matrix("R-10")
 def test_what_a_killed_gateway_owned_is_dropped(model_dir):
     async def scenario(society: Society) -> None:
-        generation = society.members["gateway0"].service.actor.generate(greedy(1, max_tokens=100))
+        generation = society.members["gateway0"].service.actor.backend.generate(greedy(1, max_tokens=100))
         await anext(generation.updates())
         society.kill("gateway0")
         await asyncio.sleep(0.2)
@@ -255,7 +257,7 @@ def test_a_stop_string_ends_a_sequence_at_the_string(model_dir):
 def test_choices_differ_and_prompts_keep_their_order(model_dir):
     async def scenario(society: Society) -> None:
         params = SamplingParams(max_tokens=8, temperature=1.0, seed=5)
-        request = GenerationRequest("r1", "", params, texts=("one", "two"), n=2)
+        request = GenerationRequest(request_id="r1", model="", params=params, texts=("one", "two"), n=2)
         answer = await society.ask(request)
         assert answer.error is None
         assert answer.token_ids[0] == expected("one", 8, salt=5)
@@ -271,7 +273,7 @@ def test_a_small_block_pool_preempts_and_still_gives_the_same_tokens(model_dir):
         await society.start("engine", num_blocks=24)
         await society.ready()
         await many(society, 10)
-        assert society.engines()[0].engine.core.counters().preemptions > 0
+        assert society.engines()[0].engine.counters().preemptions > 0
 
     simulate(model_dir, scenario, engine=0)
 
@@ -283,15 +285,15 @@ CHOICES_PARAMS = SamplingParams(max_tokens=12, temperature=1.0, seed=5)
 async def choices(society: Society, during: str = "") -> None:
     """Several choices of a long prompt; each is what its seed alone gives."""
     prompt = "a prompt of thirty-nine characters, ok?"
-    request = GenerationRequest("r1", "", CHOICES_PARAMS, texts=(prompt,), n=CHOICES)
+    request = GenerationRequest(request_id="r1", model="", params=CHOICES_PARAMS, texts=(prompt,), n=CHOICES)
     asked = asyncio.create_task(society.ask(request))
     if during:
-        while not any(engine.engine.core.counters().generation_tokens > CHOICES for engine in society.engines()):
+        while not any(engine.engine.counters().generation_tokens > CHOICES for engine in society.engines()):
             await asyncio.sleep(0.005)
         society.kill(during)
     answer = await asked
     assert answer.error is None, answer.error
-    card = ModelCard("", "", 128, 256, 0)
+    card = ModelCard(name="", path="", max_model_len=128, vocab_size=256, created=0)
     for index in range(CHOICES):
         seed = sequence_params(CHOICES_PARAMS, index, len(prompt), card).seed
         assert answer.token_ids[index] == expected(prompt, 12, seed)
@@ -334,11 +336,13 @@ BEAM_PARAMS = SamplingParams(max_tokens=12, temperature=0.0, beam=BeamParams(4))
 
 async def beams(society: Society, *, fails: bool = False) -> None:
     """A beam search; its results are those of the reference. `fails`: whether its engine dies meanwhile."""
-    asked = asyncio.create_task(society.ask(GenerationRequest("r1", "", BEAM_PARAMS, texts=(BEAM_PROMPT,), n=3)))
+    asked = asyncio.create_task(
+        society.ask(GenerationRequest(request_id="r1", model="", params=BEAM_PARAMS, texts=(BEAM_PROMPT,), n=3))
+    )
     while fails:
         await asyncio.sleep(0.005)
         for name in ("engine0", "engine1"):
-            if society.members[name].service.engine.core.counters().num_running == 4:
+            if society.members[name].service.engine.load().num_running == 4:
                 society.kill(name)
                 fails = False
                 break
@@ -374,7 +378,9 @@ def test_lost_log_probabilities_of_a_prompt_are_sent_again(model_dir, subject, m
     async def scenario(society: Society) -> None:
         fault = society.bus.drop(f"{BUS}.*.*.*.{subject}", 0.5)
         params = SamplingParams(max_tokens=20, temperature=0.0, prompt_logprobs=1)
-        asked = asyncio.create_task(society.ask(GenerationRequest("r1", "", params, texts=(BEAM_PROMPT,), n=1)))
+        asked = asyncio.create_task(
+            society.ask(GenerationRequest(request_id="r1", model="", params=params, texts=(BEAM_PROMPT,), n=1))
+        )
         await asyncio.sleep(2.0)
         fault.remove()
         answer = await asked

@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from services.gateway.access.guard import GuardedBackend
-from services.gateway.access.quotas import Quotas
-from services.gateway.access.usage import Receiver, UsageLedger
-from services.gateway.generation import GenerationRequest
+from services.gateway.edge.access.guard import GuardedBackend
+from services.gateway.edge.access.quotas import Quotas
+from services.gateway.edge.access.usage import Receiver, UsageLedger
+from services.gateway.path.generation import GenerationRequest
 from shared.errors import ServiceError
 from shared.messages import UsageRecord
 from shared.parameters.sampling import SamplingParams
@@ -26,7 +26,7 @@ def model_dir(tmp_path_factory) -> str:
 def request(number: int) -> GenerationRequest:
     prompt = tuple(f"{number:>03}-{'x' * 12}".encode())
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
-    return GenerationRequest(f"r{number}", "", params, token_ids=(prompt,))
+    return GenerationRequest(request_id=f"r{number}", model="", params=params, token_ids=(prompt,))
 
 
 class Gateway:
@@ -36,7 +36,7 @@ class Gateway:
         self.records: list[UsageRecord] = []
         actor = society.members["gateway0"].service.actor
         ledger = UsageLedger("gateway0", [Receiver("test", self._take)])
-        self.backend = GuardedBackend(actor, Quotas(SimClock()), ledger)
+        self.backend = GuardedBackend(actor.backend, Quotas(clock=SimClock()), ledger)
 
     async def _take(self, records) -> None:
         self.records += records

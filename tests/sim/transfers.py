@@ -23,7 +23,7 @@ DELAY_S = 0.001
 class NoMemory:
     """Blocks of four tokens without content that matters: the model of the simulation has none."""
 
-    layout, own = KvLayout(1, 1, 2, "none", 4), None
+    layout, own = KvLayout(num_layers=1, num_kv_heads=1, head_bytes=2, dtype="none", block_size=4), None
 
     def __init__(self) -> None:
         self.damaged: set[int] = set()

@@ -11,10 +11,12 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
 
 from shared.config import EngineSettings
 from shared.errors import ServiceError
@@ -57,7 +59,7 @@ def of_directory(directory: Path, tokenizer: LLTokenizer) -> Counted:
                 continue
             found.schemas += 1
             for test in group["tests"]:
-                _count(found, f"{path.name}: {group['description']}: {test['description']}", start, tokenizer, test)
+                _count(found, f"{path.name}: {group['description']}: {test['description']}", start, test)
     return found
 
 
@@ -71,10 +73,16 @@ def start_of(schema: Any, tokenizer: LLTokenizer) -> LLMatcher | None:
         return None
 
 
-def takes(start: LLMatcher, text: str, tokenizer: LLTokenizer) -> bool:
+def takes(start: LLMatcher, text: str) -> bool:
     """Whether a grammar takes each token of a text, and the text may end there."""
     matcher = start.deep_copy()
-    return all(map(matcher.consume_token, tokenizer.tokenize_bytes(text.encode()))) and matcher.is_accepting()
+    return all(map(matcher.consume_token, _encoder().encode(text).ids)) and matcher.is_accepting()
+
+
+@cache
+def _encoder() -> Tokenizer:
+    """Returns the demo model's tokenizer for texts of any length; that for matchers encodes only their beginning."""
+    return Tokenizer.from_file(str(DEMO_DIRECTORY / "tokenizer.json"))
 
 
 def spellings(value: Any) -> Iterator[str]:
@@ -115,9 +123,9 @@ def layouts(value: Any) -> list[str]:
     return [compact, json.dumps(value, ensure_ascii=False), json.dumps(value, indent=1, ensure_ascii=False)]
 
 
-def _count(found: Counted, name: str, start: LLMatcher, tokenizer: LLTokenizer, test: dict[str, Any]) -> None:
+def _count(found: Counted, name: str, start: LLMatcher, test: dict[str, Any]) -> None:
     texts = itertools.islice(spellings(test["data"]), SPELLINGS_MAX)
-    taken = any(takes(start, text, tokenizer) for text in texts)
+    taken = any(takes(start, text) for text in texts)
     if test["valid"]:
         found.valid += 1
         found.not_taken += [] if taken else [name]

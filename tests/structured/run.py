@@ -65,7 +65,7 @@ def pairs_not_taken(count: int, seed: int) -> list[str]:
     for _ in range(count):
         schema, value = corpus.drawn(chance)
         start = corpus.start_of(schema, tokenizer)
-        if start is None or not all(corpus.takes(start, text, tokenizer) for text in corpus.layouts(value)):
+        if start is None or not all(corpus.takes(start, text) for text in corpus.layouts(value)):
             found.append(json.dumps([schema, value], ensure_ascii=False))
     return found
 

@@ -22,7 +22,7 @@ class FlippingEngineService(EngineService):
 
     def flip(self) -> None:
         """Flips the bit in the middle of the matrix."""
-        memory = next(one for one in self.engine.executor.weight_memory() if one.name == WEIGHT)
+        memory = next(one for one in self.engine._executor.weight_memory() if one.name == WEIGHT)
         address = memory.address + memory.num_bytes // 2 // 64 * 64 + BIT // 8
         cell = ctypes.c_uint8.from_address(address)
         cell.value ^= 1 << BIT % 8

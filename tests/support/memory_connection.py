@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from shared import limits
 from shared.bus.durable_log import LogConfig
+from shared.bus.key_value import BucketConfig
 from shared.bus.payload import too_large
 from shared.bus.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError, Traffic
 from shared.errors import ServiceError
@@ -153,13 +154,16 @@ class MemoryTransport:
                 return
             await asyncio.sleep(wait_s)
 
-    def key_value_store(self, bucket: str, *, ttl_s: float, timeout_s: float) -> MemoryKeyValueStore:
+    def key_value_store(self, config: BucketConfig, *, timeout_s: float) -> MemoryKeyValueStore:
         """See Transport."""
-        return MemoryKeyValueStore(self, self.bus.buckets.setdefault(bucket, Bucket()), ttl_s, timeout_s)
+        return MemoryKeyValueStore(self, self.bus.buckets.setdefault(config.name, Bucket()), config.ttl_s, timeout_s)
 
     def durable_log(self, config: LogConfig, *, timeout_s: float) -> MemoryDurableLog:
         """See Transport."""
         return MemoryDurableLog(self, self.bus.logs.setdefault(config.name, []), config, timeout_s)
+
+    async def make_store(self, config: LogConfig | BucketConfig, *, replicas: int, timeout_s: float) -> None:
+        """See NatsTransport. On this bus every store exists."""
 
     async def close(self) -> None:
         """See Transport."""
@@ -239,7 +243,7 @@ class MemoryTransport:
         size = len(delivery.payload)
         self._num_sent += 1
         if not delivery.subject or any(c in " \t\r\n" for c in delivery.subject + delivery.reply):
-            raise ServiceError("invalid_value", "A subject of the bus is malformed.")
+            raise ServiceError("internal_error", "A subject of the bus is malformed.")
         if size > self.bus.max_payload:
             raise too_large(size, self.bus.max_payload)
         if self.crashed:

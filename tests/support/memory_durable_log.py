@@ -40,6 +40,13 @@ class MemoryDurableLog:
         self._entries.append(LogEntry(subject, payload))
         return len(self._entries)
 
+    async def clear(self, subject: str, *, last: int | None = None) -> None:
+        """See DurableLog."""
+        former = self._kept(subject)
+        if await self.append(subject, b"", last=last) is not None:
+            for one in former:
+                self._entries[one.sequence - 1] = LogEntry(subject, None)
+
     async def last(self, subject: str) -> Logged | None:
         """See DurableLog."""
         await self._reach()

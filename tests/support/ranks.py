@@ -12,6 +12,8 @@ from queue import SimpleQueue
 from typing import TypeVar
 from weakref import WeakSet
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
@@ -73,6 +75,10 @@ class ThreadCommunicator:
 
     def smallest(self, number: int) -> int:
         return min(self._all.exchange(self.shard.rank, number))  # type: ignore[type-var, return-value]
+
+    def smallest_of_each(self, numbers: NDArray[np.int8]) -> NDArray[np.int8]:
+        every = self._all.exchange(self.shard.rank, numbers)
+        return np.minimum.reduce(every)  # type: ignore[arg-type, no-any-return]
 
     def receive(self, num_tokens: int, like: Tensor) -> Tensor:
         hidden = self._pipes[self.shard.pp_rank - 1].get(timeout=TIMEOUT_S)

@@ -24,6 +24,7 @@ LONGEST = (
     "tests/model/test_triton_adapters.py",
     "tests/system/reliability/test_second_opinion.py",
     "tests/sim/test_swarm.py",
+    "tests/model/test_mask_turns.py",
     "tests/system/api",
     "tests/integration/test_stalled_engine.py",
     "tests/quantized/test_tool.py",

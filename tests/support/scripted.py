@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from services.detokenizer.service import DetokenizerService
 from services.engine.core.plan import EngineFacts, SampledLogprobs, StepPlan, StepResult
 from services.engine.service import EngineService
-from services.gateway.actor import GatewayActor
+from services.gateway.path.actor import GatewayActor
 from services.tokenizer.service import TokenizerService
 from shared.actors.host import Host, Service
 from shared.actors.presence import HeartbeatTask, interval_of
@@ -52,12 +52,19 @@ def write_scripted_model(directory: Path, chat_template: str, special_tokens: Se
 class ScriptedWorker:
     """Samples the tokens of what `say` returns for a prompt, and then the end token, whatever the parameters."""
 
-    def __init__(self, tokenizer: Tokenizer, say: Say) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, say: Say, end: str = END, num_blocks: int = 2000, max_model_len: int = 8000
+    ) -> None:
         self._tokenizer = tokenizer
         self._say = say
-        end = token_id(tokenizer, END)
-        self._end = [end]
-        self._facts = EngineFacts(2000, 16, 8000, tokenizer.get_vocab_size(), frozenset({end}))
+        self._end = [token_id(tokenizer, end)]
+        self._facts = EngineFacts(
+            num_blocks=num_blocks,
+            block_size=16,
+            max_model_len=max_model_len,
+            vocab_size=tokenizer.get_vocab_size(),
+            eos_token_ids=frozenset(self._end),
+        )
         self._left: dict[int, list[int]] = {}
         """Of each row, the tokens that are still to come."""
 
@@ -73,7 +80,7 @@ class ScriptedWorker:
             # On a busy machine a sequence may be placed anew, with its output so far behind the prompt.
             self._left[new.row] = (said + self._end)[len(new.token_ids) - new.num_prompt_tokens :]
         sampled = tuple((self._left[one.row].pop(0),) for one in plan.scheduled if one.samples)
-        return StepResult(plan.step, sampled, tuple((SampledLogprobs(-1.0),) for _ in sampled))
+        return StepResult(step=plan.step, token_ids=sampled, logprobs=tuple((SampledLogprobs(-1.0),) for _ in sampled))
 
     def compile_grammar(self, grammar: Grammar) -> None:
         """Accepts every grammar: what the script says is the test's choice."""
@@ -83,11 +90,16 @@ class ScriptedWorker:
 
 
 @contextlib.asynccontextmanager
-async def scripted_system(directory: Path, tokenizer: Tokenizer, say: Say, **settings: Any) -> AsyncIterator[int]:
-    """Runs the system until the end of the block; gives the port of its HTTP server. `settings`: of the gateway."""
+async def scripted_system(
+    directory: Path, tokenizer: Tokenizer, say: Say, *, worker: ScriptedWorker | None = None, **settings: Any
+) -> AsyncIterator[int]:
+    """Runs the system until the end of the block; gives the port of its HTTP server.
+
+    `worker`: another one than for the files of `write_scripted_model`. `settings`: of the gateway.
+    """
     bus, subjects = MemoryBus(), Subjects()
     files: Any = {"model": str(directory), "served_model_name": NAME}
-    worker = ScriptedWorker(tokenizer, say)
+    worker = worker or ScriptedWorker(tokenizer, say)
     gateway = Gateway()
     services: list[Any] = [
         gateway,
@@ -97,20 +109,22 @@ async def scripted_system(directory: Path, tokenizer: Tokenizer, say: Say, **set
     ]
     ends = [await _started(service, bus, subjects) for service in services]
     actor: GatewayActor = gateway.actor
-    while actor.ready():
+    while actor.backend.ready():
         await asyncio.sleep(0.01)
-    backend: Any = actor
+    backend: Any = actor.backend
     async with serving(backend, **settings) as port:
         yield port
-    await actor.drain()
+    await actor.backend.drain()
     for end in reversed(ends):
         await end()
 
 
 async def _started(service: Any, bus: MemoryBus, subjects: Subjects) -> Callable[[], Any]:
     """Starts a service and its heartbeats; returns what stops both."""
-    transport = bus.connect(service.name, inbox_prefix=subjects.inbox(service.name))
-    host = Host(transport, subjects, SystemClock(), service.name, new_instance_id())
+    transport = bus.connect(service.name, inbox_prefix=subjects.inbox(service.name, service.name))
+    host = Host(
+        transport=transport, subjects=subjects, clock=SystemClock(), id=service.name, instance_id=new_instance_id()
+    )
     started: Service = service
     await started.start(host)
     run = asyncio.create_task(started.run())

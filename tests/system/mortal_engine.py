@@ -14,6 +14,7 @@ import signal
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Protocol
 
 from services.engine.core.plan import StepPlan
 from services.engine.executor import UniprocExecutor
@@ -42,7 +43,15 @@ class Order:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def install(order: Order) -> None:
+class Obeyed(Protocol):
+    """What is told of the engine's events."""
+
+    def pass_by(self, event: str) -> None:
+        """An event has happened. Called on any thread."""
+        ...
+
+
+def install(order: Obeyed) -> None:
     """Makes the engine of this process tell `order` of its events."""
     launch = UniprocExecutor.launch
 

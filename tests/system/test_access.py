@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.launch.http_probe import get
+from antiphon.async_client import get
 from tests.system.served import Answer, Served, fetch, serve_tiny, until_the_end, wait_until
 
 KEYS = """

@@ -60,7 +60,7 @@ def test_responses_in_the_foreground_and_in_the_background(client: openai.OpenAI
     assert follow_up.usage.input_tokens > whole.usage.input_tokens + SIZE
 
 
-def test_ollama_s_api(served: Served, said: str) -> None:
+def test_ollama_s_api(served: Served, model: Path, said: str) -> None:
     options = {"num_predict": SIZE, "temperature": 0}
     chat = fetch(served, "POST", "/api/chat", {"model": "tiny", "messages": HELLO, "options": options})
     lines = [json.loads(line) for line in chat.body.splitlines()]
@@ -69,6 +69,11 @@ def test_ollama_s_api(served: Served, said: str) -> None:
     assert 0 < lines[-1]["eval_duration"] < lines[-1]["total_duration"]
     body = {"model": "tiny", "prompt": "Hello", "options": options, "stream": False}
     assert fetch(served, "POST", "/api/generate", body).json["response"] == said
+    [listed] = fetch(served, "GET", "/api/tags").json["models"]
+    assert listed["size"] == sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    assert listed["details"]["family"] == "llama"
+    vectors = fetch(served, "POST", "/api/embed", {"model": "tiny", "input": ["Hello", "Hello"]}).json["embeddings"]
+    assert vectors[0] == vectors[1] != []
 
 
 def test_a_batch_runs_behind_other_requests_and_is_continued_after_its_gateway_was_killed(
@@ -114,3 +119,27 @@ def until(client: openai.OpenAI, batch_id: str, condition: Any) -> Batch:
         assert time.monotonic() < deadline, batch
         time.sleep(0.05)
     return batch
+
+
+def test_an_output_beyond_the_context_is_cut_and_told_in_every_api(served: Served) -> None:
+    context = fetch(served, "GET", "/v1/models").json["data"][0]["max_model_len"]
+    more: dict[str, Any] = {"messages": HELLO, "max_tokens": 10 * context}
+    for path, body in (
+        ("/v1/chat/completions", {**more, "ignore_eos": True}),
+        ("/v1/chat/completions", {**more, "stream": True}),
+        ("/v1/completions", {"prompt": "Hello", "max_tokens": context, "ignore_eos": True}),
+        ("/v1/completions", {"prompt": [5, 6, 7], "max_tokens": context - 2}),
+        ("/v1/messages", more),
+        ("/v1/responses", {"input": "Hello", "max_output_tokens": context}),
+        ("/api/chat", {"messages": HELLO, "stream": False, "options": {"num_predict": context}}),
+        ("/generate", {"prompt": "Hello", "max_tokens": context}),
+    ):
+        answer = fetch(served, "POST", path, body)
+        assert answer.status == 200, (path, answer.body)
+        assert answer.headers["x-antiphon-ignored"] == "max_tokens", path
+        if "ignore_eos" in body:
+            assert answer.json["usage"]["total_tokens"] == context
+    fits = fetch(served, "POST", "/v1/completions", {"prompt": [5, 6, 7], "max_tokens": context - 3})
+    assert "x-antiphon-ignored" not in fits.headers
+    long = fetch(served, "POST", "/v1/completions", {"prompt": [5] * context, "max_tokens": 1})
+    assert (long.status, long.json["error"]["code"]) == (400, "context_length_exceeded")

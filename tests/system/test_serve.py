@@ -12,7 +12,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from antiphon.launch.http_probe import get
+from antiphon.async_client import get
 from shared import limits
 from tests.system.served import END_S, READY_S, ROOT, Served, alive, has_opentelemetry, serve_tiny, wait_until
 

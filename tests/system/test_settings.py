@@ -11,8 +11,8 @@ from typing import Any
 import openai
 import pytest
 
+from antiphon.async_client import get
 from antiphon.cli import main
-from antiphon.launch.http_probe import get
 from services.engine.worker.load import load_worker
 from shared.config import EngineSettings, GatewaySettings
 from tests.conftest import free_port
@@ -46,7 +46,9 @@ def test_model_and_context_come_from_the_environment(client: openai.OpenAI, mode
     assert card.id == str(model)
     assert card.to_dict()["max_model_len"] == CONTEXT
     with pytest.raises(openai.BadRequestError, match=str(CONTEXT)):
-        client.completions.create(model=card.id, prompt="A", max_tokens=CONTEXT)
+        client.completions.create(model=card.id, prompt=[5] * CONTEXT, max_tokens=1)
+    told = client.completions.with_raw_response.create(model=card.id, prompt="A", max_tokens=CONTEXT)
+    assert told.headers["X-Antiphon-Ignored"] == "max_tokens"
     with pytest.raises(openai.NotFoundError):
         client.completions.create(model="tiny", prompt="A")
 

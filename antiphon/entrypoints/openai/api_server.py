@@ -1,12 +1,14 @@
 """`python -m antiphon.entrypoints.openai.api_server --model DIR …`: starts the server by the module name of vLLM.
 
 The entry point is the same as `antiphon serve` with three differences: a model must be named (with `--model`, or in the
-file of `--models`), the server listens on every network, and requests without a seed get seeds derived from seed 0.
+file of `--models`), the server listens on every network, and requests without a seed get seeds derived from seed 0. The
+variable VLLM_API_KEY has the key that requests need, as there.
 """
 
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from antiphon.cli import Parser, guarded, unknown_words
 from antiphon.settings import NOT_FOR_USERS, DirectSettings
@@ -33,6 +35,8 @@ def _serve(settings: DirectSettings) -> int:
         raise SettingsError(
             "--model is needed: the directory of a model, or its name on the Hugging Face hub. Or several in --models"
         )
+    if not settings.api_keys:
+        settings = replace(settings, api_keys=os.environ.get("VLLM_API_KEY", ""))
     return launcher.serve(settings, os.environ)
 
 

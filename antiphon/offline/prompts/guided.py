@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from antiphon.offline.sampling_params import SamplingParams
+from antiphon.offline.sampling_params import SamplingParams, grammar_of
 from shared.errors import ServiceError
-from shared.request.structured import constraint_of
 
 _KINDS = "guided_json, guided_regex, guided_choice, guided_grammar and guided_json_object"
 
@@ -48,12 +47,12 @@ class GuidedDecodingRequest:
 
     def __post_init__(self) -> None:
         try:
-            structure = constraint_of(self)
+            grammar = grammar_of(self)
         except ServiceError as error:
             raise ValueError(error.message) from None
-        if structure is None:
+        if grammar is None:
             raise ValueError(f"Give one of {_KINDS}.")
-        self.grammar = structure.grammar
+        self.grammar = grammar
 
 
 def with_guidance(

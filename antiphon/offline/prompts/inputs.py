@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from antiphon.offline.prompts.engine_form import FIELDS as ENGINE_FIELDS
+from antiphon.offline.prompts.engine_form import NO_FORM, EngineForm, engine_form
 from antiphon.offline.prompts.pictures import pictures_of
 
 if TYPE_CHECKING:
@@ -12,11 +14,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PromptInput = str | Mapping[str, Any]
 """A text, or a dict with `prompt` (a text) or `prompt_token_ids` (a list of ids), and `multi_modal_data`."""
+PromptInputs = PromptInput
+"""The name of `PromptInput` in programs for other servers."""
 TokenIds = Sequence[int] | Sequence[Sequence[int]]
 _FIELDS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """One prompt: text, token ids, or both. With both, the ids are used and the text is only repeated in the result.
 
@@ -32,14 +36,23 @@ class Prompt:
     score_template: str | None = None
     """The score template of a pair (a file or its text); None: the template of the engine's arguments."""
     pictures: "tuple[bytes | Image, ...]" = ()
+    is_chat: bool = False
+    """Whether the text was rendered by a chat template, special tokens included."""
+    form: EngineForm = NO_FORM
 
 
 def prompts_of(
     prompts: PromptInput | Sequence[PromptInput] | None,
     prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None,
+    *,
+    takes_engine_form: bool = False,
 ) -> list[Prompt]:
-    """Returns the prompts of a call. Raises ValueError or TypeError, which names an invalid prompt by its index."""
-    texts = None if prompts is None else [_prompt(one, index) for index, one in enumerate(_listed(prompts))]
+    """Returns the prompts of a call. Raises ValueError or TypeError, which names an invalid prompt by its index.
+
+    `takes_engine_form`: a dict may also have the fields of an engine's request (`EngineForm`).
+    """
+    read = _request if takes_engine_form else _prompt
+    texts = None if prompts is None else [read(one, index) for index, one in enumerate(_listed(prompts))]
     if prompt_token_ids is None:
         if texts is None:
             raise ValueError("Give prompts, or prompt_token_ids.")
@@ -70,9 +83,24 @@ def _listed(prompts: PromptInput | Sequence[PromptInput]) -> Sequence[PromptInpu
     return [prompts] if isinstance(prompts, str | Mapping) else prompts
 
 
+def _request(prompt: PromptInput, index: int) -> Prompt:
+    more = ENGINE_FIELDS - _FIELDS
+    if not isinstance(prompt, Mapping) or more.isdisjoint(prompt):
+        return _prompt(prompt, index)
+    try:
+        form = engine_form(prompt)
+    except ValueError as error:
+        raise ValueError(f"prompts[{index}]: {error}") from None
+    plain = {name: value for name, value in prompt.items() if name not in more}
+    if form.messages:
+        # The text of a conversation is rendered later, by the model's template.
+        plain["prompt"] = ""
+    return replace(_prompt(plain, index), form=form)
+
+
 def _prompt(prompt: PromptInput, index: int) -> Prompt:
     if isinstance(prompt, str):
-        return Prompt(prompt)
+        return Prompt(text=prompt)
     if not isinstance(prompt, Mapping):
         raise TypeError(f"prompts[{index}] must be a text or a dict, not {type(prompt).__name__}")
     unknown = set(prompt) - _FIELDS
@@ -90,7 +118,7 @@ def _prompt(prompt: PromptInput, index: int) -> Prompt:
         raise TypeError(f"prompts[{index}]: 'prompt' must be a text, not {type(text).__name__}")
     found = None if ids is None else _ids(ids, f"prompts[{index}]: 'prompt_token_ids'")
     pictures = pictures_of(prompt.get("multi_modal_data"), f"prompts[{index}]: 'multi_modal_data'")
-    return Prompt(text, found, pictures=pictures)
+    return Prompt(text=text, token_ids=found, pictures=pictures)
 
 
 def _id_lists(token_ids: TokenIds) -> Sequence[Any]:

@@ -17,7 +17,7 @@ from shared.errors import ServiceError
 from shared.messages import PictureTokens
 from shared.models.model_files import model_directory
 from shared.models.picture_models import processor_kwargs
-from shared.request.pictures import ImageUrl, PictureInput, TakePicture, plain_places, read_image_url
+from shared.request.pictures import ImageUrl, PictureInput, TakePicture, check_detail, plain_places, read_image_url
 from shared.structures.byte_cache import ByteCache
 
 if TYPE_CHECKING:
@@ -40,7 +40,14 @@ class EncodedPrompt:
         """Data about each image for the tokenization."""
         by = self._encoder
         return [
-            PictureTokens(by.token_id, one.num_tokens, key, by.place, by.text, one.layout)
+            PictureTokens(
+                token_id=by.token_id,
+                num_tokens=one.num_tokens,
+                key=key,
+                place=by.place,
+                text=by.text,
+                layout=one.layout,
+            )
             for key, one in self._pictures
         ]
 
@@ -48,14 +55,14 @@ class EncodedPrompt:
         """Returns the images, placed at their first tokens in the prompt."""
         return tuple(
             PlacedPicture(
-                start,
-                one.num_tokens,
-                one.rows,
-                one.columns,
-                key,
-                one.embeddings,
-                one.dtype,
-                plain_places(one.layout, self._encoder.token_id),
+                start=start,
+                num_tokens=one.num_tokens,
+                rows=one.rows,
+                columns=one.columns,
+                key=key,
+                embeddings=one.embeddings,
+                dtype=one.dtype,
+                plain=plain_places(one.layout, self._encoder.token_id),
             )
             for start, (key, one) in zip(starts, self._pictures, strict=True)
         )
@@ -152,6 +159,7 @@ def taker(images: "Sequence[Image]", pictures: "list[bytes | Image]", *, enabled
         if number != url and number.isdecimal() and int(number) < len(images):
             pictures.append(images[int(number)])
             return
+        check_detail(given, f"{param}.detail")
         found: PictureInput = read_image_url(given, param)
         if found.url:
             text = f"'{param}': pictures are not fetched in this process: give a data URL, or a part of type image_pil."

@@ -179,7 +179,9 @@ class PromptText:
             )
         except TemplateFailedError as error:
             raise ValueError(str(error)) from None
-        return Prompt(text, end_token_ids=self._facts.end_token_ids if given is None else (), pictures=tuple(pictures))
+        return Prompt(
+            text=text, end_token_ids=self._facts.end_token_ids if given is None else (), pictures=tuple(pictures)
+        )
 
     def transformers_tokenizer(self) -> Any:
         """Returns the tokenizer as a transformers object. Raises ValueError if there is no tokenizer."""

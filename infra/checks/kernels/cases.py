@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from services.engine.kernels.sampling import new_columns
 from services.engine.triton.activation import activated
 from services.engine.triton.attention.attention_work import (
     DeviceWork,
@@ -28,7 +29,7 @@ from services.engine.triton.experts import mixed_experts
 from services.engine.triton.lora import LoraTiles, add_products, padded_rank
 from services.engine.triton.norm import normed
 from services.engine.triton.quantized import KernelWeight, order_rows, quantized_linear
-from services.engine.triton.sampling import Adjustments, Columns, choose_tokens
+from services.engine.triton.sampling import Adjustments, choose_tokens
 from services.engine.triton.skinny import skinny_linear
 from services.engine.triton.step_inputs import known_ids, scatter_words
 
@@ -100,7 +101,7 @@ def attention(a: Attention) -> Callable[[], None]:
         work = DeviceWork(words(256, 512), a.window, few, many)
         slopes = empty(a.heads, dtype=F32) if a.alibi else None
         sinks = empty(a.heads, dtype=F32) if a.sinks else None
-        geometry = Geometry(a.kv_heads, a.head_dim**-0.5, a.softcap, slopes, sinks)
+        geometry = Geometry(kv_heads=a.kv_heads, scale=a.head_dim**-0.5, softcap=a.softcap, slopes=slopes, sinks=sinks)
         queries = empty(64, a.heads + 2 * a.kv_heads, a.head_dim, dtype=a.dtype)[:, : a.heads]
         cache = empty(1024, 64, a.kv_heads, a.head_dim, dtype=a.cache or a.dtype)
         attended = empty(64, a.heads, a.head_dim, dtype=a.dtype)
@@ -236,15 +237,47 @@ def adapters(rank: int, hidden: int, kv: int, inner: int, dtype: torch.dtype) ->
 
 
 QUANTIZED = {
-    "int8": KernelWeight("int8", BYTES, SCALES, None, None, 4096, 0, 128),
-    "int8, groups of 128": KernelWeight("int8", BYTES, GROUPS, None, None, 4096, 128, 128),
-    "int8_dynamic": KernelWeight("int8_dynamic", BYTES, SCALES, None, None, 4096, 0, 128),
-    "int4, groups of 128": KernelWeight("int4", HALVES, GROUPS, None, None, 4096, 128, 128),
-    "int4, groups of 128, zero points": KernelWeight("int4", HALVES, GROUPS, GROUPS, None, 4096, 128, 128),
-    "int4, groups of 32": KernelWeight("int4", HALVES, empty(128, 6144, dtype=F32), None, None, 4096, 32, 32),
-    "nf4, groups of 64": KernelWeight("int4", HALVES, empty(64, 6144, dtype=F32), None, LEVELS, 4096, 64, 64),
-    "fp8": KernelWeight("fp8", FLOATS, SCALES, None, None, 4096, 0, 128),
-    "fp8, blocks of 128": KernelWeight("fp8", FLOATS, GROUPS, None, None, 4096, 128, 128),
+    "int8": KernelWeight(
+        kind="int8", values=BYTES, scales=SCALES, zeros=None, levels=None, columns=4096, group_size=0, piece=128
+    ),
+    "int8, groups of 128": KernelWeight(
+        kind="int8", values=BYTES, scales=GROUPS, zeros=None, levels=None, columns=4096, group_size=128, piece=128
+    ),
+    "int8_dynamic": KernelWeight(
+        kind="int8_dynamic", values=BYTES, scales=SCALES, zeros=None, levels=None, columns=4096, group_size=0, piece=128
+    ),
+    "int4, groups of 128": KernelWeight(
+        kind="int4", values=HALVES, scales=GROUPS, zeros=None, levels=None, columns=4096, group_size=128, piece=128
+    ),
+    "int4, groups of 128, zero points": KernelWeight(
+        kind="int4", values=HALVES, scales=GROUPS, zeros=GROUPS, levels=None, columns=4096, group_size=128, piece=128
+    ),
+    "int4, groups of 32": KernelWeight(
+        kind="int4",
+        values=HALVES,
+        scales=empty(128, 6144, dtype=F32),
+        zeros=None,
+        levels=None,
+        columns=4096,
+        group_size=32,
+        piece=32,
+    ),
+    "nf4, groups of 64": KernelWeight(
+        kind="int4",
+        values=HALVES,
+        scales=empty(64, 6144, dtype=F32),
+        zeros=None,
+        levels=LEVELS,
+        columns=4096,
+        group_size=64,
+        piece=64,
+    ),
+    "fp8": KernelWeight(
+        kind="fp8", values=FLOATS, scales=SCALES, zeros=None, levels=None, columns=4096, group_size=0, piece=128
+    ),
+    "fp8, blocks of 128": KernelWeight(
+        kind="fp8", values=FLOATS, scales=GROUPS, zeros=None, levels=None, columns=4096, group_size=128, piece=128
+    ),
 }
 """The projection of query, key and value of Llama 3.1 8B, in each kind of quantized weights."""
 
@@ -265,12 +298,16 @@ def ordered_rows() -> None:
 
 def sampling(vocab: int, dtype: torch.dtype) -> Callable[[], None]:
     def start() -> None:
-        column, number = empty(64, dtype=F32), words(64)
-        wide, seeds = empty(64, dtype=torch.float64), empty(64, dtype=torch.int64)
-        columns = Columns(column, number, wide, column, seeds, number, column, column, column, number, number)
-        counts, in_prompt = words(256, vocab), empty(256, vocab, dtype=torch.int8)
-        adjustments = Adjustments(counts, in_prompt, words(64, -(-vocab // 32)))
-        choose_tokens(empty(64, vocab, dtype=dtype), columns, adjustments)
+        columns = new_columns(64).map(lambda column: torch.from_numpy(column).to("meta"))
+        counts, in_prompt, numbers = words(256, vocab), empty(256, vocab, dtype=torch.int8), words(64)
+        adjustments = Adjustments(
+            counts=counts,
+            in_prompt=in_prompt,
+            bitmask=words(64, -(-vocab // 32)),
+            penalty_rows=numbers,
+            mask_rows=numbers,
+        )
+        choose_tokens(empty(64, vocab, dtype=dtype), columns, numbers, adjustments)
 
     return start
 
@@ -314,7 +351,9 @@ def all_cases() -> Iterator[Case]:
         yield Case(f"products of quantized weights, {name}", quantized(weight, BF16))
     yield Case("rows in the order of a quantized weight", ordered_rows)
     yield Case("products of quantized weights, float16, int4", quantized(QUANTIZED["int4, groups of 128"], F16))
-    wide = KernelWeight("int4", HALVES, GROUPS, GROUPS, None, 4096, 128, 32)
+    wide = KernelWeight(
+        kind="int4", values=HALVES, scales=GROUPS, zeros=GROUPS, levels=None, columns=4096, group_size=128, piece=32
+    )
     yield Case("products of quantized weights, float32, int4", quantized(wide, F32))
     yield Case("adapters, Llama 3.1 8B, rank 16", adapters(16, 4096, 1024, 14336, BF16))
     yield Case("adapters, Llama 3.1 8B, rank 128, float16", adapters(128, 4096, 1024, 14336, F16))

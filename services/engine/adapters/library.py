@@ -10,11 +10,10 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from services.engine.adapters.delta import AdapterWeights, LoadedAdapter
-from shared.models.adapter_config import unusable
+from shared.models.adapter_config import adapter_directory, unusable
 
 if TYPE_CHECKING:  # It imports torch, which the service does only while it loads its model.
     from services.engine.adapters.peft_files import AdapterReader
@@ -52,7 +51,7 @@ class AdapterLibrary:
         Without `version`, the present version of the directory is loaded. Raises ServiceError, see
         `AdapterReader.read`, and if the directory no longer has that version.
         """
-        directory = Path(path).expanduser()
+        directory = adapter_directory(path)
         found = self.find(version or self._reader.version(directory, name))
         if found is not None:
             return found

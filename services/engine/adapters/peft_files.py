@@ -24,7 +24,8 @@ from shared.models.adapter_config import (
     adapter_kind,
     check_rank,
     check_tokens,
-    not_found,
+    no_file,
+    open_regular,
     read_lora_config,
     read_prompt_config,
     unusable,
@@ -46,7 +47,7 @@ _KINDS: Mapping[str, str] = {
 _Stamp = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Module:
     """A module of the checkpoint that an adapter may change: a part of a parameter of the decoder."""
 
@@ -86,12 +87,10 @@ class AdapterReader:
             self._add(parameter)
 
     def version(self, directory: Path, name: str) -> str:
-        """Returns a hash of the adapter's files. Raises ServiceError('not_found') if one is missing.
+        """Returns a hash of the adapter's files. Raises ServiceError('not_found') if one cannot be read.
 
         Files are read again only if their size or modification time has changed.
         """
-        if not directory.is_dir():
-            raise not_found(name, f"there is no directory {directory}")
         stamp = _stamp(directory)
         known = self._versions.get(directory)
         if known is not None and stamp == known[0]:
@@ -99,11 +98,11 @@ class AdapterReader:
         digest = hashlib.sha256()
         for file in (CONFIG_FILE, WEIGHTS_FILE):
             try:
-                with (directory / file).open("rb") as content:
+                with open_regular(directory / file) as content:
                     while part := content.read(_READ_BYTES):
                         digest.update(part)
             except OSError as error:
-                raise not_found(name, f"{directory / file} cannot be read ({error.strerror})") from error
+                raise no_file(name, directory, file) from error
         version = digest.hexdigest()[:32]
         if stamp:
             self._versions[directory] = stamp, version
@@ -212,7 +211,7 @@ class AdapterReader:
                 self._others.update(names)
                 continue
             shape = source.shape[::-1] if parameter.transposed else source.shape
-            module = _Module((int(layer), target), row, shape[0], shape[1], order)
+            module = _Module(place=(int(layer), target), row=row, num_rows=shape[0], num_inputs=shape[1], order=order)
             row += shape[0]
             self._modules.update(dict.fromkeys(names, module))
             if parameter.grouping is not None:
@@ -223,7 +222,7 @@ def _stamp(directory: Path) -> _Stamp:
     """Returns size, modification time and inode of each of the adapter's files; empty if a file is missing."""
     try:
         states = [(directory / file).stat() for file in (CONFIG_FILE, WEIGHTS_FILE)]
-    except OSError:
+    except (OSError, ValueError):  # ValueError: of a path with a zero byte
         return ()
     return tuple(number for state in states for number in (state.st_size, state.st_mtime_ns, state.st_ino))
 

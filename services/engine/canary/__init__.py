@@ -2,9 +2,9 @@
 
 | module      | what it does                                                                          |
 |-------------|---------------------------------------------------------------------------------------|
-| `probe`     | the hidden sequence, its results, and the comparison with the golden value             |
+| `probe`     | the canary's sequence, its results, and the comparison with the golden value           |
 | `measure`   | computes the golden value at start, and checks batch invariance                        |
-| `canary`    | schedules the hidden sequence among the requests, and keeps the engine's fault         |
+| `canary`    | runs the canary among the requests, and keeps the engine's fault                       |
 | `checksums` | checksums of the weights in memory, compared with those at load                        |
 | `guard`     | the thread that computes the checksums in small portions                               |
 """

@@ -1,4 +1,4 @@
-"""Runs the hidden test sequence among the requests and compares each result with the golden value (`measure`).
+"""Runs the canary among the requests and compares each result with the golden value (`measure`).
 
 Used by the step loop.
 
@@ -102,7 +102,7 @@ class Canary:
         return self._started_s is not None and (now_s - self._started_s > URGENT_S or bool(self._answers))
 
     def next(self, now_s: float) -> SequenceSpec | None:
-        """Returns the hidden sequence if a run is due; else None."""
+        """Returns the canary's sequence if a run is due; else None."""
         if self._due_s is None:
             self._due_s = now_s + self.interval_s
         if self._started_s is not None or (now_s < self._due_s and not self._asked):

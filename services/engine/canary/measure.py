@@ -74,7 +74,7 @@ def check_deterministic(executor: Executor, limits: CoreLimits) -> None:
 
 
 def _run(executor: Executor, limits: CoreLimits, facts: EngineFacts, num_beside: int) -> Observed | None:
-    """Runs the hidden sequence, in steps with `num_beside` others, which sample, so that both code paths are tested."""
+    """Runs the canary, in steps with `num_beside` others, which sample, so that both code paths are tested."""
     core = Core(replace(limits, max_batch_size=None), facts)
     spec = probe_spec(facts, 0, core.max_model_len)
     if spec is None:
@@ -84,16 +84,19 @@ def _run(executor: Executor, limits: CoreLimits, facts: EngineFacts, num_beside:
         length = min(1 + 7 * index, core.max_model_len - 8)
         if length >= 1:
             params = SamplingParams(max_tokens=8, temperature=float(index % 2), seed=index, ignore_eos=True)
-            core.add(SequenceSpec(f"beside {index}", (index % facts.vocab_size,) * length, params))
+            core.add(
+                SequenceSpec(
+                    sequence_id=f"beside {index}", prompt_token_ids=(index % facts.vocab_size,) * length, params=params
+                )
+            )
     core.add(spec)
-    core.scheduler.urgent = True
     found: list[Outcome] = []
-    while not (plan := core.schedule()).empty:
+    while not (plan := core.schedule(urgent_canary=True)).empty:
         executor.launch(plan)
         core.apply(plan, executor.collect())
-        found += core.hidden_outcomes
-        core.hidden_outcomes.clear()
+        found += core.canary_outcomes
+        core.canary_outcomes.clear()
     # An empty plan frees the rows on the worker: the next core begins with all rows free.
-    executor.launch(StepPlan(plan.step, freed_rows=core.scheduler.rows.announce()))
+    executor.launch(StepPlan(step=plan.step, freed_rows=core.residency.rows.announce()))
     executor.collect()
     return observed(found)

@@ -1,4 +1,4 @@
-"""The hidden sequence, a test that each engine runs periodically and no client sees; comparison of its results. Pure.
+"""The canary, a test that each engine runs periodically and no client sees; comparison of its results. Pure.
 
 The prompt's token ids are spread over the vocabulary. The sequence is greedy, and each of its log probabilities depends
 on the logits of the whole vocabulary, and so on every layer and every row of the language model head. For a model
@@ -24,14 +24,14 @@ TOLERANCE = 0.5
 steps of 0.125 in bfloat16; the rest is margin, because a sound engine must never be ended.
 """
 SALT = b"\0canary"
-HIDDEN_ID = "#canary"
+CANARY_ID = "#canary"
 """Prefix of the sequence's id in the core. Ids of requests end in '#' and a number."""
 _DIGITS = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """The result of a run of the hidden sequence.
+    """The result of a run of the canary.
 
     `gaps`: difference of log probability between best and second-best token.
     """
@@ -56,17 +56,24 @@ def probe_spec(facts: EngineFacts, number: int, max_model_len: int) -> SequenceS
         max_tokens=num_output, temperature=0.0, ignore_eos=True, logprobs=2 if facts.variant_because else 0
     )
     pooling = None if facts.generates else facts.own_pooling()
-    return SequenceSpec(f"{HIDDEN_ID}-{number}", prompt, params, cache_salt=SALT, pooling=pooling, hidden=True)
+    return SequenceSpec(
+        sequence_id=f"{CANARY_ID}-{number}",
+        prompt_token_ids=prompt,
+        params=params,
+        cache_salt=SALT,
+        pooling=pooling,
+        canary=True,
+    )
 
 
 def observed(outcomes: Sequence[Outcome]) -> Observed:
     """Joins the tokens, log probabilities and vectors of all sequences of one self-test into one result."""
     entries = [entry for outcome in outcomes for entry in outcome.logprobs]
     return Observed(
-        tuple(token for outcome in outcomes for token in outcome.token_ids),
-        tuple(entry.logprob for entry in entries),
-        tuple(entry.top_logprobs[0] - entry.top_logprobs[1] for entry in entries if len(entry.top_logprobs) > 1),
-        b"".join(outcome.vector for outcome in outcomes),
+        token_ids=tuple(token for outcome in outcomes for token in outcome.token_ids),
+        logprobs=tuple(entry.logprob for entry in entries),
+        gaps=tuple(entry.top_logprobs[0] - entry.top_logprobs[1] for entry in entries if len(entry.top_logprobs) > 1),
+        vector=b"".join(outcome.vector for outcome in outcomes),
         failed=any(outcome.finish_reason == "error" for outcome in outcomes),
     )
 

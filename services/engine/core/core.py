@@ -6,18 +6,18 @@
     plan = core.schedule()            plan the next step
     outcomes = core.apply(plan, r)    apply the worker's result of a plan
 
-`scheduler` decides the order and `block_pool` manages the memory; the caller runs the plans. The step loop calls the
+`scheduler` decides the order, `residency` gives out rows and blocks; the caller runs the plans. The step loop calls the
 core from one thread. Only `counters` may be called from another thread.
 """
 
 import math
 import struct
+from copy import copy
 from dataclasses import replace
 
 import msgspec
 
 from services.engine.core.beams.beam_group import BeamGroup, BeamGroups, further_beams
-from services.engine.core.counters import Counters, Tally
 from services.engine.core.kv.block_pool import BlockPool
 from services.engine.core.kv.kv_transfer import KvLoaded, KvReleased, KvTransfers
 from services.engine.core.kv.prefix_cache import PrefixCache
@@ -32,19 +32,20 @@ from services.engine.core.plan import (
     prompt_logprob_rows,
 )
 from services.engine.core.request import Outcome, SequenceSpec
+from services.engine.core.residency import Residency
 from services.engine.core.scheduler import Scheduler
 from services.engine.core.sequence import Sequence, Status, from_spec
 from services.engine.core.stopping import StopRules, Verdict, rules_for
 from shared.blocks import HASH_BYTES, is_salt_of
 from shared.codec import pack_ids
 from shared.errors import ServiceError
-from shared.messages import FinishReason, PromptLogprobs
+from shared.messages import EngineCounters, EngineLoad, PromptLogprobs
 from shared.parameters.pooling import PoolingParams, generates_nothing
 from shared.parameters.pooling import check as check_pooling
 from shared.parameters.sampling import check_vocabulary
 
-HIDDEN_PRIORITY = -(2**64)
-"""Priority of the engine's own test sequence (`SequenceSpec.hidden`): before every priority of a request."""
+CANARY_PRIORITY = -(2**64)
+"""Priority of the engine's own test sequence (`SequenceSpec.canary`): before every priority of a request."""
 
 
 class Core:
@@ -53,20 +54,14 @@ class Core:
     def __init__(self, limits: CoreLimits, facts: EngineFacts) -> None:
         assert min(limits.max_num_seqs, limits.max_num_batched_tokens, facts.num_blocks, facts.block_size) > 0
         self.facts = facts
-        self.tally = Tally()
+        self.tally = EngineCounters()
         self.pool = BlockPool(facts.num_blocks)
         self.prefix_cache = PrefixCache(self.pool, facts.block_size, enabled=limits.enable_prefix_caching)
         self.swap = SwapSpace(facts.num_host_blocks, facts.block_size, self.pool, self.tally)
-        self.scheduler = Scheduler(
-            limits,
-            facts.block_size,
-            self.pool,
-            self.prefix_cache,
-            self.swap,
-            self.tally,
-            prompt_logprob_rows(facts.vocab_size),
-            facts.num_stages,
-        )
+        parts = (self.pool, self.prefix_cache, self.swap, self.tally)
+        self.residency = Residency(limits, facts.block_size, *parts)
+        num_prompt_logprobs = prompt_logprob_rows(facts.vocab_size)
+        self.scheduler = Scheduler(limits, self.residency, self.tally, num_prompt_logprobs, facts.num_stages)
         self.transfers = KvTransfers(facts.block_size, self.pool, self.swap, self.prefix_cache, self.tally)
         self._groups: dict[tuple[str, bytes], list[Sequence]] = {}
         """The live members of each sequence group (sequences with a common prefix), by its name and cache salt."""
@@ -74,8 +69,8 @@ class Core:
         self.sequences: dict[str, Sequence] = {}
         """The live sequences (added and not ended), by sequence id. For those of a beam search the scheduler computes
         other sequences, the beams (see `beam_group`)."""
-        self.hidden_outcomes: list[Outcome] = []
-        """Outcomes of hidden sequences. The caller of `apply` clears the list."""
+        self.canary_outcomes: list[Outcome] = []
+        """Outcomes of the canary. The caller of `apply` clears the list."""
         self.failed: list[tuple[str, ServiceError]] = []
         """Sequences that ended because no token could be sampled for them. The caller of `apply` clears the list."""
         # The last token of a sequence is sampled but never computed, so it needs no slot in a KV block.
@@ -118,12 +113,12 @@ class Core:
         if spec.params.beam is not None:
             self._join_beam_group(sequence, spec)
             return
-        if self.num_speculative_tokens and spec.pooling is None and not spec.hidden:
+        if self.num_speculative_tokens and spec.pooling is None and not spec.canary:
             sequence.lookahead = Lookahead(self.num_speculative_tokens)
         self._num_added += 1
-        if spec.hidden:
+        if spec.canary:
             # This makes it the oldest sequence of all: it is scheduled first once it runs, and preempted last.
-            sequence.age = (HIDDEN_PRIORITY, 0, sequence.age[-1])
+            sequence.age = (CANARY_PRIORITY, 0, sequence.age[-1])
         if spec.sequence_group:
             sequence.siblings = self._groups.setdefault((spec.sequence_group, spec.cache_salt), [])
             sequence.siblings.append(sequence)
@@ -160,7 +155,6 @@ class Core:
         if sequence is None:
             return False
         self._leave(sequence)
-        self.tally.finished["abort"] += not sequence.hidden
         return True
 
     def transferred(self, result: KvLoaded | KvReleased) -> None:
@@ -172,22 +166,23 @@ class Core:
             sequence.move_to(Status.WAITING)
             self.scheduler.add(sequence)
 
-    def schedule(self, now_s: float = 0.0) -> StepPlan:
+    def schedule(self, now_s: float = 0.0, *, urgent_canary: bool = False) -> StepPlan:
         """Plans the next step. The plan is empty if there is nothing to compute; an empty plan must not be run.
 
         `now_s` is the caller's clock in seconds, 0 if there is none. It is used for the scheduler delay (`delay`), for
         gathering batches (`batching`), for the idle lane and for deciding whether to draft tokens (`speculation`).
+        `urgent_canary`: whether a waiting canary joins before all others are scheduled.
 
         Every plan that is not empty must be run and applied, in order. The next step may be planned before the earlier
         plans are applied. It then leaves out sequences with draft tokens in flight, because the tokens after the drafts
         depend on the result; with several pipeline stages, it also leaves out sequences whose next token is sampled by
         a plan in flight.
         """
-        return self.scheduler.schedule(now_s)
+        return self.scheduler.schedule(now_s, urgent_canary=urgent_canary)
 
     def seconds_to_batch(self, now_s: float) -> float:
         """Returns the seconds until a gathering batch must start (see `batching`); infinite if no batch gathers."""
-        return self.scheduler.batches.seconds_left(now_s)
+        return self.scheduler.seconds_to_batch(now_s)
 
     def apply(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> list[Outcome]:
         """Applies a step's result. Returns one outcome for each live sequence with tokens or a vector, in plan order.
@@ -202,7 +197,7 @@ class Core:
         assert plan.step == result.step == self._num_applied + 1, (plan.step, result.step, self._num_applied)
         self._num_applied = plan.step
         num_samples = sum(share.samples for share in plan.scheduled)
-        self.scheduler.step_ended(plan.step, now_s, sum(map(len, result.token_ids)) - num_samples)
+        self.scheduler.step_ended(plan.step, now_s, sum(max(0, len(given) - 1) for given in result.token_ids))
         assert len(result.token_ids) == len(result.logprobs) == num_samples, "the result is not that of the plan"
         samples = zip(result.token_ids, result.logprobs, strict=True)
         prompt_logprobs = iter(result.prompt_logprobs)
@@ -215,7 +210,7 @@ class Core:
             index += share.samples
             reported = next(prompt_logprobs) if share.num_prompt_logprobs else None
             vector = next(vectors) if share.pools else None
-            sequence = self.scheduler.apply_result(share, len(sampled[0]) if sampled is not None else 0)
+            sequence = self.residency.apply_result(share, len(sampled[0]) if sampled is not None else 0)
             if sequence.status is Status.FINISHED:
                 continue
             self.prefix_cache.publish(sequence)
@@ -225,45 +220,47 @@ class Core:
                 sequence.prompt_logprobs.append(reported)
                 sequence.has_prompt_logprobs = sequence.num_computed_tokens >= sequence.num_prompt_tokens - 1
             if vector is not None:
-                (self.hidden_outcomes if sequence.hidden else outcomes).append(self._take_vector(sequence, vector))
+                (self.canary_outcomes if sequence.canary else outcomes).append(self._take_vector(sequence, vector))
             elif sampled is None:
                 continue
             elif index in errors:
                 self._fail(sequence, errors[index])
+            elif not sampled[0]:
+                assert sequence.num_in_flight == 0, f"{sequence.sequence_id} waits and was planned ahead"
             elif sequence.beams:
                 outcomes += self._take_candidates(sequence, sampled[1][0])
             else:
                 outcome = self._take_tokens(sequence, *sampled)
-                (self.hidden_outcomes if sequence.hidden else outcomes).append(outcome)
+                (self.canary_outcomes if sequence.canary else outcomes).append(outcome)
         return outcomes
 
     def scheduled_ids(self, plan: StepPlan) -> list[str]:
         """Returns the id of each scheduled sequence of a plan, in plan order. The plan must not have been applied.
 
-        The id of a hidden sequence is given as "".
+        The id of the canary is given as "".
         """
-        rows = self.scheduler.rows
-        return ["" if rows[share.row].hidden else rows[share.row].sequence_id for share in plan.scheduled]
+        rows = self.residency.rows
+        return ["" if rows[share.row].canary else rows[share.row].sequence_id for share in plan.scheduled]
 
-    def num_hidden_tokens(self, plan: StepPlan) -> int:
-        """Returns how many of a plan's tokens belong to a hidden sequence."""
-        return sum(share.num_tokens for share in plan.scheduled if self.scheduler.is_hidden(share.row))
+    def num_canary_tokens(self, plan: StepPlan) -> int:
+        """Returns how many of a plan's tokens belong to the canary."""
+        return sum(share.num_tokens for share in plan.scheduled if share.row >= len(self.residency.rows))
 
     def take_preempted(self) -> tuple[str, ...]:
         """Returns the ids of the sequences preempted since the last call."""
-        found = tuple(self.scheduler.preempted)
-        self.scheduler.preempted.clear()
+        found = tuple(self.residency.preempted)
+        self.residency.preempted.clear()
         return found
 
     def joined(self, plan: StepPlan) -> tuple[str, ...]:
         """Returns the ids of the sequences that join in a plan, which must not have been applied yet.
 
-        A hidden sequence is left out.
+        The canary is left out.
         """
         if not plan.new:
             return ()
-        hidden = {new.sequence_id for new in plan.new if self.scheduler.is_hidden(new.row)}
-        return tuple(name for name in self.beam_groups.joined(plan) if name not in hidden)
+        canary = {new.sequence_id for new in plan.new if new.row >= len(self.residency.rows)}
+        return tuple(name for name in self.beam_groups.joined(plan) if name not in canary)
 
     def scheduled_sequences(self) -> list[Sequence]:
         """Returns the sequences that the scheduler has: the live ones, with a search's beams instead of its members.
@@ -274,37 +271,22 @@ class Core:
         own = [one for one in own if one.status is not Status.WAITING_FOR_KV]
         return own + [beam for group in self.beam_groups for beam in group.beams]
 
-    def counters(self) -> Counters:
-        """Returns the totals and the current load. May be called from any thread."""
-        scheduler, tally = self.scheduler, self.tally
-        return Counters(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting + self.transfers.num_waiting,
-            num_waiting_tokens=scheduler.waiting.num_tokens + scheduler.idle.queue.num_tokens,
+    def load(self) -> EngineLoad:
+        """Returns the current load. May be called from any thread."""
+        residency, idle = self.residency, self.residency.yielding.queue
+        return EngineLoad(
             num_free_blocks=self.pool.num_free,
-            step=tally.step,
-            prompt_tokens=tally.prompt_tokens,
-            generation_tokens=tally.generation_tokens,
-            prefix_cache_queries=tally.prefix_cache_queries,
-            prefix_cache_hits=tally.prefix_cache_hits,
-            cached_tokens=tally.cached_tokens,
-            preemptions=tally.preemptions,
-            swapped_out_blocks=tally.swapped_out_blocks,
-            swapped_in_blocks=tally.swapped_in_blocks,
-            drafted_tokens=tally.drafted_tokens,
-            accepted_tokens=tally.accepted_tokens,
-            kv_loads=tally.kv_loads,
-            kv_failed_loads=tally.kv_failed_loads,
-            kv_loaded_tokens=tally.kv_loaded_tokens,
-            kv_saved_tokens=tally.kv_saved_tokens,
-            finished=tuple(tally.finished.items()),
-            drafts=tally.drafts,
-            accepted_by_position=tuple(tally.accepted_by_position),
-            num_idle_running=scheduler.num_idle_running,
-            num_idle_waiting=scheduler.idle.queue.num_waiting,
-            num_idle_waiting_tokens=scheduler.idle.queue.num_tokens,
-            idle_preemptions=tally.idle_preemptions,
+            num_running=residency.num_running,
+            num_waiting=residency.num_waiting + self.transfers.num_waiting,
+            num_idle_running=len(residency.running) - residency.num_ordinary,
+            num_idle_waiting=idle.num_waiting,
+            num_waiting_tokens=residency.waiting.num_tokens + idle.num_tokens,
+            num_idle_waiting_tokens=idle.num_tokens,
         )
+
+    def counters(self) -> EngineCounters:
+        """Returns a copy of the counters. May be called from any thread."""
+        return copy(self.tally)
 
     # --- results ------------------------------------------------------------------------------------------------------
 
@@ -322,7 +304,7 @@ class Core:
             sequence.cumulative_logprob += entry.logprob
         self._count(sequence, position, count)
         if verdict is not None:
-            self._end(sequence, verdict.reason)
+            self._end(sequence)
         return Outcome(
             sequence_id=sequence.sequence_id,
             position=position,
@@ -345,8 +327,8 @@ class Core:
         if group.search.over:
             return self._end_search(group)
         if len(group.beams) < len(sources):
-            self.scheduler.spread(group.beams, further_beams(group))
-        self.scheduler.rearrange(group.beams, sources, group.new_tokens())
+            self.residency.spread(group.beams, further_beams(group))
+        self.residency.rearrange(group.beams, sources, group.new_tokens())
         return []
 
     def _end_search(self, group: BeamGroup) -> list[Outcome]:
@@ -354,12 +336,12 @@ class Core:
         for member, outcome in zip(list(group.members), outcomes, strict=True):
             assert outcome.finish_reason is not None
             self._count(member, outcome.position, len(outcome.token_ids))
-            self._end(member, outcome.finish_reason)
+            self._end(member)
         return outcomes
 
     def _take_vector(self, sequence: Sequence, vector: bytes) -> Outcome:
         self._count(sequence, 0, 0)
-        self._end(sequence, "stop")
+        self._end(sequence)
         return Outcome(
             sequence_id=sequence.sequence_id,
             position=0,
@@ -371,16 +353,15 @@ class Core:
         )
 
     def _count(self, sequence: Sequence, position: int, num_tokens: int) -> None:
-        if sequence.hidden:
+        if sequence.canary:
             return
         self.tally.generation_tokens += num_tokens
         if position == sequence.num_carried_tokens:
             self.tally.prompt_tokens += sequence.num_prompt_tokens - sequence.num_virtual_tokens
 
-    def _end(self, sequence: Sequence, reason: FinishReason) -> None:
+    def _end(self, sequence: Sequence) -> None:
         del self.sequences[sequence.sequence_id]
         self._leave(sequence)
-        self.tally.finished[reason] += not sequence.hidden
 
     def _leave(self, sequence: Sequence) -> None:
         """Removes an ended sequence from the scheduler, or from its beam search, which ends with its last member."""
@@ -399,10 +380,12 @@ class Core:
         self.scheduler.finish(sequence)
 
     def _fail(self, sequence: Sequence, message: str) -> None:
-        self._end(sequence, "error")
-        if sequence.hidden:
+        self._end(sequence)
+        if sequence.canary:
             position = sequence.num_output_tokens
-            self.hidden_outcomes.append(Outcome(sequence.sequence_id, position, (), finish_reason="error"))
+            self.canary_outcomes.append(
+                Outcome(sequence_id=sequence.sequence_id, position=position, token_ids=(), finish_reason="error")
+            )
             return
         self.failed.append((sequence.sequence_id, ServiceError("invalid_value", message)))
 
@@ -507,7 +490,7 @@ class Core:
         """Raises ServiceError for a beam search that could not run even if it were alone."""
         assert spec.params.beam is not None
         width, num_prompt = spec.params.beam.width, spec.num_prompt_tokens
-        most = min(self.scheduler.num_rows, self.facts.vocab_size - len(rules.end_token_ids))
+        most = min(len(self.residency.rows), self.facts.vocab_size - len(rules.end_token_ids))
         _require(width <= most, "best_of", f"This engine runs at most {most} beams: lower 'best_of'.")
         # All beams share the full blocks of the prompt. The last token of each beam is never computed.
         num_shared = num_prompt // self.facts.block_size
@@ -535,7 +518,9 @@ def _prompt_logprobs(sequence: Sequence) -> tuple[PromptLogprobs, ...]:
     """Returns the log probabilities of the prompt, if the sequence asked for them, and removes them from it."""
     if sequence.params.prompt_logprobs is None:
         return ()
-    first = PromptLogprobs(0, pack_ids(sequence.tokens[:1]), struct.pack("<f", math.nan))
+    first = PromptLogprobs(
+        start=0, token_ids=pack_ids(sequence.tokens[:1]), logprobs=struct.pack("<f", math.nan), ranks=pack_ids((0,))
+    )
     reported = (first, *sequence.prompt_logprobs)
     sequence.prompt_logprobs.clear()
     return reported

@@ -21,7 +21,7 @@ def check(core: Core) -> None:
     _check_rows(core)
     _check_queues(core)
     _check_host(core)
-    for sequence in core.scheduler.rows.holders():
+    for sequence in core.residency.rows.holders():
         _check_counters(core, sequence)
 
 
@@ -32,20 +32,20 @@ def check_idle(core: Core, now_s: float) -> None:
     wait only for a batch to gather, for KV or for blocks that are held for other engines. No sequence may run and no
     other block or row may be held; without live sequences, no host block or sequence group either.
     """
-    scheduler = core.scheduler
-    assert not scheduler.running, f"{len(scheduler.running)} sequences run and have nothing to compute"
+    residency = core.residency
+    assert not residency.running, f"{len(residency.running)} sequences run and have nothing to compute"
     transfers = core.transfers
     # Sequences may lack the blocks that are held until another engine has received them.
     held_for_others = transfers.num_saved_blocks
     num_queued = len(core.sequences) - transfers.num_waiting
     gathering = math.isfinite(core.seconds_to_batch(now_s))
     assert gathering or held_for_others or not num_queued, f"{num_queued} sequences wait although nothing runs"
-    held = list(scheduler.rows.holders())
+    held = list(residency.rows.holders())
     assert not held, f"rows are held by {[sequence.sequence_id for sequence in held]}"
     num_held = core.pool.num_blocks - core.pool.num_free - held_for_others
     assert not num_held, f"{num_held} blocks are held by no sequence"
     if not core.sequences:
-        assert not scheduler.num_waiting, f"{scheduler.num_waiting} waiting sequences counted, none live"
+        assert not residency.num_waiting, f"{residency.num_waiting} waiting sequences counted, none live"
         num_host = core.swap.pool.num_blocks - core.swap.pool.num_free - len(list(transfers.host_blocks()))
         assert not num_host, f"{num_host} host blocks are held by no sequence"
         assert not core.num_groups, f"{core.num_groups} sequence groups without a sequence"
@@ -67,10 +67,11 @@ def _check_references(core: Core) -> None:
     """
     held = Counter(core.transfers.saved_references())
     block_size = core.facts.block_size
-    for sequence in core.scheduler.rows.holders():
+    for sequence in core.residency.rows.holders():
         assert len(set(sequence.block_table)) == len(sequence.block_table), f"{sequence.sequence_id}: a block twice"
         held.update(sequence.block_table)
-        for block in sequence.block_table[sequence.num_scheduled_tokens // block_size :]:
+        first = sequence.num_scheduled_tokens + (sequence.again > 0)
+        for block in sequence.block_table[first // block_size :]:
             assert core.pool.ref_count(block) == 1, f"{sequence.sequence_id} writes into block {block}, which is shared"
     for block in range(core.pool.num_blocks):
         count = core.pool.ref_count(block)
@@ -97,7 +98,7 @@ def _check_names(core: Core) -> None:
     assert len(names) == pool.num_named, f"{pool.num_named} names for {len(names)} named blocks"
     for block, name in names:
         assert pool.find(name) == block, f"block {block} is not found by its name"
-    for sequence in core.scheduler.rows.holders():
+    for sequence in core.residency.rows.holders():
         for index, block in enumerate(sequence.block_table):
             name = pool.hash_of(block)
             if name is not None:
@@ -107,13 +108,13 @@ def _check_names(core: Core) -> None:
 
 def _check_rows(core: Core) -> None:
     """Every row is free, reserved or held by one sequence that is running, or finished with a plan in flight."""
-    rows = core.scheduler.rows
+    rows = core.residency.rows
     holders = list(rows.holders())
-    num_held = sum(not sequence.hidden for sequence in holders)
+    num_held = sum(not sequence.canary for sequence in holders)
     assert num_held + rows.num_free + rows.num_reserved == len(rows), (
         f"{num_held} rows held, {rows.num_free} free, {rows.num_reserved} reserved, {len(rows)} in all"
     )
-    to_come = sum(one.num_rows - 1 for one in core.scheduler.running if len(one.beams) == 1)
+    to_come = sum(one.num_rows - 1 for one in core.residency.running if len(one.beams) == 1)
     assert rows.num_reserved == to_come, f"{rows.num_reserved} rows reserved, {to_come} beams to come"
     num_loras = sum(sequence.adapter is not None for sequence in holders)
     assert rows.adapters.num_users == num_loras, f"{rows.adapters.num_users} users of adapters counted"
@@ -130,17 +131,17 @@ def _check_rows(core: Core) -> None:
 
 def _check_queues(core: Core) -> None:
     """Every live sequence is in exactly one queue; the running sequences are in order of age."""
-    scheduler = core.scheduler
-    running, waiting = scheduler.running, [*scheduler.waiting, *scheduler.idle.queue]
-    for queue in (scheduler.waiting, scheduler.idle.queue):
+    residency, idle = core.residency, core.residency.yielding.queue
+    running, waiting = residency.running, [*residency.waiting, *idle]
+    for queue in (residency.waiting, idle):
         found = list(queue)
         assert len(found) == queue.num_waiting, "the number of waiting sequences is wrong"
         assert sum(s.num_tokens for s in found) == queue.num_tokens, "the number of waiting tokens is wrong"
-    assert not any(sequence.idle for sequence in scheduler.waiting), "an idle sequence waits among the ordinary ones"
+    assert not any(sequence.idle for sequence in residency.waiting), "an idle sequence waits among the ordinary ones"
     ages = [sequence.age for sequence in running]
     assert ages == sorted(set(ages)), f"running sequences out of order: {ages}"
-    hidden = [] if scheduler.hidden is None else [scheduler.hidden]
-    queued = Counter(map(id, [*running, *waiting, *hidden]))
+    in_lanes = [sequence for lane in core.scheduler.lanes for sequence in lane.waiting()]
+    queued = Counter(map(id, [*running, *in_lanes]))
     live = Counter(map(id, core.scheduled_sequences()))
     assert queued == live, "the queues do not hold exactly the live sequences"
     for sequence in running:
@@ -160,16 +161,17 @@ def _check_counters(core: Core, sequence: Sequence) -> None:
     computed, scheduled = sequence.num_computed_tokens, sequence.num_scheduled_tokens
     assert 0 <= computed <= scheduled, f"{name}: {computed} computed, {scheduled} scheduled"
     assert (computed == scheduled) == (sequence.num_in_flight == 0), f"{name}: {scheduled - computed} tokens in flight"
-    known = sequence.num_tokens + sequence.num_pending_tokens
     assert sequence.num_published_blocks * block_size <= computed, f"{name}: blocks published before they were computed"
     assert sequence.num_tokens <= core.max_model_len, f"{name}: {sequence.num_tokens} tokens"
-    least, most = (-(-count // block_size) for count in (scheduled, scheduled + core.num_speculative_tokens))
+    known = scheduled + (sequence.again > 0)
+    least, most = (-(-count // block_size) for count in (known, known + core.num_speculative_tokens))
     num_blocks = len(sequence.block_table) + (sequence.copied_block is not None)
-    if sequence.hidden:  # gets all its blocks when it joins
+    if sequence.canary:  # gets all its blocks when it joins
         most = num_blocks
     assert least <= num_blocks <= most, f"{name}: {num_blocks} blocks for {scheduled} tokens"
     if sequence.status is Status.RUNNING:
-        assert scheduled <= known, f"{name}: {scheduled} of {known} tokens scheduled"
+        in_all = sequence.num_tokens + sequence.num_pending_tokens
+        assert known <= in_all, f"{name}: {known} of {in_all} tokens scheduled"
         waits = any(beam.num_unscheduled_tokens > 0 or beam.num_in_flight for beam in sequence.beams)
         busy = sequence.num_unscheduled_tokens > 0 or sequence.num_in_flight or waits
         assert busy, f"{name} runs and has nothing to do"

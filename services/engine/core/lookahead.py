@@ -4,7 +4,7 @@ The draft consists of the tokens that followed the latest earlier occurrence of 
 else of its last two. Computing several tokens of a sequence in one step costs a worker little, and each accepted draft
 token saves a step. Rejected ones cost time. The draft length therefore follows from how many tokens of the last drafts
 were accepted, and after a draft without an accepted token the sequence drafts nothing for some steps, more each time.
-No I/O; one object for each sequence. `core` creates the objects, `scheduler` calls them.
+No I/O; one object for each sequence. `core` creates the objects, `residency` calls them.
 """
 
 from array import array

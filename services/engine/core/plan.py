@@ -55,7 +55,7 @@ def default_batched_tokens(on_cpu: bool, max_num_seqs: int) -> int:
     return CPU_PROMPT_TOKENS + max_num_seqs if on_cpu else DEFAULT_BATCHED_TOKENS
 
 
-class PlacedPicture(msgspec.Struct, frozen=True, eq=False):
+class PlacedPicture(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """A picture in a prompt: tokens [start, start + num_tokens) of the prompt.
 
     `rows` and `columns`: how the embedded tokens lie in the picture, row by row. `embeddings`: those of these tokens,
@@ -76,7 +76,7 @@ class PlacedPicture(msgspec.Struct, frozen=True, eq=False):
     """Positions among the picture's tokens that use the embedding of their own token id, not one of the picture."""
 
 
-class NewSequence(msgspec.Struct, frozen=True):
+class NewSequence(msgspec.Struct, frozen=True, kw_only=True):
     """A sequence that joins, or comes back after preemption, or a beam with other tokens, and the row that it gets.
 
     `token_ids` are prompt and output so far; the first `num_prompt_tokens` are the prompt. `block_ids` is the whole
@@ -102,7 +102,7 @@ class NewSequence(msgspec.Struct, frozen=True):
     """
 
 
-class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
+class ScheduledSequence(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One sequence's share of a step. `new_block_ids` are appended to the row's block table before the step runs.
 
     For a sequence that joins in this plan `new_block_ids` is empty, as `NewSequence.block_ids` has all its blocks.
@@ -120,7 +120,7 @@ class ScheduledSequence(msgspec.Struct, frozen=True, gc=False):
     pools: bool = False
 
 
-class StepPlan(msgspec.Struct, frozen=True):
+class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
     """One step.
 
     Order of effects: free rows, fill adapter slots, copy blocks, fill rows, append blocks, compute, sample tokens.
@@ -164,11 +164,13 @@ class SampledLogprobs(msgspec.Struct, frozen=True, gc=False):
     top_logprobs: tuple[float, ...] = ()
 
 
-class StepResult(msgspec.Struct, frozen=True):
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a step: for each scheduled sequence with `samples`, in plan order, one tuple of new tokens.
 
-    The tuple has more than one token if draft tokens were accepted. `logprobs` is parallel to `token_ids` and always
-    holds the log probabilities of the new tokens; it holds candidates only for sequences that asked for them.
+    The tuple has more than one token if draft tokens were accepted, and none if the sequence waits for the mask of its
+    grammar. Its last known token is then to be computed again; no plan in flight may contain the sequence. `logprobs`
+    is parallel to `token_ids` and always holds the log probabilities of the new tokens; it holds candidates only for
+    sequences that asked for them.
     """
 
     step: int
@@ -184,7 +186,7 @@ class StepResult(msgspec.Struct, frozen=True):
     """For each scheduled sequence with `pools`, in plan order, its vector (`TokenEvent.vector`)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
     """Properties of model and machine that are determined at start-up and passed to the core."""
 
@@ -241,7 +243,7 @@ class EngineFacts:
         return PoolingParams(kind=self.pooling_kind, classify=bool(self.labels))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoreLimits:
     """The scheduler's limits, from flags."""
 
@@ -265,8 +267,8 @@ class CoreLimits:
     """Maximum number of LoRA adapters of the running sequences together; 0: sequences have no adapters."""
     max_prompt_adapters: int = 0
     """As `max_loras`, for prompt adapters."""
-    has_hidden_row: bool = False
-    """Whether the worker has one row more than `max_num_seqs`, for the hidden sequence (`SequenceSpec.hidden`)."""
+    has_canary_row: bool = False
+    """Whether the worker has one row more than `max_num_seqs`, for the canary (`SequenceSpec.canary`)."""
 
     def step_tokens(self, num_running: int, num_proposers: int) -> int:
         """Returns the token budget of a step with `num_running` sequences, of which `num_proposers` may get drafts."""

@@ -25,7 +25,7 @@ class Adapter(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceSpec:
     """A sequence to run.
 
@@ -64,12 +64,12 @@ class SequenceSpec:
     """
     pictures: tuple[PlacedPicture, ...] = ()
     """The pictures of the prompt, in order. Not together with a prompt adapter."""
-    hidden: bool = False
-    """Whether this is the hidden sequence, with which the engine tests itself (`canary`); see `scheduler`. It reuses no
-    KV and is neither counted nor reported.
+    canary: bool = False
+    """Whether this is the sequence with which the engine tests itself; see `lanes.canary`. It reuses no KV and is
+    neither counted nor reported.
     """
     idle_until_s: float = 0.0
-    """Time of the caller's clock until which the sequence is in the idle lane (`idle_lane`), where other sequences
+    """Time of the caller's clock until which the sequence is in the idle lane (`lanes.idle`), where other sequences
     preempt it; 0: it is an ordinary sequence.
     """
 
@@ -92,7 +92,7 @@ def with_adapter(spec: SequenceSpec, adapter: Adapter) -> SequenceSpec:
     return replace(spec, adapter=adapter)
 
 
-class Outcome(msgspec.Struct, frozen=True, gc=False):
+class Outcome(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """The tokens that a step gave one sequence, at output positions [position, position + len(token_ids)).
 
     A pooling sequence has one outcome, without tokens: it has the `vector`, and its finish reason is `stop`.

@@ -2,7 +2,7 @@
 
 The lowest free row is assigned first, so that the rows in use stay close together. Rows can be reserved for beams that
 do not exist yet. A held row may be vacant: the worker's data in it are missing or no longer valid, so the sequence must
-be sent to the worker completely with its next tokens. Used only by `scheduler`.
+be sent to the worker completely with its next tokens. Used only by `residency`.
 """
 
 import heapq
@@ -20,13 +20,13 @@ class RowTable:
     """
 
     def __init__(
-        self, num_rows: int, num_adapters: int = 0, num_prompt_adapters: int = 0, *, has_hidden_row: bool = False
+        self, num_rows: int, num_adapters: int = 0, num_prompt_adapters: int = 0, *, has_canary_row: bool = False
     ) -> None:
-        """`has_hidden_row`: whether the worker has a further row, the last one, for the hidden sequence."""
+        """`has_canary_row`: whether the worker has a further row, the last one, for the canary."""
         self.adapters = AdapterSlots(num_adapters)
         self.prompt_adapters = AdapterSlots(num_prompt_adapters)
         self._num_rows = num_rows
-        self._holders: list[Sequence | None] = [None] * (num_rows + has_hidden_row)
+        self._holders: list[Sequence | None] = [None] * (num_rows + has_canary_row)
         self._free = list(range(num_rows))
         self._freed: list[int] = []
         self._vacant: set[int] = set()
@@ -34,12 +34,12 @@ class RowTable:
         """Number of rows reserved for further beams. They are not counted in `num_free`."""
 
     def __len__(self) -> int:
-        """Returns the number of rows without the hidden sequence's."""
+        """Returns the number of rows without the canary's."""
         return self._num_rows
 
     @property
-    def has_hidden_row(self) -> bool:
-        """Whether there is a row for the hidden sequence."""
+    def has_canary_row(self) -> bool:
+        """Whether there is a row for the canary."""
         return len(self._holders) > self._num_rows
 
     def __getitem__(self, row: int) -> Sequence:
@@ -65,7 +65,7 @@ class RowTable:
 
     def take(self, sequence: Sequence) -> None:
         """Assigns the lowest free row to the sequence, and its adapters' slots. There must be a free row and slots."""
-        sequence.row = self._num_rows if sequence.hidden else heapq.heappop(self._free)
+        sequence.row = self._num_rows if sequence.canary else heapq.heappop(self._free)
         sequence.adapter_slot = self.adapters.take(sequence.adapter_version)
         sequence.prompt_slot = self.prompt_adapters.take(sequence.prompt_adapter_version)
         self._holders[sequence.row] = sequence
@@ -74,7 +74,7 @@ class RowTable:
         """Frees the sequence's row. The next plan lists the row as freed if the worker still has the sequence in it."""
         assert self[sequence.row] is sequence, f"row {sequence.row} is not of {sequence.sequence_id}"
         self._holders[sequence.row] = None
-        if not sequence.hidden:
+        if not sequence.canary:
             heapq.heappush(self._free, sequence.row)
         self.vacate(sequence)
         self._vacant.discard(sequence.row)

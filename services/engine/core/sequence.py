@@ -51,7 +51,7 @@ _LEGAL = {
 }
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
     """Mutable state of one sequence. `tokens` (prompt, then output) never shrinks; `row` is -1 without a row.
 
@@ -116,6 +116,9 @@ class Sequence:
     (`EngineFacts.num_stages`)."""
     num_in_flight: int = 0
     """Number of plans in flight that contain this sequence."""
+    again: int = 0
+    """Set if the last known token has been computed and is to be computed again (`StepResult.token_ids`): the number of
+    the last step before that was known."""
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache or a sibling when the sequence first joined. Tokens that
     another engine has computed for this sequence do not count.
@@ -146,10 +149,10 @@ class Sequence:
     """See `SequenceSpec.prompt_adapter`. `tokens` then begins with its virtual tokens, whose ids start at the
     vocabulary's size.
     """
-    hidden: bool = False
-    """See `SequenceSpec.hidden`."""
+    canary: bool = False
+    """See `SequenceSpec.canary`."""
     idle_until_s: float = 0.0
-    """See `SequenceSpec.idle_until_s`. Becomes 0 when the time is over (`idle_lane`)."""
+    """See `SequenceSpec.idle_until_s`. Becomes 0 when the time is over (`lanes.idle`)."""
     prompt_slot: int = NO_SLOT
     """Slot that marks the use of the prompt adapter while the sequence has a row."""
     pictures: tuple[PlacedPicture, ...] = ()
@@ -228,6 +231,7 @@ class Sequence:
         assert self.num_in_flight == 0, self.sequence_id
         self.num_computed_tokens = self.num_scheduled_tokens = num_tokens
         self.num_pending_tokens = 0
+        self.again = 0
 
     def uncut(self, start: int, num_tokens: int) -> int:
         """Returns how many tokens from `start` on a step computes, so that no picture is cut.
@@ -275,6 +279,6 @@ def from_spec(spec: SequenceSpec, rules: StopRules, number: int, block_size: int
         adapter=spec.adapter,
         prompt_adapter=spec.prompt_adapter,
         pictures=spec.pictures,
-        hidden=spec.hidden,
+        canary=spec.canary,
         idle_until_s=spec.idle_until_s,
     )

@@ -1,4 +1,4 @@
-"""A step plan under construction. Used only by `scheduler`."""
+"""A step plan under construction. Used by `scheduler`, `residency` and the lanes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ def part_of(num_sequences: int, num_stages: int) -> int:
     return num_sequences if num_stages == 1 else max(PART_MIN, -(-num_sequences // num_stages))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class StepDraft:
     """The tokens that are scheduled so far, and the rest of the budget.
 
@@ -35,15 +35,19 @@ class StepDraft:
     """Number of sequences that may still get draft tokens in this step."""
     scheduled: list[ScheduledSequence] = field(default_factory=list[ScheduledSequence])
     joined: list[Sequence] = field(default_factory=list[Sequence])
-    hidden: list[Sequence] = field(default_factory=list[Sequence])
-    """The hidden sequence if it joins."""
+    canary: Sequence | None = None
+    """The canary if it joins. It does not count among `joined`."""
     refilled: list[Sequence] = field(default_factory=list[Sequence])
     """Scheduled beams whose rows the worker must fill anew."""
     copies: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     num_tokens: int = 0
     num_draft_tokens: int = 0
-    idle_prompt_tokens: int = 0
-    """Number of prompt tokens of idle sequences that may still be scheduled (`idle_lane`)."""
+    urgent_canary: bool = False
+    """Whether the canary joins before all others are scheduled."""
+    may_join: bool = False
+    """Whether waiting sequences may join (`admission`)."""
+    closed: bool = False
+    """Whether the lanes after the one that set it leave this step alone."""
 
     def add(
         self, sequence: Sequence, num_tokens: int, new_blocks: Iterable[int] = (), draft_tokens: tuple[int, ...] = ()
@@ -60,13 +64,23 @@ class StepDraft:
         decodes = num_tokens == 1
         num_tokens += len(draft_tokens)
         self.scheduled.append(
-            ScheduledSequence(sequence.row, start, num_tokens, samples, tuple(new_blocks), draft_tokens, reports, pools)
+            ScheduledSequence(
+                row=sequence.row,
+                start=start,
+                num_tokens=num_tokens,
+                samples=samples,
+                new_block_ids=tuple(new_blocks),
+                draft_token_ids=draft_tokens,
+                num_prompt_logprobs=reports,
+                pools=pools,
+            )
         )
         self.prompt_logprobs -= reports
         sequence.num_scheduled_tokens = start + num_tokens
         sequence.num_pending_tokens += samples + len(draft_tokens)
         sequence.num_drafted_tokens = len(draft_tokens)
         sequence.num_in_flight += 1
+        sequence.again = 0
         self.num_tokens += num_tokens
         self.num_draft_tokens += len(draft_tokens)
         self.num_proposers -= bool(draft_tokens)

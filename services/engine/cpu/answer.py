@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from services.engine.core.plan import SampledLogprobs
 from services.engine.cpu.native import Step
+from services.engine.kernels.sampling import GREEDY_BELOW
 from services.engine.worker.batch.inputs import FlatStep
 from services.engine.worker.batch.prompt_logprobs import packed, report_logits
-from services.engine.worker.batch.sampler import GREEDY_BELOW, Sampled, SamplingBatch, errors_of, sample
+from services.engine.worker.batch.sampler import Sampled, SamplingBatch, errors_of, sample
 from shared.messages import PromptLogprobs
 
 _NO_BYTES, _NO_ROWS = ctypes.c_char * 0, np.zeros(0, dtype=np.int64)
@@ -99,7 +100,9 @@ class StepAnswer:
             tokens[self.needs_sampling] = chosen.token_ids
             for row, logprob in zip(self.needs_sampling.tolist(), chosen.logprobs, strict=True):
                 logprobs[row] = logprob
-        return Sampled(tokens, tuple(logprobs), {} if batch is None else errors_of(batch))
+        if batch is None:
+            return Sampled(tokens, tuple(logprobs))
+        return Sampled(tokens, tuple(logprobs), errors_of(batch), batch.waiting)
 
     def reported(self, step: FlatStep) -> tuple[PromptLogprobs, ...]:
         """Returns the log probabilities of prompts that the step reports."""
@@ -121,7 +124,7 @@ def address(array: NDArray[np.generic]) -> int:
 
 def rows_with_choice(batch: SamplingBatch) -> NDArray[np.int64]:
     """Returns the rows that need more than the most likely token and its log probability."""
-    needs_sampling = (batch.temperature >= GREEDY_BELOW) | (batch.num_logprobs > 0)
+    needs_sampling = (batch.columns.temperature >= GREEDY_BELOW) | (batch.num_logprobs > 0)
     needs_sampling[batch.penalised] = True
     needs_sampling[batch.adjusted] = True
     return np.flatnonzero(needs_sampling)

@@ -234,7 +234,8 @@ class NativeDecoder:
         else:
             weight = weight.contiguous()
             self.model.set_matrix(layer, name, expert, weight.data_ptr(), shape, bias)
-        return Piece((layer, name, expert), shape, *self.model.packed(layer, name, expert), quantized)
+        address, size = self.model.packed(layer, name, expert)
+        return Piece(name=(layer, name, expert), shape=shape, address=address, size=size, quantized=quantized)
 
     def _weigh(self, layer: int, name: str, expert: int, address: int, num_bytes: int) -> None:
         place = name if layer < 0 else f"layer {layer}, {name}"

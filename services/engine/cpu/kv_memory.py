@@ -43,7 +43,14 @@ class PanelMemory:
         self._head_dim, self._type, self._terms = head_dim, _NUMBERS[first.dtype.itemsize], _TERMS[dtype]
         name = str(first.dtype).removeprefix("torch.")
         head_bytes, parts = head_dim * first.dtype.itemsize, cache.parts_per_layer
-        self.layout = KvLayout(len(cache.key_caches), self._num_heads, head_bytes, name, block_size, parts)
+        self.layout = KvLayout(
+            num_layers=len(cache.key_caches),
+            num_kv_heads=self._num_heads,
+            head_bytes=head_bytes,
+            dtype=name,
+            block_size=block_size,
+            num_parts=parts,
+        )
         self._cache, self._host = self._views(cache), self._views(host)
         self.own = OwnForm(f"{_FORM} {self._terms}", blocks_of(cache, native), blocks_of(host, native))
 

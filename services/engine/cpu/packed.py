@@ -49,7 +49,7 @@ Name = tuple[int, str, int]
 """Layer, name and expert, as `NativeModel.set_matrix` takes them."""
 
 
-class _Matrix(msgspec.Struct, array_like=True, frozen=True):
+class _Matrix(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     layer: int
     name: str
     expert: int
@@ -60,7 +60,7 @@ class _Matrix(msgspec.Struct, array_like=True, frozen=True):
     quantized: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
     """A packed matrix in memory: its shape [out, in] before packing, address and size in bytes of the packed form.
 
@@ -100,7 +100,13 @@ class PackedFile:
     def piece(self, name: Name) -> Piece:
         """Returns a matrix that the file contains."""
         matrix = self._matrices[name]
-        return Piece(name, matrix.shape, self._address + matrix.offset, matrix.size, matrix.quantized)
+        return Piece(
+            name=name,
+            shape=matrix.shape,
+            address=self._address + matrix.offset,
+            size=matrix.size,
+            quantized=matrix.quantized,
+        )
 
 
 def _decode(header: bytes) -> list[_Matrix]:
@@ -249,7 +255,18 @@ def _fingerprint(model_dir: Path, dtype: torch.dtype, form: WeightForm) -> str:
 def _header(pieces: Iterable[Piece]) -> bytes:
     matrices, offset = [], 0
     for piece in pieces:
-        matrices.append(_Matrix(*piece.name, piece.shape, offset, piece.size, piece.quantized))
+        layer, name, expert = piece.name
+        matrices.append(
+            _Matrix(
+                layer=layer,
+                name=name,
+                expert=expert,
+                shape=piece.shape,
+                offset=offset,
+                size=piece.size,
+                quantized=piece.quantized,
+            )
+        )
         offset += _aligned(piece.size)
     header = msgspec.msgpack.encode(matrices)
     return len(header).to_bytes(_LENGTH_BYTES, "little") + header

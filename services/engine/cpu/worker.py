@@ -97,7 +97,7 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _UnderWay:
     """A step that was launched and has not been collected."""
 
@@ -158,13 +158,13 @@ class CpuWorker(StepWorker):
         configuration = configuration_hash(model_dir, backend, self._dtype, cache_dtype)
         self._prepare_state(
             StateSpec(
-                settings,
-                padded_heads(self._description),
-                cache_dtype,
-                _CPU,
-                eos,
-                configuration,
-                content_hash(model_dir, form.name, self._dtype),
+                settings=settings,
+                description=padded_heads(self._description),
+                dtype=cache_dtype,
+                device=_CPU,
+                eos=eos,
+                configuration=configuration,
+                content=content_hash(model_dir, form.name, self._dtype),
                 embedding_size=self._description.hidden_size,
                 pooling_kind=pooling_kind(model_dir),
                 weights_bytes=self._decoder.weights_bytes,
@@ -225,7 +225,7 @@ class CpuWorker(StepWorker):
         step = self._begin(plan)
         self._freed_tensors |= _copies(plan)
         if step is None:
-            self._under_way.append(StepResult(plan.step))
+            self._under_way.append(StepResult(step=plan.step))
             return
         batch = None
         if self._table.needs_choice(step.rows) or step.has_draft_tokens:
@@ -236,7 +236,7 @@ class CpuWorker(StepWorker):
             # The library computes meanwhile, so the computation of grammar masks does not lengthen the step.
             batch = self._table.with_adjustments(batch, step.rows, step.offsets)
         places = self._table.reserve(step.rows) if batch is None else step.rows[:0]
-        self._under_way.append(_UnderWay(plan, step, answer, batch, places))
+        self._under_way.append(_UnderWay(plan=plan, step=step, answer=answer, batch=batch, places=places))
 
     def _embeddings(self, step: FlatStep) -> TokenEmbeddings | None:
         """Returns the embeddings of the step's virtual tokens."""
@@ -292,7 +292,7 @@ class CpuWorker(StepWorker):
         plan, step = earlier.plan, earlier.step
         sampled, reported = earlier.answer.sampled(earlier.batch), earlier.answer.reported(step)
         self._freed_tensors |= earlier.batch is not None or bool(reported)
-        if step.has_draft_tokens:
+        if step.has_draft_tokens or sampled.waiting:
             return replace(accept(plan, sampled, self._table), prompt_logprobs=reported)
         if earlier.batch is None:
             self._table.fill(step.rows, earlier.places, sampled.token_ids)

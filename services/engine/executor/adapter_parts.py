@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from services.engine.adapters.library import AdapterLibrary
 
 
-class AdapterMatrix(msgspec.Struct, frozen=True, tag=True):
+class AdapterMatrix(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     """The adapter's matrices for one matrix of the model: `a` [rank, inputs] and `b` [outputs, rank].
 
     `blocks`: see `adapters.delta.Block`. After all matrices of an adapter, `AdapterComplete` is sent.
@@ -54,7 +54,9 @@ def messages_of(weights: "AdapterWeights") -> Iterator[AdapterMessage]:
     for (layer, name), delta in weights.deltas.items():
         blocks = tuple((b.row, b.row_end, b.rank, b.rank_end) for b in delta.blocks)
         a, b = _packed(delta.a), _packed(delta.b)
-        yield AdapterMatrix(weights.version, layer, name, delta.a.shape[0], a, b, blocks)
+        yield AdapterMatrix(
+            version=weights.version, layer=layer, name=name, rank=delta.a.shape[0], a=a, b=b, blocks=blocks
+        )
     virtual = weights.virtual
     if virtual is None:
         yield AdapterComplete(weights.version, weights.rank)

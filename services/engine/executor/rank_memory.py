@@ -79,7 +79,12 @@ class RankMemory:
         self._own, self._parts = own, parts
         local = own.layout
         self.layout = KvLayout(
-            num_layers, num_kv_heads, local.head_bytes, local.dtype, local.block_size, local.num_parts
+            num_layers=num_layers,
+            num_kv_heads=num_kv_heads,
+            head_bytes=local.head_bytes,
+            dtype=local.dtype,
+            block_size=local.block_size,
+            num_parts=local.num_parts,
         )
         self._lock = threading.Lock()
 

@@ -48,7 +48,7 @@ picture, in order. A step has all tokens of a span that are not in the cache yet
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:
     """The properties of the model and the device that planning needs."""
 
@@ -89,7 +89,7 @@ class DecodeBatch:
     mask: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkTile:
     """Queries [start, end) of the step, with the keys in `blocks`; if None, with keys [key_start, end) of the step.
 
@@ -235,7 +235,7 @@ def _tiles(
     biased = shape.alibi_slopes is not None
     rows_max = BIASED_TILE_QUERIES if biased else TILE_QUERIES
     if context == 0 and (window is None or window >= count) and not biased and not spans:
-        yield ChunkTile(start, start + count, start, count, None, None)
+        yield ChunkTile(start=start, end=start + count, key_start=start, num_keys=count, blocks=None, mask=None)
         return
     for offset in range(0, count, rows_max):
         rows = min(rows_max, count - offset)
@@ -259,7 +259,14 @@ def _tiles(
         mask = _mask(visible, shape)
         if shape.alibi_slopes is not None:
             mask = mask + _biases(key_positions - query_positions, shape.alibi_slopes[:, :, None, None], shape)
-        yield ChunkTile(start + offset, start + offset + rows, start + key_start, end - key_start, blocks, mask)
+        yield ChunkTile(
+            start=start + offset,
+            end=start + offset + rows,
+            key_start=start + key_start,
+            num_keys=end - key_start,
+            blocks=blocks,
+            mask=mask,
+        )
 
 
 def _decode(queries: Tensor, key_cache: Tensor, value_cache: Tensor, batch: DecodeBatch, scores: Scores) -> Tensor:

@@ -3,19 +3,32 @@
     penalised(x) = x / r if x > 0 else x · r      for tokens of prompt and output     r: repetition penalty
                    - frequency · count - presence · [count > 0]                       count: in the output
     w_i          = exp((x_i - max x) / temperature)                                   in [0, 1], 1 for the best token
-    candidates   top-k of w, of these the fewest that sum to top-p of their total, of these those with w >= min-p
+    candidates   top-k of w, of these the fewest that sum to top-p of their total, of these those with w >= min-p and
+                 w >= top-a / Σ w over all tokens, which is: probability >= top-a · (greatest probability)^2
     token        first i, in vocabulary order, with w_1 + … + w_i > u · sum of w      over the candidates
 
 If several tokens have the weight at a threshold, all of them are candidates, so a result never depends on how a sort
 breaks ties. Sums are computed in float64 and row by row, so that a row's token does not depend on the other rows.
-Called by the sampler.
+`SamplingColumns` is the one list of the parameters that are arrays. Called by the sampler.
 
     logits, weights [S, vocab] float32; everything else [S]
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
 import torch
+from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
+from shared.parameters.sampling import TOKEN_IDS_MAX, SamplingParams
+
+GREEDY_BELOW = 1e-5
+"""Below this temperature sampling is greedy."""
+NO_TOP_K = TOKEN_IDS_MAX - 1
+"""`top_k` of rows without a limit: more tokens than any vocabulary has."""
 HEAD_CANDIDATES = 256
 """Number of most likely tokens that are sorted, unless top-k needs more.
 
@@ -28,6 +41,61 @@ _LEAST_EXPONENT, _LEAST_WEIGHT = -87.0, 2e-38
 -inf of forbidden tokens, takes ten to twenty times as long as that of others."""
 _COARSE_BITS = 15
 """Low bits of a weight's bit pattern that are ignored in the first pass over a wide nucleus."""
+
+Array = TypeVar("Array")
+Changed = TypeVar("Changed")
+
+
+class Column(NamedTuple):
+    """The type of a column's numbers, on the host and on a device, and a row's number for a request's parameters."""
+
+    dtype: DTypeLike
+    value: Callable[[SamplingParams], float]
+
+
+def _column(dtype: DTypeLike, value: Callable[[SamplingParams], float]) -> dict[str, Any]:
+    return {"column": Column(dtype, value)}
+
+
+def _top_k(params: SamplingParams) -> int:
+    return min(params.top_k, NO_TOP_K) if params.top_k > 0 else NO_TOP_K
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingColumns(Generic[Array]):  # positional: built from `COLUMNS`, in their order
+    """The parameters with which tokens are chosen, one array for each, with one element for each row.
+
+    The state table, a step's batch and its copy on a GPU have these columns. They are arrays of NumPy or tensors.
+    """
+
+    temperature: Array = field(metadata=_column(np.float32, lambda params: params.temperature))
+    top_k: Array = field(metadata=_column(np.int32, _top_k))
+    top_p: Array = field(metadata=_column(np.float64, lambda params: params.top_p))
+    min_p: Array = field(metadata=_column(np.float32, lambda params: params.min_p))
+    top_a: Array = field(metadata=_column(np.float32, lambda params: params.top_a))
+    repetition: Array = field(metadata=_column(np.float32, lambda params: params.repetition_penalty))
+    frequency: Array = field(metadata=_column(np.float32, lambda params: params.frequency_penalty))
+    presence: Array = field(metadata=_column(np.float32, lambda params: params.presence_penalty))
+    seeds: Array = field(metadata=_column(np.int64, lambda params: (params.seed + 2**63) % 2**64 - 2**63))
+    """The 64 bits of the seed as a number with a sign, because tensors have no unsigned one."""
+
+    def map(self, change: Callable[[Array], Changed]) -> "SamplingColumns[Changed]":
+        """Returns the columns with `change` applied to each array."""
+        return SamplingColumns(*(change(getattr(self, name)) for name in COLUMNS))
+
+
+COLUMNS: dict[str, Column] = {one.name: one.metadata["column"] for one in fields(SamplingColumns)}
+
+
+def new_columns(num_rows: int) -> SamplingColumns[NDArray[Any]]:
+    """Returns columns of zeros."""
+    return SamplingColumns(*(np.zeros(num_rows, dtype=one.dtype) for one in COLUMNS.values()))
+
+
+def set_row(columns: SamplingColumns[NDArray[Any]], row: int, params: SamplingParams) -> None:
+    """Writes the parameters of a request into a row."""
+    for name, one in COLUMNS.items():
+        getattr(columns, name)[row] = one.value(params)
 
 
 def apply_penalties(
@@ -47,12 +115,13 @@ def relative_weights(logits: Tensor, temperature: Tensor) -> Tensor:
     return torch.threshold_(weights, _LEAST_WEIGHT, 0.0).nan_to_num_(nan=0.0)
 
 
-def candidate_threshold(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Returns the least weight [S] of a candidate.
-
-    `top_k` int64, the vocabulary size for no limit; `top_p` float64, 1 for no limit.
-    """
-    threshold = min_p.to(weights.dtype)
+def candidate_threshold(weights: Tensor, columns: SamplingColumns[Tensor]) -> Tensor:
+    """Returns the least weight [S] of a candidate."""
+    threshold, top_k, top_p = columns.min_p, columns.top_k.long(), columns.top_p
+    if columns.top_a.any():
+        # The best token's weight is 1; a smaller sum is that of a broken model, in which no token would be left.
+        total = weights.sum(dim=-1, dtype=torch.float64).clamp(min=1.0)
+        threshold = torch.maximum(threshold, (columns.top_a / total).to(threshold.dtype))
     filtered = torch.nonzero((top_k < weights.shape[1]) | (top_p < 1.0)).squeeze(1)
     if not len(filtered):
         return threshold

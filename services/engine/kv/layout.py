@@ -18,7 +18,7 @@ import msgspec
 from services.engine.kv.pieces import Bytes, PiecedBlocks
 
 
-class KvLayout(msgspec.Struct, frozen=True, array_like=True):
+class KvLayout(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The shape and type of an engine's blocks. Engines can exchange blocks only if their layouts are equal."""
 
     num_layers: int

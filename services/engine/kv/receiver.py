@@ -81,15 +81,15 @@ class _Load:
     def _fetch(self) -> Fetch:
         shared, own = self._shared, self._memory.own
         return Fetch(
-            VERSION,
-            self._order.transfer_id,
-            self._memory.layout,
-            self._content,
-            self._order.hashes,
-            "" if shared is None else shared.name,
-            0 if shared is None else shared.num_places,
-            0 if shared is None else shared.place_bytes,
-            "" if own is None else own.name,
+            version=VERSION,
+            transfer_id=self._order.transfer_id,
+            layout=self._memory.layout,
+            content=self._content,
+            names=self._order.hashes,
+            shared="" if shared is None else shared.name,
+            num_places=0 if shared is None else shared.num_places,
+            place_bytes=0 if shared is None else shared.place_bytes,
+            form="" if own is None else own.name,
         )
 
     async def _receive_all(self, channel: Channel) -> None:

@@ -23,7 +23,7 @@ from shared import limits
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Export:
     """One transfer. `blocks`: the computed blocks that are not sent yet: block id and number of tokens by name."""
 
@@ -54,7 +54,7 @@ class Sender:
         """Records announced transfers, saved blocks and dropped transfers."""
         now = asyncio.get_running_loop().time()
         for transfer_id in meta.opened:
-            self._exports[transfer_id] = _Export(now)
+            self._exports[transfer_id] = _Export(touched_at=now)
         if meta.opened:
             self._announced.set()
             self._announced = asyncio.Event()
@@ -220,7 +220,16 @@ class _Sending:
             place = 0 if self._shared is None else self._places.use()
             data = self._room[:size] if self._shared is None else self._shared.place(place, size)
             found = self._read(block, num_tokens, data)
-            headers.append(Block(name, num_tokens, found, size if self._shared is None else 0, place, self._is_own))
+            headers.append(
+                Block(
+                    name=name,
+                    num_tokens=num_tokens,
+                    checksum=found,
+                    size=size if self._shared is None else 0,
+                    place=place,
+                    is_own=self._is_own,
+                )
+            )
             num_bytes += size
             if self._shared is None or num_bytes >= limits.KV_BATCH_BYTES:
                 break

@@ -17,7 +17,7 @@ LENGTH_BYTES = 4
 VERSION = 4
 
 
-class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
+class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch", kw_only=True):
     """Asks for the blocks with the given names (`shared.blocks`) of a transfer."""
 
     version: int
@@ -42,7 +42,7 @@ class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
     shared: bool = False
 
 
-class Block(msgspec.Struct, frozen=True, array_like=True, tag="block"):
+class Block(msgspec.Struct, frozen=True, array_like=True, tag="block", kw_only=True):
     """A block, with its number of tokens and the `pieces.checksum` of its bytes.
 
     `size` bytes follow; if it is 0, the block is in the shared memory, in the place with the number `place`. `is_own`:

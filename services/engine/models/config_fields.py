@@ -163,7 +163,7 @@ def rope_parameters(config: Config, head_dim: int) -> tuple[RopeParameters, int]
     theta = number(fields, "rope_theta", _DEFAULT_THETA)
     max_positions = integer(config, "max_position_embeddings", 2048)
     if kind in _KINDS_WITHOUT_EFFECT:
-        return RopeParameters(rotary_dim, theta), max_positions
+        return RopeParameters(rotary_dim=rotary_dim, theta=theta), max_positions
     if kind == "longrope":
         return _longrope(config, fields, rotary_dim, theta)
     if kind not in get_args(RopeKind):
@@ -173,8 +173,8 @@ def rope_parameters(config: Config, head_dim: int) -> tuple[RopeParameters, int]
     original = integer(fields, "original_max_position_embeddings", max_positions)
     factor = number(fields, "factor", max_positions / original)
     rope = RopeParameters(
-        rotary_dim,
-        theta,
+        rotary_dim=rotary_dim,
+        theta=theta,
         kind=kind,
         factor=factor,
         original_max_positions=original,
@@ -202,7 +202,11 @@ def _longrope(config: Config, fields: Config, rotary_dim: int, theta: float) -> 
     usual = 1.0 if stretch <= 1.0 else math.sqrt(1 + math.log(stretch) / math.log(original))
     scale = number(fields, "attention_factor", usual)
     rope = RopeParameters(
-        rotary_dim, theta, kind="longrope", divisors=tuple(map(float, divisors)), attention_factor=scale
+        rotary_dim=rotary_dim,
+        theta=theta,
+        kind="longrope",
+        divisors=tuple(map(float, divisors)),
+        attention_factor=scale,
     )
     return rope, original
 

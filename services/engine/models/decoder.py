@@ -25,7 +25,7 @@ from services.engine.models.layers.norm import Norm
 from services.engine.models.operations import TORCH_OPERATIONS, Operations
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """The weights of one layer. `qk_norm` [heads + kv_heads, head_dim] has a row for each query and key head."""
 
@@ -46,7 +46,7 @@ class LayerWeights:
     """Weights of latent attention besides `qkv` and `o`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderWeights:
     """The weights of a decoder. `embedding` [vocab, hidden], `positions` [learned positions, hidden]."""
 

@@ -25,7 +25,7 @@ ResidualKind = Literal["sequential", "parallel", "normed", "post_normed"]
 DtypeName = Literal["float32", "float16", "bfloat16"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RopeParameters:
     """Rotary position embedding. The fields from `factor` on are used only by the kinds that scale positions."""
 
@@ -56,7 +56,7 @@ class RopeParameters:
     """Whether the frequencies of the three sections alternate, instead of one section following the other."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """A mixture of gated MLPs that replaces a single MLP: a router selects some of them for each token."""
 
@@ -92,7 +92,7 @@ class Experts:
     """Whether the matrices of experts have biases."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
     """Multi-head latent attention (arXiv 2405.04434): keys and values of all heads follow from one row per token.
 
@@ -124,7 +124,7 @@ class LatentAttention:
         return self.nope_dim + self.rope_dim
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderDescription:
     """A decoder: each layer has attention and an MLP, each with a residual connection (`ResidualKind`)."""
 

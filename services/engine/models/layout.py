@@ -27,7 +27,7 @@ class Grouping:
     head_dim: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """A parameter of the decoder and the tensors that are stacked to make it."""
 
@@ -46,7 +46,7 @@ class Parameter:
     """Number of experts among which the tensors are divided equally; 0: no experts, or all experts in one tensor."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
     """The names of a family's checkpoint tensors, without `.weight` and `.bias`. The defaults are Llama's.
 
@@ -120,13 +120,13 @@ def named_layout(names: Names) -> Layout:
 
     def layout(d: DecoderDescription) -> tuple[Parameter, ...]:
         table = (d.vocab_size, d.hidden_size)
-        outer = [Parameter("embedding", (Source(f"{names.embedding}.weight", table),))]
+        outer = [Parameter(name="embedding", sources=(Source(f"{names.embedding}.weight", table),))]
         outer += _norm(d, "final_norm", names.final_norm)
         if d.num_learned_positions:
             rows = (d.num_learned_positions, d.hidden_size)
-            outer.append(Parameter("positions", (Source(f"{names.positions}.weight", rows),)))
+            outer.append(Parameter(name="positions", sources=(Source(f"{names.positions}.weight", rows),)))
         if not d.tied_embeddings:
-            outer.append(Parameter("head.weight", (Source(f"{names.head}.weight", table),)))
+            outer.append(Parameter(name="head.weight", sources=(Source(f"{names.head}.weight", table),)))
         return (*outer, *(parameter for layer in range(d.num_layers) for parameter in _layer(d, names, layer)))
 
     return layout
@@ -164,9 +164,9 @@ def _layer(d: DecoderDescription, names: Names, layer: int) -> Iterator[Paramete
     if d.qk_norm:
         widths = (d.q_size, d.kv_size) if d.whole_qk_norm else (d.head_dim, d.head_dim)
         for which, name, width in zip(("q_norm", "k_norm"), names.qk_norm, widths, strict=True):
-            yield Parameter(f"{ours}.{which}", (Source(f"{theirs}.{name}.weight", (width,)),))
+            yield Parameter(name=f"{ours}.{which}", sources=(Source(f"{theirs}.{name}.weight", (width,)),))
     if d.attention_sinks:
-        yield Parameter(f"{ours}.sinks", (Source(f"{theirs}.{names.sinks}", (d.num_heads,)),))
+        yield Parameter(name=f"{ours}.sinks", sources=(Source(f"{theirs}.{names.sinks}", (d.num_heads,)),))
     if d.has_experts(layer):
         yield from _experts(d, names, ours, linear)
     else:
@@ -187,10 +187,13 @@ def _latents(
     yield from linear(f"{ours}.qkv", {**first, names.latent: a.row_size}, d.hidden_size, d.qkv_bias)
     if a.query_rank:
         yield Parameter(
-            f"{ours}.q_latent_norm", (Source(f"{linear.prefix}.{names.q_latent_norm}.weight", (a.query_rank,)),)
+            name=f"{ours}.q_latent_norm",
+            sources=(Source(f"{linear.prefix}.{names.q_latent_norm}.weight", (a.query_rank,)),),
         )
         yield from linear(f"{ours}.q_up", {names.q_up: queries}, a.query_rank, False)
-    yield Parameter(f"{ours}.latent_norm", (Source(f"{linear.prefix}.{names.latent_norm}.weight", (a.rank,)),))
+    yield Parameter(
+        name=f"{ours}.latent_norm", sources=(Source(f"{linear.prefix}.{names.latent_norm}.weight", (a.rank,)),)
+    )
     yield from linear(f"{ours}.latent_up", {names.latent_up: values}, a.rank, False)
 
 
@@ -202,7 +205,9 @@ def _experts(d: DecoderDescription, names: Names, ours: str, linear: "_Linears")
     yield from linear(f"{ours}.router", {names.router: d.experts.num_experts}, hidden, d.experts.router_bias)
     if d.experts.correction:
         shape = (1, d.experts.num_experts) if names.correction_in_row else (d.experts.num_experts,)
-        yield Parameter(f"{ours}.router.correction", (Source(f"{linear.prefix}.{names.correction}", shape),))
+        yield Parameter(
+            name=f"{ours}.router.correction", sources=(Source(f"{linear.prefix}.{names.correction}", shape),)
+        )
     if names.stacked_up:
         yield from _stacked(d.experts, f"{ours}.experts.up", f"{linear.prefix}.{names.stacked_up}", hidden, 2 * inner)
         yield from _stacked(d.experts, f"{ours}.experts.down", f"{linear.prefix}.{names.stacked_down}", inner, hidden)
@@ -224,15 +229,29 @@ def _experts(d: DecoderDescription, names: Names, ours: str, linear: "_Linears")
 def _stacked(experts: Experts, ours: str, theirs: str, columns: int, rows: int) -> Iterator[Parameter]:
     """Yields the weight and bias of a matrix whose experts are stored in one transposed tensor."""
     count, alternating = experts.num_experts, ours.endswith(".up")
-    yield Parameter(f"{ours}.weight", (Source(theirs, (count, columns, rows)),), True, None, True, alternating)
+    yield Parameter(
+        name=f"{ours}.weight",
+        sources=(Source(theirs, (count, columns, rows)),),
+        transposed=True,
+        grouping=None,
+        stacked=True,
+        alternating=alternating,
+    )
     if experts.bias:
-        yield Parameter(f"{ours}.bias", (Source(f"{theirs}_bias", (count, rows)),), False, None, True, alternating)
+        yield Parameter(
+            name=f"{ours}.bias",
+            sources=(Source(f"{theirs}_bias", (count, rows)),),
+            transposed=False,
+            grouping=None,
+            stacked=True,
+            alternating=alternating,
+        )
 
 
 def _norm(d: DecoderDescription, ours: str, theirs: str) -> Iterator[Parameter]:
-    yield Parameter(f"{ours}.weight", (Source(f"{theirs}.weight", (d.hidden_size,)),))
+    yield Parameter(name=f"{ours}.weight", sources=(Source(f"{theirs}.weight", (d.hidden_size,)),))
     if d.norm == "layer" and d.norm_bias:
-        yield Parameter(f"{ours}.bias", (Source(f"{theirs}.bias", (d.hidden_size,)),))
+        yield Parameter(name=f"{ours}.bias", sources=(Source(f"{theirs}.bias", (d.hidden_size,)),))
 
 
 def _shares(names: tuple[str, ...], rows: tuple[int, ...]) -> dict[str, int]:
@@ -253,7 +272,7 @@ class _Linears:
         """Yields a projection's weight and bias. `rows`: the number of rows of each stacked tensor."""
         shapes = {part: (columns, n) if self.transposed else (n, columns) for part, n in rows.items()}
         weights = tuple(Source(f"{self.prefix}.{part}.weight", shape) for part, shape in shapes.items())
-        yield Parameter(f"{name}.weight", weights, self.transposed, grouping)
+        yield Parameter(name=f"{name}.weight", sources=weights, transposed=self.transposed, grouping=grouping)
         if bias:
             biases = tuple(Source(f"{self.prefix}.{part}.bias", (n,)) for part, n in rows.items())
-            yield Parameter(f"{name}.bias", biases, grouping=grouping)
+            yield Parameter(name=f"{name}.bias", sources=biases, grouping=grouping)

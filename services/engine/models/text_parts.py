@@ -6,6 +6,7 @@ are skipped: `services/vision` runs them (`shared.models.picture_models`).
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from services.engine.models.config_fields import Config, config_error, integer
@@ -69,7 +70,7 @@ _LAYOUTS: dict[str, _Decoder] = {
 """By name of the family in a description."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextPart:
     """A `Family` of checkpoints whose decoder's tensors begin with `body` and `head` in place of `model` and `lm_head`.
 
@@ -153,40 +154,30 @@ _AXES = 3
 _GLM4V_SECTIONS = (8, 12, 12)
 _QWEN3_VL_SECTIONS = (24, 20, 20)
 _QWEN3_VL_LEVELS = (8, 16, 24)
-_LLAVA_LIKE = ("language_model.model", "language_model.lm_head")
-_IN_MODEL = ("model.language_model", "lm_head")
+_LLAVA_LIKE = partial(TextPart, body="language_model.model", head="language_model.lm_head")
+_IN_MODEL = partial(TextPart, body="model.language_model", head="lm_head", others=("model.visual.",))
+_LLAVA_PARTS = ("vision_tower.", "multi_modal_projector.")
 TEXT_PARTS = (
-    TextPart(
-        ("Gemma3ForConditionalGeneration",),
-        *_LLAVA_LIKE,
-        ("vision_tower.", "multi_modal_projector."),
-        ("gemma3_text",),
-        _gemma3_pictures,
+    _LLAVA_LIKE(
+        ARCHITECTURES=("Gemma3ForConditionalGeneration",), others=_LLAVA_PARTS, kinds=("gemma3_text",),
+        pictures=_gemma3_pictures,
     ),
-    TextPart(
-        ("Mistral3ForConditionalGeneration",),
-        *_LLAVA_LIKE,
-        ("vision_tower.", "multi_modal_projector."),
-        ("mistral", "ministral3"),
+    _LLAVA_LIKE(
+        ARCHITECTURES=("Mistral3ForConditionalGeneration",), others=_LLAVA_PARTS, kinds=("mistral", "ministral3"),
     ),
-    TextPart(
-        ("InternVLForConditionalGeneration",),
-        *_LLAVA_LIKE,
-        ("vision_tower.", "multi_modal_projector."),
-        ("qwen2", "qwen3", "llama"),
+    _LLAVA_LIKE(
+        ARCHITECTURES=("InternVLForConditionalGeneration",), others=_LLAVA_PARTS, kinds=("qwen2", "qwen3", "llama"),
     ),
-    TextPart(
-        ("LlavaOnevisionForConditionalGeneration",),
-        *_LLAVA_LIKE,
-        ("vision_tower.", "multi_modal_projector.", "image_newline"),
-        ("qwen2",),
+    _LLAVA_LIKE(
+        ARCHITECTURES=("LlavaOnevisionForConditionalGeneration",), others=(*_LLAVA_PARTS, "image_newline"),
+        kinds=("qwen2",),
     ),
-    TextPart(
-        ("Qwen3VLForConditionalGeneration",), *_IN_MODEL, ("model.visual.",), ("qwen3_vl_text",), _qwen3_vl_pictures
+    _IN_MODEL(
+        ARCHITECTURES=("Qwen3VLForConditionalGeneration",), kinds=("qwen3_vl_text",), pictures=_qwen3_vl_pictures,
     ),
-    TextPart(("Glm4vForConditionalGeneration",), *_IN_MODEL, ("model.visual.",), ("glm4v_text",), _glm4v_pictures),
+    _IN_MODEL(ARCHITECTURES=("Glm4vForConditionalGeneration",), kinds=("glm4v_text",), pictures=_glm4v_pictures),
     TextPart(
-        ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
-        "model.text_model", "lm_head", ("model.vision_model.", "model.connector."), ("llama",),
+        ARCHITECTURES=("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+        body="model.text_model", head="lm_head", others=("model.vision_model.", "model.connector."), kinds=("llama",),
     ),
 )  # fmt: skip

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.parallel.meeting import Meeting
@@ -70,6 +72,10 @@ class Communicator(Protocol):
         """Returns the minimum of `number` over all ranks."""
         ...
 
+    def smallest_of_each(self, numbers: NDArray[np.int8]) -> NDArray[np.int8]:
+        """Returns the minimum of each element over all ranks."""
+        ...
+
     def receive(self, num_tokens: int, like: Tensor) -> Tensor:
         """Returns hidden states [num_tokens, hidden] from the previous stage.
 
@@ -104,6 +110,10 @@ class Alone:
     def smallest(self, number: int) -> int:
         """See `Communicator`."""
         return number
+
+    def smallest_of_each(self, numbers: NDArray[np.int8]) -> NDArray[np.int8]:
+        """See `Communicator`."""
+        return numbers
 
     def receive(self, num_tokens: int, like: Tensor) -> Tensor:
         """See `Communicator`."""
@@ -168,6 +178,12 @@ class TorchCommunicator:
         box = torch.tensor([number])
         dist.all_reduce(box, op=dist.ReduceOp.MIN)
         return int(box.item())
+
+    def smallest_of_each(self, numbers: NDArray[np.int8]) -> NDArray[np.int8]:
+        """See `Communicator`."""
+        box = torch.from_numpy(numbers.copy())
+        dist.all_reduce(box, op=dist.ReduceOp.MIN)
+        return box.numpy()
 
     def receive(self, num_tokens: int, like: Tensor) -> Tensor:
         """See `Communicator`."""

@@ -52,7 +52,13 @@ def quantize_int8(
     scales = _scale(groups.abs().amax(dim=2) / INT8_MAX)
     rounded = (groups / scales[:, :, None]).round().clamp(-INT8_MAX, INT8_MAX).to(torch.int8)
     values = rounded.flatten(1)[:, : weight.shape[1]].contiguous()
-    return QuantizedWeight(kind, values, _shape(weight), scales if group_size else scales[:, 0], group_size)
+    return QuantizedWeight(
+        kind=kind,
+        values=values,
+        shape=_shape(weight),
+        scales=scales if group_size else scales[:, 0],
+        group_size=group_size,
+    )
 
 
 def quantize_int4(weight: Tensor, group_size: int = 128, zero_points: bool = False) -> QuantizedWeight:
@@ -71,7 +77,9 @@ def quantize_int4(weight: Tensor, group_size: int = 128, zero_points: bool = Fal
     middle = INT4_MIDDLE if zeros is None else zeros[:, :, None]
     values = ((groups / scales[:, :, None]).round() + middle).clamp(0, INT4_MAX).to(torch.uint8)
     packed = pack_nibbles(values.flatten(1)[:, : weight.shape[1]])
-    return QuantizedWeight("int4", packed, _shape(weight), scales, group_size, zeros)
+    return QuantizedWeight(
+        kind="int4", values=packed, shape=_shape(weight), scales=scales, group_size=group_size, zeros=zeros
+    )
 
 
 def quantize_nf4(
@@ -89,7 +97,9 @@ def quantize_nf4(
     between = (levels[1:] + levels[:-1]) / 2
     values = torch.bucketize(groups / scales[:, :, None], between).to(torch.uint8)
     packed = pack_nibbles(values.flatten(1)[:, : weight.shape[1]])
-    return QuantizedWeight(kind, packed, _shape(weight), scales, group_size, levels=levels)
+    return QuantizedWeight(
+        kind=kind, values=packed, shape=_shape(weight), scales=scales, group_size=group_size, levels=levels
+    )
 
 
 def quantize_fp8(weight: Tensor) -> QuantizedWeight:
@@ -97,7 +107,7 @@ def quantize_fp8(weight: Tensor) -> QuantizedWeight:
     wide = weight.to(torch.float32)
     scales = _scale(wide.abs().amax(dim=1) / _FP8_MAX)
     values = (wide / scales[:, None]).clamp(-_FP8_MAX, _FP8_MAX).to(torch.float8_e4m3fn)
-    return QuantizedWeight("fp8", values, _shape(weight), scales)
+    return QuantizedWeight(kind="fp8", values=values, shape=_shape(weight), scales=scales)
 
 
 def _grouped(weight: Tensor, group_size: int, multiple: int = GROUP_MULTIPLE) -> Tensor:

@@ -33,7 +33,7 @@ _PLAIN_BITS, _SCALE_BITS = 16, 32
 _TYPES = {"fp8": (torch.float8_e4m3fn,)}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class QuantizedWeight:
     """A quantized matrix [out, in]. All tensors but `values` are float32."""
 

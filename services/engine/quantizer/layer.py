@@ -108,7 +108,7 @@ class Layer:
         self._description = replace(d, num_layers=1, sliding_windows=(window,), experts=experts)
         unused = torch.zeros(1, d.hidden_size)
         norm = RmsNorm(unused[0], d.norm_eps)
-        weights = DecoderWeights(unused, (self._weights,), norm, DenseLinear(unused))
+        weights = DecoderWeights(embedding=unused, layers=(self._weights,), final_norm=norm, head=DenseLinear(unused))
         self._decoder = Decoder(self._description, weights, _OPERATIONS)
 
     def __call__(self, batches: Sequence[Tensor]) -> list[Tensor]:
@@ -186,7 +186,13 @@ def _step_inputs(d: DecoderDescription, count: int, length: int) -> StepInputs:
     positions = np.arange(length)
     slots = tables[:, positions // _BLOCK_SIZE] * _BLOCK_SIZE + positions % _BLOCK_SIZE
     bytes_per_slot, device = d.kv_size * torch.float32.itemsize, torch.device("cpu")
-    shape = AttentionShape(_BLOCK_SIZE, bytes_per_slot, torch.float32, device, scaled_slopes(d, device))
+    shape = AttentionShape(
+        block_size=_BLOCK_SIZE,
+        bytes_per_slot=bytes_per_slot,
+        dtype=torch.float32,
+        device=device,
+        alibi_slopes=scaled_slopes(d, device),
+    )
     starts = np.arange(count + 1, dtype=np.int64) * length
     lengths = np.full(count, length, dtype=np.int64)
     window = d.sliding_windows[0]

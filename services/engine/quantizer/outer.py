@@ -30,7 +30,13 @@ class OuterParts:
         embedding = found["embedding"]
         self._head = found.get("head.weight", embedding)
         self._description = replace(d, num_layers=0, sliding_windows=(), experts=None)
-        weights = DecoderWeights(embedding, (), norm, DenseLinear(embedding), found.get("positions"))
+        weights = DecoderWeights(
+            embedding=embedding,
+            layers=(),
+            final_norm=norm,
+            head=DenseLinear(embedding),
+            positions=found.get("positions"),
+        )
         self._norm, self._decoder = norm, Decoder(self._description, weights, TORCH_OPERATIONS)
 
     def embed(self, batches: Sequence[Tensor]) -> list[Tensor]:

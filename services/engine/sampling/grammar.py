@@ -5,12 +5,14 @@ several choices and a move to another engine need no special handling.
 """
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from llguidance import LLMatcher, LLTokenizer
 
 from services.engine.sampling import masks
+from services.engine.sampling.mask_time import MaskAccount
 from services.engine.sampling.processor import Adjustment
 from shared import limits
 from shared.config import EngineSettings
@@ -18,6 +20,9 @@ from shared.errors import ServiceError
 from shared.models.model_files import model_directory, tokenizer_directory
 from shared.parameters.grammar import Grammar
 from shared.text.grammars import constraint
+
+TOKENS_AT_A_TIME = 4
+"""Output tokens that a matcher gets before its time is checked."""
 
 
 class GrammarCompiler:
@@ -34,6 +39,8 @@ class GrammarCompiler:
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         """LRU cache of matchers in their initial state, with the first mask computed; the most recently used is last.
         """
+        self._again = ThreadPoolExecutor(1, "grammars-again")
+        """Compiles grammars that are no longer in the cache when their sequence joins."""
 
     def compile(self, grammar: Grammar) -> LLMatcher:
         """Returns the grammar's matcher in its initial state, which must be copied before it consumes tokens.
@@ -54,11 +61,14 @@ class GrammarCompiler:
         return matcher
 
     def processor(self, grammar: Grammar) -> "GrammarProcessor":
-        """Returns a processor in the initial state of the grammar."""
-        try:
-            return GrammarProcessor(self.compile(grammar).deep_copy(), self._vocab_size)
-        except ServiceError as error:
-            return GrammarProcessor(None, self._vocab_size, error.message)
+        """Returns a processor in the initial state of the grammar. Does not wait if the grammar must be compiled."""
+        with self._lock:
+            matcher = self._compiled.get(grammar)
+        if matcher is None:
+            return GrammarProcessor(self._again.submit(self.compile, grammar), self._vocab_size)
+        compiled: Future[LLMatcher] = Future()
+        compiled.set_result(matcher)
+        return GrammarProcessor(compiled, self._vocab_size)
 
 
 def grammar_compiler(settings: EngineSettings, end_token_ids: frozenset[int], vocab_size: int) -> GrammarCompiler:
@@ -76,43 +86,81 @@ def grammar_compiler(settings: EngineSettings, end_token_ids: frozenset[int], vo
 class GrammarProcessor:
     """A LogitsProcessor that allows the tokens with which the output can still satisfy a grammar.
 
-    After a complete output only end tokens are allowed. `matcher` is None if the grammar does not compile (`error`).
+    After a complete output only end tokens are allowed. `compiled`: the matcher in its initial state, or the
+    ServiceError of a grammar that does not compile.
     """
 
     needs_tokens = True
 
-    def __init__(self, matcher: LLMatcher | None, vocab_size: int, error: str = "") -> None:
-        self._matcher = matcher
+    def __init__(self, compiled: "Future[LLMatcher]", vocab_size: int) -> None:
+        self.account = MaskAccount()
+        """The time that the grammar takes. The caller of `catch_up` and `adjust` keeps it."""
+        self._compiled = compiled
         self._vocab_size = vocab_size
-        self._error = error
-        self._new_tokens: list[int] = []
+        self._matcher: LLMatcher | None = None
+        self._error = ""
+        self._new_tokens: deque[int] = deque()
+        self._mask: masks.Mask | None = None
+        """The mask of the next token, if it is computed."""
+
+    @property
+    def num_pending(self) -> int:
+        """Number of output tokens that the matcher has not got yet."""
+        return len(self._new_tokens)
 
     def append(self, token_id: int) -> None:
-        """See LogitsProcessor. The matcher gets the token in `adjust`, which runs while the model computes."""
+        """See LogitsProcessor. The matcher gets the token later, while the model computes."""
         self._new_tokens.append(token_id)
+        self._mask = None
+
+    def catch_up(self, has_time: Callable[[], bool]) -> bool:
+        """Passes the output tokens to the matcher. After each few tokens it stops unless `has_time`.
+
+        Returns whether `adjust` can be called without a wait. If the grammar is not compiled yet, it cannot.
+        """
+        if self._matcher is None and not self._compiled.done():
+            return False
+        while len(self._new_tokens) > TOKENS_AT_A_TIME:
+            self._take_tokens(TOKENS_AT_A_TIME)
+            if not has_time():
+                return False
+        return True
 
     def adjust(self, adjustment: Adjustment, position: int, drafts: Sequence[int]) -> None:
         """See LogitsProcessor."""
-        if self._new_tokens:
-            self._consume()
-        if self._error or self._matcher is None:
+        if self._new_tokens or self._matcher is None:
+            self._take_tokens(len(self._new_tokens))
+        matcher = self._matcher
+        if self._error or matcher is None:
             adjustment.error = self._error
             return
-        taken = self._matcher.try_consume_tokens(list(drafts)) if drafts else 0
+        if not drafts and self._mask is not None:
+            adjustment.allow(self._mask)
+            return
+        taken = matcher.try_consume_tokens(list(drafts)) if drafts else 0
         if taken == len(drafts):
-            self._add_mask(adjustment, self._matcher)
+            mask = self._add_mask(adjustment, matcher)
+            self._mask = self._mask if drafts else mask
         if taken:
-            self._matcher.rollback(taken)
+            matcher.rollback(taken)
 
-    def _consume(self) -> None:
-        tokens, self._new_tokens = self._new_tokens, []
+    def _take_tokens(self, count: int) -> None:
+        """Passes output tokens to the matcher."""
+        if self._matcher is None and not self._error:
+            try:
+                self._matcher = self._compiled.result().deep_copy()
+            except ServiceError as error:
+                self._error = error.message
+        tokens = [self._new_tokens.popleft() for _ in range(count)]
         matcher = self._matcher
-        if matcher is not None and not matcher.is_error() and not matcher.consume_tokens(tokens):
+        if tokens and matcher is not None and not matcher.is_error() and not matcher.consume_tokens(tokens):
             self._error = constraint.invalid(matcher.get_error()).message
 
-    def _add_mask(self, adjustment: Adjustment, matcher: LLMatcher) -> None:
+    def _add_mask(self, adjustment: Adjustment, matcher: LLMatcher) -> masks.Mask | None:
         packed = matcher.compute_bitmask()
         if matcher.is_error():
             adjustment.error = self._error = constraint.invalid(matcher.get_error()).message
-        else:
-            adjustment.allow(masks.of_bytes(packed, self._vocab_size))
+            return None
+        mask = masks.of_bytes(packed, self._vocab_size)
+        adjustment.allow(mask)
+        return mask

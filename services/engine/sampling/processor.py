@@ -15,7 +15,8 @@ class Adjustment:
     """The changes to the logits of one row before a token is sampled from it.
 
     The biases are added first, then the sampler applies the penalties, then the mask: logits of forbidden tokens become
-    -inf. `error`: no token can be sampled, and the sequence must end with this message for the user.
+    -inf. `error`: no token can be sampled, and the sequence must end with this message for the user. `waits`: the mask
+    is not computed yet, so nothing is sampled in this step.
     """
 
     mask: Mask | None = None
@@ -25,6 +26,7 @@ class Adjustment:
     )
     """Token ids and the values to add to their logits."""
     error: str = ""
+    waits: bool = False
 
     def allow(self, mask: Mask) -> None:
         """Forbids all tokens that `mask` forbids."""

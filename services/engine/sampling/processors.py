@@ -9,6 +9,7 @@ import numpy as np
 
 from services.engine.sampling import masks
 from services.engine.sampling.processor import Adjustment, LogitsProcessor
+from services.engine.sampling.thinking import ThinkingLimit
 from shared.parameters.grammar import Grammar
 from shared.parameters.sampling import SamplingParams
 
@@ -48,6 +49,8 @@ def processors_of(
     # output can always continue (`is_free`).
     if params.min_tokens and (grammar is None or grammar.is_free):
         found.append(MinTokens(params.min_tokens, end_token_ids, vocab_size))
+    if params.thinking is not None:
+        found.append(ThinkingLimit(params.thinking, vocab_size))  # the last one: it looks at the mask of the others
     for processor in found:
         for token_id in output:
             processor.append(token_id)

@@ -17,18 +17,21 @@ def token_events(outcome: Outcome, sequence_id: str, attempt: int) -> list[Token
     The id in the outcome is the core's, which combines sequence id and attempt.
     """
     prompt = [
-        TokenEvent(sequence_id, attempt, outcome.position, (), prompt_logprobs=part) for part in _prompt_parts(outcome)
+        TokenEvent(
+            sequence_id=sequence_id, attempt=attempt, position=outcome.position, token_ids=(), prompt_logprobs=part
+        )
+        for part in _prompt_parts(outcome)
     ]
     tokens = TokenEvent(
-        sequence_id,
-        attempt,
-        outcome.position,
-        outcome.token_ids,
-        outcome.finish_reason,
-        outcome.stop_token_id,
-        tuple(map(_logprobs, outcome.logprobs)),
-        outcome.num_cached_tokens,
-        outcome.cumulative_logprob,
+        sequence_id=sequence_id,
+        attempt=attempt,
+        position=outcome.position,
+        token_ids=outcome.token_ids,
+        finish_reason=outcome.finish_reason,
+        stop_token_id=outcome.stop_token_id,
+        logprobs=tuple(map(_logprobs, outcome.logprobs)),
+        num_cached_tokens=outcome.num_cached_tokens,
+        cumulative_logprob=outcome.cumulative_logprob,
         vector=outcome.vector,
     )
     return [*prompt, tokens]
@@ -45,6 +48,7 @@ def _prompt_parts(outcome: Outcome) -> Iterator[PromptLogprobs]:
                 start=part.start + first // TOKEN_BYTES,
                 token_ids=part.token_ids[own],
                 logprobs=part.logprobs[own],
+                ranks=part.ranks[own],
                 top_token_ids=part.top_token_ids[top],
                 top_logprobs=part.top_logprobs[top],
             )

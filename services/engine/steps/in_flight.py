@@ -40,8 +40,8 @@ class RunningStep(NamedTuple):
 class InFlightSteps:
     """The queue of plans in flight. Its length is the number of plans in flight.
 
-    Two attributes may be read from any thread: `running`, the step that runs now or None; and `planning_from_s`, the
-    monotonic time until which the step thread sleeps on purpose.
+    Three attributes may be read from any thread: `running`, the step that runs now or None; `planning_from_s`, the
+    monotonic time until which the step thread sleeps on purpose; and `thread_id`.
     """
 
     def __init__(self, executor: Executor, clock: Clock) -> None:
@@ -55,6 +55,8 @@ class InFlightSteps:
         self._step_times = StepTimeEstimator()
         self.running: RunningStep | None = None
         self.planning_from_s = 0.0
+        self.thread_id: int | None = None
+        """The system's id of the step thread; None unless `ThreadedLoop` runs the loop."""
         self._began_s = self._planning_s = 0.0
         """Start time of the oldest plan's step; decaying maximum of the planning time, in seconds."""
 

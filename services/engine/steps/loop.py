@@ -35,7 +35,7 @@ REST_S = 1.0
 """Seconds without work after which the loop counts as resting."""
 
 
-class StepDetail(msgspec.Struct, frozen=True):
+class StepDetail(msgspec.Struct, frozen=True, kw_only=True):
     """What a step computed, for the record of requests. Times are the clock's monotonic seconds.
 
     `scheduled`: for each sequence of the step its id in the core, the position of its first computed token, and the
@@ -52,7 +52,7 @@ class StepDetail(msgspec.Struct, frozen=True):
     num_free_blocks: int
 
 
-class StepReport(msgspec.Struct, frozen=True):
+class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """The results of one step, or of several steps with the outcomes of each sequence merged.
 
     `step` is the number of the last step. `refused` lists the ids of sequences that the core refused or ended without a
@@ -68,6 +68,8 @@ class StepReport(msgspec.Struct, frozen=True):
     ended_ns: int
     details: tuple[StepDetail, ...] = ()
     """For each step, if `StepLoop.records` is set."""
+    preempted: tuple[str, ...] = ()
+    """Ids of the sequences that were preempted; one that was preempted twice is here twice."""
 
 
 class Connector(Protocol):
@@ -105,9 +107,7 @@ class StepLoop:
         self.records = False
         """Whether reports have the details of their steps. May be set from any thread."""
         self.canary: Canary | None = None
-        """Tests the engine with its hidden sequence (`canary`). To be set before the first step."""
-        self.thread_id: int | None = None
-        """The system's id of the thread that calls `step`; None unless `ThreadedLoop` runs the loop."""
+        """Tests the engine with its canary. To be set before the first step."""
         self._clock = clock
         self._report = report
         self._steps_a_report = steps_a_report
@@ -195,57 +195,58 @@ class StepLoop:
         joined = self.core.joined(plan)
         ids = self.core.scheduled_ids(plan) if self.records else None
         outcomes = self.core.apply(plan, result, self._clock.monotonic())
-        if self.core.hidden_outcomes:
+        if self.core.canary_outcomes:
             self._pass_to_canary()
         self._exchange_kv()
         refused += self.core.failed
         self.core.failed.clear()
         preempted = self.core.take_preempted()
         details = () if ids is None else (self._detail(plan, ids, preempted, started_s),)
-        return self._summary(plan, joined, outcomes, refused, started_ns, details)
+        return self._summary(plan, joined, outcomes, refused, started_ns, details, preempted)
 
     def _detail(self, plan: StepPlan, ids: list[str], preempted: tuple[str, ...], started_s: float) -> StepDetail:
-        scheduler = self.core.scheduler
+        residency = self.core.residency
         return StepDetail(
-            plan.step,
-            started_s,
-            self._clock.monotonic(),
-            tuple(
+            step=plan.step,
+            started_s=started_s,
+            ended_s=self._clock.monotonic(),
+            scheduled=tuple(
                 (name, share.start, share.num_tokens) for name, share in zip(ids, plan.scheduled, strict=True) if name
             ),
-            preempted,
-            scheduler.num_running,
-            scheduler.num_waiting,
-            self.core.pool.num_free,
+            preempted=preempted,
+            num_running=residency.num_running,
+            num_waiting=residency.num_waiting,
+            num_free_blocks=self.core.pool.num_free,
         )
 
     def _fill_flight(self, refused: list[tuple[str, ServiceError]]) -> StepPlan:
         """Launches plans until the executor has no room for another or a plan is empty. Returns the last plan."""
-        while True:
+        plan = StepPlan(step=0)
+        while not self.in_flight.full:
             if spare_s := self.in_flight.seconds_to_plan():
                 time.sleep(spare_s)
             refused += self._receive()
             now_s = self._clock.monotonic()
-            self._start_canary(now_s)
-            plan = self.core.schedule(now_s)
+            plan = self.core.schedule(now_s, urgent_canary=self._start_canary(now_s))
             self._exchange_kv()
-            if not plan.empty:
-                self.in_flight.launch(plan)
-            if plan.empty or self.in_flight.full:
-                return plan
+            if plan.empty:
+                break
+            self.in_flight.launch(plan)
+        return plan
 
-    def _start_canary(self, now_s: float) -> None:
+    def _start_canary(self, now_s: float) -> bool:
+        """Adds the canary if a run is due. Returns whether it is urgent."""
         if self.canary is None:
-            return
+            return False
         spec = self.canary.next(now_s)
         if spec is not None:
             self.core.add(spec)
-        self.core.scheduler.urgent = self.canary.is_urgent(now_s)
+        return self.canary.is_urgent(now_s)
 
     def _pass_to_canary(self) -> None:
-        assert self.canary is not None, "a hidden sequence without a canary"
-        self.canary.take(self.core.hidden_outcomes, self._clock.monotonic())
-        self.core.hidden_outcomes.clear()
+        assert self.canary is not None, "outcomes of a canary that nobody has started"
+        self.canary.take(self.core.canary_outcomes, self._clock.monotonic())
+        self.core.canary_outcomes.clear()
 
     def _exchange_kv(self) -> None:
         """Passes the core's KV transfer commands to the connector. After a step these include the computed blocks."""
@@ -279,13 +280,24 @@ class StepLoop:
         refused: list[tuple[str, ServiceError]],
         started_ns: int,
         details: tuple[StepDetail, ...] = (),
+        preempted: tuple[str, ...] = (),
     ) -> StepReport:
         ended_ns = self._clock.time_ns()
-        num_hidden = self.core.num_hidden_tokens(plan)
-        if num_hidden == plan.num_tokens and num_hidden:
+        num_canary = self.core.num_canary_tokens(plan)
+        if num_canary == plan.num_tokens and num_canary:
             self._work.set()  # only the canary was computed: call `step` again, although the pass returns False
-        num_tokens = plan.num_tokens - num_hidden
-        return StepReport(plan.step, tuple(outcomes), tuple(refused), joined, num_tokens, started_ns, ended_ns, details)
+        num_tokens = plan.num_tokens - num_canary
+        return StepReport(
+            step=plan.step,
+            outcomes=tuple(outcomes),
+            refused=tuple(refused),
+            joined=joined,
+            num_tokens=num_tokens,
+            started_ns=started_ns,
+            ended_ns=ended_ns,
+            details=details,
+            preempted=preempted,
+        )
 
 
 def _put_together(reports: list[StepReport]) -> StepReport:
@@ -302,6 +314,7 @@ def _put_together(reports: list[StepReport]) -> StepReport:
         started_ns=reports[0].started_ns,
         ended_ns=reports[-1].ended_ns,
         details=tuple(each for report in reports for each in report.details),
+        preempted=tuple(each for report in reports for each in report.preempted),
     )
 
 
@@ -362,7 +375,7 @@ class ThreadedLoop:
         error: BaseException | None = None
         try:
             _take_a_turn_at_once()
-            self._loop.thread_id = threading.get_native_id()
+            self._loop.in_flight.thread_id = threading.get_native_id()
             self._step_until_stopped()
         except BaseException as failure:
             error = failure

@@ -1,14 +1,16 @@
 """Passes step reports in order, and not too many, from the step thread to the event loop. Called by the service.
 
 Step N is published on the event loop while the step thread computes step N + 1. With `wait` the step thread blocks
-until the report is published.
+until the report is published. The watchdog looks at the oldest report, because streams stand still while it waits.
 """
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from services.engine.steps.loop import StepReport
+from services.engine.steps.watchdog import WaitingReport
 from shared import limits
 
 
@@ -20,6 +22,9 @@ class ReportQueue:
 
     def __init__(self, publish: Callable[[StepReport], None], *, wait: bool) -> None:
         self._event_loop = asyncio.get_running_loop()
+        self.thread_id = threading.get_native_id()
+        """The system's id of the event loop's thread."""
+        self._waiting: deque[WaitingReport] = deque()
         self._publish = publish
         self._wait = wait
         self._failed: asyncio.Future[None] = self._event_loop.create_future()
@@ -28,6 +33,7 @@ class ReportQueue:
     def put(self, report: StepReport) -> None:
         """Adds a report. Blocks while `STEP_REPORTS_MAX` reports wait; with `wait`, until it is published."""
         self._room.acquire()
+        self._waiting.append(WaitingReport(report.step))
         # The event loop calls these in order, so a queue of our own would only cost a further iteration.
         self._event_loop.call_soon_threadsafe(self._take, report)
         if self._wait:
@@ -42,7 +48,15 @@ class ReportQueue:
         except Exception as error:
             self._failed.set_exception(error)
         finally:
+            self._waiting.popleft()
             self._room.release()
+
+    def oldest(self) -> WaitingReport | None:
+        """Returns the report that has waited longest; None if none waits. May be called on any thread."""
+        try:
+            return self._waiting[0]
+        except IndexError:
+            return None
 
     async def run(self) -> None:
         """Waits without end. Raises what `publish` has raised; nothing is published after that."""

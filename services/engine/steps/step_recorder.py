@@ -77,13 +77,13 @@ class StepRecorder:
 
     def _event(self, detail: StepDetail) -> StepEvent:
         return StepEvent(
-            detail.step,
-            _microseconds(detail.ended_s - detail.started_s),
-            sum(num_tokens for _, _, num_tokens in detail.scheduled),
-            detail.num_running,
-            detail.num_waiting,
-            detail.num_free_blocks,
-            len(detail.scheduled),
+            step=detail.step,
+            duration_us=_microseconds(detail.ended_s - detail.started_s),
+            num_tokens=sum(num_tokens for _, _, num_tokens in detail.scheduled),
+            num_running=detail.num_running,
+            num_waiting=detail.num_waiting,
+            num_free_blocks=detail.num_free_blocks,
+            num_sequences=len(detail.scheduled),
             preempted=self._recorded(detail.preempted) if detail.preempted else (),
         )
 

@@ -1,13 +1,16 @@
-"""Detects a step that hangs while the other threads of the process still run. No I/O and no clock.
+"""Detects a step or an event loop that hangs while the other threads of the process still run. No I/O and no clock.
 
 Called before each heartbeat, on the heartbeat thread (`progress`), with the running step that the step thread publishes
-(`in_flight`). A step counts as hanging for one of two reasons:
+(`in_flight`) and the results that wait for the event loop (`reports`). A step counts as hanging for one of two reasons:
 
 - The step has run far longer than expected from earlier steps of its size. The limit grows with the attention work,
   because the context may be longer than in those steps.
 - If the host's processors compute the step: no computing thread has used processor time or was ready to run for
   `limits.STEP_IDLE_S`. This rule needs no expected duration, so it also covers first steps. It never applies to a long
   step that computes.
+
+The event loop counts as hanging if results of a step wait for it (`WaitingReport`) and its thread has not used
+processor time and was not ready to run for `limits.STEP_IDLE_S`.
 
 If the time between two calls is longer than `PAUSE_S`, the whole process was suspended, and that time is not counted.
 """
@@ -41,18 +44,61 @@ class Stall:
     lasted_s: float
 
 
-class ProgressWatchdog:
-    """The watchdog of one engine. `on_host`: see `EngineFacts.computes_on_host`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class WaitingReport:
+    """Results of a step that wait for the event loop, which is to send them."""
 
-    def __init__(self, *, on_host: bool) -> None:
-        self._on_host = on_host
+    step: int
+
+
+class _Watchdog:
+    """Follows one thing after the other, and the threads that should work on it."""
+
+    def __init__(self) -> None:
         self._judged_at: float | None = None
         self._counts_from = 0.0
         """Time before this point is not counted, because the process was suspended."""
-        self._step: RunningStep | None = None
+        self._watched: object | None = None
         self._activity: Activity | None = None
         self._active_at = 0.0
         self._stalled_at: float | None = None
+
+    def _follow(self, now_s: float, watched: object | None, observe: Callable[[], Activity | None] | None) -> None:
+        """`observe` is called only if the same thing was watched at the last call; None: threads are not looked at."""
+        if self._judged_at is not None and now_s - self._judged_at > PAUSE_S:
+            self._counts_from = now_s
+            self._stalled_at = None if self._stalled_at is None else now_s
+        self._judged_at = now_s
+        if watched is None or watched is not self._watched:
+            self._watched, self._activity, self._active_at = watched, None, now_s
+        elif observe is not None:
+            self._look_at_threads(now_s, observe())
+
+    def _look_at_threads(self, now_s: float, activity: Activity | None) -> None:
+        unknown = activity is None or activity.ready
+        if unknown or (self._activity is not None and activity != self._activity):
+            self._active_at = now_s
+        self._activity = activity
+
+    def _idle_s(self, now_s: float, asleep_until_s: float = 0.0) -> float:
+        """Returns for how long no thread has worked although it should; 0 if not for `limits.STEP_IDLE_S`."""
+        idle_s = now_s - max(self._active_at, self._counts_from, asleep_until_s)
+        return 0.0 if self._watched is None or idle_s < limits.STEP_IDLE_S else idle_s
+
+    def _stall(self, now_s: float, reason: str | None) -> Stall | None:
+        if reason is None:
+            self._stalled_at = None
+            return None
+        self._stalled_at = now_s if self._stalled_at is None else self._stalled_at
+        return Stall(reason, now_s - self._stalled_at)
+
+
+class ProgressWatchdog(_Watchdog):
+    """Watches the steps of one engine. `on_host`: see `EngineFacts.computes_on_host`."""
+
+    def __init__(self, *, on_host: bool) -> None:
+        super().__init__()
+        self._on_host = on_host
 
     def judge(
         self, now_s: float, step: RunningStep | None, asleep_until_s: float, observe: Callable[[], Activity | None]
@@ -63,29 +109,9 @@ class ProgressWatchdog:
         or None if that is not possible; it is called only if the same step was running at the last call, and only when
         this process computes the steps.
         """
-        self._look_at_clock(now_s)
-        if step is None or step is not self._step:
-            self._step, self._activity, self._active_at = step, None, now_s
-        elif self._on_host:
-            self._look_at_threads(now_s, observe())
+        self._follow(now_s, step, observe if self._on_host else None)
         reason = None if step is None else self._too_long(now_s, step) or self._idle(now_s, step, asleep_until_s)
-        if reason is None:
-            self._stalled_at = None
-            return None
-        self._stalled_at = now_s if self._stalled_at is None else self._stalled_at
-        return Stall(reason, now_s - self._stalled_at)
-
-    def _look_at_clock(self, now_s: float) -> None:
-        if self._judged_at is not None and now_s - self._judged_at > PAUSE_S:
-            self._counts_from = now_s
-            self._stalled_at = None if self._stalled_at is None else now_s
-        self._judged_at = now_s
-
-    def _look_at_threads(self, now_s: float, activity: Activity | None) -> None:
-        unknown = activity is None or activity.ready
-        if unknown or (self._activity is not None and activity != self._activity):
-            self._active_at = now_s
-        self._activity = activity
+        return self._stall(now_s, reason)
 
     def _too_long(self, now_s: float, step: RunningStep) -> str | None:
         age_s = now_s - max(step.started_s, self._counts_from)
@@ -103,9 +129,24 @@ class ProgressWatchdog:
         return max(least_s, limits.STEP_STALL_FACTOR * step.expected_s * max(1.0, growth))
 
     def _idle(self, now_s: float, step: RunningStep, asleep_until_s: float) -> str | None:
-        if not self._on_host:
-            return None
-        idle_s = now_s - max(self._active_at, self._counts_from, asleep_until_s)
-        if idle_s < limits.STEP_IDLE_S:
-            return None
-        return f"step {step.step} has not used a processor for {idle_s:.1f} s"
+        idle_s = self._idle_s(now_s, asleep_until_s) if self._on_host else 0.0
+        return f"step {step.step} has not used a processor for {idle_s:.1f} s" if idle_s else None
+
+
+class DeliveryWatchdog(_Watchdog):
+    """Watches the event loop of one engine."""
+
+    def judge(
+        self, now_s: float, waiting: WaitingReport | None, observe: Callable[[], Activity | None]
+    ) -> Stall | None:
+        """Returns a Stall if the event loop hangs while results wait for it, else None.
+
+        `observe` returns a snapshot of the event loop's thread. It is called only if the same results waited at the
+        last call.
+        """
+        self._follow(now_s, waiting, observe)
+        idle_s = self._idle_s(now_s)
+        if waiting is None or not idle_s:
+            return self._stall(now_s, None)
+        reason = f"the results of step {waiting.step} wait for the event loop, which has not run for {idle_s:.1f} s"
+        return self._stall(now_s, reason)

@@ -203,7 +203,14 @@ class TritonAttention:
             slopes = every.chunk(shard.tp_size)[shard.tp_rank].to(like.device)
         scale = description.head_dim**-0.5 if description.query_scale is None else description.query_scale
         self._geometries = tuple(
-            Geometry(description.num_kv_heads, scale, description.attention_softcap, slopes, each) for each in sinks
+            Geometry(
+                kv_heads=description.num_kv_heads,
+                scale=scale,
+                softcap=description.attention_softcap,
+                slopes=slopes,
+                sinks=each,
+            )
+            for each in sinks
         )
 
     def prepare(self, positions: Tensor) -> Tensor:

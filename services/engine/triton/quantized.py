@@ -289,7 +289,7 @@ def _order_rows_kernel(x, order, ordered, inputs, COLUMNS: tl.constexpr, PIECE: 
     tl.store(ordered + row * COLUMNS + c, part, mask=c < COLUMNS)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KernelWeight:
     """A quantized matrix [out, in] in the kernel's layout."""
 
@@ -443,7 +443,7 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return rounded, scales
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Shape:
     """Rows and outputs of a program, warps, stages of the pipeline, and programs among which columns are divided."""
 
@@ -462,15 +462,21 @@ def _shape(rows: int, weight: KernelWeight, processors: int) -> _Shape:
     deep = architecture() != "gfx942"
     if weight.kind == "int8_dynamic" and rows > few_rows(weight):
         if INTERPRETED or rows < _MANY_ROWS:
-            return _Shape(64, 128 if INTERPRETED else 64, 4, 3 if deep else 2)
-        return _Shape(128, 128, 8, 3 if deep else 2)
+            return _Shape(rows=64, wide=128 if INTERPRETED else 64, warps=4, stages=3 if deep else 2)
+        return _Shape(rows=128, wide=128, warps=8, stages=3 if deep else 2)
     # The interpreter runs programs one after another, so a few large ones are faster.
     wide = 128 if INTERPRETED else 32
     programs = ceil_div(weight.width, wide)
     each = _PROGRAMS_A_PROCESSOR_INT4 if weight.kind == "int4" else _PROGRAMS_A_PROCESSOR
     wanted = power_of_two(max(1, processors * each // programs))
     most = max(1, weight.columns // (4 * weight.piece))
-    return _Shape(FEW_ROWS, wide, 4, 4 if deep else 1, min(wanted, _SPLITS_MAX, 1 << (most.bit_length() - 1)))
+    return _Shape(
+        rows=FEW_ROWS,
+        wide=wide,
+        warps=4,
+        stages=4 if deep else 1,
+        splits=min(wanted, _SPLITS_MAX, 1 << (most.bit_length() - 1)),
+    )
 
 
 def _places(weight: QuantizedWeight) -> Tensor:

@@ -5,7 +5,7 @@
     3  choose   per row: log normaliser; greedy rows take the best token, others find the candidates' threshold and draw
 
     adjusted    penalties for rows that have them, then -inf for tokens that the row's bitmask forbids
-    threshold   the maximum of min-p, of the greatest t with #{w >= t} >= top-k, and of the greatest t with
+    threshold   the maximum of min-p, top-a / Σ w, the greatest t with #{w >= t} >= top-k, and the greatest t with
                 Σ{w >= t} >= top-p · Σ of the weights that top-k keeps
     token       the first, in vocabulary order, at which the running sum of the candidates exceeds u times their sum
 
@@ -25,10 +25,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from services.engine.kernels.sampling import GREEDY_BELOW, SamplingColumns
 from services.engine.triton.runtime import ceil_div, launch, power_of_two
 
-GREEDY_BELOW = 1e-5
-"""Below this temperature sampling is greedy."""
 _CHUNK = 4096
 _SEARCHED = 1024
 """Number of tokens of a row that a pass of the threshold search loads at a time."""
@@ -38,36 +37,18 @@ _ONE = 0x3F800000
 """Bit pattern of 1.0, the greatest weight."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustments:
     """Adjustments of some rows' logits. All tensors are always given, so that one kernel variant serves all steps.
 
     `counts` of output tokens and `in_prompt` have a row for each batch slot of the worker. `bitmask` has a row for each
-    sampled row with forbidden tokens, with one bit for each token, lowest bit first; 1 means allowed.
+    sampled row with forbidden tokens, with one bit for each token, lowest bit first; 1 means allowed. `penalty_rows`
+    and `mask_rows` [n] int32 are the row in these tensors of each sampled row; -1: none.
     """
 
     counts: Tensor
     in_prompt: Tensor
     bitmask: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Sampling parameters of the n rows, one tensor for each parameter, on the device.
-
-    `temperature`, `min_p`, `repetition`, `frequency`, `presence` float32; `top_p` float64; `seeds` int64; the others
-    int32: `top_k` (vocabulary size: no limit), `positions` in the output, `penalty_rows` and `mask_rows` (-1: none).
-    """
-
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    seeds: Tensor
-    positions: Tensor
-    repetition: Tensor
-    frequency: Tensor
-    presence: Tensor
     penalty_rows: Tensor
     mask_rows: Tensor
 
@@ -219,7 +200,7 @@ def _draw(weights, threshold, uniform, vocab, CHUNK: tl.constexpr, CHUNKS: tl.co
 
 @triton.jit
 def _choose_kernel(
-    logits, tops, sums, bests, winners, weights, temperatures, top_ks, top_ps, min_ps, seeds, positions,
+    logits, tops, sums, bests, winners, weights, temperatures, top_ks, top_ps, min_ps, top_as, seeds, positions,
     tokens, logprobs, vocab, num_chunks,
     CHUNK: tl.constexpr, CHUNKS: tl.constexpr, PIECE: tl.constexpr, PIVOTS: tl.constexpr, ONE: tl.constexpr,
     GREEDY_BELOW: tl.constexpr,
@@ -239,6 +220,10 @@ def _choose_kernel(
         top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
         threshold = tl.load(min_ps + row)
         k_edge = threshold * 0.0
+        top_a = tl.load(top_as + row).to(tl.float64)
+        if top_a > 0.0:
+            total = tl.maximum(tl.sum(_sums_from(mine, k_edge, vocab, CHUNK, CHUNKS), 0), 1.0)
+            threshold = tl.maximum(threshold, (top_a / total).to(tl.float32))
         if top_k < vocab:
             k_edge = _edge(mine, top_k.to(tl.float64), vocab, True, PIECE, PIVOTS, ONE)
             threshold = tl.maximum(threshold, k_edge)
@@ -254,11 +239,16 @@ def _choose_kernel(
 
 
 def choose_tokens(
-    logits: Tensor, columns: Columns, adjustments: Adjustments, any_draws: bool = True
+    logits: Tensor,
+    columns: SamplingColumns[Tensor],
+    positions: Tensor,
+    adjustments: Adjustments,
+    any_draws: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Returns tokens [n] int64 and their log probabilities [n] float32 under the logits before adjustments.
 
-    `any_draws`: whether any row is not greedy; if none is, no memory is allocated for weights.
+    `positions` [n] int32: index in the output of each row's token. `any_draws`: whether any row is not greedy; if none
+    is, no memory is allocated for weights.
     """
     assert logits.is_contiguous(), "logits must be contiguous"
     rows, vocab = logits.shape
@@ -273,7 +263,7 @@ def choose_tokens(
     logprobs = torch.empty(rows, dtype=torch.float32, device=device)
     adjusting = (
         logits, adjustments.counts, adjustments.in_prompt, adjustments.bitmask,
-        columns.penalty_rows, columns.mask_rows, columns.repetition, columns.frequency, columns.presence,
+        adjustments.penalty_rows, adjustments.mask_rows, columns.repetition, columns.frequency, columns.presence,
     )  # fmt: skip
     words, sizes = adjustments.bitmask.shape[1], {"CHUNK": chunk, "CHUNKS": power_of_two(chunks)}
     launch(_survey_kernel, (rows, chunks), *adjusting, tops, sums, bests, winners, vocab, words, warps=8, CHUNK=chunk)
@@ -283,7 +273,7 @@ def choose_tokens(
     )  # fmt: skip
     launch(
         _choose_kernel, (rows,), logits, tops, sums, bests, winners, weights, columns.temperature, columns.top_k,
-        columns.top_p, columns.min_p, columns.seeds, columns.positions, tokens, logprobs, vocab, chunks,
+        columns.top_p, columns.min_p, columns.top_a, columns.seeds, positions, tokens, logprobs, vocab, chunks,
         warps=16, PIECE=min(_SEARCHED, chunk), PIVOTS=_PIVOTS, ONE=_ONE, GREEDY_BELOW=GREEDY_BELOW, **sizes,
     )  # fmt: skip
     return tokens, logprobs

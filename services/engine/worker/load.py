@@ -9,6 +9,7 @@ import torch
 from services.engine.cpu.worker import load_cpu_worker
 from services.engine.models.registry import has_family
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
+from services.engine.worker.capacity.memory_advice import measures
 from services.engine.worker.interface import ModelWorker
 from services.engine.worker.loading.model_files import read_config
 from services.engine.worker.own_cache.kinds import keeps_own_cache
@@ -18,7 +19,6 @@ from services.engine.worker.whole_text import computes_whole
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 from shared.models.model_files import model_directory
-from shared.settings.memory_advice import measures
 
 logger = logging.getLogger(__name__)
 

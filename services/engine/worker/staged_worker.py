@@ -79,7 +79,7 @@ class StagedWorker(TorchWorker):
 
     def _finished(self, plan: StepPlan, step: FlatStep | None, hidden: Tensor | None) -> StepResult:
         if step is None:
-            return StepResult(plan.step)
+            return StepResult(step=plan.step)
         logits, sums = None, NO_SUMS
         if hidden is not None:
             hidden = self._decoder.from_last(hidden)

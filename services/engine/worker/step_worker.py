@@ -24,6 +24,7 @@ from services.engine.models.description import DecoderDescription
 from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.sampling.grammar import grammar_compiler
 from services.engine.worker.batch.inputs import FlatStep, flatten
+from services.engine.worker.batch.mask_turns import MaskTurns
 from services.engine.worker.batch.pictures import SpatialPositions, embedding_rows, spatial_positions
 from services.engine.worker.batch.pooling import PoolingRows
 from services.engine.worker.batch.state_table import StateTable
@@ -40,7 +41,7 @@ from shared.parameters.pooling import PoolingKind
 _CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpec:
     """Everything that the KV cache and the state table depend on, except their sizes."""
 
@@ -185,12 +186,12 @@ class StepWorker(ABC):
         self._grammars = grammar_compiler(spec.settings, spec.eos, spec.description.vocab_size)
         make_state = partial(self._make_state, spec)
         backend = Backend(
-            spec.description,
-            spec.device,
-            spec.dtype,
-            make_state,
-            self._run,
-            self._context_token_bytes,
+            description=spec.description,
+            device=spec.device,
+            cache_dtype=spec.dtype,
+            make_state=make_state,
+            run=self._run,
+            context_token_bytes=self._context_token_bytes,
             kept_bytes=spec.adapter_bytes,
             mapped_bytes=self._mapped_bytes(),
             reserve=self._reserve,
@@ -208,14 +209,14 @@ class StepWorker(ABC):
         self._cache = allocate_kv_cache(description, kv.num_blocks, block_size, dtype, spec.device)
         self._host_cache = allocate_kv_cache(description, num_host_blocks, block_size, dtype, _CPU)
         self._facts = EngineFacts(
-            kv.num_blocks,
-            block_size,
-            kv.max_model_len,
-            vocab_size,
-            spec.eos,
-            num_host_blocks,
-            default_batched_tokens(spec.device.type == "cpu", settings.max_num_seqs),
-            self._prompt_tokens(),
+            num_blocks=kv.num_blocks,
+            block_size=block_size,
+            max_model_len=kv.max_model_len,
+            vocab_size=vocab_size,
+            eos_token_ids=spec.eos,
+            num_host_blocks=num_host_blocks,
+            step_tokens=default_batched_tokens(spec.device.type == "cpu", settings.max_num_seqs),
+            step_prompt_tokens=self._prompt_tokens(),
             configuration=spec.configuration,
             content=spec.content,
             computes_on_host=spec.device.type == "cpu",
@@ -241,7 +242,13 @@ class StepWorker(ABC):
         """Whether this worker computes token embeddings; later pipeline stages do not."""
         self._model_dtype, self._device = spec.model_dtype or dtype, spec.device
         self._table = StateTable(
-            settings.max_num_seqs, kv.max_model_len, block_size, vocab_size, spec.eos, self._grammars.processor
+            settings.max_num_seqs,
+            kv.max_model_len,
+            block_size,
+            vocab_size,
+            spec.eos,
+            self._grammars.processor,
+            MaskTurns(spec.ranks),
         )
 
     def _drop_state(self) -> None:

@@ -91,7 +91,13 @@ class TorchWorker(StepWorker):
         cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
         bytes_per_slot = self._description.kv_size * cache_dtype.itemsize
         slopes = scaled_slopes(self._description, self._device, ranks.shard)
-        self._shape = AttentionShape(settings.block_size, bytes_per_slot, self._dtype, self._device, slopes)
+        self._shape = AttentionShape(
+            block_size=settings.block_size,
+            bytes_per_slot=bytes_per_slot,
+            dtype=self._dtype,
+            device=self._device,
+            alibi_slopes=slopes,
+        )
         self._prepare_state(self._state_spec(settings, model_dir, cache_dtype, form, ranks))
         if self._device.type == "cuda":
             # Makes the allocator return cached memory to the device instead of exceeding the share.
@@ -114,13 +120,13 @@ class TorchWorker(StepWorker):
         """Returns the properties on which the state depends. The model must be loaded."""
         backend = f"{torch_backend(self._device)} {form.name} {ranks.shard.tp_size}x{ranks.shard.pp_size}"
         return StateSpec(
-            settings,
-            self._description,
-            cache_dtype,
-            self._device,
-            eos_token_ids(model_dir, self._description),
-            configuration_hash(model_dir, backend, self._dtype, cache_dtype),
-            content_hash(model_dir, form.name, self._dtype),
+            settings=settings,
+            description=self._description,
+            dtype=cache_dtype,
+            device=self._device,
+            eos=eos_token_ids(model_dir, self._description),
+            configuration=configuration_hash(model_dir, backend, self._dtype, cache_dtype),
+            content=content_hash(model_dir, form.name, self._dtype),
             embedding_size=self._model.embedding_size,
             pooling_kind=pooling_kind(model_dir),
             ranks=ranks,
@@ -135,7 +141,7 @@ class TorchWorker(StepWorker):
     def _run(self, plan: StepPlan) -> StepResult:
         step = self._begin(plan)
         if step is None:
-            return StepResult(plan.step)
+            return StepResult(step=plan.step)
         logits, sums = self._computed(step)
         return with_vectors(self._result(plan, step, logits), self._pooling.take(plan, sums))
 

@@ -47,7 +47,7 @@ class _Attending(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _LayerFacts:
     """The shape of one layer's attention, recorded in the trial run."""
 
@@ -73,7 +73,13 @@ class _Trial:
         if keys.shape[:3] != values.shape[:3] or values.shape[3] > keys.shape[3] or layer in self.layers:
             raise config_error("its layers do not keep one key, and one value that is not wider.")
         window, has_sinks = asked.get("sliding_window"), asked.get("s_aux") is not None
-        self.layers[layer] = _LayerFacts(queries.shape[1], keys.shape[1], keys.shape[3], window, has_sinks)
+        self.layers[layer] = _LayerFacts(
+            num_heads=queries.shape[1],
+            num_kv_heads=keys.shape[1],
+            head_dim=keys.shape[3],
+            window=window,
+            has_sinks=has_sinks,
+        )
         return queries.new_zeros(*queries.shape[:3], values.shape[3]).transpose(1, 2)
 
 

@@ -61,7 +61,7 @@ class WholeTextWorker:
         for sequence in plan.new:
             self._rows[sequence.row] = sequence
         ending = [self._rows[share.row] for share in plan.scheduled if share.pools]
-        result = StepResult(plan.step, vectors=tuple(self._vectors(ending)) if ending else ())
+        result = StepResult(step=plan.step, vectors=tuple(self._vectors(ending)) if ending else ())
         if self._heap_guard is not None:
             self._heap_guard.after_step()
         return result

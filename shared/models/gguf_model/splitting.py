@@ -22,7 +22,7 @@ def _by_case(end: str, digits: str) -> str:
     return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Splitting:
     """The pre-tokenization before merges. Without a pattern, text is split like in GPT-2."""
 
@@ -47,15 +47,15 @@ class Splitting:
 
 
 _GPT2 = Splitting()
-_LLAMA3 = Splitting(_gpt4(r"\p{N}{1,3}"), whole_words=True, begins=True)
-_QWEN2 = Splitting(_gpt4(r"\p{N}"), composes=True)
+_LLAMA3 = Splitting(pattern=_gpt4(r"\p{N}{1,3}"), whole_words=True, begins=True)
+_QWEN2 = Splitting(pattern=_gpt4(r"\p{N}"), composes=True)
 _DIGITS = Splitting(single_digits=True)
-_GPT4O = Splitting(_by_case(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"))
-_TEKKEN = Splitting(_by_case("", r"\p{N}"), whole_words=True, begins=True)
+_GPT4O = Splitting(pattern=_by_case(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"))
+_TEKKEN = Splitting(pattern=_by_case("", r"\p{N}"), whole_words=True, begins=True)
 _BY_NAME: dict[str, Splitting] = {
     **dict.fromkeys(("gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "roberta-bpe", "mpt", "olmo", "jais"), _GPT2),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral"), _LLAMA3),
-    **dict.fromkeys(("dbrx", "smaug-bpe"), Splitting(_LLAMA3.pattern)),
+    **dict.fromkeys(("dbrx", "smaug-bpe"), Splitting(pattern=_LLAMA3.pattern)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan"), _QWEN2),
     **dict.fromkeys(("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone"), _DIGITS),
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),

@@ -102,13 +102,13 @@ class TextStream:
         self.finish_reason, self.stopped = "error", True
         offset, text = self._show(self._stops.finish() if self._stops else "")
         return TextEvent(
-            self.sequence_id,
-            self.attempt,
-            self._position,
-            (),
-            offset,
-            text,
-            "error",
+            sequence_id=self.sequence_id,
+            attempt=self.attempt,
+            position=self._position,
+            token_ids=(),
+            text_offset=offset,
+            text=text,
+            finish_reason="error",
             error_code=code,
             error_message=message,
         )
@@ -120,7 +120,16 @@ class TextStream:
         """
         self.finish_reason, self.stopped = "stop", True
         offset, text = self._show("")
-        return TextEvent(self.sequence_id, self.attempt, self._position, (), offset, text, "stop", stop)
+        return TextEvent(
+            sequence_id=self.sequence_id,
+            attempt=self.attempt,
+            position=self._position,
+            token_ids=(),
+            text_offset=offset,
+            text=text,
+            finish_reason="stop",
+            stop_reason=stop,
+        )
 
     def _take(self, event: TokenEvent, skip: int, texts: list[TextEvent]) -> None:
         end = len(event.token_ids)
@@ -145,19 +154,19 @@ class TextStream:
         position, self._position = self._position, self._position + used
         offset, text = self._show(text)
         return TextEvent(
-            self.sequence_id,
-            self.attempt,
-            position,
-            event.token_ids[start:end],
-            offset,
-            text,
-            reason,
-            stop_reason,
-            self._logprobs(event, start, end) if event.logprobs else (),
-            event.num_cached_tokens,
-            event.cumulative_logprob - _logprob_sum(event.logprobs[end:]),
-            event.error_code if reason == "error" else "",
-            event.error_message if reason == "error" else "",
+            sequence_id=self.sequence_id,
+            attempt=self.attempt,
+            position=position,
+            token_ids=event.token_ids[start:end],
+            text_offset=offset,
+            text=text,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            logprobs=self._logprobs(event, start, end) if event.logprobs else (),
+            num_cached_tokens=event.num_cached_tokens,
+            cumulative_logprob=event.cumulative_logprob - _logprob_sum(event.logprobs[end:]),
+            error_code=event.error_code if reason == "error" else "",
+            error_message=event.error_message if reason == "error" else "",
         )
 
     def _decode(self, token_ids: Sequence[int], ending: bool) -> tuple[str, int, str | None]:
@@ -198,18 +207,19 @@ class TextStream:
         token_ids, logprobs = unpack_ids(part.token_ids), unpack_floats(part.logprobs)
         top_token_ids, top_logprobs = unpack_ids(part.top_token_ids), unpack_floats(part.top_logprobs)
         found: list[PositionLogprobs] = []
-        for index, (token_id, logprob) in enumerate(zip(token_ids, logprobs, strict=True)):
+        ranks = unpack_ids(part.ranks) or [0] * len(token_ids)
+        for index, (token_id, logprob, rank) in enumerate(zip(token_ids, logprobs, ranks, strict=True)):
             own = slice(index * part.num_top, (index + 1) * part.num_top)
             top = zip(top_token_ids[own], top_logprobs[own], strict=True)
             chosen = self._token_text(token_id, logprob)
-            found.append(PositionLogprobs(chosen, tuple([self._token_text(*candidate) for candidate in top])))
+            found.append(PositionLogprobs(chosen, tuple([self._token_text(*candidate) for candidate in top]), rank))
         return TextEvent(
-            self.sequence_id,
-            self.attempt,
-            position,
-            (),
-            self._text_length,
-            "",
+            sequence_id=self.sequence_id,
+            attempt=self.attempt,
+            position=position,
+            token_ids=(),
+            text_offset=self._text_length,
+            text="",
             prompt_start=part.start,
             prompt_logprobs=tuple(found),
         )

@@ -29,6 +29,12 @@ STEP_ITEMS_MAX, LEXER_STATES_MAX = 25_000, 50_000
 """Maximum number of parser items for one token, and of states of the lexer's automaton."""
 GRAMMAR_SIZE_MAX = 250_000
 """Nodes of a grammar after schemas are expanded."""
+_LIBRARY_ADVICE = "Enable 'coerce_one_of' option to approximate oneOf with anyOf"
+FORCED_BYTES = 128
+"""Bytes of forced text that are encoded to find its first token, beside twice the longest token of the vocabulary. A
+tokenizer looks at no more than a word to find a token."""
+FORCED_TEXTS_MAX = 1024
+"""Beginnings of forced texts whose tokens are kept. Sequences with the same grammar have the same ones."""
 NO_TOKENIZER = "Structured output needs a tokenizer, and this server has none (--skip-tokenizer-init)."
 
 
@@ -68,7 +74,9 @@ def _check(grammar: Grammar, tokenizer: LLTokenizer) -> None:
 def invalid(reason: str) -> ServiceError:
     """Returns the error for a grammar that the library refuses. `reason`: the library's message, which is shortened."""
     lines = [line.rstrip() for line in reason.split("<state>")[0].strip().splitlines() if line.strip()]
-    told = " ".join(lines[:4])[:400].rstrip(".")
+    told = (
+        " ".join(lines[:4]).replace(_LIBRARY_ADVICE, "Give parts that exclude each other, or anyOf")[:400].rstrip(".")
+    )
     return ServiceError("invalid_value", f"{SUBJECT} cannot be used: {told}.")
 
 
@@ -114,6 +122,8 @@ def model_tokenizer(
 ) -> LLTokenizer:
     """Returns the model's tokenizer for matchers. Takes up to a second for a large vocabulary. Raises ServiceError.
 
+    It encodes only the beginning of a text (`_Tokens`).
+
     `end_token_ids`: the tokens that end an output, at least one. `vocab_size`: the width of the logits, which may be
     larger than the vocabulary in `directory`.
     """
@@ -125,24 +135,43 @@ def model_tokenizer(
         # A tokenizer file may enable truncation or padding for training, which the library would apply.
         content = json.dumps({**data, "truncation": None, "padding": None})
         size = max(vocab_size, _largest_id(data) + 1)
-        return LLTokenizer(content, n_vocab=size, eos_token=end_token_ids)
+        whole = LLTokenizer(content, n_vocab=size, eos_token=end_token_ids, slices=[])
+        tokens = [whole.decode_bytes([one]) for one in range(size)]
+        special = [one for one in range(size) if whole.is_special_token(one)]
+        return _masking_tokenizer(tokens, special, end_token_ids, whole.tokenize_bytes)
     vocabulary = choose_vocabulary(settings, directory, model_directory)
-    return LLTokenizer(TokenizerWrapper(_Tokens(vocabulary, end_token_ids[0], vocab_size)), eos_token=end_token_ids)
+    tokens = [vocabulary.token_bytes[one] for one in range(max(vocab_size, vocabulary.size))]
+    special = sorted(vocabulary.special_ids)
+    greedy = _masking_tokenizer(tokens, special, end_token_ids, lambda _: []).greedy_tokenize
+    return _masking_tokenizer(tokens, special, end_token_ids, lambda text: greedy(text.decode(errors="ignore")))
+
+
+def _masking_tokenizer(
+    tokens: list[bytes], special: list[int], end_token_ids: list[int], encode: Callable[[bytes], list[int]]
+) -> LLTokenizer:
+    """Returns a tokenizer that encodes only the beginning of a text (`_Tokens`)."""
+    return LLTokenizer(TokenizerWrapper(_Tokens(tokens, special, end_token_ids[0], encode)), eos_token=end_token_ids)
 
 
 class _Tokens:
-    """A vocabulary with the attributes that `llguidance.TokenizerWrapper` reads."""
+    """A vocabulary with the attributes and the method that `llguidance.TokenizerWrapper` uses.
+
+    If a grammar forces the next bytes, the library encodes all of them for each mask, and allows only the first token.
+    For a literal of 60 KB that takes tens of milliseconds. So only the beginning is encoded here. It is longer than
+    the first token and what the library drops at the end, because it could become part of a longer token.
+    """
 
     bos_token_id = None
 
-    def __init__(self, vocabulary: Any, eos_token_id: int, vocab_size: int) -> None:
-        self.eos_token_id = eos_token_id
-        self.tokens = [vocabulary.token_bytes[i] for i in range(max(vocab_size, vocabulary.size))]
-        self.special_token_ids = sorted(vocabulary.special_ids)
+    def __init__(
+        self, tokens: list[bytes], special: list[int], eos_token_id: int, encode: Callable[[bytes], list[int]]
+    ) -> None:
+        self.tokens, self.special_token_ids, self.eos_token_id = tokens, special, eos_token_id
+        self._encode = lru_cache(maxsize=FORCED_TEXTS_MAX)(encode)
+        self._num_bytes = FORCED_BYTES + 2 * max(map(len, tokens))
 
-    def __call__(self, text: bytes | str) -> list[int]:
-        # The library needs token ids only for forced text, which engines do not use.
-        return []
+    def __call__(self, text: bytes) -> list[int]:
+        return self._encode(text[: self._num_bytes])
 
 
 def _largest_id(tokenizer: Mapping[str, Any]) -> int:

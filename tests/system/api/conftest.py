@@ -16,6 +16,8 @@ def served(model: Path) -> Iterator[Served]:
     flags = ("--served-model-name=model", "--dtype=float32", f"--max-model-len={CONTEXT}")
     # The model's template shows no tools; a format in which a brace begins a call can be had from a random model.
     flags += ("--tool-call-parser=llama3_json",)
+    # The rows of the specification say what is refused; what is told instead has tests of its own.
+    flags += ("--long-outputs=refuse", "--unknown-parameters=refuse", '--allowed-hosts=["gateway.example"]')
     cache = ("--block-size=8", "--num_gpu_blocks_override=300")
     with until_the_end(Served(f"--model={model}", *flags, *cache)) as started:
         yield started

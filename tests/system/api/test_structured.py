@@ -126,6 +126,33 @@ def test_the_worked_example_to_the_letter(sheet_writer: Served) -> None:
     assert fetch(sheet_writer, "POST", "/v1/completions", body).json["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Served]:
+    with until_the_end(Served()) as started:
+        yield started
+
+
+@pytest.mark.spec("S-API-060", "S-API-061", "S-API-063", "S-DEP-045")
+def test_the_demo_model_ends_the_worked_example_to_the_letter(demo: Served) -> None:
+    """Without further limits: a trained model that may write properties of its own repeats one until it is cut off."""
+    prompt = (
+        "Meet our brave character, named Knight, who is 32 years old. Clad in plate armor, Knight is ready for any "
+    )
+    prompt += (
+        "battle. Armed with a sword and with a strength of 90, this character is a formidable warrior. Please give "
+    )
+    prompt += "the details of this character: Name, Age, preferred Armor, Weapon and Strength"
+    body: dict[str, Any] = {"prompt": prompt, "max_tokens": 200, "temperature": 0}
+    for fields in ({"guided_json": json.dumps(CHARACTER)}, {"structured_outputs": {"json": CHARACTER}}):
+        answer = fetch(demo, "POST", "/v1/completions", {**body, **fields})
+        assert answer.status == 200, answer.body
+        [choice] = answer.json["choices"]
+        assert choice["finish_reason"] == "stop", choice
+        sheet = json.loads(choice["text"])
+        jsonschema.validate(sheet, CHARACTER)
+        assert list(sheet) == list(CHARACTER["properties"])
+
+
 @pytest.mark.spec("S-API-062")
 def test_a_prompt_without_the_facts_still_gives_a_valid_object(client: openai.OpenAI) -> None:
     schema = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 3}}, "required": ["name"]}

@@ -22,14 +22,24 @@ def find_chromium() -> str | None:
     return os.environ.get("CHROMIUM") or next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
+class PageLeftError(Exception):
+    """The browser left the page while a call was under way in it."""
+
+
 class Browser:
     """One browser with one page. Collects what the page requested, and its errors."""
 
-    def __init__(self, binary: str, profile: Path) -> None:
+    def __init__(self, binary: str, profile: Path, *more_flags: str) -> None:
         to_browser, self._out = os.pipe()
         self._in, from_browser = os.pipe()
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
-        flags += [f"--user-data-dir={profile}", "--no-first-run", "--disable-background-networking", "about:blank"]
+        flags += [
+            f"--user-data-dir={profile}",
+            "--no-first-run",
+            "--disable-background-networking",
+            *more_flags,
+            "about:blank",
+        ]
         # Chromium reads commands from descriptor 3 and writes answers to descriptor 4.
         shell = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
         self.process = subprocess.Popen(
@@ -75,11 +85,17 @@ class Browser:
         return found["result"].get("value")
 
     def wait(self, expression: str, timeout_s: float = WAIT_S) -> None:
-        """Waits until an expression is true."""
+        """Waits until an expression is true. A page that is left meanwhile is waited for as well."""
         deadline = time.monotonic() + timeout_s
-        while not self.js(f"!!({expression})"):
+        while not self._holds(expression):
             assert time.monotonic() < deadline, (expression, self.text(), self.errors)
             time.sleep(0.05)
+
+    def _holds(self, expression: str) -> bool:
+        try:
+            return bool(self.js(f"!!({expression})"))
+        except PageLeftError:
+            return False
 
     def text(self, selector: str = "body") -> str:
         return self.js(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
@@ -135,6 +151,8 @@ class Browser:
         while True:
             answer = self._read()
             if answer.get("id") == number:
+                if "navigated" in answer.get("error", {}).get("message", ""):
+                    raise PageLeftError(method, answer["error"])
                 assert "error" not in answer, (method, answer["error"])
                 return answer["result"]
             self._note(answer)

@@ -48,11 +48,11 @@ def soft(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pair(model: Path, paths: dict[str, Path], soft: Path) -> Iterator[Served]:
+def pair(model: Path, paths: dict[str, Path], soft: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Two engines and two gateways, with two adapters at the start, in the two forms of `--lora-modules`."""
     named = {"name": "tales", "path": str(paths["tales"]), "base_model_name": "tiny"}
     flags = ("--lora-modules", f"sql={paths['sql']}", json.dumps(named), "--engines=2", "--gateways=2", "--threads=1")
-    flags += ("--prompt-adapters", f"soft={soft}")
+    flags += ("--prompt-adapters", f"soft={soft}", "--lora-root", str(tmp_path_factory.getbasetemp()))
     with until_the_end(serve_tiny(model, "--dtype=float32", "--max-cpu-loras=16", *flags)) as started:
         yield started
 
@@ -172,7 +172,8 @@ def test_what_cannot_be_loaded_is_refused_and_changes_nothing(
     before = names(pair)
     large = make_adapter(tmp_path / "large", model, rank=64)
     for name, path, status, said in (
-        ("x", "/nowhere", 404, "there is no directory /nowhere"),
+        ("x", tmp_path / "nowhere", 404, f"there is no directory {tmp_path / 'nowhere'}"),
+        ("x", "/nowhere", 400, "its directory is not below one of those of --lora-root"),
         ("x", large, 400, "its rank is 64, above --max-lora-rank=16"),
         ("x", make_adapter(tmp_path / "dora", model, use_dora=True), 400, "DoRA adapters are not supported"),
         ("tiny", paths["sql"], 400, "A model is called 'tiny'"),

@@ -16,7 +16,7 @@ CONTEXT, BLOCK_SIZE = 96, 16
 @pytest.mark.spec("S-API-083")
 async def test_many_choices_in_a_few_blocks_all_end_and_leave_other_requests_as_they_are(model: Path) -> None:
     cache = (f"--block-size={BLOCK_SIZE}", f"--num-gpu-blocks-override={CONTEXT // BLOCK_SIZE}")
-    flags = (f"--max-model-len={CONTEXT}", "--max-num-seqs=16", "--served-model-name=m")
+    flags = (f"--max-model-len={CONTEXT}", "--max-num-seqs=16", "--served-model-name=m", "--long-outputs=refuse")
     with until_the_end(Served(f"--model={model}", *flags, *cache)) as served:
         async with openai.AsyncOpenAI(base_url=served.url, api_key="EMPTY", max_retries=0, timeout=100) as client:
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from antiphon.launch.http_probe import get
+from antiphon.async_client import get
 from shared.subjects import model_token
 from tests.models import make_model
 from tests.system.served import READY_S, Served, fetch, until_the_end, wait_until

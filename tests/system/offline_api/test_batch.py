@@ -86,7 +86,7 @@ def test_lines_may_ask_for_embeddings(served: Served, tmp_path: Path) -> None:
         ("{", "line 1: the line is not JSON"),
         ('{"custom_id": "a", "url": "/v1/nope", "body": {}}', "line 1: 'method' must be POST and 'url' one of"),
         ('{"url": "/v1/completions", "body": {}}', "line 1: 'custom_id' must be a text"),
-        ('{"custom_id": "a", "url": "/v1/completions", "body": {"stream": true}}', "without 'stream'"),
+        ('{"custom_id": "a", "url": "/v1/completions", "body": {"stream": true}}', "'stream' is not possible"),
         ('{"custom_id": "a", "url": "/v1/completions", "body": {}}\n' * 2, "custom_id 'a' is used twice"),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_load_on_a_server_counts_every_request_and_token(
         (("throughput", "--input-len=9999999"), "the context is"),
         (("serve", "--request-rate=0"), "--request-rate: 0.0 is not above 0"),
         (("serve", "--base-url=ftp://x"), "is no URL"),
-        (("serve", "--base-url=http://127.0.0.1:1"), "no connection to 127.0.0.1:1"),
+        (("serve", "--base-url=http://127.0.0.1:1"), "no connection to http://127.0.0.1:1"),
     ],
 )
 def test_a_wrong_call_ends_with_78_and_says_why(

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from antiphon.launch.http_probe import get
+from antiphon.async_client import get
 from tests.models import greedy_reference
 from tests.system.served import Served, fetch, until_the_end, wait_until
 from tests.unit.shared.hub_server import NAME, write_cache
@@ -115,12 +115,14 @@ def test_a_name_on_the_hub_is_served_without_text(model: Path, tmp_path: Path) -
         assert (choice["token_ids"], choice["text"]) == (expected, "")
         chunks = fetch(served, "POST", "/v1/completions", {**body, "stream": True}).body.decode().split("\n\n")
         said = [json.loads(chunk.removeprefix("data: "))["choices"][0] for chunk in chunks if "token_ids" in chunk]
-        assert [token_id for choice in said for token_id in choice["token_ids"]] == expected
+        assert [token_id for choice in said for token_id in choice.get("token_ids") or ()] == expected
         for wrong, path in (
             ({"prompt": "text"}, "/v1/completions"),
             ({"prompt": PROMPT_IDS, "stop": "x"}, "/v1/completions"),
+            ({"prompt": PROMPT_IDS, "echo": True}, "/v1/completions"),
             ({"messages": [{"role": "user", "content": "text"}]}, "/v1/chat/completions"),
         ):
             answer = fetch(served, "POST", path, wrong)
             assert answer.status == 400
+            assert ("'echo' needs a tokenizer" in answer.json["error"]["message"]) == ("echo" in wrong)
             assert "--skip-tokenizer-init" in answer.json["error"]["message"]

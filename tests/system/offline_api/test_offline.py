@@ -358,6 +358,7 @@ FIELDS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
         "top_p": st.sampled_from([0.1, 0.7, 1.0]),
         "top_k": st.sampled_from([-1, 1, 5, 200]),
         "min_p": st.sampled_from([0.0, 0.2]),
+        "top_a": st.sampled_from([0.0, 0.3]),
         "presence_penalty": st.sampled_from([-1.0, 0.5]),
         "frequency_penalty": st.sampled_from([-0.5, 1.5]),
         "repetition_penalty": st.sampled_from([0.8, 1.3]),
@@ -399,3 +400,33 @@ def test_warnings_are_not_shown_for_a_plain_call(llm: LLM) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         generate(llm, PROMPTS, GREEDY)
+
+
+@pytest.mark.spec("S-API-004", "S-API-038", "S-API-044", "S-API-053")
+def test_an_engines_request_is_answered_as_by_the_server(llm: LLM, served: Served) -> None:
+    turns = {"system": "Be brief.", "history": [["Hi", "Hello"]], "prompt": "And now?"}
+    said = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hello"), ("user", "And now?")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    bodies: list[dict[str, Any]] = [
+        {**turns, "request_id": "a", "arrival_time": 1700000000.5},
+        {"messages": messages, "request_id": "b", "eos_token_ids": [1, 2, 3]},
+        {"prompt": PROMPTS[0], "request_id": "c"},
+        {"prompt_token_ids": [5, 6, 7], "prompt_token_ids_len": 3, "request_id": "1"},
+    ]
+    sampling = {"temperature": 0, "max_tokens": 8}
+    params = SamplingParams(temperature=0, max_tokens=8)
+    results = generate(llm, [*bodies, PROMPTS[0]], params)
+    assert [one.request_id for one in results[:4]] == ["a", "b", "c", "1"]
+    assert len({one.request_id for one in results}) == 5
+    assert results[0].metrics is not None
+    assert results[0].metrics.arrival_time == 1700000000.5
+    assert results[0].prompt_token_ids == results[1].prompt_token_ids
+    assert results[4].outputs[0].token_ids == results[2].outputs[0].token_ids
+    for body, one in zip(bodies, results, strict=False):
+        answer = fetch(served, "POST", "/generate", {**body, "sampling_params": sampling})
+        assert answer.status == 200, answer.body
+        assert answer.json["prompt_token_ids"] == one.prompt_token_ids
+        assert answer.json["outputs"][0]["token_ids"] == one.outputs[0].token_ids
+    for wrong in ([bodies[0], bodies[0]], {**turns, "multi_modal_data": {"image": b"x"}}):
+        with pytest.raises(ValueError, match=r"'a' is in use|leave 'multi_modal_data' out"):
+            generate(llm, wrong, params)

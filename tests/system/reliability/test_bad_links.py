@@ -38,13 +38,13 @@ def served(model: Path, nats_server: NatsServer, proxy: TcpProxy) -> Iterator[Se
 @pytest.fixture
 async def known(served: Served, proxy: TcpProxy) -> AsyncIterator[list[Known]]:
     """Answers over a good link; the link is good again at the end."""
-    address = ServerAddress("127.0.0.1", served.port)
+    address = ServerAddress(host="127.0.0.1", port=served.port)
     yield [await learn(address, body, 60) for body in make_bodies("tiny", STREAMS, 120, seed=1)]
     proxy.delay_s = proxy.jitter_s = proxy.bytes_per_s = 0.0
 
 
 async def _again(served: Served, known: list[Known]) -> list[Answer]:
-    address = ServerAddress("127.0.0.1", served.port)
+    address = ServerAddress(host="127.0.0.1", port=served.port)
     return list(await asyncio.gather(*(ask(address, one.body, Answer()) for one in known)))
 
 

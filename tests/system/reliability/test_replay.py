@@ -78,7 +78,7 @@ def test_a_file_runs_elsewhere_and_a_difference_is_shown_with_its_gap(
     served: Served, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "one.json"
-    name = complete(served, n=2)["id"]
+    name = complete(served, n=2, top_a=0.1, presence_penalty=0.3, logit_bias={"70": 1.0})["id"]
     assert antiphon(served, "record", "save", name, str(path)) == 0
     assert antiphon(served, "replay", str(path), key="bob") == 0
     assert antiphon(served, "replay", str(path), "--model", str(model)) == 0

@@ -14,8 +14,9 @@ from typing import Any
 import openai
 import pytest
 
-from antiphon.chat import Client
-from antiphon.resumable import stream as resumable_stream
+from antiphon.chat import pieces
+from antiphon.client import Client
+from antiphon.client import stream as resumable_stream
 from tests.system.served import Served, fetch, serve_tiny, until_the_end, wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.nats]
@@ -350,7 +351,7 @@ def test_the_terminal_client_and_the_helper_do_not_notice_that_the_gateway_dies(
     url = served.url.removesuffix("/v1")
     wait_until(lambda: "gateway-1" in served.pids() and "gateway-2" in served.pids(), 30)
     for text in (
-        (piece.text for piece in Client(url).stream(body)),
+        (piece.text for piece in pieces(Client(url).stream(path, body))),
         (
             choice["delta"].get("content", "")
             for chunk in resumable_stream(url + path, body)

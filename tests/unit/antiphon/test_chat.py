@@ -11,8 +11,8 @@ from typing import ClassVar
 import pytest
 
 from antiphon import chat
-from antiphon.chat import Client, Piece, ServerError, pieces
 from antiphon.cli import make_parser
+from antiphon.client import Client, ServerError
 from shared.config import SettingsError
 
 STREAM = (
@@ -148,10 +148,12 @@ def test_no_server_is_said_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no connection to http://127.0.0.1:1" in capsys.readouterr().err
 
 
-def test_an_error_in_the_middle_of_a_stream_is_an_error() -> None:
-    stream = iter([b'{"choices": [{"delta": {"content": "a"}}]}', b'{"error": {"message": "lost"}}'])
-    got = pieces(stream)
-    assert next(got) == Piece("a")
+def test_an_error_in_the_middle_of_a_stream_is_an_error(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = {"choices": [{"delta": {"content": "a"}}]}
+    lost = b'data: {"error": {"message": "lost"}}\n\n'
+    monkeypatch.setitem(globals(), "STREAM", b"data: " + json.dumps(first).encode() + b"\n\n" + lost)
+    got = Client(server).stream("/v1/chat/completions", {})
+    assert next(got) == first
     with pytest.raises(ServerError, match="lost"):
         next(got)
 
@@ -159,12 +161,12 @@ def test_an_error_in_the_middle_of_a_stream_is_an_error() -> None:
 def test_a_completion_that_breaks_off_is_an_error_and_no_shorter_text(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun = b'data: {"choices": [{"text": "Hel"}]}\n\n'
+    begun, chunk = b'data: {"choices": [{"text": "Hel"}]}\n\n', {"choices": [{"text": "Hel"}]}
     monkeypatch.setitem(globals(), "STREAM", begun + b"data: [DONE]\n\n")
-    assert list(Client(server).stream_text("/v1/requests/r/fork", {})) == ["Hel"]
+    assert list(Client(server).stream("/v1/requests/r/fork", {})) == [chunk]
     monkeypatch.setitem(globals(), "STREAM", begun)
-    got = Client(server).stream_text("/v1/requests/r/fork", {})
-    assert next(got) == "Hel"
+    got = Client(server).stream("/v1/requests/r/fork", {})
+    assert next(got) == chunk
     with pytest.raises(ServerError, match="the stream ended before its end"):
         next(got)
 

@@ -137,6 +137,11 @@ def test_several_names_need_a_model_that_is_clearly_none_of_them(
     assert "took all of a, /m as names" in capsys.readouterr().err
 
 
+def test_several_names_that_cannot_be_a_model_are_names_of_the_demo_model(served: list[ServeSettings]) -> None:
+    assert main(["serve", "--served-model-name", "a", "b"]) == 0
+    assert [(s.model, s.served_model_name, s.served_model_alias) for s in served] == [("", "a", "b")]
+
+
 def test_an_impossible_variable_ends_with_78_and_its_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

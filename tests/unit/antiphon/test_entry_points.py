@@ -118,6 +118,45 @@ def test_run_is_told_by_variables_and_flags_beat_them(
     assert values(run(served, *words), *names, *more) == ("/m", 2, 6, "bfloat16", None, True, False, 4)
 
 
+@pytest.mark.spec("S-SRV-034:types")
+def test_a_type_that_the_other_backend_ignores_is_told(
+    served: list[ServeSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(served, "--backend=deepspeed", "--dtype=float32").dtype == "float16"
+    assert "--dtype (DTYPE) has no effect with --backend=deepspeed: " in capsys.readouterr().err
+    run(served, "--dtype=float32")
+    run(served, "--backend=deepspeed", "--ds-dtype=bfloat16")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.spec("S-SRV-070", "S-DEP-033", "S-SRV-002:flags")
+def test_run_divides_all_gpus_of_the_container_among_its_workers(
+    served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cases = [("0", (), 1), ("0,1", (), 2), ("0,1,2,3", (), 4), ("0,1,2,3", ("--worker-num=2",), 2)]
+    cases += [("0,1,2", ("--worker-num=2",), 1), ("0", ("--worker-num=2",), 1), ("0,1,2,3", ("--num-gpus=1",), 1)]
+    cases += [("0,1,2,3", ("--pipeline-parallel-size=2",), 2), ("0,1,2,3", ("--prefill=1", "--decode=1"), 2)]
+    cases += [("0,1", ("--backend=deepspeed",), 1), ("0,1", ("--device=cpu",), 1), ("", (), 1)]
+    cases += [("0,1", (f"--also={tmp_path}=other",), 1), ("0,1", ("--device=cuda",), 2)]
+    for gpus, words, size in cases:
+        monkeypatch.setenv(devices.VARIABLE, gpus)
+        assert run(served, *words).tensor_parallel_size == size, (gpus, words)
+    monkeypatch.setenv("TP", "1")
+    monkeypatch.setenv(devices.VARIABLE, "0,1")
+    assert run(served).tensor_parallel_size == 1
+    monkeypatch.undo()
+    assert main(["run", "--num-gpus=0"]) == 78
+
+
+@pytest.mark.spec("S-SRV-070", "S-SRV-105:workers")
+def test_run_leaves_no_gpu_of_the_container_unused(
+    monkeypatch: pytest.MonkeyPatch, served: list[ServeSettings]
+) -> None:
+    monkeypatch.setenv(devices.VARIABLE, "0,1,2,3")
+    found = launcher.assign_gpus([run(served, "--worker-num=2")], ["0", "1", "2", "3"])
+    assert found == devices.Assignment(("0,1", "2,3"))
+
+
 ACTING = [
     ("MODEL_ID", "Foo", "--model-id=bar", "model_id", ("Foo", "bar", "")),
     ("CONV_TEMPLATE", "llama-2", "--conv-template=llama-3", "conv_template", ("llama-2", "llama-3", None)),
@@ -363,3 +402,25 @@ def test_help_has_a_heading_for_each_kind_of_flag(capsys: pytest.CaptureFixture[
             "model", "http", "processes", "engine: scheduling", "engine: memory", "engine: execution",
             "engine: parallel", "engine: KV transfer", "adapters", "pictures", "bus",
         ]  # fmt: skip
+
+
+def test_the_direct_entry_point_takes_the_key_of_vllm_s_variable(
+    served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    assert api_server.main(["--model=/m"]) == 0
+    assert api_server.main(["--model=/m", "--api-key=own"]) == 0
+    assert [settings.api_keys for settings in served] == ["secret", "own"]
+
+
+@pytest.mark.parametrize("start", [["serve"], ["run"]])
+def test_a_list_of_keys_without_a_key_does_not_open_the_server(
+    served: list[ServeSettings],
+    start: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEYS", " , ")
+    assert main(start) == 78
+    assert "OPENAI_API_KEYS" in capsys.readouterr().err
+    assert served == []

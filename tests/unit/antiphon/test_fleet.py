@@ -31,7 +31,7 @@ from antiphon.supervision.processes import ChildSpec
 
 async def main():
     fleet = Fleet(lambda name, line: print(line, flush=True))
-    fleet.start([ChildSpec(name, name, [sys.executable, "-c", sys.argv[1]]) for name in "ab"])
+    fleet.start([ChildSpec(name=name, service=name, argv=[sys.executable, "-c", sys.argv[1]]) for name in "ab"])
     await fleet.failed
 
 asyncio.run(main())
@@ -73,7 +73,7 @@ async def fleet(output: Output) -> AsyncIterator[Fleet]:
 
 
 def spec(name: str, code: str, **more: Any) -> ChildSpec:
-    return ChildSpec(name, name[0], [sys.executable, "-c", code], **more)
+    return ChildSpec(name=name, service=name[0], argv=[sys.executable, "-c", code], **more)
 
 
 def alive(pid: int) -> bool:
@@ -234,7 +234,7 @@ async def test_the_others_go_on_while_one_of_their_kind_stays_up(fleet: Fleet, o
 
 
 async def test_a_command_that_does_not_exist_is_given_up(fleet: Fleet, output: Output) -> None:
-    fleet.start([ChildSpec("a", "a", ["/no/such/command"])])
+    fleet.start([ChildSpec(name="a", service="a", argv=["/no/such/command"])])
     await asyncio.wait_for(fleet.failed, 20)
     assert ("a", "cannot run /no/such/command: No such file or directory") in output.lines
 

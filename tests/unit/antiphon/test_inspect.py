@@ -1,6 +1,7 @@
 """The commands that show a running system: what they print, and what they never print."""
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ SECRET = "the secret text"
 
 
 def test_prompts_tokens_and_texts_are_shown_only_when_asked_for():
-    request = TokenizeRequest("r1", "toy", (SECRET,))
+    request = TokenizeRequest(request_id="r1", model="toy", prompts=(SECRET,))
     assert rendered("tok.toy.req", request, whole=False) == {
         "subject": "tok.toy.req",
         "type": "TokenizeRequest",
@@ -26,8 +27,28 @@ def test_prompts_tokens_and_texts_are_shown_only_when_asked_for():
         "prompts": "<1 items>",
     }
     assert rendered("tok.toy.req", request, whole=True)["prompts"] == (SECRET,)
-    event = TextEvent("r1-0", 1, 0, (7, 8), 0, SECRET, "stop", SECRET)
-    shown = rendered("gw.g.b.txt", TextEvents("d", "b", "e", "b", 3, (event,)), whole=False)
+    event = TextEvent(
+        sequence_id="r1-0",
+        attempt=1,
+        position=0,
+        token_ids=(7, 8),
+        text_offset=0,
+        text=SECRET,
+        finish_reason="stop",
+        stop_reason=SECRET,
+    )
+    shown = rendered(
+        "gw.g.b.txt",
+        TextEvents(
+            detokenizer_id="d",
+            detokenizer_instance_id="b",
+            engine_id="e",
+            engine_instance_id="b",
+            step=3,
+            events=(event,),
+        ),
+        whole=False,
+    )
     assert SECRET not in json.dumps(shown)
     assert shown["events"][0]["token_ids"] == "<2 items>"
     assert shown["events"][0]["finish_reason"] == "stop"
@@ -41,7 +62,15 @@ def test_every_message_can_be_written_as_json(kind):
 
 
 def test_only_the_items_of_one_request_are_kept():
-    message = TokenEvents("e", "b", 3, (TokenEvent("r1-0", 1, 0, (1,)), TokenEvent("r10-0", 1, 0, (2,))))
+    message = TokenEvents(
+        "e",
+        "b",
+        3,
+        (
+            TokenEvent(sequence_id="r1-0", attempt=1, position=0, token_ids=(1,)),
+            TokenEvent(sequence_id="r10-0", attempt=1, position=0, token_ids=(2,)),
+        ),
+    )
     assert concerns(message, "r1")
     assert not concerns(message, "r2")
     assert [one["sequence_id"] for one in rendered("s", message, whole=False, request="r1")["events"]] == ["r1-0"]
@@ -56,12 +85,31 @@ def test_the_bus_of_the_server_on_this_machine_is_found(tmp_path: Path):
     for number in (1, 2):
         folder = tmp_path / f"antiphon-{number}-x"
         folder.mkdir()
-        (folder / "nats.conf").write_text(f'listen: "127.0.0.1:422{number}"\n')
+        (folder / "bus.url").write_text(f"nats://127.0.0.1:422{number}")
         if number == 1:
-            assert find_bus("", "", {}, tmp_path) == Place(
-                "nats://127.0.0.1:4221", str(folder / "observer.credentials")
-            )
+            found = Place((folder / "bus.url").as_uri(), str(folder / "observer.credentials"))
+            assert find_bus("", "", {}, tmp_path) == found
     with pytest.raises(SettingsError, match="several"):
+        find_bus("", "", {}, tmp_path)
+
+
+def test_the_directory_of_another_user_is_not_that_of_a_server_of_this_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    target, planted = tmp_path / "elsewhere", tmp_path / "antiphon-1-planted"
+    target.mkdir()
+    (target / "bus.url").write_text("nats://127.0.0.1:1")
+    planted.symlink_to(target)
+    with pytest.raises(SettingsError, match="no `antiphon serve` of this user"):
+        find_bus("", "", {}, tmp_path)
+    planted.unlink()
+    target.rename(planted)
+    assert find_bus("", "", {}, tmp_path).url == (planted / "bus.url").as_uri()
+    if os.getuid() == 0:
+        os.chown(planted, 65534, 65534)
+    else:
+        monkeypatch.setattr("os.getuid", lambda: 65534)
+    with pytest.raises(SettingsError, match="no `antiphon serve` of this user"):
         find_bus("", "", {}, tmp_path)
 
 

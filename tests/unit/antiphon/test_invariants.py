@@ -8,13 +8,14 @@ import msgspec
 import pytest
 
 from antiphon.inspect.invariants import OWNERLESS_S, Invariants, is_idle
-from services.gateway.console.topology import TopologyEndpoint
-from shared.messages import EngineStatus, GatewayStatus, Heartbeat, PoolStatus, StreamStatus
+from services.gateway.ops.console.topology import TopologyEndpoint
+from shared.messages import GatewayStatus, Heartbeat, PoolStatus, StreamStatus
+from tests.support.heartbeats import engine_status, heartbeat
 
 STATUSES = {
     "gateway": GatewayStatus(accepted_requests=9, ended_requests=9),
     "tokenizer": PoolStatus(num_requests=9, num_tokens=90),
-    "engine": EngineStatus("m", "m", 99, 9, 16, 40, 40, 8, step=70, generation_tokens=50),
+    "engine": engine_status(num_blocks=40, num_free_blocks=40, step=70, generation_tokens=50),
     "detokenizer": StreamStatus(text_events=40),
 }
 
@@ -31,7 +32,7 @@ async def _topology(beats: list[Heartbeat]) -> dict[str, Any]:
 async def good() -> dict[str, Any]:
     """What a gateway answers about an idle system."""
     beats = [
-        Heartbeat(service, f"{service}-1", f"i-{service}", 2, "ready", 5, 0.15, status)  # pyright: ignore[reportArgumentType]
+        heartbeat(service, f"{service}-1", f"i-{service}", status, sequence=5, interval_s=0.15)  # pyright: ignore[reportArgumentType]
         for service, status in STATUSES.items()
     ]
     return await _topology(beats)

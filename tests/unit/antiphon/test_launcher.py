@@ -2,12 +2,13 @@
 
 import argparse
 import asyncio
+import contextlib
 import importlib.util
 import os
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from antiphon.launch import launcher
 from antiphon.launch.launcher import Place, Plan, VersionPlan, assign_gpus, engine_threads, make_plan, serve
 from antiphon.launch.served_models import models_of
 from antiphon.settings import MODEL_SERVICES, SERVICES, ServeSettings, check, child_environment, of_service
+from antiphon.supervision import death_notice
 from antiphon.supervision.fleet import Fleet
 from antiphon.supervision.processes import ChildSpec
 from antiphon.versions import supervisor
 from shared.config import DetokenizerSettings, EngineSettings, SettingsError, add_flags, parse
+from shared.errors import ServiceError
 from shared.subjects import model_token
 from tests.models import make_model
 
@@ -123,7 +126,7 @@ def test_keys_and_passwords_are_on_no_command_line(planned, tmp_path: Path) -> N
     assert not any("secret" in word for spec in elsewhere.specs for word in spec.argv)
     passwords = {path.stem: path.read_text().split(":")[1] for path in tmp_path.glob("*.credentials")}
     later = {f"later-{role}" for role in MODEL_SERVICES}
-    assert set(passwords) == {"launcher", "observer", *later, *(spec.name for spec in plan.specs[1:])}
+    assert set(passwords) == {"launcher", "observer", "setup", *later, *(spec.name for spec in plan.specs[1:])}
     assert len(set(passwords.values())) == len(passwords)
     for spec in plan.specs:
         assert not any("secret" in word or word in passwords.values() for word in spec.argv)
@@ -147,8 +150,8 @@ def test_with_a_key_file_alone_the_launcher_has_a_key_of_its_own(planned) -> Non
 
 def test_credentials_and_configuration_are_private_files(planned, tmp_path: Path) -> None:
     planned(ServeSettings())
-    files = [tmp_path / "nats.conf", *tmp_path.glob("*.credentials")]
-    assert len(files) == 11
+    files = [tmp_path / "nats.conf", tmp_path / "bus.url", *tmp_path.glob("*.credentials")]
+    assert len(files) == 13
     assert all(stat.S_IMODE(file.stat().st_mode) == 0o600 for file in files)
 
 
@@ -300,6 +303,7 @@ def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: P
 
 @pytest.mark.spec("S-SRV-101:ports")
 def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, listeners: list[socket.socket]) -> None:
+    (tmp_path / "config.json").write_text("{}")
     port = listeners[0].getsockname()[1]
     with pytest.raises(SettingsError, match=f"port {port} is in use"):
         serve(ServeSettings(model=str(tmp_path), port=port), {})
@@ -315,15 +319,21 @@ async def test_the_launcher_joins_the_bus_when_the_server_is_ready_or_takes_too_
 ) -> None:
     joined = asyncio.Event()
 
-    async def join(*_: object) -> None:
+    @contextlib.asynccontextmanager
+    async def join(*_: object) -> AsyncIterator[None]:
         joined.set()
+        yield
 
-    monkeypatch.setattr(supervisor, "run", join)
-    monkeypatch.setattr(launcher, "VERSIONS_WAIT_S", wait_s)
+    async def run(*_: object, **_named: object) -> None:
+        pass
+
+    monkeypatch.setattr(death_notice, "announced_deaths", join)
+    monkeypatch.setattr(supervisor, "run", run)
+    monkeypatch.setattr(launcher, "BUS_WAIT_S", wait_s)
     ready = asyncio.Event()
     announcing = asyncio.create_task(announced(ready))
-    plan = VersionPlan([ServeSettings()], {}, Place("nats://127.0.0.1:1", "", ""))
-    versions = asyncio.create_task(launcher._run_versions(Fleet(launcher.print_line), plan, announcing))
+    plan = VersionPlan(models=[ServeSettings()], environ={}, place=Place("nats://127.0.0.1:1", "", ""))
+    versions = asyncio.create_task(launcher._use_bus(Fleet(launcher.print_line), plan, announcing))
     await asyncio.sleep(0)
     assert not joined.is_set()
     if is_ready:
@@ -331,6 +341,36 @@ async def test_the_launcher_joins_the_bus_when_the_server_is_ready_or_takes_too_
     await versions
     assert joined.is_set()
     announcing.cancel()
+
+
+async def test_deaths_are_announced_although_versions_cannot_be_changed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    is_announcing, failed = False, asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def announce(*_: object) -> AsyncIterator[None]:
+        nonlocal is_announcing
+        is_announcing = True
+        yield
+        is_announcing = False
+
+    async def fail(*_: object, **_named: object) -> None:
+        failed.set()
+        raise ServiceError("internal_error", "no orders here")
+
+    monkeypatch.setattr(death_notice, "announced_deaths", announce)
+    monkeypatch.setattr(supervisor, "run", fail)
+    ready = asyncio.create_task(asyncio.sleep(0))
+    plan = VersionPlan(models=[ServeSettings()], environ={}, place=Place("nats://127.0.0.1:1", "", ""))
+    running = asyncio.create_task(launcher._use_bus(Fleet(launcher.print_line), plan, ready))
+    await failed.wait()
+    await asyncio.sleep(0.01)
+    assert is_announcing
+    assert not running.done()
+    assert "versions of models cannot be changed until the next start: no orders here" in capsys.readouterr().err
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def announced(ready: asyncio.Event) -> None:

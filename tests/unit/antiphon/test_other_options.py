@@ -42,7 +42,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
 
 
 def cases(*, refused: bool) -> list[object]:
-    return [pytest.param(name, o, id=name) for o in OPTIONS if o.refused is refused for name in o.names]
+    return [
+        pytest.param(name, o, id=name) for o in OPTIONS if o.refused is refused and not o.instead for name in o.names
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,6 +115,28 @@ def test_a_value_that_asks_for_nothing_passes_in_silence(
     for start in STARTS.values():
         assert start(words) == 0
     assert len(served) == len(STARTS)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.spec("S-SRV-001:options")
+@pytest.mark.parametrize("backend", ["outlines", "lm-format-enforcer", "xgrammar", "auto"])
+def test_what_compiles_grammars_is_no_choice(
+    backend: str, served: list[ServeSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert api_server.main(["--model=/m", "--guided-decoding-backend", backend]) == 0
+    assert len(served) == 1
+    assert f"--guided-decoding-backend {backend} has no effect here: llguidance" in capsys.readouterr().err
+
+
+@pytest.mark.spec("S-SRV-001:options", "S-SRV-072")
+def test_the_former_flag_of_ray_names_its_executor(
+    served: list[ServeSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, backend in (([], "ray"), (["true"], "ray"), (["false"], "auto")):
+        assert api_server.main(["--model=/m", "--worker-use-ray", *words]) == 0
+        assert served[-1].distributed_executor_backend == backend
+    assert api_server.main(["--model=/m", "--no-worker-use-ray"]) == 0
+    assert served[-1].distributed_executor_backend == "auto"
     assert capsys.readouterr().err == ""
 
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from antiphon.async_client import get
 from antiphon.launch import readiness
-from antiphon.launch.http_probe import get
 from antiphon.launch.readiness import ServerAddress, announce, ready_message
 
 
@@ -57,7 +57,7 @@ async def test_the_message_comes_when_the_server_is_ready(
     said: list[str] = []
     pids = {"engine-1": 42}
     models = ["another", "a 'model'"]
-    place = ServerAddress("0.0.0.0", server.port, "key")
+    place = ServerAddress(host="0.0.0.0", port=server.port, token="key")
     await announce(place, models, lambda: pids, lambda _name, line: said.append(line))
     out = capsys.readouterr().out
     assert f"http://127.0.0.1:{server.port}/v1\n" in out
@@ -70,7 +70,7 @@ async def test_the_message_comes_when_the_server_is_ready(
 
 
 def test_the_command_line_to_try_survives_odd_names() -> None:
-    text = ready_message(ServerAddress("::1", 80), ["it's"], {}, 1.0)
+    text = ready_message(ServerAddress(host="::1", port=80), ["it's"], {}, 1.0)
     assert "http://[::1]:80/v1" in text
     line = next(line for line in text.splitlines() if "curl" in line)
     assert json.loads(shlex.split(line)[-1])["model"] == "it's"
@@ -79,7 +79,7 @@ def test_the_command_line_to_try_survives_odd_names() -> None:
 async def test_a_server_without_openais_api_is_ready_by_its_probe_and_shows_generate(
     server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = ServerAddress("127.0.0.1", server.port, "key", openai=False)
+    place = ServerAddress(host="127.0.0.1", port=server.port, token="key", openai=False)
     await announce(place, ["never listed"], dict, lambda _name, _line: None)
     out = capsys.readouterr().out
     assert f"http://127.0.0.1:{server.port}/generate\n" in out

@@ -194,6 +194,7 @@ def test_the_flag_is_repeated_for_each_further_model(command: str, monkeypatch: 
 def test_a_further_model_that_is_not_there_is_refused_before_anything_starts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    (tmp_path / "config.json").write_text("{}")
     assert main(["serve", "--model", str(tmp_path), "--also", f"{tmp_path}/missing=b"]) == 78
     assert "missing" in capsys.readouterr().err
 

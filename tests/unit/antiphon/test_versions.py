@@ -10,10 +10,10 @@ import pytest
 
 from antiphon.launch.launcher import Place, VersionPlan
 from antiphon.settings import ServeSettings
+from antiphon.supervision.death_notice import DeathNotices
 from antiphon.supervision.processes import ChildSpec
-from antiphon.versions.supervisor import ModelSupervisor
 from antiphon.versions.watch import MemberWatch
-from services.gateway.model_versions import VersionDirectory
+from services.gateway.path.models.versions import VersionDirectory
 from shared.actors.host import Host
 from shared.clock import SystemClock
 from shared.codec import Decoder, encode
@@ -21,8 +21,6 @@ from shared.config import SettingsError
 from shared.deployment.model_versions import ENCODER, ModelState, ModelStates, ModelVersion
 from shared.messages import (
     ChangeModel,
-    EngineStatus,
-    Heartbeat,
     MemberEnded,
     ModelsChanged,
     PoolStatus,
@@ -32,12 +30,13 @@ from shared.messages import (
 )
 from shared.models.picture_models import check_picture_files
 from shared.subjects import Subjects
+from tests.support.heartbeats import engine_status, heartbeat
 from tests.support.memory import MemoryBus, MemoryTransport
 
 MODEL = "tiny@2"
 STATUSES = {
     "tokenizer": PoolStatus(model=MODEL),
-    "engine": EngineStatus(MODEL, "/models/tiny", 512, 300, 16, 100, 100, 8),
+    "engine": engine_status(MODEL),
     "detokenizer": StreamStatus(model=MODEL),
     "vision": VisionStatus(model=MODEL),
 }
@@ -46,8 +45,8 @@ SERVICES: tuple[ServiceName, ...] = ("tokenizer", "engine", "detokenizer", "visi
 
 
 async def beat(transport: MemoryTransport, subjects: Subjects, service: ServiceName) -> None:
-    heartbeat = Heartbeat(service, f"{service}-1", "i", 2, "ready", 1, 0.2, STATUSES[service])
-    await transport.publish(subjects.heartbeat(service, f"{service}-1"), encode(heartbeat))
+    message = heartbeat(service, f"{service}-1", "i", STATUSES[service], interval_s=0.2)
+    await transport.publish(subjects.heartbeat(service, f"{service}-1"), encode(message))
     await transport.barrier()
 
 
@@ -57,7 +56,9 @@ async def test_a_version_is_ready_when_each_of_its_services_is_also_that_of_pict
 ) -> None:
     bus, subjects = MemoryBus(), Subjects("antiphon")
     launcher, others = bus.connect("launcher"), bus.connect("others")
-    watch = MemberWatch(Host(launcher, subjects, SystemClock(), "launcher", "i"))
+    watch = MemberWatch(
+        Host(transport=launcher, subjects=subjects, clock=SystemClock(), id="launcher", instance_id="i")
+    )
     async with watch.watching():
         for service in services:
             assert not watch.is_ready(MODEL, services), service
@@ -84,7 +85,7 @@ async def test_a_version_that_starts_while_another_watch_ends_gets_its_heartbeat
 
         return SimpleNamespace(unsubscribe=unsubscribe)
 
-    host = Host(launcher, subjects, SystemClock(), "launcher", "i")
+    host = Host(transport=launcher, subjects=subjects, clock=SystemClock(), id="launcher", instance_id="i")
     setattr(launcher, "subscribe", subscribed)  # noqa: B010  (a method)
     watch = MemberWatch(host)
 
@@ -110,7 +111,7 @@ async def test_a_version_that_starts_while_another_watch_ends_gets_its_heartbeat
 
 def test_a_version_that_cannot_take_pictures_is_refused_before_anything_starts(tmp_path: Path) -> None:
     first = ServeSettings(model=str(tmp_path), served_model_name="eye", enable_mm=True, device="cpu")
-    plan = VersionPlan([first], {}, Place("nats://127.0.0.1:1", "", ""))
+    plan = VersionPlan(models=[first], environ={}, place=Place("nats://127.0.0.1:1", "", ""))
 
     def refused() -> str:
         with pytest.raises(SettingsError) as error:
@@ -134,10 +135,12 @@ def test_a_version_that_cannot_take_pictures_is_refused_before_anything_starts(t
 async def test_an_order_reaches_a_launcher_that_joins_the_bus_a_moment_after_its_server_is_ready() -> None:
     bus, subjects = MemoryBus(), Subjects("antiphon")
     launcher, gateway = bus.connect("launcher"), bus.connect("gateway")
-    versions = VersionDirectory(Host(gateway, subjects, SystemClock(), "gateway", "i"))
+    versions = VersionDirectory(
+        Host(transport=gateway, subjects=subjects, clock=SystemClock(), id="gateway", instance_id="i")
+    )
     sent = asyncio.create_task(versions.order(ChangeModel("set", "tiny", "/models/tiny-2")))
     await asyncio.sleep(0)
-    state = ModelState("tiny", 1, (ModelVersion(1, "/models/tiny", "ready", 0),))
+    state = ModelState("tiny", 1, (ModelVersion(number=1, directory="/models/tiny", state="ready", created=0),))
     reply = encode(ModelsChanged(ENCODER.encode(ModelStates(1, (state,)))))
     answers: list[asyncio.Task[None]] = []
     await launcher.subscribe(
@@ -152,12 +155,12 @@ async def test_a_launcher_tells_the_gateways_that_a_process_has_ended() -> None:
     bus, subjects, told = MemoryBus(), Subjects("antiphon"), asyncio.Queue[bytes]()
     launcher, gateway = bus.connect("launcher"), bus.connect("gateway")
     await gateway.subscribe(subjects.ended(), lambda delivery: told.put_nowait(delivery.payload))
-    nothing: Any = SimpleNamespace(models=(), keep_s=0.0)
-    host = Host(launcher, subjects, SystemClock(), "launcher", "i")
-    actor = ModelSupervisor(host, nothing, nothing, lambda name, line: None)
-    actor.member_ended(ChildSpec("nats", "nats", ()))
-    actor.member_ended(ChildSpec("engine-1", "engine", (), member_id="host-7-engine-1"))
+    notices = DeathNotices(
+        Host(transport=launcher, subjects=subjects, clock=SystemClock(), id="launcher", instance_id="i")
+    )
+    notices.send(ChildSpec(name="nats", service="nats", argv=()))
+    notices.send(ChildSpec(name="engine-1", service="engine", argv=(), member_id="host-7-engine-1"))
     message = Decoder([MemberEnded]).decode(await asyncio.wait_for(told.get(), 60))
     assert message == MemberEnded("engine", "host-7-engine-1")
-    await actor.cancel()
+    await notices.cancel()
     assert told.empty()

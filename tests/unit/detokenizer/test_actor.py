@@ -19,7 +19,6 @@ from shared.messages import (
     CloseStream,
     ErrorReply,
     GatewayStatus,
-    Heartbeat,
     Message,
     OpenBatch,
     OpenBatchReply,
@@ -38,6 +37,7 @@ from shared.messages import (
 from shared.observability import telemetry
 from shared.subjects import Subjects
 from shared.text.vocabulary import Vocabulary
+from tests.support.heartbeats import heartbeat
 from tests.support.memory import MemoryBus, MemoryTransport
 from tests.tokenizer_files import byte_level, decoder_of, token_id
 
@@ -72,7 +72,7 @@ class Rig:
         self.subjects = Subjects()
 
     async def start(self, **options: Any) -> None:
-        host = Host(self.own, self.subjects, self.clock, "d1", "b1")
+        host = Host(transport=self.own, subjects=self.subjects, clock=self.clock, id="d1", instance_id="b1")
         self.actor = DetokenizerActor(host, self.vocabulary, "model", **options)
         await self.actor.listen()
         self.task = asyncio.create_task(self.actor.run())
@@ -97,7 +97,7 @@ class Rig:
 
     async def open(self, sequence_id: str = "r1", attempt: int = 1, model: str = "model", **options: Any) -> None:
         options = {"reply_subject": GATEWAY, "engine_subject": ENGINE, **options}
-        message = OpenStream(sequence_id, attempt, model, **options)
+        message = OpenStream(sequence_id=sequence_id, attempt=attempt, model=model, **options)
         control = self.subjects.detokenizer_control("d1", "b1")
         reply = await ask(self.peer, control, message, REPLIES, timeout_s=60)
         assert reply == Ack(sequence_id)
@@ -112,7 +112,7 @@ class Rig:
         await self.settle()
 
     async def heartbeat(self, gateway: str) -> None:
-        beat = Heartbeat("gateway", gateway, "b1", 1, "ready", 1, 0.25, GatewayStatus())
+        beat = heartbeat("gateway", gateway, "b1", GatewayStatus(), interval_s=0.25)
         await self.peer.publish(self.subjects.heartbeat("gateway", gateway), encode(beat))
         await self.settle()
 
@@ -133,7 +133,9 @@ class Rig:
         return tuple(token_id(self.tokenizer, c) for c in text)
 
     def event(self, position: int, text: str, sequence_id: str = "r1", attempt: int = 1, **options: Any) -> TokenEvent:
-        return TokenEvent(sequence_id, attempt, position, self.letters(text), **options)
+        return TokenEvent(
+            sequence_id=sequence_id, attempt=attempt, position=position, token_ids=self.letters(text), **options
+        )
 
     def texts(self, subject: str = GATEWAY) -> str:
         messages = self.received[subject]
@@ -242,7 +244,9 @@ async def test_a_close_is_idempotent_and_spares_a_newer_attempt(rig: Rig) -> Non
 async def test_a_bad_token_ends_its_own_stream_only(rig: Rig) -> None:
     await rig.open("bad")
     await rig.open("good")
-    await rig.tokens(TokenEvent("bad", 1, 0, (10**6,)), rig.event(0, "a", "good"))
+    await rig.tokens(
+        TokenEvent(sequence_id="bad", attempt=1, position=0, token_ids=(10**6,)), rig.event(0, "a", "good")
+    )
     (message,) = rig.received[GATEWAY]
     assert isinstance(message, TextEvents)
     assert [(e.sequence_id, e.finish_reason, e.text) for e in message.events] == [
@@ -347,11 +351,14 @@ async def test_early_tokens_behind_a_gap_have_it_asked_for_as_the_stream_opens(r
 
 
 async def test_each_stream_of_a_batch_is_opened_or_refused_by_itself(rig: Rig) -> None:
-    good, bad = OpenStream("r1", 1, "model", GATEWAY, ENGINE), OpenStream("r2", 1, "another", GATEWAY, ENGINE)
+    good, bad = (
+        OpenStream(sequence_id="r1", attempt=1, model="model", reply_subject=GATEWAY, engine_subject=ENGINE),
+        OpenStream(sequence_id="r2", attempt=1, model="another", reply_subject=GATEWAY, engine_subject=ENGINE),
+    )
     control = rig.subjects.detokenizer_control("d1", "b1")
     reply = await ask(rig.peer, control, OpenBatch((good, bad)), REPLIES, timeout_s=60)
     assert isinstance(reply, OpenBatchReply)
-    assert reply.replies[0] == OpenReply("r1", 1)
+    assert reply.replies[0] == OpenReply(sequence_id="r1", attempt=1)
     assert (reply.replies[1].code, reply.replies[1].param) == ("model_not_found", "model")
     await rig.tokens(rig.event(0, "a"))
     assert rig.texts() == "a"

@@ -6,7 +6,13 @@ from shared.messages import TokenEvent
 
 
 def early(name: str, position: int = 0, attempt: int = 1, at: float = 0.0) -> EarlyEvent:
-    return EarlyEvent(TokenEvent(name, attempt, position, (1,)), "e", "b", 1, at)
+    return EarlyEvent(
+        event=TokenEvent(sequence_id=name, attempt=attempt, position=position, token_ids=(1,)),
+        engine_id="e",
+        engine_instance_id="b",
+        step=1,
+        held_at=at,
+    )
 
 
 def test_a_stream_gets_what_came_for_its_attempt_in_order():

@@ -21,12 +21,24 @@ async def test_a_drain_waits_for_open_streams_and_still_takes_new_ones(tmp_path:
     directory = str(write_tokenizer_files(tmp_path, byte_level()))
     service = DetokenizerService(DetokenizerSettings(model=directory, served_model_name="m"))
     assert service.status() == StreamStatus(model="m")
-    await service.start(Host(own, subjects, SystemClock(), "d1", "b1"))
+    await service.start(Host(transport=own, subjects=subjects, clock=SystemClock(), id="d1", instance_id="b1"))
     run, control = asyncio.create_task(service.run()), subjects.detokenizer_control("d1", "b1")
     replies = Decoder([Ack, ErrorReply])
-    await ask(peer, control, OpenStream("r1", 1, "m", "reply", "engine"), replies, timeout_s=60)
+    await ask(
+        peer,
+        control,
+        OpenStream(sequence_id="r1", attempt=1, model="m", reply_subject="reply", engine_subject="engine"),
+        replies,
+        timeout_s=60,
+    )
     drain = asyncio.create_task(service.drain())
-    await ask(peer, control, OpenStream("r2", 1, "m", "reply", "engine"), replies, timeout_s=60)
+    await ask(
+        peer,
+        control,
+        OpenStream(sequence_id="r2", attempt=1, model="m", reply_subject="reply", engine_subject="engine"),
+        replies,
+        timeout_s=60,
+    )
     assert service.status().num_streams == 2
     await peer.publish(control, encode(CloseStream("r1", 1)))
     await asyncio.wait({drain}, timeout=0.5)

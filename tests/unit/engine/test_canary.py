@@ -17,6 +17,7 @@ from services.engine.core.core import Core
 from services.engine.core.invariants import check
 from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
 from services.engine.core.request import Outcome, SequenceSpec
+from services.engine.core.sequence import Status
 from services.engine.executor import UniprocExecutor
 from services.engine.worker.interface import WeightMemory
 from shared.errors import ServiceError
@@ -24,8 +25,8 @@ from shared.flags import SettingsError
 from shared.parameters.sampling import SamplingParams
 
 FACTS = EngineFacts(num_blocks=64, block_size=4, max_model_len=64, vocab_size=1000)
-LIMITS = CoreLimits(max_num_seqs=2, max_num_batched_tokens=64, has_hidden_row=True)
-GOLDEN = Observed((1, 2), (-0.5, -1.5), (3.0, 0.1))
+LIMITS = CoreLimits(max_num_seqs=2, max_num_batched_tokens=64, has_canary_row=True)
+GOLDEN = Observed(token_ids=(1, 2), logprobs=(-0.5, -1.5), gaps=(3.0, 0.1))
 
 
 class CountingWorker:
@@ -40,7 +41,7 @@ class CountingWorker:
     def run(self, plan: StepPlan) -> StepResult:
         self._steps += 1
         tokens = tuple((s.start + s.num_tokens + self._drift * self._steps,) for s in plan.scheduled if s.samples)
-        return StepResult(plan.step, tokens, tuple((SampledLogprobs(-0.25),) for _ in tokens))
+        return StepResult(step=plan.step, token_ids=tokens, logprobs=tuple((SampledLogprobs(-0.25),) for _ in tokens))
 
     def close(self) -> None:
         pass
@@ -50,15 +51,19 @@ class CountingWorker:
     ("seen", "exact", "told"),
     [
         (GOLDEN, True, ""),
-        (Observed((1, 3), (-0.5, -1.5)), True, "token 3 instead of 2 at position 1"),
-        (Observed((1, 2), (-0.5, -1.5 + 1e-9)), True, "log probability"),
-        (Observed((1, 2), (-0.5, float("nan"))), False, "log probability"),
-        (Observed((1, 2), (-0.75, -1.5)), False, ""),
-        (Observed((1, 2), (-1.1, -1.5)), False, "log probability"),
-        (Observed((1, 3), (-0.5, -1.55)), False, ""),  # the golden value has two candidates that are 0.1 apart
-        (Observed((4, 2), (-0.5, -1.5)), False, "token 4 instead of 1 at position 0"),
-        (Observed((1,), (-0.5,)), True, "1 tokens instead of 2"),
-        (Observed((), (), failed=True), True, "no token could be sampled"),
+        (Observed(token_ids=(1, 3), logprobs=(-0.5, -1.5)), True, "token 3 instead of 2 at position 1"),
+        (Observed(token_ids=(1, 2), logprobs=(-0.5, -1.5 + 1e-9)), True, "log probability"),
+        (Observed(token_ids=(1, 2), logprobs=(-0.5, float("nan"))), False, "log probability"),
+        (Observed(token_ids=(1, 2), logprobs=(-0.75, -1.5)), False, ""),
+        (Observed(token_ids=(1, 2), logprobs=(-1.1, -1.5)), False, "log probability"),
+        (
+            Observed(token_ids=(1, 3), logprobs=(-0.5, -1.55)),
+            False,
+            "",
+        ),  # the golden value has two candidates that are 0.1 apart
+        (Observed(token_ids=(4, 2), logprobs=(-0.5, -1.5)), False, "token 4 instead of 1 at position 0"),
+        (Observed(token_ids=(1,), logprobs=(-0.5,)), True, "1 tokens instead of 2"),
+        (Observed(token_ids=(), logprobs=(), failed=True), True, "no token could be sampled"),
         (replace(GOLDEN, vector=b"x"), True, "the vector"),
     ],
 )
@@ -85,53 +90,58 @@ def test_the_prompt_spreads_over_the_vocabulary_and_fits_a_short_context() -> No
     assert probe_spec(FACTS, 1, 1) is None
 
 
-def _step(core: Core, worker: CountingWorker) -> list[Outcome]:
-    plan = core.schedule()
+def _step(core: Core, worker: CountingWorker, *, urgent_canary: bool = False) -> list[Outcome]:
+    plan = core.schedule(urgent_canary=urgent_canary)
     outcomes = [] if plan.empty else core.apply(plan, worker.run(plan))
     check(core)
     return outcomes
 
 
-def test_the_hidden_sequence_runs_with_all_rows_taken_and_is_not_counted() -> None:
+def test_the_canary_runs_with_all_rows_taken_and_is_not_counted() -> None:
     core, worker = Core(LIMITS, FACTS), CountingWorker()
     for index in range(3):
-        core.add(SequenceSpec(f"r{index}#1", (1, 2, 3), SamplingParams(max_tokens=30, ignore_eos=True)))
+        core.add(
+            SequenceSpec(
+                sequence_id=f"r{index}#1",
+                prompt_token_ids=(1, 2, 3),
+                params=SamplingParams(max_tokens=30, ignore_eos=True),
+            )
+        )
     _step(core, worker)
     before = core.counters()
     spec = probe_spec(FACTS, 1, core.max_model_len)
     assert spec is not None
     core.add(spec)
     visible = 0
-    while not core.hidden_outcomes or core.hidden_outcomes[-1].finish_reason is None:
+    while not core.canary_outcomes or core.canary_outcomes[-1].finish_reason is None:
         outcomes = _step(core, worker)
         assert len(outcomes) == 2, "the requests go on beside it"
         visible += len(outcomes)
-    assert sum(len(one.token_ids) for one in core.hidden_outcomes) == OUTPUT_TOKENS
+    assert sum(len(one.token_ids) for one in core.canary_outcomes) == OUTPUT_TOKENS
     after = core.counters()
     assert after.generation_tokens - before.generation_tokens == visible
-    assert (after.num_running, after.num_waiting) == (2, 1)
-    assert (after.prompt_tokens, after.finished) == (before.prompt_tokens, before.finished)
+    assert (core.load().num_running, core.load().num_waiting) == (2, 1)
+    assert after.prompt_tokens == before.prompt_tokens
     while core.sequences:
         _step(core, worker)
     assert core.pool.num_free == FACTS.num_blocks
     assert core.pool.num_named == (30 + 3 - 1) // 4, "only the requests, which are equal, are in the prefix cache"
 
 
-def test_an_urgent_hidden_sequence_goes_before_a_budget_that_requests_would_use_up() -> None:
+def test_an_urgent_canary_goes_before_a_budget_that_requests_would_use_up() -> None:
     core, worker = Core(replace(LIMITS, max_num_batched_tokens=16), FACTS), CountingWorker()
-    core.add(SequenceSpec("long#1", (1,) * 50, SamplingParams(max_tokens=2)))
+    core.add(SequenceSpec(sequence_id="long#1", prompt_token_ids=(1,) * 50, params=SamplingParams(max_tokens=2)))
     spec = probe_spec(FACTS, 1, core.max_model_len)
     assert spec is not None
     core.add(spec)
     _step(core, worker)
-    assert core.scheduler.hidden is not None, "without haste it waits for room"
-    core.scheduler.urgent = True
-    _step(core, worker)
-    assert core.scheduler.hidden is None
+    assert core.sequences[spec.sequence_id].status is Status.WAITING, "without haste it waits for room"
+    _step(core, worker, urgent_canary=True)
+    assert core.sequences[spec.sequence_id].status is Status.RUNNING
 
 
 def _canary(interval_s: float = 2.0, took_s: float = 0.001) -> tuple[Canary, list[str]]:
-    golden = Golden(Observed((17, 18, 19, 20), (-0.25,) * 4), exact=True, took_s=took_s)
+    golden = Golden(Observed(token_ids=(17, 18, 19, 20), logprobs=(-0.25,) * 4), exact=True, took_s=took_s)
     faults: list[str] = []
     return Canary(golden, FACTS, 64, interval_s, lambda: None, faults.append), faults
 
@@ -144,7 +154,18 @@ def test_the_canary_runs_every_interval_and_more_rarely_for_a_slow_model() -> No
     assert canary.next(2.1) is None, "one run at a time"
     assert not canary.is_urgent(3.0)
     assert canary.is_urgent(4.1)
-    canary.take([Outcome("c", 0, (17, 18, 19, 20), (SampledLogprobs(-0.25),) * 4, finish_reason="length")], 4.2)
+    canary.take(
+        [
+            Outcome(
+                sequence_id="c",
+                position=0,
+                token_ids=(17, 18, 19, 20),
+                logprobs=(SampledLogprobs(-0.25),) * 4,
+                finish_reason="length",
+            )
+        ],
+        4.2,
+    )
     assert canary.next(6.1) is None
     assert canary.next(6.2) is not None
     assert not faults
@@ -159,7 +180,18 @@ def test_a_wrong_result_stops_the_step_loop_and_answers_who_asked() -> None:
     assert canary.next(0.1) is not None
     assert canary.is_urgent(0.1)
     canary.check()
-    canary.take([Outcome("c", 0, (17, 18, 19, 21), (SampledLogprobs(-0.25),) * 4, finish_reason="length")], 0.2)
+    canary.take(
+        [
+            Outcome(
+                sequence_id="c",
+                position=0,
+                token_ids=(17, 18, 19, 21),
+                logprobs=(SampledLogprobs(-0.25),) * 4,
+                finish_reason="length",
+            )
+        ],
+        0.2,
+    )
     assert answer.result(0) == canary.fault == faults[0]
     assert "token 21 instead of 20" in canary.fault
     with pytest.raises(WrongResultError):
@@ -171,8 +203,20 @@ def test_a_wrong_result_stops_the_step_loop_and_answers_who_asked() -> None:
 def test_without_exact_results_only_a_repeated_difference_is_a_fault() -> None:
     canary, faults = _canary()
     canary.golden = replace(canary.golden, exact=False)
-    wrong = Outcome("c", 0, (9, 18, 19, 20), (SampledLogprobs(-0.25),) * 4, finish_reason="length")
-    right = Outcome("c", 0, (17, 18, 19, 20), (SampledLogprobs(-0.25),) * 4, finish_reason="length")
+    wrong = Outcome(
+        sequence_id="c",
+        position=0,
+        token_ids=(9, 18, 19, 20),
+        logprobs=(SampledLogprobs(-0.25),) * 4,
+        finish_reason="length",
+    )
+    right = Outcome(
+        sequence_id="c",
+        position=0,
+        token_ids=(17, 18, 19, 20),
+        logprobs=(SampledLogprobs(-0.25),) * 4,
+        finish_reason="length",
+    )
     canary.next(0.0)
     for now_s, outcome in ((2.0, wrong), (2.1, wrong), (2.2, right), (4.2, wrong), (4.3, wrong)):
         assert canary.next(now_s) is not None, "a run that differs is repeated at once"
@@ -235,7 +279,7 @@ def test_the_guard_finds_a_changed_weight_when_asked() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_the_hidden_sequence_ends_whatever_requests_do_and_takes_nothing_from_them(seed: int) -> None:
+def test_the_canary_ends_whatever_requests_do_and_takes_nothing_from_them(seed: int) -> None:
     """Few blocks, so that sequences are preempted and swapped out; drafts, aborts, and clients with weights."""
     chance = random.Random(seed)
     facts = replace(FACTS, num_blocks=24, num_host_blocks=8 * (seed % 2))
@@ -250,22 +294,28 @@ def test_the_hidden_sequence_ends_whatever_requests_do_and_takes_nothing_from_th
             number += 1
             prompt = tuple(chance.randrange(1000) for _ in range(chance.randint(1, 40)))
             params = SamplingParams(max_tokens=chance.randint(1, 20), ignore_eos=True)
-            core.add(SequenceSpec(f"r{number}#1", prompt, params, client=chance.choice(("", "a", "b"))))
+            core.add(
+                SequenceSpec(
+                    sequence_id=f"r{number}#1",
+                    prompt_token_ids=prompt,
+                    params=params,
+                    client=chance.choice(("", "a", "b")),
+                )
+            )
         if chance.random() < 0.05 and core.sequences:
             core.abort(chance.choice([name for name in core.sequences if name.startswith("r")] or ["none"]))
         if step % 20 == 0 and not any(name.startswith("#") for name in core.sequences):
             spec = probe_spec(facts, step, core.max_model_len)
             assert spec is not None
             core.add(spec)
-        core.scheduler.urgent = step % 20 > 10
-        for outcome in _step(core, worker):
+        for outcome in _step(core, worker, urgent_canary=step % 20 > 10):
             assert outcome.sequence_id.startswith("r")
-        if core.hidden_outcomes and core.hidden_outcomes[-1].finish_reason is not None:
-            found = [token for one in core.hidden_outcomes for token in one.token_ids]
+        if core.canary_outcomes and core.canary_outcomes[-1].finish_reason is not None:
+            found = [token for one in core.canary_outcomes for token in one.token_ids]
             golden = golden or found
             assert found == golden
             runs += 1
-            core.hidden_outcomes.clear()
+            core.canary_outcomes.clear()
     assert runs >= 8
     while core.sequences:
         _step(core, worker)

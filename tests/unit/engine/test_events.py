@@ -13,9 +13,18 @@ def test_the_log_probabilities_of_a_prompt_are_cut_into_parts_that_say_the_same(
     count = 2 * limits.PROMPT_LOGPROBS_TOKENS_MAX + 3
     values = np.arange(count, dtype="<f4")
     tops = np.arange(2 * count, dtype="<f4")
-    whole = PromptLogprobs(1, pack_ids(range(count)), values.tobytes(), 2, pack_ids(range(2 * count)), tops.tobytes())
-    first = PromptLogprobs(0, pack_ids([7]), values[:1].tobytes())
-    *prompt, tokens = token_events(Outcome("s", 0, (5,), prompt_logprobs=(first, whole)), "r-0", 1)
+    whole = PromptLogprobs(
+        start=1,
+        token_ids=pack_ids(range(count)),
+        logprobs=values.tobytes(),
+        num_top=2,
+        top_token_ids=pack_ids(range(2 * count)),
+        top_logprobs=tops.tobytes(),
+    )
+    first = PromptLogprobs(start=0, token_ids=pack_ids([7]), logprobs=values[:1].tobytes())
+    *prompt, tokens = token_events(
+        Outcome(sequence_id="s", position=0, token_ids=(5,), prompt_logprobs=(first, whole)), "r-0", 1
+    )
     assert (tokens.token_ids, tokens.prompt_logprobs) == ((5,), None)
     parts = [event.prompt_logprobs for event in prompt if event.prompt_logprobs is not None]
     assert [event.token_ids for event in prompt] == [()] * 4
@@ -28,4 +37,4 @@ def test_the_log_probabilities_of_a_prompt_are_cut_into_parts_that_say_the_same(
 
 
 def test_an_outcome_without_a_prompt_is_one_event() -> None:
-    assert len(token_events(Outcome("s", 3, (5,)), "r-0", 1)) == 1
+    assert len(token_events(Outcome(sequence_id="s", position=3, token_ids=(5,)), "r-0", 1)) == 1

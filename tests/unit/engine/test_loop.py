@@ -6,15 +6,18 @@ import queue
 import sys
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 
 import pytest
 
+from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits, EngineFacts, SampledLogprobs, StepPlan, StepResult
 from services.engine.core.request import SequenceSpec
-from services.engine.engine import Engine
+from services.engine.executor import UniprocExecutor
 from services.engine.steps import loop as loop_module
 from services.engine.steps.loop import StepLoop, StepReport, ThreadedLoop
 from services.engine.steps.reports import ReportQueue
+from shared.clock import SystemClock
 from shared.errors import ServiceError
 from shared.parameters.sampling import SamplingParams
 
@@ -29,7 +32,9 @@ class CountingWorker:
 
     def run(self, plan: StepPlan) -> StepResult:
         count = sum(share.samples for share in plan.scheduled)
-        return StepResult(plan.step, ((plan.step,),) * count, ((SampledLogprobs(-1.0),),) * count)
+        return StepResult(
+            step=plan.step, token_ids=((plan.step,),) * count, logprobs=((SampledLogprobs(-1.0),),) * count
+        )
 
     def close(self) -> None:
         pass
@@ -37,12 +42,51 @@ class CountingWorker:
 
 def loop_of(steps_a_report: int) -> tuple[StepLoop, list[StepReport]]:
     reports: list[StepReport] = []
-    engine = Engine.of_worker(CountingWorker(), CoreLimits(4, 64), reports.append, steps_per_report=steps_a_report)
-    return engine.loop, reports
+    return loop_over(
+        CountingWorker(), CoreLimits(max_num_seqs=4, max_num_batched_tokens=64), reports.append, steps_a_report
+    ), reports
+
+
+def loop_over(
+    worker: CountingWorker, limits: CoreLimits, report: Callable[[StepReport], None], steps_a_report: int = 1
+) -> StepLoop:
+    return StepLoop(Core(limits, FACTS), UniprocExecutor(worker), SystemClock(), report, steps_a_report)
 
 
 def add(loop: StepLoop, name: str, max_tokens: int, length: int = 5) -> None:
-    loop.add(SequenceSpec(name, (1,) * length, SamplingParams(max_tokens=max_tokens, logprobs=0)))
+    loop.add(
+        SequenceSpec(
+            sequence_id=name, prompt_token_ids=(1,) * length, params=SamplingParams(max_tokens=max_tokens, logprobs=0)
+        )
+    )
+
+
+class PickyWorker(CountingWorker):
+    """Takes a plan while another one runs, unless the number of the running one is divisible by three."""
+
+    def __init__(self) -> None:
+        self.under_way = list[StepPlan]()
+
+    def takes_another(self) -> bool:
+        return len(self.under_way) < 2 and all(plan.step % 3 for plan in self.under_way)
+
+    def launch(self, plan: StepPlan) -> None:
+        assert self.takes_another()
+        self.under_way.append(plan)
+
+    def collect(self) -> StepResult:
+        return self.run(self.under_way.pop(0))
+
+
+def test_a_worker_gets_a_plan_only_if_it_takes_another() -> None:
+    worker, reports = PickyWorker(), list[StepReport]()
+    loop = loop_over(worker, CoreLimits(max_num_seqs=4, max_num_batched_tokens=64), reports.append)
+    add(loop, "a", 20)
+    most = 0
+    while loop.step():
+        most = max(most, len(worker.under_way))
+    assert most == 1  # a second one was under way when the first was collected
+    assert [outcome.token_ids for report in reports for outcome in report.outcomes] == [(n,) for n in range(1, 21)]
 
 
 @pytest.mark.spec("S-SRV-053")
@@ -100,7 +144,7 @@ async def test_reports_leave_in_order_beside_the_steps_or_before_the_next_one(wa
 
     def steps() -> None:
         for step in range(1, 6):
-            queue.put(StepReport(step, (), (), (), 1, 0, 0))
+            queue.put(StepReport(step=step, outcomes=(), refused=(), joined=(), num_tokens=1, started_ns=0, ended_ns=0))
             published_at_return.append(len(published))
 
     publisher = asyncio.create_task(queue.run())
@@ -128,7 +172,9 @@ async def test_a_report_that_cannot_be_published_ends_the_queue() -> None:
     queue = ReportQueue(publish, wait=True)
     publisher = asyncio.create_task(queue.run())
     for step in (1, 2, 3):
-        await asyncio.to_thread(queue.put, StepReport(step, (), (), (), 1, 0, 0))
+        await asyncio.to_thread(
+            queue.put, StepReport(step=step, outcomes=(), refused=(), joined=(), num_tokens=1, started_ns=0, ended_ns=0)
+        )
     with pytest.raises(AssertionError, match="broken"):
         await publisher
     assert published == [1]
@@ -156,8 +202,8 @@ def _leak_a_block(loop: StepLoop) -> None:
 
 def _strand_a_sequence(loop: StepLoop) -> None:
     """A sequence that is live and in no queue: it would never run."""
-    loop.core.add(SequenceSpec("lost", (1,), SamplingParams(max_tokens=1)))
-    waiting = loop.core.scheduler.waiting
+    loop.core.add(SequenceSpec(sequence_id="lost", prompt_token_ids=(1,), params=SamplingParams(max_tokens=1)))
+    waiting = loop.core.residency.waiting
     head = waiting.head()
     assert head is not None
     waiting.pop(head, 1)
@@ -188,8 +234,8 @@ def test_an_idle_loop_ends_with_an_error_when_its_core_is_inconsistent(
 
 
 def test_sequences_that_gather_for_a_batch_are_no_violation() -> None:
-    limits = CoreLimits(4, 64, max_batch_size=4, batch_wait_timeout=5.0)
-    loop = Engine.of_worker(CountingWorker(), limits, lambda report: None).loop
+    limits = CoreLimits(max_num_seqs=4, max_num_batched_tokens=64, max_batch_size=4, batch_wait_timeout=5.0)
+    loop = loop_over(CountingWorker(), limits, lambda report: None)
     add(loop, "a", 3)
     assert not loop.step()
     loop.check_idle()

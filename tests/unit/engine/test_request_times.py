@@ -6,9 +6,24 @@ from services.engine.steps.loop import StepReport
 from tests.unit.engine.test_step_recorder import Hand
 
 
-def report(*tokens: str, joined: tuple[str, ...] = (), num_tokens: int = 4, seconds: float = 0.5) -> StepReport:
+def report(
+    *tokens: str,
+    joined: tuple[str, ...] = (),
+    num_tokens: int = 4,
+    seconds: float = 0.5,
+    preempted: tuple[str, ...] = (),
+) -> StepReport:
     outcomes = tuple(Outcome(sequence_id=name, position=0, token_ids=(1,)) for name in tokens)
-    return StepReport(1, outcomes, (), joined, num_tokens, 0, round(seconds * 1e9))
+    return StepReport(
+        step=1,
+        outcomes=outcomes,
+        refused=(),
+        joined=joined,
+        num_tokens=num_tokens,
+        started_ns=0,
+        ended_ns=round(seconds * 1e9),
+        preempted=preempted,
+    )
 
 
 def test_the_phases_of_a_sequence_are_counted_when_it_ends():
@@ -27,6 +42,19 @@ def test_the_phases_of_a_sequence_are_counted_when_it_ends():
     assert (found.queue_s.sum, found.prefill_s.sum, found.decode_s.sum, found.inference_s.sum) == (2, 1, 4, 5)
     assert sum(found.queue_s.counts) == 1
     assert (found.step_tokens.sum, sum(found.step_tokens.counts)) == (97, 3)
+
+
+def test_the_preemptions_of_each_sequence_are_counted_when_it_ends():
+    times = RequestTimes(Hand())
+    for name in ("a#1", "b#1"):
+        times.submitted(name)
+        times.step(report(name, joined=(name,)))
+    for _ in range(2):
+        times.step(report("b#1", preempted=("a#1", "gone")))
+    for name in ("a#1", "b#1"):
+        times.ended(name)
+    found = times.histograms().preemptions
+    assert (found.sum, found.counts[:4]) == (2, (1, 0, 1, 0))
 
 
 def test_a_sequence_that_never_ran_or_went_elsewhere_is_not_counted():

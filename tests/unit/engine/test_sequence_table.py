@@ -9,7 +9,15 @@ from shared.parameters.sampling import SamplingParams
 
 
 def submit(attempt: int = 1, sequence_id: str = "r-0") -> Submit:
-    return Submit(sequence_id, attempt, "g", "instance_id", "sink", b"", SamplingParams())
+    return Submit(
+        sequence_id=sequence_id,
+        attempt=attempt,
+        gateway_id="g",
+        gateway_instance_id="instance_id",
+        reply_subject="sink",
+        prompt_token_ids=b"",
+        params=SamplingParams(),
+    )
 
 
 def running(attempt: int = 1) -> SequenceTable:
@@ -44,7 +52,15 @@ def test_tombstones_expire():
 def test_tokens_can_be_replayed_from_any_position():
     table = running()
     for position in range(3):
-        table.append(TokenEvent("r-0", 1, position, (position + 10,), "length" if position == 2 else None))
+        table.append(
+            TokenEvent(
+                sequence_id="r-0",
+                attempt=1,
+                position=position,
+                token_ids=(position + 10,),
+                finish_reason="length" if position == 2 else None,
+            )
+        )
     entry = table.get("r-0", 1)
     assert entry is not None
     [event] = table.replay(entry, 1)
@@ -56,7 +72,7 @@ def test_tokens_can_be_replayed_from_any_position():
 def test_carried_tokens_shift_positions():
     table = SequenceTable()
     table.register(submit(), 5, 0.0)
-    table.append(TokenEvent("r-0", 1, 5, (1,)))
+    table.append(TokenEvent(sequence_id="r-0", attempt=1, position=5, token_ids=(1,)))
     entry = table.get("r-0", 1)
     assert entry is not None
     [event] = table.replay(entry, 0)
@@ -65,14 +81,14 @@ def test_carried_tokens_shift_positions():
 
 def test_the_log_probabilities_of_a_prompt_are_replayed_before_the_first_token():
     table = running()
-    parts = [PromptLogprobs(start, bytes(4), bytes(4)) for start in (0, 1)]
+    parts = [PromptLogprobs(start=start, token_ids=bytes(4), logprobs=bytes(4)) for start in (0, 1)]
     for part in parts:
-        table.append(TokenEvent("r-0", 1, 0, (), prompt_logprobs=part))
+        table.append(TokenEvent(sequence_id="r-0", attempt=1, position=0, token_ids=(), prompt_logprobs=part))
     entry = table.get("r-0", 1)
     assert entry is not None
     assert table.replay(entry, 0) == []
     for position in range(2):
-        table.append(TokenEvent("r-0", 1, position, (position + 10,)))
+        table.append(TokenEvent(sequence_id="r-0", attempt=1, position=position, token_ids=(position + 10,)))
     *prompt, tokens = table.replay(entry, 0)
     assert [event.prompt_logprobs for event in prompt] == parts
     assert (tokens.position, tokens.token_ids) == (0, (10, 11))
@@ -81,10 +97,10 @@ def test_the_log_probabilities_of_a_prompt_are_replayed_before_the_first_token()
 
 def test_a_stop_string_ends_a_sequence_and_keeps_its_tokens():
     table = running()
-    table.append(TokenEvent("r-0", 1, 0, (7,)))
+    table.append(TokenEvent(sequence_id="r-0", attempt=1, position=0, token_ids=(7,)))
     assert table.end_by_stop_string("r-0", 1)
     assert not table.end_by_stop_string("r-0", 1)
-    assert table.append(TokenEvent("r-0", 1, 1, (8,))) is None
+    assert table.append(TokenEvent(sequence_id="r-0", attempt=1, position=1, token_ids=(8,))) is None
     assert table.num_live == 0
     marks, _ = table.progress([SequenceRef("r-0", 1)])
     assert marks[0].finished
@@ -93,7 +109,17 @@ def test_a_stop_string_ends_a_sequence_and_keeps_its_tokens():
 @pytest.mark.parametrize("count", [2, 3, 8])
 def test_an_event_that_is_too_large_is_cut_between_tokens_and_says_the_same(count: int) -> None:
     logprobs = tuple(TokenLogprobs(-float(i)) for i in range(1, count + 1))
-    whole = TokenEvent("r", 1, 5, tuple(range(count)), "length", None, logprobs, 3, -100.0)
+    whole = TokenEvent(
+        sequence_id="r",
+        attempt=1,
+        position=5,
+        token_ids=tuple(range(count)),
+        finish_reason="length",
+        stop_token_id=None,
+        logprobs=logprobs,
+        num_cached_tokens=3,
+        cumulative_logprob=-100.0,
+    )
     halves = split((whole,))
     assert halves is not None
     (first,), (rest,) = halves
@@ -107,7 +133,7 @@ def test_an_event_that_is_too_large_is_cut_between_tokens_and_says_the_same(coun
 
 
 def test_several_events_are_cut_between_events_and_a_single_token_is_not() -> None:
-    events = tuple(TokenEvent("r", 1, position, (7,)) for position in range(3))
+    events = tuple(TokenEvent(sequence_id="r", attempt=1, position=position, token_ids=(7,)) for position in range(3))
     assert split(events) == (events[:1], events[1:])
     assert split(events[:1]) is None
 
@@ -162,6 +188,6 @@ def test_a_gateway_that_was_never_heard_has_its_time_from_the_submit_on():
 
 def test_progress_names_what_is_held_and_what_is_not():
     table = running()
-    table.append(TokenEvent("r-0", 1, 0, (7, 8)))
+    table.append(TokenEvent(sequence_id="r-0", attempt=1, position=0, token_ids=(7, 8)))
     older, unknown = SequenceRef("r-0", 0), SequenceRef("r-9", 1)
     assert table.progress([REF, older, unknown]) == ((SequenceMark("r-0", 1, 2),), (older, unknown))

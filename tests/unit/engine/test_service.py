@@ -21,7 +21,7 @@ from shared.subjects import Subjects
 from tests.support.memory import MemoryBus
 from tests.unit.engine.core.factories import answer, prompt_of, spec
 
-FACTS = EngineFacts(1000, 16, 4096, 300, frozenset())
+FACTS = EngineFacts(num_blocks=1000, block_size=16, max_model_len=4096, vocab_size=300, eos_token_ids=frozenset())
 """A context of 4096 tokens."""
 
 
@@ -133,13 +133,13 @@ def test_an_engine_works_on_no_more_than_its_limit_and_the_others_wait_their_tur
     core = Core(bounds, FACTS)
     for number in range(20):
         core.add(spec(f"s{number}", prompt_of(5, 7 * number), max_tokens=3))
-    most = 0
+    most = ended = 0
     while core.sequences:
         plan = core.schedule()
-        most = max(most, core.counters().num_running)
-        core.apply(plan, answer(plan))
+        most = max(most, core.load().num_running)
+        ended += sum(one.finish_reason == "length" for one in core.apply(plan, answer(plan)))
     assert most == rows
-    assert dict(core.counters().finished)["length"] == 20
+    assert ended == 20
 
 
 @pytest.mark.spec("S-SRV-059", "S-SRV-060")
@@ -214,7 +214,9 @@ async def test_an_engine_has_started_only_when_it_is_warm() -> None:
     bus, worker = MemoryBus(), HeldWorker()
     transport = bus.connect("engine")
     service = EngineService(EngineSettings(use_warmup=True), lambda _settings: worker)
-    starting = asyncio.create_task(service.start(Host(transport, Subjects(), SystemClock(), "e1", "b1")))
+    starting = asyncio.create_task(
+        service.start(Host(transport=transport, subjects=Subjects(), clock=SystemClock(), id="e1", instance_id="b1"))
+    )
     assert await asyncio.to_thread(worker.entered.wait, 20.0)
     assert not starting.done()
     worker.go.set()

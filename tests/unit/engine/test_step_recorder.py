@@ -36,7 +36,16 @@ class SmallWorker(CountingWorker):
 
 def spec(name: str, num_prompt: int = 5, max_tokens: int = 3, number: int = 0) -> SequenceSpec:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    return SequenceSpec(name, tuple(range(1, num_prompt + 1)), params, (), (), b"", 0, number)
+    return SequenceSpec(
+        sequence_id=name,
+        prompt_token_ids=tuple(range(1, num_prompt + 1)),
+        params=params,
+        output_token_ids=(),
+        block_hashes=(),
+        cache_salt=b"",
+        priority=0,
+        arrival=number,
+    )
 
 
 def rows_of(sequence: SequenceSteps) -> list[tuple[int, ...]]:
@@ -46,14 +55,14 @@ def rows_of(sequence: SequenceSteps) -> list[tuple[int, ...]]:
 
 def engine_of(worker: CountingWorker, steps_per_report: int = 1) -> tuple[Engine, list[StepReport]]:
     reports: list[StepReport] = []
-    limit = CoreLimits(4, 64)
+    limit = CoreLimits(max_num_seqs=4, max_num_batched_tokens=64)
     return Engine.of_worker(worker, limit, reports.append, steps_per_report=steps_per_report), reports
 
 
 @pytest.mark.parametrize("records", [False, True])
 def test_reports_have_details_only_while_somebody_records(records):
     engine, reports = engine_of(CountingWorker())
-    engine.loop.records = records
+    engine.record(records)
     engine.add(spec("a-0#1"))
     while engine.step():
         pass
@@ -62,7 +71,7 @@ def test_reports_have_details_only_while_somebody_records(records):
 
 def test_the_events_say_which_tokens_a_step_computed_and_how_long_the_sequence_is_there():
     engine, reports = engine_of(CountingWorker())
-    engine.loop.records = True
+    engine.record(True)
     clock = Hand()
     recorder = StepRecorder(clock)
     recorder.submitted("a-0#1")
@@ -92,7 +101,7 @@ def test_the_events_say_which_tokens_a_step_computed_and_how_long_the_sequence_i
 
 def test_a_report_of_several_steps_gives_an_event_for_each():
     engine, reports = engine_of(CountingWorker(), steps_per_report=4)
-    engine.loop.records = True
+    engine.record(True)
     recorder = StepRecorder(Hand())
     recorder.submitted("a-0#1")
     recorder.submitted("b-0#1")
@@ -110,7 +119,7 @@ def test_a_report_of_several_steps_gives_an_event_for_each():
 
 def test_a_preempted_sequence_is_named():
     engine, reports = engine_of(SmallWorker())
-    engine.loop.records = True
+    engine.record(True)
     recorder = StepRecorder(Hand())
     for number, name in enumerate(("a-0#1", "b-0#1")):
         recorder.submitted(name)
@@ -127,7 +136,7 @@ def test_events_are_due_after_a_while_or_when_there_are_many():
     clock = Hand()
     recorder = StepRecorder(clock)
     engine, reports = engine_of(CountingWorker())
-    engine.loop.records = True
+    engine.record(True)
     engine.add(spec("a-0#1"))
     engine.step()
     assert not recorder.add(reports[0])
@@ -150,7 +159,7 @@ def test_it_is_needed_while_a_recorded_sequence_is_live():
 
 def test_sequences_that_are_not_recorded_are_only_counted():
     engine, reports = engine_of(CountingWorker())
-    engine.loop.records = True
+    engine.record(True)
     recorder = StepRecorder(Hand())
     recorder.submitted("a-0#1")
     for name in ("a-0#1", "b-0#1"):

@@ -12,7 +12,11 @@ FACTS = EngineFacts(num_blocks=8, block_size=4, max_model_len=100, vocab_size=10
 
 
 def plan(num_tokens: int, step: int = 1) -> StepPlan:
-    return StepPlan(step, scheduled=(ScheduledSequence(0, 0, num_tokens, True),), num_tokens=num_tokens)
+    return StepPlan(
+        step=step,
+        scheduled=(ScheduledSequence(row=0, start=0, num_tokens=num_tokens, samples=True),),
+        num_tokens=num_tokens,
+    )
 
 
 def test_of_a_size_that_nobody_has_seen_nothing_is_expected() -> None:
@@ -65,7 +69,7 @@ class Device:
 
     def collect(self) -> StepResult:
         self.now_s = max(self.now_s, self._ends_s.pop(0))
-        return StepResult(1)
+        return StepResult(step=1)
 
     def run(self, plan: StepPlan) -> StepResult:
         raise AssertionError("it is asked to launch and to collect")

@@ -10,11 +10,13 @@ from services.engine.core.plan import CoreLimits, EngineFacts, ScheduledSequence
 from services.engine.engine import Engine
 from services.engine.executor import UniprocExecutor
 from services.engine.steps import progress
-from services.engine.steps.computing_threads import observe
+from services.engine.steps.computing_threads import observe, observe_one
 from services.engine.steps.in_flight import InFlightSteps, RunningStep
+from services.engine.steps.loop import StepReport
 from services.engine.steps.progress import ProgressMonitor
+from services.engine.steps.reports import ReportQueue
 from services.engine.steps.step_time import Timing
-from services.engine.steps.watchdog import Activity, ProgressWatchdog, Stall
+from services.engine.steps.watchdog import Activity, DeliveryWatchdog, ProgressWatchdog, Stall, WaitingReport
 from shared import limits
 from shared.actors.service import EXIT_FAULT
 from tests.unit.engine.core.factories import answer
@@ -24,7 +26,7 @@ FACTS = EngineFacts(num_blocks=8, block_size=4, max_model_len=100, vocab_size=10
 
 
 def shares(start: int = 0, num_tokens: int = 1) -> tuple[ScheduledSequence, ...]:
-    return (ScheduledSequence(0, start, num_tokens, True),)
+    return (ScheduledSequence(row=0, start=start, num_tokens=num_tokens, samples=True),)
 
 
 def step(expected_s: float | None = None, start: int = 0, basis_start: int = 0) -> RunningStep:
@@ -243,7 +245,7 @@ class Worker:
 
 
 def plan(number: int, num_tokens: int = 4) -> StepPlan:
-    return StepPlan(number, scheduled=shares(num_tokens=num_tokens), num_tokens=num_tokens)
+    return StepPlan(step=number, scheduled=shares(num_tokens=num_tokens), num_tokens=num_tokens)
 
 
 def test_a_flight_says_which_step_runs_since_when_and_what_is_expected_of_it() -> None:
@@ -289,14 +291,21 @@ class Held:
         return 0
 
 
-def test_an_engine_that_stays_stalled_ends_with_13_and_says_where_its_threads_are(
+async def test_an_engine_that_stays_stalled_ends_with_13_and_says_where_its_threads_are(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, codes = Held(), list[int]()
     monkeypatch.setattr(progress.sys, "__stderr__", None)
-    steps = Engine(UniprocExecutor(Worker()), CoreLimits(4, 64), lambda report: None, clock=clock).loop
-    monitor = ProgressMonitor(steps, clock, on_host=True, end=codes.append)
-    steps.in_flight.running = step(0.02)
+    steps = Engine(
+        UniprocExecutor(Worker()),
+        CoreLimits(max_num_seqs=4, max_num_batched_tokens=64),
+        lambda report: None,
+        clock=clock,
+    ).in_flight
+    monitor = ProgressMonitor(
+        steps, ReportQueue(lambda report: None, wait=False), clock, on_host=True, end=codes.append
+    )
+    steps.running = step(0.02)
     stalled_s = 0.0
     while not codes:
         clock.now_s += BEAT_S
@@ -311,16 +320,72 @@ def test_an_engine_that_stays_stalled_ends_with_13_and_says_where_its_threads_ar
     assert "test_an_engine_that_stays_stalled" in capfd.readouterr().err
 
 
-def test_an_engine_that_goes_on_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_engine_that_goes_on_says_so(caplog: pytest.LogCaptureFixture) -> None:
     clock = Held()
-    steps = Engine(UniprocExecutor(Worker()), CoreLimits(4, 64), lambda report: None, clock=clock).loop
-    monitor = ProgressMonitor(steps, clock, on_host=True, end=lambda code: pytest.fail(str(code)))
-    steps.in_flight.running = step(0.02)
+    steps = Engine(
+        UniprocExecutor(Worker()),
+        CoreLimits(max_num_seqs=4, max_num_batched_tokens=64),
+        lambda report: None,
+        clock=clock,
+    ).in_flight
+    monitor = ProgressMonitor(
+        steps,
+        ReportQueue(lambda report: None, wait=False),
+        clock,
+        on_host=True,
+        end=lambda code: pytest.fail(str(code)),
+    )
+    steps.running = step(0.02)
     while not monitor.check():
         clock.now_s += BEAT_S
-    steps.in_flight.running = None
+    steps.running = None
     assert not monitor.check()
     assert caplog.records[-1].message == "computing goes on"
+
+
+# --- the event loop ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("activity", "stalls"),
+    [(Activity({1: 5}, False), True), (Activity({1: 5}, True), False), (None, False)],
+    ids=["sleeps", "waits for a processor", "unknown"],
+)
+def test_an_event_loop_whose_thread_sleeps_while_results_wait_hangs(activity: Activity | None, stalls: bool) -> None:
+    watchdog, waiting, now_s = DeliveryWatchdog(), WaitingReport(7), 0.0
+    found: list[Stall] = []
+    while now_s < 2 * limits.STEP_IDLE_S:
+        now_s += BEAT_S
+        found += [stall] if (stall := watchdog.judge(now_s, waiting, lambda: activity)) else []
+    assert bool(found) == stalls
+    assert not found or found[0].reason.startswith("the results of step 7 wait for the event loop")
+    assert watchdog.judge(now_s + BEAT_S, WaitingReport(8), lambda: activity) is None
+    assert watchdog.judge(now_s + 2 * BEAT_S, None, lambda: activity) is None
+
+
+async def test_the_oldest_report_that_waits_is_known_to_other_threads() -> None:
+    queue = ReportQueue(lambda report: None, wait=False)
+    for number in (1, 2):
+        queue.put(StepReport(step=number, outcomes=(), refused=(), joined=(), num_tokens=1, started_ns=0, ended_ns=0))
+    oldest = queue.oldest()
+    assert oldest is not None
+    assert oldest.step == 1
+    assert queue.oldest() is oldest
+    await queue.empty()
+    assert queue.oldest() is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_one_thread_is_observed_alone() -> None:
+    thread, stop = computing(None)
+    try:
+        assert thread.native_id is not None
+        seen = observe_one(thread.native_id)
+        assert seen is not None
+        assert list(seen.ticks) == [thread.native_id]
+    finally:
+        stop.set()
+        thread.join()
 
 
 # --- real threads -----------------------------------------------------------------------------------------------------

@@ -5,30 +5,42 @@ from typing import Any
 
 import pytest
 
-from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.openai import schemas
-from services.gateway.openai.bodies import unsupported_params
-from services.gateway.openai.body import read_body, read_fields
-from services.gateway.openai.chat import generation_request
-from services.gateway.openai.completions import completion_request
+from services.gateway.apis.openai import schemas
+from services.gateway.apis.openai.bodies import request_fields
+from services.gateway.apis.openai.chat import generation_request
+from services.gateway.apis.openai.completions import completion_request
+from services.gateway.edge.access.call import Call, Strictness, serving
+from services.gateway.path.generation import GenerationRequest, ModelCard
 from shared.errors import ServiceError
 
 CARD = ModelCard(name="toy", path="/models/toy", max_model_len=512, vocab_size=300, created=1)
+STRICT = Strictness(unknown_fields=True, long_outputs=True)
 HELLO = [{"role": "user", "content": "hello"}]
 
 
 def completion(**fields: Any) -> GenerationRequest:
     """A completion request as the edge reads it. `prompt` has a default."""
     data = json.dumps({"prompt": "hello", **fields}).encode()
-    unsupported_params.check(read_fields(data), schemas.CompletionBody)
-    return completion_request(read_body(data, schemas.COMPLETION_DECODER), CARD, "r" * 22)
+    with serving(Call(strict=STRICT)):
+        return completion_request(request_fields.read(data, schemas.COMPLETION_DECODER), CARD, "r" * 22)
 
 
 def chat(**fields: Any) -> GenerationRequest:
     """A chat request as the edge reads it. `messages` has a default."""
     data = json.dumps({"messages": HELLO, **fields}).encode()
-    unsupported_params.check(read_fields(data), schemas.ChatBody)
-    return generation_request(read_body(data, schemas.CHAT_DECODER), CARD, "r" * 22)
+    with serving(Call(strict=STRICT)):
+        return generation_request(request_fields.read(data, schemas.CHAT_DECODER), CARD, "r" * 22)
+
+
+def lenient(read: Any, **fields: Any) -> tuple[GenerationRequest, list[str]]:
+    """A request as a server without the strict modes reads it, and the fields that it tells as ignored."""
+    call = Call()
+    with serving(call):
+        decoder: Any = schemas.CHAT_DECODER if read is chat else schemas.COMPLETION_DECODER
+        given = {"messages": HELLO} if read is chat else {"prompt": "hello"}
+        body: Any = request_fields.read(json.dumps({**given, **fields}).encode(), decoder)
+        made = generation_request(body, CARD, "r" * 22) if read is chat else completion_request(body, CARD, "r" * 22)
+    return made, [*call.ignored]
 
 
 def refusal(read: Any, code: str, param: str, **fields: Any) -> ServiceError:

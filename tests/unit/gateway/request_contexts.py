@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-from services.gateway.generation import GenerationRequest, RequestTimes, SequenceUpdate, Take, TokenCounts
-from services.gateway.openai.answers.answer_encoder import GenerationState
-from services.gateway.openai.answers.choices import ChoiceAccumulator
-from services.gateway.openai.request_context import Arrival, Kind, RequestContext
-from services.gateway.requests.sequence_state import SequenceState
+from services.gateway.apis.openai.answers.answer_encoder import GenerationState
+from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
+from services.gateway.apis.openai.request_context import Arrival, Kind, RequestContext
+from services.gateway.path.generation import GenerationRequest, RequestTimes, SequenceUpdate, Take, TokenCounts
+from services.gateway.path.sequence_state import SequenceState
 from shared.messages import ChatMessage, PositionLogprobs, TokenText
 from shared.parameters.sampling import SamplingParams
 from tests.unit.gateway.bodies import CARD
@@ -30,13 +30,13 @@ def context(
     """An context of id `AAA…` that came at second 1700000000."""
     params = SamplingParams(logprobs=logprobs)
     asked: dict[str, Any] = (
-        {"messages": (ChatMessage("user", "hi"),)} if kind == "chat" else {"texts": ("hi",) * prompts}
+        {"messages": (ChatMessage(role="user", content="hi"),)} if kind == "chat" else {"texts": ("hi",) * prompts}
     )
     return RequestContext(
         kind=kind,
         arrival=Arrival(1_700_000_000, 0.0),
         card=CARD,
-        request=GenerationRequest(ID, CARD.name, params, n=n, **asked),
+        request=GenerationRequest(request_id=ID, model=CARD.name, params=params, n=n, **asked),
         stream=stream,
         include_usage=include_usage,
         echoes=echoes or ("",) * prompts,

@@ -1,22 +1,33 @@
 """What the gateway's actor makes of heartbeats: who is lost, which models are served and how they are named."""
 
+import asyncio
 import itertools
 import math
 
 import pytest
 
-from services.gateway.actor import TICK_S, GatewayActor
-from services.gateway.openai.request_context import system_fingerprint
+from services.gateway.apis.openai.request_context import system_fingerprint
+from services.gateway.path.actor import GatewayActor
+from services.gateway.path.liveness.pulse import TICK_S
 from shared import limits
 from shared.actors.actor import Envelope
 from shared.actors.host import Host
 from shared.errors import ServiceError
-from shared.messages import EngineStatus, Heartbeat, PoolStatus, StreamStatus
+from shared.messages import (
+    GatewayStatus,
+    Heartbeat,
+    OwnershipQuery,
+    PoolStatus,
+    SequenceRef,
+    StreamStatus,
+)
 from shared.subjects import Subjects
+from tests.support.heartbeats import engine_status, heartbeat
 from tests.support.memory import MemoryBus
 
 SEQUENCE = itertools.count()
 """Numbers of heartbeats: an older one is not heard."""
+STATUS = engine_status()
 LEASE_TICKS = math.ceil(limits.LEASE_S / TICK_S)
 """The tick at which a member is lost that was heard at time 0 only."""
 
@@ -36,10 +47,20 @@ class HeldClock:
 @pytest.fixture
 async def actor() -> GatewayActor:
     """One that has just heard of a tokenizer."""
-    host = Host(MemoryBus(0).connect("gateway"), Subjects(), HeldClock(), "g1", "boot0000")
+    host = Host(
+        transport=MemoryBus(0).connect("gateway"),
+        subjects=Subjects(),
+        clock=HeldClock(),
+        id="g1",
+        instance_id="boot0000",
+    )
     actor = GatewayActor(host)
-    actor.members.observe(Heartbeat("tokenizer", "t1", "boot0001", 1, "ready", 0, TICK_S, PoolStatus()), 0.0)
+    actor.members.observe(heartbeat("tokenizer", "t1", "boot0001", PoolStatus(), sequence=0, interval_s=TICK_S), 0.0)
     return actor
+
+
+def heard(beat: Heartbeat) -> Envelope:
+    return Envelope(beat, Subjects().heartbeat(beat.service, beat.id))
 
 
 def ticks(actor: GatewayActor, first: int, last: int) -> None:
@@ -47,11 +68,29 @@ def ticks(actor: GatewayActor, first: int, last: int) -> None:
         actor.tick(number * TICK_S)
 
 
-async def test_a_silent_member_is_lost_after_a_lease(actor: GatewayActor) -> None:
+async def test_a_silent_member_is_lost_after_a_lease_and_the_log_says_so(
+    actor: GatewayActor, caplog: pytest.LogCaptureFixture
+) -> None:
     ticks(actor, 1, LEASE_TICKS - 1)
     assert actor.members.get("tokenizer", "t1")
+    assert not caplog.records
     ticks(actor, LEASE_TICKS, LEASE_TICKS)
     assert not actor.members.get("tokenizer", "t1")
+    assert [(one.levelname, one.message.split(":")[0]) for one in caplog.records] == [
+        ("WARNING", "t1 is taken for lost")
+    ]
+
+
+async def test_a_member_that_starts_again_is_told_unless_it_was_draining(
+    actor: GatewayActor, caplog: pytest.LogCaptureFixture
+) -> None:
+    actor.on_heartbeat(
+        heard(heartbeat("tokenizer", "t1", "boot0002", PoolStatus(), state="draining", sequence=0, interval_s=TICK_S))
+    )
+    actor.on_heartbeat(heard(heartbeat("tokenizer", "t1", "boot0003", PoolStatus(), sequence=0, interval_s=TICK_S)))
+    assert [one.message for one in caplog.records] == [
+        "t1 is taken for lost: its process was started again. Its work goes on elsewhere"
+    ]
 
 
 async def test_a_gateway_that_stood_still_reads_what_was_said_before_it_calls_anybody_lost(actor: GatewayActor) -> None:
@@ -63,33 +102,79 @@ async def test_a_gateway_that_stood_still_reads_what_was_said_before_it_calls_an
 
 
 async def test_heartbeats_are_when_it_looks_for_others_that_are_silent(actor: GatewayActor) -> None:
-    clock = actor._host.clock  # pyright: ignore[reportPrivateUsage]
+    clock = actor.host.clock
     assert isinstance(clock, HeldClock)
     for number in range(1, 1 + LEASE_TICKS):
         assert actor.members.get("tokenizer", "t1")
         clock.now = number * TICK_S
-        beat = Heartbeat("detokenizer", "d1", "boot0002", 1, "ready", number, TICK_S, StreamStatus())
-        actor.on_heartbeat(Envelope(beat, "heartbeat"))
+        beat = heartbeat("detokenizer", "d1", "boot0002", StreamStatus(), sequence=number, interval_s=TICK_S)
+        actor.on_heartbeat(heard(beat))
     assert not actor.members.get("tokenizer", "t1")
     assert actor.members.get("detokenizer", "d1")
 
 
+@pytest.mark.parametrize(
+    ("subject", "beat"),
+    [
+        ("engine.e1", heartbeat("engine", "e2", "boot0002", STATUS, interval_s=TICK_S)),
+        ("engine.e1", heartbeat("detokenizer", "e1", "boot0002", StreamStatus(), interval_s=TICK_S)),
+        ("engine.e1", heartbeat("engine", "e" * 2000, "boot0002", STATUS, interval_s=TICK_S)),
+        ("engine.e1", heartbeat("engine", "e1", "b" * 2000, STATUS, interval_s=TICK_S)),
+        ("engine.e1", heartbeat("engine", "e1", "a.b", STATUS, interval_s=TICK_S)),
+        (
+            "engine.e1",
+            heartbeat("gateway", "g2", "boot0002", GatewayStatus(num_requests=0, num_waiting=0), interval_s=TICK_S),
+        ),
+    ],
+    ids=["of another engine", "of another service", "long id", "long instance id", "dot", "of a gateway"],
+)
+async def test_a_heartbeat_of_nobody_or_of_somebody_else_is_dropped_and_counted(
+    actor: GatewayActor, subject: str, beat: Heartbeat
+) -> None:
+    known = len(actor.topology())
+    actor.on_heartbeat(Envelope(beat, f"antiphon.v{limits.PROTOCOL_VERSION}.hb.{subject}"))
+    assert actor.malformed == 1
+    assert len(actor.topology()) == known
+    assert not actor.engines()
+
+
+async def test_an_answer_about_sequences_goes_to_who_has_asked_only(actor: GatewayActor) -> None:
+    transport, subjects = actor.transport, Subjects()
+    heard: list[object] = []
+    await transport.subscribe(subjects.engine_control("*", "*"), heard.append)
+    await transport.barrier()
+    for reply in (subjects.engine_control("e2", "i"), subjects.models(), subjects.engine_control("e1", "i")):
+        query = OwnershipQuery(
+            service="engine",
+            member_id="e1",
+            member_instance_id="i",
+            reply_subject=reply,
+            sequences=(SequenceRef("r-0", 1),),
+        )
+        actor.on_ownership_query(Envelope(query, subjects.gateway_control("g1", "boot0000")))
+    assert actor.malformed == 2
+    async with asyncio.timeout(60):
+        while not heard:
+            await asyncio.sleep(0.01)
+    assert len(heard) == 1
+
+
 async def test_a_gateway_that_was_busy_for_longer_than_a_lease_still_knows_its_models(actor: GatewayActor) -> None:
-    clock = actor._host.clock  # pyright: ignore[reportPrivateUsage]
+    clock = actor.host.clock
     assert isinstance(clock, HeldClock)
-    status = EngineStatus("toy", "/models/toy", 512, 300, 16, 100, 100, 8)
+    status = engine_status()
     for beat in (
-        Heartbeat("engine", "e1", "boot0003", 1, "ready", 0, TICK_S, status),
-        Heartbeat("tokenizer", "t2", "boot0003", 1, "ready", 0, TICK_S, PoolStatus(model="toy")),
-        Heartbeat("detokenizer", "d2", "boot0003", 1, "ready", 0, TICK_S, StreamStatus(model="toy")),
+        heartbeat("engine", "e1", "boot0003", status, sequence=0, interval_s=TICK_S),
+        heartbeat("tokenizer", "t2", "boot0003", PoolStatus(model="toy"), sequence=0, interval_s=TICK_S),
+        heartbeat("detokenizer", "d2", "boot0003", StreamStatus(model="toy"), sequence=0, interval_s=TICK_S),
     ):
         actor.members.observe(beat, 0.0)
     clock.now = 5.0
-    assert actor.resolve_model("toy").name == "toy"
+    assert actor.backend.resolve_model("toy").name == "toy"
     actor.tick(5.0)
     actor.tick(5.0 + TICK_S)
     clock.now = 5.0 + TICK_S
-    assert not actor.models()
+    assert not actor.backend.models()
 
 
 async def test_a_gateway_that_is_always_late_still_notices(actor: GatewayActor) -> None:
@@ -107,13 +192,17 @@ def announce(
     aliases: tuple[str, ...] = (),
 ) -> None:
     """The gateway hears of a ready engine, and of a tokenizer and a detokenizer of its model."""
-    status = EngineStatus(model, path, 512, 300, 16, 10, 10, 8, model_aliases=aliases, configuration=configuration)
+    status = engine_status(model, model_path=path, model_aliases=aliases, configuration=configuration)
     for beat in (
-        Heartbeat("tokenizer", f"t-{model}", "boot0001", 1, "ready", next(SEQUENCE), TICK_S, PoolStatus(model=model)),
-        Heartbeat("detokenizer", f"d-{model}", "boot01", 1, "ready", next(SEQUENCE), TICK_S, StreamStatus(model=model)),
-        Heartbeat("engine", name, f"instance_id-{name}", 1, "ready", next(SEQUENCE), TICK_S, status),
+        heartbeat(
+            "tokenizer", f"t-{model}", "boot0001", PoolStatus(model=model), sequence=next(SEQUENCE), interval_s=TICK_S
+        ),
+        heartbeat(
+            "detokenizer", f"d-{model}", "boot01", StreamStatus(model=model), sequence=next(SEQUENCE), interval_s=TICK_S
+        ),
+        heartbeat("engine", name, f"instance_id-{name}", status, sequence=next(SEQUENCE), interval_s=TICK_S),
     ):
-        actor.on_heartbeat(Envelope(beat, "heartbeat"))
+        actor.on_heartbeat(heard(beat))
 
 
 @pytest.mark.spec("S-API-010:base", "S-SRV-012")
@@ -121,23 +210,23 @@ async def test_a_request_names_its_model_by_the_served_name_or_the_launch_path_o
     actor: GatewayActor,
 ) -> None:
     with pytest.raises(ServiceError) as none_yet:
-        actor.resolve_model("m")
+        actor.backend.resolve_model("m")
     assert none_yet.value.code == "no_engine"
     announce(actor, "e1", "m")
     announce(actor, "e2", "other", path="/models/other")
     for name in (None, "", "default", "m", "/models/m"):
-        assert actor.resolve_model(name).name == "m"
-    assert actor.resolve_model("/models/other").name == "other"
+        assert actor.backend.resolve_model(name).name == "m"
+    assert actor.backend.resolve_model("/models/other").name == "other"
     for name in ("gpt", "M", "/models"):
         with pytest.raises(ServiceError, match="'m', 'other'") as unknown:
-            actor.resolve_model(name)
+            actor.backend.resolve_model(name)
         assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
 
 
 @pytest.mark.spec("S-API-076")
 async def test_the_fingerprint_is_that_of_the_configurations_that_serve_the_model(actor: GatewayActor) -> None:
     def fingerprint() -> str:
-        return system_fingerprint(actor.resolve_model("m"))
+        return system_fingerprint(actor.backend.resolve_model("m"))
 
     announce(actor, "e1", "m", "c1")
     one = fingerprint()
@@ -156,11 +245,14 @@ async def test_the_fingerprint_is_that_of_the_configurations_that_serve_the_mode
 async def test_a_request_names_a_model_by_any_of_its_names_or_its_path(actor: GatewayActor) -> None:
     announce(actor, "e1", "first", path="/models/first", aliases=("model", "second"))
     announce(actor, "e2", "second", path="/models/second")
-    found = {name: actor.resolve_model(name).name for name in (None, "", "default", "first", "model", "/models/first")}
+    found = {
+        name: actor.backend.resolve_model(name).name
+        for name in (None, "", "default", "first", "model", "/models/first")
+    }
     assert set(found.values()) == {"first"}
     # Another model's own name goes before an alias.
-    assert {actor.resolve_model(name).name for name in ("second", "/models/second")} == {"second"}
-    assert [card.name for card in actor.models()] == ["first", "second"]
+    assert {actor.backend.resolve_model(name).name for name in ("second", "/models/second")} == {"second"}
+    assert [card.name for card in actor.backend.models()] == ["first", "second"]
     with pytest.raises(ServiceError, match=r"'third' does not exist\. Served here: 'first', 'second'") as refused:
-        actor.resolve_model("third")
+        actor.backend.resolve_model("third")
     assert (refused.value.code, refused.value.param) == ("model_not_found", "model")

@@ -6,7 +6,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.streams.body_pictures import CutBody, WholeBody, whole_body, without_pictures
+from services.gateway.guests.resume.body_pictures import CutBody, WholeBody, whole_body, without_pictures
 from shared.request.pictures import PictureInput
 
 FILE = bytes(range(256)) * 30

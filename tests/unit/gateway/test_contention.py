@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
-from services.gateway.record import BusRecordDirectory, Recorder, RequestFacts, RequestRecord
-from services.gateway.record.contention import NAMED_MAX, Wait, contention, during, wait_of
-from services.gateway.record.recorder import Recorder as AnyRecorder
+from services.gateway.ops.timeline import BusRecordDirectory, Recorder, RequestRecord
+from services.gateway.ops.timeline.contention import NAMED_MAX, Wait, contention, during, wait_of
+from services.gateway.ops.timeline.recorder import Recorder as AnyRecorder
+from services.gateway.path.record import RequestFacts
 from shared.actors.host import Host
 from shared.bus.transport import Delivery
 from shared.codec import Decoder, encode
-from shared.messages import GatewayStatus, Heartbeat, RecordListQuery, RecordQuery
+from shared.messages import GatewayStatus, RecordListQuery, RecordQuery
 from shared.subjects import Subjects
+from tests.support.heartbeats import heartbeat
 from tests.support.memory import MemoryBus
 from tests.support.simulation import SimClock, run_simulation
 
@@ -104,7 +106,7 @@ def test_requests_of_other_keys_are_counted_and_not_named():
 def recorded(recorder: AnyRecorder, name: str, at_s: float, placed_s: float, first_s: float, ended_s: float) -> None:
     """Records a request that arrived at `at_s`; the other times are seconds since its arrival."""
     now = [0.0]
-    record = recorder.begin(RequestFacts(name, "toy", "red"), 0.0)
+    record = recorder.begin(RequestFacts(request_id=name, model="toy", key="red"), 0.0)
     assert isinstance(record, RequestRecord)
     record._now = lambda: now[0]  # pyright: ignore[reportPrivateUsage]
     record.created = CREATED + at_s
@@ -127,9 +129,12 @@ def test_the_requests_of_all_gateways_are_looked_up_only_for_one_that_waited():
         recorded(here, "quick", 0.0, 0.0, 0.1, 0.5)
         recorded(there, "far", -1.0, 0.0, 0.1, 5.0)
         recorded(there, "long ago", -100.0, 0.0, 0.1, 5.0)
-        host = Host(bus.connect("g"), subjects, clock, "g-1", "b1")
-        other_host = Host(bus.connect("h"), subjects, clock, "g-2", "b2")
-        beats = [Heartbeat("gateway", name, boot, 2, "ready", 1, 1.0, GatewayStatus(0, 0)) for name, boot in IDS]
+        host = Host(transport=bus.connect("g"), subjects=subjects, clock=clock, id="g-1", instance_id="b1")
+        other_host = Host(transport=bus.connect("h"), subjects=subjects, clock=clock, id="g-2", instance_id="b2")
+        beats = [
+            heartbeat("gateway", name, boot, GatewayStatus(num_requests=0, num_waiting=0), interval_s=1.0)
+            for name, boot in IDS
+        ]
         local = BusRecordDirectory(here, host, lambda: beats)
         remote = BusRecordDirectory(there, other_host, lambda: beats)
         heard: list[RecordListQuery | RecordQuery] = []
@@ -143,7 +148,7 @@ def test_the_requests_of_all_gateways_are_looked_up_only_for_one_that_waited():
         tasks: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
         await other_host.transport.subscribe(
-            subjects.gateway_control("g-2", "b2"), lambda delivery: tasks.append(loop.create_task(answer(delivery)))
+            subjects.gateway_peers("g-2", "b2"), lambda delivery: tasks.append(loop.create_task(answer(delivery)))
         )
         quick = await local.timeline("quick", "red")
         assert quick is not None

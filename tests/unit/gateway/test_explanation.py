@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.record import Recorder, RequestFacts, RequestRecord, queries, timeline_of
+from services.gateway.ops.timeline import Recorder, RequestRecord, queries, timeline_of
+from services.gateway.path.record import RequestFacts
 from shared.messages import RecordQuery, SequenceRef, StepEvent
 from tests.unit.gateway.step_events import Told, told
 
@@ -16,7 +17,7 @@ class Story:
     def __init__(self, turn_s: float = 0.0) -> None:
         self.now, self._numbers = 100.0, itertools.count(1)
         self._recorder = Recorder(4, lambda: self.now)
-        record = self._recorder.begin(RequestFacts("r", "toy", "k", turn_s=turn_s), self.now)
+        record = self._recorder.begin(RequestFacts(request_id="r", model="toy", key="k", turn_s=turn_s), self.now)
         assert isinstance(record, RequestRecord)
         self.record = record
 
@@ -35,14 +36,32 @@ class Story:
         kind: tuple[int, int, int] = more.get("kind", (0, 5, 1))
         gone = (SequenceRef("r-0", attempt),) if more.get("preempted") else ()
         event = StepEvent(
-            next(self._numbers), round((ended_s - began_s) * 1e6), 9, size, waiting, 40, size, preempted=gone
+            step=next(self._numbers),
+            duration_us=round((ended_s - began_s) * 1e6),
+            num_tokens=9,
+            num_running=size,
+            num_waiting=waiting,
+            num_free_blocks=40,
+            num_sequences=size,
+            preempted=gone,
         )
         share = {("r-0", attempt): (round(ended_s * 1e6), *kind)}
         self._recorder.add_steps(told(engine, Told(event, share)))
 
     def steps_of_others(self, engine: str, *loads: tuple[int, int]) -> None:
         """Steps with this many sequences and, at their end, free KV blocks."""
-        events = [StepEvent(next(self._numbers), 50_000, size, size, 1, free, size) for size, free in loads]
+        events = [
+            StepEvent(
+                step=next(self._numbers),
+                duration_us=50_000,
+                num_tokens=size,
+                num_running=size,
+                num_waiting=1,
+                num_free_blocks=free,
+                num_sequences=size,
+            )
+            for size, free in loads
+        ]
         self._recorder.add_steps(told(engine, *map(Told, events)))
 
     def ends(self, seconds: float, outcome: Any = "completed", code: str = "") -> None:
@@ -472,7 +491,7 @@ def test_the_usual_time_comes_from_the_latest_requests_only(monkeypatch: pytest.
     recorder = Recorder(8, lambda: now[0])
     for number in range(6):
         now[0] += 1
-        recorder.begin(RequestFacts(f"r{number}", "toy", "k"), now[0])
+        recorder.begin(RequestFacts(request_id=f"r{number}", model="toy", key="k"), now[0])
     asked: list[list[str]] = []
     monkeypatch.setattr(queries, "SIMILAR_MAX", 3)
     monkeypatch.setattr(queries, "usual_token_s", lambda found: asked.append([one["id"] for one in found]))

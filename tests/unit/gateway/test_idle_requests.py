@@ -5,15 +5,15 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.access.call import Call, serving
-from services.gateway.access.guard import GuardedBackend
-from services.gateway.generation import GenerationRequest
-from services.gateway.openai.bodies.parameters import check_tier
+from services.gateway.apis.openai.bodies.parameters import check_tier
+from services.gateway.edge.access.call import Call, serving
+from services.gateway.edge.access.guard import GuardedBackend
+from services.gateway.path.generation import GenerationRequest
 from shared import limits
 from shared.errors import ServiceError
 from shared.parameters.sampling import SamplingParams
 
-REQUEST = GenerationRequest("r", "m", SamplingParams(), texts=("hi",))
+REQUEST = GenerationRequest(request_id="r", model="m", params=SamplingParams(), texts=("hi",))
 
 
 class Backend:

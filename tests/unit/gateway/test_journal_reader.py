@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from services.gateway.streams import journal_reader
-from services.gateway.streams.journal_reader import JournalReader
-from services.gateway.streams.record import JournalEntry, Progress, encoded
+from services.gateway.guests.resume import journal_reader
+from services.gateway.guests.resume.journal_reader import JournalReader
+from services.gateway.guests.resume.record import JournalEntry, Progress, encoded
 from shared.bus.durable_log import Logged, LogUnavailableError
 
 JOURNAL = "journal of g1"
@@ -14,7 +14,7 @@ NAMES = [f"r{number}" for number in range(32)]
 
 
 def entry(name: str, first: int, tokens: bytes = b"\1\0\0\0") -> JournalEntry:
-    return JournalEntry(name, 1, (Progress(0, first, tokens),))
+    return JournalEntry(name, 1, (Progress(index=0, first=first, tokens=tokens),))
 
 
 class CountedLog:

@@ -3,19 +3,53 @@
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.gateway.engine_metrics import EngineCollector
-from services.gateway.member_metrics import MemberCollector
-from services.gateway.metrics import GatewayMetrics
-from shared.messages import EngineHistograms, GatewayStatus, Heartbeat, PoolStatus, StreamStatus
+from services.gateway.edge.metrics import GatewayMetrics
+from services.gateway.ops.metrics.engines import EngineCollector
+from services.gateway.ops.metrics.members import MemberCollector
+from shared.messages import EngineCounters, EngineHistograms, GatewayStatus, PoolStatus, StreamStatus
 from shared.observability.histograms import REQUEST_SECONDS, STEP_TOKENS, Histogram
+from tests.support.heartbeats import heartbeat
 from tests.unit.gateway.test_metrics import ENGINE, beat, samples
 
 
 def test_every_process_shows_with_its_messages_and_its_load():
     members = [
-        (Heartbeat("gateway", "g", "b", 2, "ready", 1, 0.3, GatewayStatus(3, 2), 10, 20), 0.2),
-        (Heartbeat("detokenizer", "d", "b", 2, "draining", 1, 0.1, StreamStatus(4, 9, 1, "toy"), 30, 40), 0.1),
-        (Heartbeat("tokenizer", "t", "b", 2, "ready", 1, 0.6, PoolStatus(5, 600, "toy"), 50, 60), 0.5),
+        (
+            heartbeat(
+                "gateway",
+                "g",
+                "b",
+                GatewayStatus(num_requests=3, num_waiting=2),
+                interval_s=0.3,
+                messages_received=10,
+                messages_sent=20,
+            ),
+            0.2,
+        ),
+        (
+            heartbeat(
+                "detokenizer",
+                "d",
+                "b",
+                StreamStatus(4, 9, 1, "toy"),
+                state="draining",
+                messages_received=30,
+                messages_sent=40,
+            ),
+            0.1,
+        ),
+        (
+            heartbeat(
+                "tokenizer",
+                "t",
+                "b",
+                PoolStatus(num_requests=5, num_tokens=600, model="toy"),
+                interval_s=0.6,
+                messages_received=50,
+                messages_sent=60,
+            ),
+            0.5,
+        ),
     ]
     seen = samples(GatewayMetrics(MemberCollector(lambda: members)))
     assert seen["antiphon:heartbeat_age_seconds{id=g,service=gateway}"] == 0.2
@@ -37,8 +71,7 @@ def test_a_histogram_of_an_engine_keeps_its_bounds_counts_and_sum():
     status = msgspec.structs.replace(
         ENGINE,
         histograms=EngineHistograms(step_tokens=tokens.counts(), queue_s=seconds.counts()),
-        accepted_by_position=(5, 3),
-        drafts=7,
+        counters=EngineCounters(accepted_by_position=(5, 3), drafts=7),
     )
     metrics = GatewayMetrics(EngineCollector(lambda: [beat("e0", status)]))
     families = {one.name: one for one in text_string_to_metric_families(metrics.render().decode())}

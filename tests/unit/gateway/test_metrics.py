@@ -1,22 +1,16 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from services.gateway.engine_metrics import EngineCollector
-from services.gateway.metrics import GatewayMetrics
-from services.gateway.openai.answers.choices import ChoiceAccumulator
-from services.gateway.openai.request_meter import RequestMeter
+from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
+from services.gateway.apis.openai.request_meter import RequestMeter
+from services.gateway.edge.metrics import GatewayMetrics
+from services.gateway.ops.metrics.engines import EngineCollector
 from shared.messages import EngineStatus, GatewayStatus, Heartbeat, ServiceState
+from tests.support.heartbeats import engine_status, heartbeat
 from tests.unit.gateway.request_contexts import context, update
 
-ENGINE = EngineStatus(
-    model="toy",
-    model_path="/models/toy",
-    max_model_len=512,
-    vocab_size=300,
-    block_size=16,
-    num_blocks=100,
+ENGINE = engine_status(
     num_free_blocks=75,
-    max_num_seqs=8,
     num_running=3,
     num_waiting=2,
     num_waiting_tokens=40,
@@ -37,7 +31,7 @@ ENGINE = EngineStatus(
 
 def beat(engine: str, status: EngineStatus | GatewayStatus, state: ServiceState = "ready") -> Heartbeat:
     service = "engine" if isinstance(status, EngineStatus) else "gateway"
-    return Heartbeat(service, engine, "b", 1, state, 1, 0.1, status)
+    return heartbeat(service, engine, "b", status, state=state)
 
 
 def samples(metrics: GatewayMetrics) -> dict[str, float]:
@@ -54,7 +48,7 @@ def samples(metrics: GatewayMetrics) -> dict[str, float]:
 
 
 def test_engines_show_under_vllm_s_names():
-    beats = [beat("e0", ENGINE), beat("e1", EngineStatus("toy", "", 1, 1, 16, 0, 0, 1)), beat("g", GatewayStatus())]
+    beats = [beat("e0", ENGINE), beat("e1", engine_status(num_blocks=0)), beat("g", GatewayStatus())]
     seen = samples(GatewayMetrics(EngineCollector(lambda: beats)))
     e0, e1 = "{engine=e0,model_name=toy}", "{engine=e1,model_name=toy}"
     assert seen[f"vllm:num_requests_running{e0}"] == 3

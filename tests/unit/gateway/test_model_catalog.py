@@ -7,17 +7,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.model_catalog import ModelCatalog
+from services.gateway.path.guest import Guest, Guests
+from services.gateway.path.models.catalog import ModelCatalog
 from shared import limits
 from shared.actors.presence import Members
 from shared.errors import ServiceError
 from shared.messages import EngineStatus, Heartbeat, PoolStatus, ServiceName, ServiceState, StreamStatus
+from tests.support.heartbeats import engine_status, heartbeat
 
 STATUS: dict[ServiceName, Callable[[str], EngineStatus | PoolStatus | StreamStatus]] = {
-    "engine": lambda model: EngineStatus(model, f"/models/{model}", 2048, 100, 16, 64, 64, 8),
+    "engine": lambda model: engine_status(model, max_model_len=2048, vocab_size=100),
     "tokenizer": lambda model: PoolStatus(model=model),
     "detokenizer": lambda model: StreamStatus(model=model),
 }
+
+
+class Judge(Guest):
+    """A guest that lets some engines have no work, by their ids."""
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+
+    def eligible(self, engines: Sequence[Heartbeat]) -> Sequence[Heartbeat]:
+        return [beat for beat in engines if beat.id not in self.world.wrong]
 
 
 class World:
@@ -28,12 +40,14 @@ class World:
         self.members = Members()
         self.wrong: set[str] = set()
         """Ids of engines that get no work."""
+        guests = Guests()
+        guests.add([Judge(self)])
         self.catalog = ModelCatalog(
             self.members,
             self,
             default_model,
             required_engines=required_engines,
-            trusted=lambda engines: [beat for beat in engines if beat.id not in self.wrong],
+            guests=guests,
         )
         self._sequence = 0
 
@@ -47,7 +61,7 @@ class World:
         for service in services or STATUS:
             self._sequence += 1
             name = f"{model}-{service}"
-            beat = Heartbeat(service, name, "b", 2, state, self._sequence, 0.1, STATUS[service](model))
+            beat = heartbeat(service, name, "b", STATUS[service](model), state=state, sequence=self._sequence)
             self.catalog.observe(beat)
             self.members.observe(beat, self.now)
 
@@ -182,8 +196,8 @@ def test_a_model_keeps_the_formats_that_its_tokenizer_announced() -> None:
     world.hear("a")
     assert (world.catalog.resolve("a").tool_format, world.catalog.resolve("a").reasoning_format) == ("", "")
     status = PoolStatus(model="a", tool_format="hermes", reasoning_format="qwen3")
-    world.catalog.observe(Heartbeat("tokenizer", "t", "b", 2, "ready", 99, 0.1, status))
-    world.catalog.observe(Heartbeat("tokenizer", "u", "b", 2, "starting", 1, 0.1, PoolStatus(model="a")))
+    world.catalog.observe(heartbeat("tokenizer", "t", "b", status, sequence=99))
+    world.catalog.observe(heartbeat("tokenizer", "u", "b", PoolStatus(model="a"), state="starting"))
     assert (world.catalog.resolve("a").tool_format, world.catalog.resolve("a").reasoning_format) == ("hermes", "qwen3")
 
 

@@ -5,9 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.record import NOT_RECORDED, Recorder, RequestFacts, RequestRecord, timeline_of, trace_events_of
-from services.gateway.record.recorder import ENGINES_MAX
-from services.gateway.record.timeline import phases_of
+from services.gateway.ops.timeline import Recorder, RequestRecord, timeline_of, trace_events_of
+from services.gateway.ops.timeline.recorder import ENGINES_MAX
+from services.gateway.ops.timeline.timeline import phases_of
+from services.gateway.path.record import NOT_RECORDED, RequestFacts
 from shared import limits
 from shared.messages import SequenceRef, StepEvent, StepEvents, UsageOutcome
 from tests.unit.gateway.step_events import Told, told
@@ -24,7 +25,7 @@ class Hand:
 
 
 def begin(recorder: Recorder, name: str, clock: Hand, key: str = "anonymous") -> RequestRecord:
-    record = recorder.begin(RequestFacts(name, "toy", key), clock())
+    record = recorder.begin(RequestFacts(request_id=name, model="toy", key=key), clock())
     assert isinstance(record, RequestRecord)
     return record
 
@@ -35,13 +36,24 @@ def end(record: RequestRecord, outcome: UsageOutcome = "completed", code: str = 
 
 def step(number: int, age_us: int, duration_us: int, start: int, num_tokens: int, num_output: int, name="r-0"):
     shares = {(name, 1): (age_us, start, num_tokens, num_output), ("other-0", 1): (5, 9, 1, 1)}
-    return Told(StepEvent(number, duration_us, num_tokens + 1, 2, 7, 40, 2), shares)
+    return Told(
+        StepEvent(
+            step=number,
+            duration_us=duration_us,
+            num_tokens=num_tokens + 1,
+            num_running=2,
+            num_waiting=7,
+            num_free_blocks=40,
+            num_sequences=2,
+        ),
+        shares,
+    )
 
 
 def test_nothing_is_recorded_without_capacity():
     recorder = Recorder(0)
     assert not recorder.is_on
-    assert recorder.begin(RequestFacts("r", "toy", "k"), 0.0) is NOT_RECORDED
+    assert recorder.begin(RequestFacts(request_id="r", model="toy", key="k"), 0.0) is NOT_RECORDED
     NOT_RECORDED.arrived(0, 3)
     assert recorder.all() == []
 
@@ -198,7 +210,7 @@ def test_a_record_is_bounded(monkeypatch):
     assert found["completion_tokens"] == 10
     for name in ("a", "b"):
         begin(recorder, name, clock)
-    assert recorder.begin(RequestFacts("c", "toy", "k"), clock()) is NOT_RECORDED
+    assert recorder.begin(RequestFacts(request_id="c", model="toy", key="k"), clock()) is NOT_RECORDED
     assert recorder.num_unrecorded == 1
 
 
@@ -221,15 +233,27 @@ def test_a_request_may_take_hours():
 
 def test_contents_are_kept_within_their_bytes_and_go_with_their_records():
     recorder = Recorder(2, content_bytes=10)
-    records = [recorder.begin(RequestFacts(f"r{number}", "m", ""), 0.0) for number in range(3)]
+    records = [recorder.begin(RequestFacts(request_id=f"r{number}", model="m", key=""), 0.0) for number in range(3)]
     for record in records:
         assert record.keeps_content
         record.content(b"12345")
     kept = [record.data for record in records if isinstance(record, RequestRecord)]
     assert kept == [b"", b"12345", b"12345"]
-    assert not Recorder(2).begin(RequestFacts("r", "m", ""), 0.0).keeps_content
-    recorder.begin(RequestFacts("large", "m", ""), 0.0).content(b"12345678901")
+    assert not Recorder(2).begin(RequestFacts(request_id="r", model="m", key=""), 0.0).keeps_content
+    recorder.begin(RequestFacts(request_id="large", model="m", key=""), 0.0).content(b"12345678901")
     assert not any(record.data for record in records if isinstance(record, RequestRecord))
+
+
+def test_a_key_with_much_content_loses_its_own_and_a_resumed_stream_counts_once():
+    recorder = Recorder(8, content_bytes=20)
+    alice, first, *rest = [
+        recorder.begin(RequestFacts(request_id=name, model="m", key=key), 0.0)
+        for name, key in (("a", "alice"), ("s", "bob"), ("s", "bob"), ("b", "bob"), ("c", "bob"), ("d", "bob"))
+    ]
+    for record in (alice, first, *rest):
+        record.content(b"12345")
+    kept = [record.data for record in (alice, first, *rest) if isinstance(record, RequestRecord)]
+    assert kept == [b"12345", b"", b"", b"12345", b"12345", b"12345"]
 
 
 def waited(recorder: Recorder, clock: Hand, *messages: StepEvents) -> dict[str, Any]:
@@ -242,7 +266,17 @@ def waited(recorder: Recorder, clock: Hand, *messages: StepEvents) -> dict[str, 
 
 
 def load(number: int, running: int, free: int) -> Told:
-    return Told(StepEvent(number, 50, running, running, 1, free, running))
+    return Told(
+        StepEvent(
+            step=number,
+            duration_us=50,
+            num_tokens=running,
+            num_running=running,
+            num_waiting=1,
+            num_free_blocks=free,
+            num_sequences=running,
+        )
+    )
 
 
 def test_the_load_of_an_engine_before_the_first_step_of_a_sequence_is_kept():

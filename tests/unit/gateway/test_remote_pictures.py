@@ -5,11 +5,12 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 
-from services.gateway.pictures import remote
-from services.gateway.pictures.remote import RemotePictures, is_public
+from services.gateway.guests.images import remote
+from services.gateway.guests.images.remote import RemotePictures, is_public
 from shared import limits
 from shared.errors import ServiceError
 
@@ -17,8 +18,12 @@ PARAM = "messages[0].content[0].image_url"
 
 
 class _Answer(socketserver.StreamRequestHandler):
+    paths: ClassVar[list[str]] = []
+    """Those of all requests, as they came."""
+
     def handle(self) -> None:
         path = self.rfile.readline().split()[1].decode()
+        self.paths.append(path)
         answers = {
             "/picture": b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\npicture",
             "/moved": b"HTTP/1.1 302 Found\r\nLocation: /picture\r\nContent-Length: 0\r\n\r\n",
@@ -26,8 +31,22 @@ class _Answer(socketserver.StreamRequestHandler):
             "/file": b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n",
             "/round": b"HTTP/1.1 302 Found\r\nLocation: /round\r\nContent-Length: 0\r\n\r\n",
             "/missing": b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
+            "/short": b"HTTP/1.1 200 OK\r\nContent-Length: 8\r\n\r\npicture",
+            "/shorter": b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999999999999\r\n\r\npicture",
+            "/chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n7\r\npicture\r\n0\r\n\r\n",
+            "/short-chunks": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n7\r\npicture\r\n",
+            "/until-the-end": b"HTTP/1.1 200 OK\r\n\r\npicture",
+            "/nowhere": b"HTTP/1.1 302 Found\r\nLocation: http://[::1\r\n\r\n",
+            "/long-name": b"HTTP/1.1 302 Found\r\nLocation: http://" + b"a" * 70 + b".test/\r\n\r\n",
+            "/unquoted": b"HTTP/1.1 302 Found\r\nLocation: /\xc3\xa9 \xff\r\n\r\n",
+            "/%C3%A9%20%FF": b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\npicture",
+            "/%C3%A9%20a%20b?q=%C3%BC&r=%2F+": b"HTTP/1.1 200 OK\r\nContent-Length: 007\r\n\r\npicture",
             "/large": b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 5000,
         }
+        if path == "/slow-body":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\npart of it")
+            self.rfile.read()  # until the client hangs up
+            return
         if path == "/slow":
             for _ in range(100):
                 self.wfile.write(b"H")
@@ -70,6 +89,46 @@ def test_a_file_is_fetched_from_an_allowed_host(server: _Server) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "asked"),
+    [
+        ("http://pictures.test/é%20a b?q=ü&r=%2F+", ["/%C3%A9%20a%20b?q=%C3%BC&r=%2F+"]),
+        ("http://bücher.pictures.test/picture#top", ["/picture"]),
+        ("http://pictures.test/unquoted", ["/unquoted", "/%C3%A9%20%FF"]),
+        ("http://pictures.test/chunks", ["/chunks"]),
+        ("http://pictures.test/until-the-end", ["/until-the-end"]),
+    ],
+)
+def test_a_url_may_have_characters_that_must_be_quoted(server: _Server, url: str, asked: list[str]) -> None:
+    _Answer.paths.clear()
+    assert allowed("pictures.test,.pictures.test").fetch(url, PARAM) == b"picture"
+    assert _Answer.paths == asked
+
+
+@pytest.mark.parametrize("path", ["short", "shorter", "short-chunks"])
+def test_a_file_that_ends_early_is_refused(server: _Server, path: str) -> None:
+    message = refused(allowed(), f"http://pictures.test/{path}")
+    assert "ended before its announced length" in message or "IncompleteRead" in message
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        (f"http://{'a' * 70}.test/", "is not a URL"),
+        ("http://a..test/", "is not a URL"),
+        ("http://.test/", "is not a URL"),
+        ("http://\ud800.test/", "is not a URL"),
+        ("http://a.test/\ud800", "is not a URL"),
+        ("http://a.test/nowhere", "is not a URL"),
+        ("http://a.test/long-name", "is not a URL"),
+        ("http://a\0.test/picture", "cannot be fetched"),
+        ("http://a.test:x/", "is not a URL"),
+    ],
+)
+def test_what_is_no_url_is_refused(server: _Server, url: str, told: str) -> None:
+    assert told in refused(allowed(".test"), url)
+
+
+@pytest.mark.parametrize(
     ("url", "told"),
     [
         ("http://evil.test/picture", "not fetched from 'evil.test'"),
@@ -93,8 +152,9 @@ def test_the_default_is_to_fetch_nothing() -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "::1", "fd00::1", "fe80::1", "::ffff:10.0.0.1",
-     "0.0.0.0", "224.0.0.1", "100.64.0.1", "no address"],
+    ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "::1", "fd00::1", "fe80::1", "fe80::1%lo",
+     "0.0.0.0", "224.0.0.1", "100.64.0.1", "no address", "::ffff:10.0.0.1", "::10.0.0.1", "::ffff:0:10.0.0.1",
+     "64:ff9b::10.0.0.1", "64:ff9b::a9fe:a9fe", "64:ff9b:1::10.0.0.1", "2002:a00:1::1", "2001:0:a00:1::1"],
 )  # fmt: skip
 def test_an_address_inside_a_network_is_not_connected_to(address: str) -> None:
     assert not is_public(address)
@@ -107,6 +167,8 @@ def test_an_address_inside_a_network_is_not_connected_to(address: str) -> None:
 def test_a_public_address_is_one() -> None:
     assert is_public("93.184.215.14")
     assert is_public("2606:2800:21f::1")
+    assert is_public("::ffff:93.184.215.14")
+    assert is_public("64:ff9b::93.184.215.14")
 
 
 def test_size_and_time_are_bounded(server: _Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +178,8 @@ def test_size_and_time_are_bounded(server: _Server, monkeypatch: pytest.MonkeyPa
     began = time.monotonic()
     assert "cannot be fetched" in refused(allowed(), "http://pictures.test/slow")
     assert time.monotonic() - began < 3
+    message = refused(allowed(), "http://pictures.test/slow-body")
+    assert "was not there within" in message or "cannot be fetched" in message
 
 
 def test_a_host_without_an_address_is_told() -> None:

@@ -1,18 +1,23 @@
+from collections import Counter
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.gateway.responses.stored.store import MemoryResponseStore, StoredResponse
+from services.gateway.guests.responses.stored.store import MemoryResponseStore, StoredResponse
 from shared.request.conversation import Turn
 
 MAX_BYTES, TTL_S = 8000, 10.0
 
 
+KEYS = {"a": "alice", "b": "alice", "c": "bob", "d": "bob", "e": "bob", "f": "carol"}
+"""The key of each response."""
+
+
 def record(response_id: str, size: int = 0) -> StoredResponse:
-    turns = [Turn(role="user", content="x" * size)]
-    return StoredResponse(response={"id": response_id}, input_items=[], turns=turns, encoded_bytes=20)
+    turns, key = [Turn(role="user", content="x" * size)], KEYS[response_id]
+    return StoredResponse(response={"id": response_id}, input_items=[], turns=turns, encoded_bytes=20, key_name=key)
 
 
 def run(coroutine: Any) -> Any:
@@ -36,7 +41,17 @@ class Store(RuleBasedStateMachine):
     def shrink(self) -> None:
         self.kept = {name: one for name, one in self.kept.items() if one[1] > self.now}
         while sum(size for size, _ in self.kept.values()) > MAX_BYTES:
-            del self.kept[next(iter(self.kept))]
+            held = Counter[str]()
+            for name, (size, _) in self.kept.items():
+                held[KEYS[name]] += size
+            # The key that has most loses its least recently used response.
+            largest = max(held.values())
+            candidates = [key for key in held if held[key] == largest]
+            if len(candidates) > 1:
+                gone = next(name for name in self.kept if name not in self.store._records and KEYS[name] in candidates)
+            else:
+                gone = next(name for name in self.kept if KEYS[name] == candidates[0])
+            del self.kept[gone]
 
     @rule(name=st.sampled_from("abcdef"), size=st.integers(0, 9000))
     def put(self, name: str, size: int) -> None:
@@ -67,7 +82,7 @@ class Store(RuleBasedStateMachine):
     @invariant()
     def bounded(self) -> None:
         held = self.store._records
-        assert sum(size for _, size in held.values()) == self.store._num_bytes <= MAX_BYTES
+        assert sum(one.num_bytes for one in held.values()) == self.store._kept.num_bytes <= MAX_BYTES
         assert held.keys() == self.store._expires_at.keys()
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from services.gateway.http import sse
-from services.gateway.http.disconnect import ClientGoneError
-from services.gateway.streams.positioned import PositionedEvents
-from services.gateway.streams.running import RunningStream
+from services.gateway.edge.http import sse
+from services.gateway.edge.http.disconnect import ClientGoneError
+from services.gateway.guests.resume.positioned import PositionedEvents
+from services.gateway.guests.resume.running import RunningStream
 from shared.errors import ServiceError
 
 GRACE_S = 0.05

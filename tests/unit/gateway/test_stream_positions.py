@@ -7,22 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.anthropic.encoder import MessageEncoder
-from services.gateway.generation import SequenceUpdate
-from services.gateway.http import sse
-from services.gateway.openai.answers.answer_encoder import AnswerEncoder
-from services.gateway.openai.answers.choices import Choice, ChoiceAccumulator
-from services.gateway.openai.answers.stream_encoder import OpenAIEncoder
-from services.gateway.openai.request_context import RequestContext
-from services.gateway.openai.tools.answer_format import AnswerFormat
-from services.gateway.openai.tools.tool_choice import ToolChoice
-from services.gateway.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
-from services.gateway.responses.encoder import ResponseEncoder
-from services.gateway.responses.response_object import ResponseObject
-from services.gateway.responses.schemas import ResponsesBody
-from services.gateway.streams.cut import SequenceCut
-from services.gateway.streams.position import START, Part, Position, Shown, parse
-from services.gateway.streams.positioned import PositionedEvents
+from services.gateway.apis.anthropic.encoder import MessageEncoder
+from services.gateway.apis.openai.answers.answer_encoder import AnswerEncoder
+from services.gateway.apis.openai.answers.choices import Choice, ChoiceAccumulator
+from services.gateway.apis.openai.answers.stream_encoder import OpenAIEncoder
+from services.gateway.apis.openai.request_context import RequestContext
+from services.gateway.apis.openai.tools.answer_format import AnswerFormat
+from services.gateway.apis.openai.tools.tool_choice import ToolChoice
+from services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from services.gateway.edge.http import sse
+from services.gateway.guests.responses.encoder import ResponseEncoder
+from services.gateway.guests.responses.response_object import ResponseObject
+from services.gateway.guests.responses.schemas import ResponsesBody
+from services.gateway.guests.resume.cut import SequenceCut
+from services.gateway.guests.resume.position import START, Part, Position, Shown, parse
+from services.gateway.guests.resume.positioned import PositionedEvents
+from services.gateway.path.generation import SequenceUpdate
 from shared.errors import ServiceError
 from tests.unit.gateway.request_contexts import ID, context, position, state
 
@@ -35,13 +35,13 @@ TEXT = '<think>so it is</think>Hello <tool_call>{"name": "f", "arguments": {"a":
         ("0", START),
         ("", START),
         ("o2", Position(opening=2)),
-        ("12.40", Position((Shown(12, 40),))),
-        ("12.40e,9.31", Position((Shown(12, 40, True), Shown(9, 31)))),
-        ("12.40,9.31-1.14.47e.2", Position((Shown(12, 40), Shown(9, 31)), Part(1, Shown(14, 47, True), 2))),
+        ("12.40", Position(shown=(Shown(12, 40),))),
+        ("12.40e,9.31", Position(shown=(Shown(12, 40, True), Shown(9, 31)))),
+        ("12.40,9.31-1.14.47e.2", Position(shown=(Shown(12, 40), Shown(9, 31)), part=Part(1, Shown(14, 47, True), 2))),
         ("c1", Position(closing=1)),
         ("o1@3", Position(opening=1, number=3)),
-        ("12.40@17", Position((Shown(12, 40),), number=17)),
-        ("12.40-0.14.47.2@9", Position((Shown(12, 40),), Part(0, Shown(14, 47), 2), number=9)),
+        ("12.40@17", Position(shown=(Shown(12, 40),), number=17)),
+        ("12.40-0.14.47.2@9", Position(shown=(Shown(12, 40),), part=Part(0, Shown(14, 47), 2), number=9)),
     ],
 )
 def test_a_position_is_read(text: str, right: Position):
@@ -120,7 +120,9 @@ def outputs(data: st.DataObject, n: int, *, logprobs: bool) -> list[SequenceUpda
         token_id, text = sequences[index].pop(0)
         finish = None if sequences[index] else "stop"
         told = (position(text, -1.0),) if logprobs else ()
-        updates.append(SequenceUpdate(index, text, (token_id,), told, finish_reason=finish))
+        updates.append(
+            SequenceUpdate(index=index, text=text, token_ids=(token_id,), logprobs=told, finish_reason=finish)
+        )
     return updates
 
 
@@ -151,7 +153,13 @@ def computed_again(
             continue
         texts[update.index] = ""
         again.append(
-            SequenceUpdate(update.index, text, update.token_ids, update.logprobs, finish_reason=update.finish_reason)
+            SequenceUpdate(
+                index=update.index,
+                text=text,
+                token_ids=update.token_ids,
+                logprobs=update.logprobs,
+                finish_reason=update.finish_reason,
+            )
         )
     return replayed, again
 
@@ -231,8 +239,8 @@ def test_events_of_other_apis_go_on_behind_each_of_them_and_with_their_numbers(d
 
 def test_a_position_of_a_stream_whose_events_have_no_numbers_is_refused_by_one_whose_events_have_them():
     for where, encoder in (
-        (Position((Shown(1, 1),)), ResponseEncoder(ResponseObject(ResponsesBody(), context()), context())),
-        (Position((Shown(1, 1),), number=1), MessageEncoder(context())),
+        (Position(shown=(Shown(1, 1),)), ResponseEncoder(ResponseObject(ResponsesBody(), context()), context())),
+        (Position(shown=(Shown(1, 1),), number=1), MessageEncoder(context())),
     ):
         stream = Stream(context(), PositionedEvents(ID, 1, where), encoder)
         with pytest.raises(ServiceError, match="numbers of events"):
@@ -240,24 +248,24 @@ def test_a_position_of_a_stream_whose_events_have_no_numbers_is_refused_by_one_w
 
 
 def test_tokens_that_differ_from_those_of_the_former_run_end_the_stream():
-    stream = Stream(context(), PositionedEvents(ID, 1, Position((Shown(2, 2),)), ((1,),), ((1, 2, 3),)))
+    stream = Stream(context(), PositionedEvents(ID, 1, Position(shown=(Shown(2, 2),)), ((1,),), ((1, 2, 3),)))
     with pytest.raises(ServiceError, match="differs from what the stream has shown"):
-        stream.run([[SequenceUpdate(0, "abc", (2, 4))]])
+        stream.run([[SequenceUpdate(index=0, text="abc", token_ids=(2, 4))]])
 
 
 @pytest.mark.parametrize(("first_run", "told"), [(3, 3), (None, 9)])
 def test_a_resumed_stream_keeps_the_number_of_cached_tokens_of_its_first_run(first_run: int | None, told: int):
-    cut = SequenceCut(0, (), (1, 2), Position((Shown(1, 1),)), first_run)
-    pieces = cut.push(SequenceUpdate(0, "ab", (1, 2), num_cached_tokens=9))
+    cut = SequenceCut(0, (), (1, 2), Position(shown=(Shown(1, 1),)), first_run)
+    pieces = cut.push(SequenceUpdate(index=0, text="ab", token_ids=(1, 2), num_cached_tokens=9))
     assert [piece.update.num_cached_tokens for piece in pieces] == [told, told]
 
 
 def test_a_position_behind_the_end_is_refused():
-    stream = Stream(context(), PositionedEvents(ID, 1, Position((Shown(9, 9),))))
+    stream = Stream(context(), PositionedEvents(ID, 1, Position(shown=(Shown(9, 9),))))
     with pytest.raises(ServiceError, match="behind the end"):
-        stream.run([[SequenceUpdate(0, "abc", (1,), finish_reason="stop")]])
+        stream.run([[SequenceUpdate(index=0, text="abc", token_ids=(1,), finish_reason="stop")]])
 
 
 def test_a_position_of_another_number_of_choices_is_refused():
     with pytest.raises(ServiceError, match="of 2 choices"):
-        PositionedEvents(ID, 1, Position((Shown(1, 1), Shown(1, 1))))
+        PositionedEvents(ID, 1, Position(shown=(Shown(1, 1), Shown(1, 1))))

@@ -5,22 +5,37 @@ import asyncio
 import msgpack
 import pytest
 
-from services.gateway.generation import ResumedOutput
-from services.gateway.requests.sequence_state import Address, SequenceState
-from services.gateway.streams.journal import Journal, JournaledStream
-from services.gateway.streams.record import Accepted, JournalEntry, StreamRecord, accepted_of, decoded_entries
+from services.gateway.guests.resume.journal import Journal, JournaledStream
+from services.gateway.guests.resume.record import Accepted, JournalEntry, StreamRecord, accepted_of, decoded_entries
+from services.gateway.path.generation import ResumedOutput
+from services.gateway.path.sequence_state import Address, SequenceState
 from shared import limits
 from shared.bus.durable_log import LogUnavailableError
 from shared.codec import pack_ids
 from shared.messages import TextEvent
 
-RECORD = StreamRecord("r", "/v1/completions", b"{}", "", "", "", 0, None, "g", "i", 1, 0.0, True, 1)
+RECORD = StreamRecord(
+    request_id="r",
+    path="/v1/completions",
+    body=b"{}",
+    key_name="",
+    client_request_id="",
+    timeout="",
+    created=0,
+    seed=None,
+    owner_id="g",
+    owner_instance_id="i",
+    token=1,
+    renewed_at=0.0,
+    outlives_client=True,
+    journal_from=1,
+)
 NUM = 20
 FIRST, SECOND = Address("engine-1", "a"), Address("engine-2", "b")
 
 
 def sequence(engine: Address = FIRST) -> SequenceState:
-    found = SequenceState("r-0")
+    found = SequenceState(sequence_id="r-0")
     found.start_placement(engine, None, 0.0)
     found.accepted(0.0)
     return found
@@ -29,8 +44,8 @@ def sequence(engine: Address = FIRST) -> SequenceState:
 def say(state: SequenceState, number: int, reason: str | None = None, logprob: float = 0.0) -> None:
     assert state.engine is not None
     event = TextEvent(
-        "r-0", state.attempt, len(state.token_ids), (number,), state.text_length, "a",
-        finish_reason=reason, num_cached_tokens=5, cumulative_logprob=logprob,  # type: ignore[arg-type]
+        sequence_id="r-0", attempt=state.attempt, position=len(state.token_ids), token_ids=(number,),
+        text_offset=state.text_length, text="a", finish_reason=reason, num_cached_tokens=5, cumulative_logprob=logprob,  # type: ignore[arg-type]
     )  # fmt: skip
     state.apply_event(event, state.engine, 0.0)
 
@@ -96,7 +111,12 @@ def test_before_the_first_output_what_is_accepted_is_that_of_the_former_run() ->
 
 def test_a_stream_that_is_resumed_twice_has_the_number_of_cached_tokens_of_its_first_run() -> None:
     state = sequence()
-    stream = journaled(state, resumed=ResumedOutput(((),), (0.0,), (1,), 2, (None,)))
+    stream = journaled(
+        state,
+        resumed=ResumedOutput(
+            token_ids=((),), cumulative_logprobs=(0.0,), num_cached_tokens=(1,), token=2, engines=(None,)
+        ),
+    )
     say(state, 0)
     assert (state.num_cached_tokens, stream.accepted[0].num_cached, stream.news()[0].num_cached) == (5, 1, 1)
 
@@ -106,7 +126,9 @@ def test_a_sequence_that_has_failed_has_not_ended() -> None:
     stream = journaled(state)
     say(state, 0)
     stream.written(stream.news())
-    event = TextEvent("r-0", 1, 1, (), 1, "", finish_reason="error")
+    event = TextEvent(
+        sequence_id="r-0", attempt=1, position=1, token_ids=(), text_offset=1, text="", finish_reason="error"
+    )
     state.apply_event(event, FIRST, 0.0)
     assert not stream.has_news
     assert not stream.accepted[0].ended

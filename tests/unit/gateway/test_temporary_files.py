@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.files import temporary
+from services.gateway.guests.files import temporary
 from shared import limits
 
 OWNER = """
-from services.gateway.files import temporary
+from services.gateway.guests.files import temporary
 path = temporary.make()
 (path / "file-1").write_text("data")
 print(path, flush=True)

@@ -55,6 +55,24 @@ def test_a_folder_with_more_than_14_modules_does_not_pass(tmp_path: Path) -> Non
     assert "services/engine: 15 modules, more than 14" in done.stdout
 
 
+FIVE = "    a: int\n    b: int\n    c: int\n    d: int\n    e: int\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "passes"),
+    [
+        ("@dataclass(frozen=True)\nclass One:", False),
+        ("class One(msgspec.Struct, frozen=True):", False),
+        ("@dataclass(frozen=True, kw_only=True)\nclass One:", True),
+        ("class One(Message, kw_only=True):", True),
+        ("@dataclass\nclass One:  # positional: a row of a table", True),
+        ("class One(Protocol):", True),
+    ],
+)
+def test_what_has_five_fields_is_built_by_keyword(tmp_path: Path, head: str, passes: bool) -> None:
+    assert (check(tmp_path, "services", f"{head}\n{FIVE}").returncode == 0) == passes
+
+
 @pytest.mark.matrix("S-13")
 @pytest.mark.parametrize(
     "source",

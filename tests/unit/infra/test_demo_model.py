@@ -18,7 +18,7 @@ from infra.demo_model.export import export
 from infra.demo_model.generate import load_model
 from infra.demo_model.sample import Sample, assistant, is_held_out, passes, read_call, user
 from infra.demo_model.tokenizer import load, render
-from services.gateway.parsers.formats import TOOL_FORMATS
+from services.gateway.apis.parsers.formats import TOOL_FORMATS
 from shared.models.model_files import DEMO_DIRECTORY
 
 RESULTS = Path(__file__).parents[3] / "infra" / "demo_model" / "results.json"

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from infra.docker import healthcheck
 from services.gateway.app import create_app
-from services.gateway.service import server_config
+from services.gateway.edge.http.server.uvicorn_server import Server, server_config
 from shared import codec
 from shared.config import GatewaySettings
-from shared.messages import Heartbeat, PoolStatus, ServiceState
+from shared.messages import PoolStatus, ServiceState
 from shared.subjects import Subjects
 from tests.integration.edge import ScriptedBackend
+from tests.support.heartbeats import heartbeat
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.nats
@@ -58,7 +58,7 @@ async def beating(transport: Any, subjects: Subjects, member_id: str, state: Ser
 
     async def beat() -> None:
         while True:
-            beat = Heartbeat("tokenizer", member_id, "0a0a0a0a", 1, state, 1, 0.1, PoolStatus())
+            beat = heartbeat("tokenizer", member_id, "0a0a0a0a", PoolStatus(), state=state)
             await transport.publish(subjects.heartbeat("tokenizer", member_id), codec.encode(beat))
             await asyncio.sleep(0.05)
 
@@ -136,15 +136,14 @@ async def test_a_gateway_that_serves_https_is_asked_so(monkeypatch: pytest.Monke
     tls = ROOT / "tests" / "system" / "tls"
     files: dict[str, Any] = {"ssl_keyfile": str(tls / "key.pem"), "ssl_certfile": str(tls / "certificate.pem")}
     app = create_app(ScriptedBackend(), GatewaySettings(**files))
-    server = uvicorn.Server(server_config(app, GatewaySettings(**files)))
+    server = Server(server_config(app, GatewaySettings(**files)))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         monkeypatch.setattr(healthcheck, "PORT", listener.getsockname()[1])
         server.config.load()
         server.lifespan = server.config.lifespan_class(server.config)
         await server.startup(sockets=[listener])
         assert await asyncio.to_thread(healthcheck.gateway) == ""
-        for one in server.servers:
-            one.close()
+        await server.stop_accepting()
 
 
 def test_a_gateway_that_does_not_listen_is_not_well(

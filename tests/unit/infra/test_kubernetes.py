@@ -10,6 +10,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from shared.flags import json_words
 from tests.unit.infra.test_monitoring import NAME, known
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -47,7 +48,7 @@ def test_every_object_is_valid(one: Any):
 
 
 def test_every_service_is_a_deployment_of_its_own_that_survives_disruption():
-    assert set(of_kind("Deployment")) == set(SERVICES)
+    assert set(of_kind("Deployment")) == {*SERVICES, "setup"}
     assert set(of_kind("PodDisruptionBudget")) == set(SERVICES)
     assert set(of_kind("Service")) == {"gateway", "nats"}
     for name, budget in of_kind("PodDisruptionBudget").items():
@@ -56,7 +57,7 @@ def test_every_service_is_a_deployment_of_its_own_that_survives_disruption():
         assert of_kind("Deployment")[name]["spec"]["replicas"] >= 2
 
 
-@pytest.mark.parametrize("name", [*SERVICES, "nats"])
+@pytest.mark.parametrize("name", [*SERVICES, "setup", "nats"])
 def test_a_pod_has_no_rights_that_it_does_not_need(name: str):
     spec = pod(name)
     assert spec["automountServiceAccountToken"] is False
@@ -94,7 +95,7 @@ def test_every_volume_secret_and_setting_exists():
     base = yaml.safe_load((FOLDER / "base/kustomization.yaml").read_text())
     maps = {one["name"]: one for one in base["configMapGenerator"]}
     secrets = {one["name"]: one for one in base["secretGenerator"]}
-    for name in (*SERVICES, "nats"):
+    for name in (*SERVICES, "setup", "nats"):
         spec = pod(name)
         [container] = spec["containers"]
         volumes = {volume["name"]: volume for volume in spec["volumes"]}
@@ -112,6 +113,19 @@ def test_every_volume_secret_and_setting_exists():
     assert {image["name"] for image in base["images"]} == {f"antiphon-{name}" for name in SERVICES}
 
 
+def test_other_pods_may_call_the_gateways_by_all_names_of_their_service():
+    [container] = pod("gateway")["containers"]
+    settings = {entry["name"]: entry for entry in container["env"]}
+    assert settings["NAMESPACE"]["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.namespace"}}
+    names = json_words(settings["ANTIPHON_ALLOWED_HOSTS"]["value"])
+    assert names is not None
+    assert [name.removeprefix("gateway") for name in names] == [
+        "", ".$(NAMESPACE)", ".$(NAMESPACE).svc", ".$(NAMESPACE).svc.cluster.local",
+    ]  # fmt: skip
+    # A variable can be used by those that come after it.
+    assert [*settings].index("NAMESPACE") < [*settings].index("ANTIPHON_ALLOWED_HOSTS")
+
+
 def test_the_bus_has_the_limits_that_it_has_elsewhere():
     def limits(path: Path) -> set[str]:
         return set(re.findall(r"^(?:max|write|ping)_\w+: .+$", path.read_text(), re.MULTILINE))
@@ -127,18 +141,18 @@ def test_the_passwords_are_drawn_once_and_readable_by_their_owner_only(tmp_path:
         subprocess.run([FOLDER / "make_secrets.sh", tmp_path / "s"], check=True)
         passwords = (tmp_path / "s/server/passwords.conf").read_text()
         seen.append(set())
-        for role in (*SERVICES, "observer"):
+        for role in (*SERVICES, "observer", "setup"):
             user, password = (tmp_path / "s" / role / "credentials").read_text().split(":")
             assert (user, len(password)) == (role, 48)
             assert f'{role}_password: "{password}"' in passwords
             seen[-1].add(password)
     assert seen[0] == seen[1]
-    assert len(seen[0]) == 5
+    assert len(seen[0]) == 6
     assert all(file.stat().st_mode & 0o077 == 0 for file in (tmp_path / "s").rglob("*") if file.is_file())
 
 
 def test_each_service_has_its_own_password_only():
-    for name in SERVICES:
+    for name in (*SERVICES, "setup"):
         [secret] = [volume["secret"] for volume in pod(name)["volumes"] if "secret" in volume]
         assert secret["secretName"] == f"bus-{name}"
 
@@ -153,7 +167,7 @@ def test_nobody_may_connect_but_those_who_are_named():
     assert policies["default-deny"]["spec"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     [rule] = policies["bus-from-services"]["spec"]["ingress"]
     assert [port["port"] for port in rule["ports"]] == [4222]
-    assert set(rule["from"][0]["podSelector"]["matchExpressions"][0]["values"]) == set(SERVICES)
+    assert set(rule["from"][0]["podSelector"]["matchExpressions"][0]["values"]) == {*SERVICES, "setup"}
 
 
 def test_each_service_scales_by_its_own_signal():

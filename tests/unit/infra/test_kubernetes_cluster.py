@@ -76,7 +76,7 @@ def test_a_majority_of_the_servers_stays_and_only_they_reach_the_routes():
     assert spec["ingress"] == [{"from": [{"podSelector": servers}], "ports": [{"protocol": "TCP", "port": 6222}]}]
 
 
-@pytest.mark.parametrize("name", SERVICES)
+@pytest.mark.parametrize("name", [*SERVICES, "setup"])
 def test_each_service_knows_all_servers_and_keeps_three_copies(name: str):
     [container] = OBJECTS["Deployment", name]["spec"]["template"]["spec"]["containers"]
     values = {entry["name"]: entry.get("value") for entry in container["env"]}

@@ -9,12 +9,13 @@ import pytest
 import yaml
 from prometheus_client import Metric
 
-from services.gateway.access.usage import UsageLedger
-from services.gateway.access.usage_metrics import UsageCollector
-from services.gateway.engine_metrics import EngineCollector
-from services.gateway.member_metrics import MemberCollector
-from services.gateway.metrics import GatewayMetrics
-from shared.messages import GatewayStatus, Heartbeat
+from services.gateway.edge.access.usage import UsageLedger
+from services.gateway.edge.access.usage_metrics import UsageCollector
+from services.gateway.edge.metrics import GatewayMetrics
+from services.gateway.ops.metrics.engines import EngineCollector
+from services.gateway.ops.metrics.members import MemberCollector
+from shared.messages import GatewayStatus
+from tests.support.heartbeats import heartbeat
 from tests.unit.gateway.test_metrics import ENGINE, beat
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,7 +29,7 @@ NAME = re.compile(r"(?:vllm|antiphon):[A-Za-z0-9_:]+|\bup\b")
 
 def known() -> set[str]:
     """The names of all samples that a gateway exports."""
-    members = [(Heartbeat("gateway", "g", "b", 2, "ready", 1, 0.3, GatewayStatus()), 0.1)]
+    members = [(heartbeat("gateway", "g", "b", GatewayStatus(), interval_s=0.3), 0.1)]
     engines = EngineCollector(lambda: [beat("e0", ENGINE)])
     registry = GatewayMetrics(engines, MemberCollector(lambda: members), UsageCollector(UsageLedger())).registry
     names = {"up"}

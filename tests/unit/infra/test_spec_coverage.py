@@ -29,6 +29,8 @@ class Project:
 
     def rows(self, text: str) -> None:
         (self.root / "docs" / "spec_rows.tsv").write_text(text)
+        names = dict.fromkeys(line.partition("\t")[0] for line in text.splitlines()[1:])
+        (self.root / "docs" / "spec_texts.tsv").write_text("id\ttext\n" + "".join(f"{one}\tIt is.\n" for one in names))
 
     def tests(self, text: str, path: str = "test_x.py") -> None:
         (self.root / "tests" / path).write_text("import pytest\n" + text)
@@ -188,6 +190,11 @@ def test_a_waived_row_does_not_count_and_says_why(project: Project, capsys: pyte
         ("S-1\tone\tdocumented\tdocs/none.md", "docs/none.md does not name it"),
         ("S-1\tone\tlater\treason", "'later' is not one of"),
         ("S-2\ttwo\nS-2\ttwo", "S-2 stands there twice"),
+        ("S-2\ttwo\t\tB's third field is refused", "the remark of S-2 says 'refused'"),
+        (
+            "S-2\ttwo\t\tIt does not answer 400",
+            "the remark of S-2 says 'not'. If the product departs from the row, its state",
+        ),
     ],
 )
 def test_a_row_that_breaks_a_rule_is_named(
@@ -274,11 +281,63 @@ def test_what_containers_prove_is_named_and_judged_where_they_ran(
     project.run()
     assert project.coverage() == 0
     assert (project.states["S-1"], project.states["S-4"]) == ("open", "proven")
-    assert project.coverage("--claim") == project.coverage("--proofs") == 0
+    assert project.coverage("--claim") == 0
     assert (project.states["S-1"], project.states["S-4"]) == ("proven (container test)", "proven")
-    project.run("tests/container", name="spec-report-container")
     capsys.readouterr()
     assert project.coverage("--proofs") == 1
-    said = capsys.readouterr().out
-    assert "S-1: tests/container/test_c.py::test_c failed" in said
-    assert "S-4: tests/container/test_c.py::test_c failed" in said
+    assert (
+        "only container tests prove S-1, and they have no report: run `make container-test`" in capsys.readouterr().out
+    )
+    assert project.coverage("--proofs", "--without-container") == 0
+    assert "not judged, as container tests did not run: S-1\n" in capsys.readouterr().out
+    project.run("tests/container", name="spec-report-container")
+    for words in ((), ("--without-container",)):
+        assert project.coverage("--proofs", *words) == 1
+        said = capsys.readouterr().out
+        assert "S-1: tests/container/test_c.py::test_c failed" in said
+        assert "S-4: tests/container/test_c.py::test_c failed" in said
+
+
+def test_the_page_says_whether_it_is_a_claim_or_of_which_commit_is_the_run(
+    project: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def git(*words: str) -> str:
+        argv = ["git", "-C", str(project.root), "-c", "user.name=a", "-c", "user.email=a@example.com", *words]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+
+    def page() -> str:
+        assert project.coverage("--check") == 0
+        return (project.root / "docs" / "coverage.md").read_text()
+
+    project.tests('@pytest.mark.spec("S-1")\ndef test_x(): pass\n')
+    project.run()
+    assert project.coverage() == project.coverage("--proofs") == 0
+    assert "Made from a run of the tests of commit unknown." in page()
+    (project.root / ".gitignore").write_text("build/\n__pycache__/\n")
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "one")
+    project.run()
+    assert project.coverage() == project.coverage("--proofs") == 0
+    assert f"Made from a run of the tests of commit {git('rev-parse', 'HEAD')}." in page()
+    assert project.coverage("--claim") == project.coverage("--proofs") == 0
+    assert "claimed, and is not the result of a run" in page()
+    assert "Made from a run" not in page()
+    project.run()
+    assert project.coverage() == 0
+    assert f"Made from a run of the tests of commit {git('rev-parse', 'HEAD')}-changed." in page()
+    git("commit", "-qam", "two")
+    capsys.readouterr()
+    assert project.coverage("--proofs") == 1
+    assert "run the tests again" in capsys.readouterr().out
+
+
+def test_each_row_has_the_text_of_what_it_asks_for(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = project.root / "docs" / "spec_texts.tsv"
+    whole = texts.read_text()
+    for wrong in (whole.replace("S-2\tIt is.\n", ""), whole.replace("S-2\tIt is.", "S-2\t"), whole + "S-9\tIt is.\n"):
+        texts.write_text(wrong)
+        assert project.coverage("--claim") == 1
+        assert "does not have a text for each row" in capsys.readouterr().out
+    texts.unlink()
+    assert project.coverage("--claim") == 1

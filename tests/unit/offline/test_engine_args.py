@@ -13,6 +13,7 @@ from antiphon import EngineArgs
 from antiphon.offline.engine_args import engine_args
 from antiphon.settings import ServeSettings
 from shared.config import EngineSettings
+from shared.distributed import world
 
 
 @pytest.mark.spec("S-SRV-007")
@@ -54,7 +55,6 @@ def test_an_unknown_argument_is_a_type_error_with_the_nearest_name() -> None:
         ({"quantization": "int3"}, ValueError, "quantization: 'int3' is not one of none, None, auto, ifq"),
         ({"enable_lora_bias": True}, ValueError, "enable_lora_bias=True is not supported here: "),
         ({"lora_modules": [1]}, TypeError, r"lora_modules: \[1\] is not a list of texts"),
-        ({"guided_decoding_backend": "outlines"}, ValueError, "guided_decoding_backend='outlines' is not supported"),
     ],
 )
 def test_an_impossible_value_is_refused_and_named(values: dict[str, Any], kind: type[Exception], said: str) -> None:
@@ -63,7 +63,12 @@ def test_an_impossible_value_is_refused_and_named(values: dict[str, Any], kind: 
 
 
 def test_what_has_no_effect_warns_and_what_asks_for_nothing_passes() -> None:
-    for values in ({"disable_custom_all_reduce": True}, {"preemption_mode": "swap"}, {"host": "0.0.0.0"}):
+    for values in (
+        {"disable_custom_all_reduce": True},
+        {"preemption_mode": "swap"},
+        {"host": "0.0.0.0"},
+        {"guided_decoding_backend": "outlines"},
+    ):
         with pytest.warns(UserWarning, match=f"'?{next(iter(values))}'? has no effect"):
             engine_args(model="m", **values)
     nothing = {"tensor_parallel_size": 1, "quantization": None, "enable_lora": False, "speculative_model": None}
@@ -107,3 +112,20 @@ def test_settings_about_pictures_are_dicts_or_json() -> None:
     ):
         with pytest.raises(ValueError, match=said):
             engine_args(model="m", **{name: value})
+
+
+@pytest.mark.spec("S-OFF-020", "S-SRV-090", "S-SRV-007")
+def test_an_argument_may_have_each_name_of_its_flag() -> None:
+    args = engine_args(model_path="/m", num_gpus=2, tensor_parallel_size=1, enabe_mm=True)
+    assert (args.model, args.tensor_parallel_size, args.enable_mm) == ("/m", 2, True)
+    with pytest.raises(TypeError, match="'num_gpus' is another name of 'tensor_parallel_size': give one of them"):
+        engine_args(model="/m", num_gpus=2, tensor_parallel_size=4)
+    with pytest.warns(UserWarning, match="'engines' has no effect"):
+        engine_args(model="/m", worker_num=2)
+
+
+@pytest.mark.spec("S-SRV-072")
+def test_the_former_argument_of_ray_names_its_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(world, "has_ray", lambda: True)
+    assert engine_args(model="/m", num_gpus=2, worker_use_ray=True).distributed_executor_backend == "ray"
+    assert engine_args(model="/m", worker_use_ray=False).distributed_executor_backend == "auto"

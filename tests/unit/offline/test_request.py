@@ -18,13 +18,16 @@ def outputs(tokenizer: Tokenizer, text: str, *, prompt: str = "p", is_chat: bool
     submitted = Submitted(
         request_id="r", prompt=prompt, token_ids=(1,), params=SamplingParams(max_tokens=99), seed=0, is_chat=is_chat,
         arrived=NOW, started=NOW, preprocess_s=0.0,
+        arrival_time=0.0,
     )  # fmt: skip
     request = LiveRequest(submitted, Vocabulary(tokenizer, decoder_of(tokenizer)), 500)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     shown: list[CompletionOutput] = []
     for position, token_id in enumerate(ids):
         reason = "stop" if position == len(ids) - 1 else None
-        request.take(0, Outcome("r-0", position, (token_id,), finish_reason=reason), NOW, 0.0)
+        request.take(
+            0, Outcome(sequence_id="r-0", position=position, token_ids=(token_id,), finish_reason=reason), NOW, 0.0
+        )
         shown += request.output().outputs
     return shown
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from antiphon import SamplingParams
+from antiphon.offline.prompts.guided import GuidedDecodingRequest
 
 
 def test_the_defaults_are_those_of_the_api() -> None:
@@ -38,6 +39,7 @@ def test_the_defaults_are_those_of_the_api() -> None:
         ("top_k", [-1, 0, 1, 50], [-2]),
         ("eos_token_ids", [None, [], [7]], [[-1], [2**31], [1] * 129]),
         ("min_p", [0, 0.5, 1], [-0.1, 1.1]),
+        ("top_a", [0, 0.5, 1], [-0.1, 1.1]),
         ("max_tokens", [1, 100, None], [0, -1]),
         ("min_tokens", [0, 16], [-1, 17]),
         ("n", [1, 128], [0, 129]),
@@ -140,3 +142,14 @@ def test_the_constructor_takes_the_further_fields() -> None:
     assert engine.grammar is not None
     beams = SamplingParams(n=2, best_of=4, use_beam_search=True, length_penalty=0.5, temperature=0)
     assert beams.engine_params(1).beam is not None
+
+
+def test_keywords_of_a_schema_that_cannot_be_enforced_are_told_where_it_is_given() -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    with pytest.warns(UserWarning, match=r"'guided_json.uniqueItems' has no effect") as told:
+        params = SamplingParams(guided_json=schema)
+    assert told[0].filename == __file__
+    assert params.grammar is not None
+    with pytest.warns(UserWarning, match="uniqueItems") as told:
+        request = GuidedDecodingRequest(guided_json=schema)
+    assert (told[0].filename, request.grammar) == (__file__, params.grammar)

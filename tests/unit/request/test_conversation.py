@@ -75,7 +75,7 @@ def test_the_former_form_of_calls_and_results_is_read() -> None:
     [call] = fields(role="assistant", content=None, function_call={"name": "add", "arguments": "{}"})["tool_calls"]
     assert call == {"type": "function", "function": {"name": "add", "arguments": {}}}
     [result] = read({"role": "function", "name": "add", "content": "3"})
-    assert result == ChatMessage("tool", "3", "add")
+    assert result == ChatMessage(role="tool", content="3", name="add")
     refused("missing_required_parameter", "messages[1].name", role="function", content="3")
     refused(
         "invalid_value",

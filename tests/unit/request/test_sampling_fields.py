@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import antiphon
-from services.gateway.openai.schemas import ChatBody, CompletionBody
+from services.gateway.apis.openai.schemas import ChatBody, CompletionBody
 from shared.parameters.sampling import SamplingParams
 from shared.request.sampling_fields import sampling_params
 from tests.unit.gateway.bodies import completion
 
-ENGINE = set(SamplingParams.__struct_fields__) - {"grammar", "beam", "end_token_ids"}
-"""All but the grammar and the beam search, which several fields stand for, and the template's end tokens, which no
-field does."""
+ENGINE = set(SamplingParams.__struct_fields__) - {"grammar", "beam", "thinking", "end_token_ids"}
+"""All but the grammar and the beam search, which several fields stand for, the limit of reasoning, of which a field is
+only a part, and the template's end tokens, which no field gives."""
 
 
 @pytest.mark.parametrize("body", [CompletionBody, ChatBody])
@@ -52,6 +52,7 @@ VALUES = st.fixed_dictionaries(
         "top_p": st.floats(0, 1, exclude_min=True) | st.just(1),
         "top_k": st.integers(-1, 300),
         "min_p": st.floats(0, 1),
+        "top_a": st.floats(0, 1),
         "presence_penalty": st.floats(-2, 2),
         "frequency_penalty": st.floats(-2, 2),
         "repetition_penalty": st.floats(0.01, 2),

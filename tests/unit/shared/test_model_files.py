@@ -37,6 +37,11 @@ def test_a_directory_that_is_not_there_is_named(tmp_path):
         tokenizer_directory(EngineSettings(model=str(tmp_path), tokenizer=str(tmp_path / "none")))
 
 
+def test_a_directory_without_a_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=f"--model: {tmp_path} has no model: neither a config.json nor a file"):
+        located(EngineSettings(model=str(tmp_path)))
+
+
 # --- ti_model_config.json ---------------------------------------------------------------------------------------------
 
 BAICHUAN = {"model_id": "Baichuan2-13B-Chat", "conv_template_name": "baichuan2-chat"}

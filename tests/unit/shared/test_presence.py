@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared import codec, limits
+from shared.actors.heard import is_genuine
 from shared.actors.host import Host
 from shared.actors.presence import EXPIRED_MAX, HeartbeatTask, HeartbeatThread, Members, interval_of
 from shared.bus.nats import NatsTransport
@@ -16,6 +17,7 @@ from shared.clock import SystemClock
 from shared.errors import ServiceError
 from shared.messages import Heartbeat, ServiceName, StreamStatus
 from shared.subjects import Subjects
+from tests.support.heartbeats import heartbeat
 from tests.support.memory import MemoryBus
 from tests.support.simulation import SimClock, run_simulation
 
@@ -25,16 +27,28 @@ LEASE_S = 0.6
 def beat(
     member_id: str = "d1", instance_id: str = "b1", sequence: int = 1, service: ServiceName = "detokenizer"
 ) -> Heartbeat:
-    return Heartbeat(service, member_id, instance_id, 1, "ready", sequence, 0.1, StreamStatus())
+    return heartbeat(service, member_id, instance_id, StreamStatus(), sequence=sequence)
 
 
 def ids(heartbeats: Sequence[Heartbeat]) -> list[tuple[str, str]]:
     return [(heartbeat.id, heartbeat.instance_id) for heartbeat in heartbeats]
 
 
+def test_a_heartbeat_is_of_the_member_on_whose_subject_it_came_and_names_a_process():
+    subjects = Subjects("prod")
+    own = subjects.heartbeat("detokenizer", "d1")
+    assert is_genuine(beat(), own, subjects)
+    assert not is_genuine(beat("d2"), own, subjects)
+    assert not is_genuine(beat(service="engine"), own, subjects)
+    assert not is_genuine(beat(), subjects.heartbeat("detokenizer", "d2"), subjects)
+    for wrong in ("", "a.b", "*", ">", "a b", "x" * 1025, "\n"):
+        assert not is_genuine(beat(instance_id=wrong), own, subjects)
+        assert not is_genuine(beat(wrong), own, subjects)
+
+
 @pytest.fixture
 def members() -> Members:
-    return Members(LEASE_S)
+    return Members(lease_s=LEASE_S)
 
 
 def test_a_member_is_alive_for_one_lease_after_its_last_heartbeat(members):
@@ -48,7 +62,7 @@ def test_a_member_is_alive_for_one_lease_after_its_last_heartbeat(members):
 
 
 def test_who_sends_heartbeats_rarely_has_a_longer_lease(members):
-    slow = Heartbeat("tokenizer", "t1", "b1", 1, "ready", 1, interval_of("tokenizer"), StreamStatus())
+    slow = heartbeat("tokenizer", "t1", "b1", StreamStatus(), interval_s=interval_of("tokenizer"))
     members.observe(slow, 0.0)
     lease_s = limits.LEASE_INTERVALS * limits.TOKENIZER_HEARTBEAT_INTERVAL_S
     assert lease_s > LEASE_S
@@ -64,8 +78,8 @@ def test_a_later_heartbeat_renews_the_lease_and_replaces_the_status(members):
 
 
 def test_members_are_kept_by_service_and_sorted_by_id(members):
-    for heartbeat in (beat("z"), beat("a"), beat("a", service="engine")):
-        members.observe(heartbeat, 1.0)
+    for one in (beat("z"), beat("a"), beat("a", service="engine")):
+        members.observe(one, 1.0)
     assert ids(members.alive("detokenizer", 1.0)) == [("a", "b1"), ("z", "b1")]
     assert ids(members.alive("engine", 1.0)) == [("a", "b1")]
     assert members.alive("gateway", 1.0) == ()
@@ -153,7 +167,7 @@ def test_who_was_silent_before_the_link_broke_gets_no_new_lease(members):
 
 
 def test_after_the_own_link_was_down_members_have_time_to_connect_again():
-    short = Members(limits.RECONNECT_S / 2)
+    short = Members(lease_s=limits.RECONNECT_S / 2)
     short.observe(beat(), 1.0)
     short.suspend(1.1)
     short.resume(5.0)
@@ -194,7 +208,7 @@ EVENTS = st.lists(
 @settings(max_examples=150)
 @given(EVENTS)
 def test_an_incarnation_is_lost_once_and_a_replaced_one_never_comes_back(events):
-    members, now = Members(LEASE_S), 0.0
+    members, now = Members(lease_s=LEASE_S), 0.0
     known: dict[str, str] = {}
     replaced: set[tuple[str, str]] = set()
     for sequence, (event, name, number, pause_s) in enumerate(events, 1):
@@ -257,7 +271,7 @@ def simulated(scenario):
 
     async def main():
         bus, heard, service = MemoryBus(), [], Detokenizer()
-        host = Host(bus.connect("d1"), Subjects(), SimClock(), "d1", "b1")
+        host = Host(transport=bus.connect("d1"), subjects=Subjects(), clock=SimClock(), id="d1", instance_id="b1")
         await listen(bus.connect("watcher"), heard)
         await scenario(bus, HeartbeatTask(host, service, interval_s=0.1), service, heard)
         await asyncio.sleep(0.001)
@@ -338,7 +352,7 @@ async def threaded(nats_server, nats_connect, subjects):
         subjects.heartbeats("detokenizer"), lambda delivery: heard.put_nowait(decoder.decode(delivery.payload))
     )
     await watcher.barrier()
-    host = Host(watcher, subjects, SystemClock(), "d1", "b1")
+    host = Host(transport=watcher, subjects=subjects, clock=SystemClock(), id="d1", instance_id="b1")
 
     async def connect() -> NatsTransport:
         return await NatsTransport.connect(
@@ -380,7 +394,7 @@ async def test_a_thread_that_cannot_connect_says_so_at_the_start(subjects, unuse
         url = f"nats://127.0.0.1:{unused_port}"
         return NatsTransport.connect([url], name="beats", inbox_prefix="beats", wait_s=0.1)
 
-    host = Host(MemoryBus().connect("d1"), subjects, SystemClock(), "d1", "b1")
+    host = Host(transport=MemoryBus().connect("d1"), subjects=subjects, clock=SystemClock(), id="d1", instance_id="b1")
     sender = HeartbeatThread(host, Detokenizer(), connect)
     with pytest.raises(ServiceError):
         await sender.start("ready")

@@ -24,7 +24,7 @@ def test_every_subject_starts_with_namespace_and_major_version():
         subjects.detokenizer_tokens("d1", "b1"),
         subjects.gateway_text("g1", "b1"),
         subjects.heartbeat("engine", "e1"),
-        subjects.inbox("g1"),
+        subjects.inbox("gateway", "g1"),
     ):
         assert subject.startswith(f"prod.v{PROTOCOL_VERSION}.")
         assert all(TOKEN.fullmatch(token) for token in subject.split("."))

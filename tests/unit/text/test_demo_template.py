@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from infra.demo_model.tokenizer import CHAT_TEMPLATE, render
-from services.gateway.parsers.formats import TOOL_FORMATS
+from services.gateway.apis.parsers.formats import TOOL_FORMATS
 from shared.models.model_files import DEMO_DIRECTORY
 from shared.text.templates.chat_template import ChatTemplate
 from shared.text.templates.template_formats import reasoning_format, tool_format

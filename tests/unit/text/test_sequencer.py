@@ -5,7 +5,7 @@ from shared.text.detokenization.sequencer import Fresh, Sequencer
 
 
 def event(position: int, ids: tuple[int, ...], finish: FinishReason | None = None) -> TokenEvent:
-    return TokenEvent("r", 1, position, ids, finish)
+    return TokenEvent(sequence_id="r", attempt=1, position=position, token_ids=ids, finish_reason=finish)
 
 
 def test_tokens_in_order_are_taken_as_they_come() -> None:

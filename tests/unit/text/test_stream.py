@@ -32,12 +32,20 @@ def letters(text: str) -> tuple[int, ...]:
 
 
 def open_stream(output: tuple[int, ...] = (), **options: Any) -> TextStream:
-    message = OpenStream("r", 1, "", "reply", "engine", output_token_ids=pack_ids(output), **options)
+    message = OpenStream(
+        sequence_id="r",
+        attempt=1,
+        model="",
+        reply_subject="reply",
+        engine_subject="engine",
+        output_token_ids=pack_ids(output),
+        **options,
+    )
     return TextStream(message, vocabulary())
 
 
 def event(position: int, token_ids: tuple[int, ...], **options: Any) -> TokenEvent:
-    return TokenEvent("r", 1, position, token_ids, **options)
+    return TokenEvent(sequence_id="r", attempt=1, position=position, token_ids=token_ids, **options)
 
 
 def feed(stream: TextStream, token_ids: tuple[int, ...], size: int = 1, **last: Any) -> list[TextEvent]:
@@ -228,8 +236,8 @@ def test_log_probabilities_of_a_prompt_get_their_text_and_move_nothing() -> None
     stream = open_stream()
     first, second, other = letters("abc")
     part = PromptLogprobs(
-        3, pack_ids([first, second]), struct.pack("<2f", -0.5, -1.5), 1, pack_ids([other, second]),
-        struct.pack("<2f", -0.25, -1.5),
+        start=3, token_ids=pack_ids([first, second]), logprobs=struct.pack("<2f", -0.5, -1.5), num_top=1,
+        top_token_ids=pack_ids([other, second]), top_logprobs=struct.pack("<2f", -0.25, -1.5),
     )  # fmt: skip
     [text] = stream.push(event(0, (), prompt_logprobs=part))
     assert (text.position, text.token_ids, text.text, text.prompt_start) == (0, (), "", 3)
@@ -240,6 +248,6 @@ def test_log_probabilities_of_a_prompt_get_their_text_and_move_nothing() -> None
 
 
 def test_a_prompt_with_an_unknown_token_ends_the_stream_with_an_error() -> None:
-    part = PromptLogprobs(1, pack_ids([10**6]), struct.pack("<f", -0.5))
+    part = PromptLogprobs(start=1, token_ids=pack_ids([10**6]), logprobs=struct.pack("<f", -0.5))
     [text] = open_stream().push(event(0, (), prompt_logprobs=part))
     assert text.error_code == "engine_failure"

@@ -92,11 +92,13 @@ def both(directory: Path, **settings: Any) -> tuple[Codec, Vocabulary]:
 
 def streamed(vocabulary: Vocabulary, token_ids: list[int]) -> str:
     """The text of tokens that come one by one."""
-    stream = TextStream(OpenStream("r", 1, "m", "reply", "engine"), vocabulary)
+    stream = TextStream(
+        OpenStream(sequence_id="r", attempt=1, model="m", reply_subject="reply", engine_subject="engine"), vocabulary
+    )
     parts: list[str] = []
     for position, token_id in enumerate(token_ids):
         reason = "stop" if position + 1 == len(token_ids) else None
-        event = TokenEvent("r", 1, position, (token_id,), finish_reason=reason)
+        event = TokenEvent(sequence_id="r", attempt=1, position=position, token_ids=(token_id,), finish_reason=reason)
         parts += [text.text for text in stream.push(event)]
     return "".join(parts)
 
@@ -236,7 +238,7 @@ def bare(tmp_path: Path) -> str:
 async def _asked(service: Any, subject: str, *messages: Message) -> list[Message]:
     bus = MemoryBus()
     own, peer = bus.connect("service"), bus.connect("peer")
-    await service.start(Host(own, Subjects(), SystemClock(), "s1", "b1"))
+    await service.start(Host(transport=own, subjects=Subjects(), clock=SystemClock(), id="s1", instance_id="b1"))
     replies = Decoder([Ack, ErrorReply])
     found: list[Message] = []
     for message in messages:
@@ -256,9 +258,9 @@ async def test_without_a_tokenizer_text_is_refused_with_what_to_give_instead(bar
     refusals = await _asked(
         service,
         Subjects().tokenize("m"),
-        TokenizeRequest("r1", "m", ("text",)),
-        TokenizeRequest("r2", "m", messages=(ChatMessage("user", "text"),)),
-        TokenizeRequest("r3", "m", ("long" * 5000,)),
+        TokenizeRequest(request_id="r1", model="m", prompts=("text",)),
+        TokenizeRequest(request_id="r2", model="m", messages=(ChatMessage(role="user", content="text"),)),
+        TokenizeRequest(request_id="r3", model="m", prompts=("long" * 5000,)),
         DetokenizeRequest("r4", "m", pack_ids([1, 2])),
     )
     for refusal in refusals:
@@ -271,8 +273,10 @@ async def test_without_a_tokenizer_text_is_refused_with_what_to_give_instead(bar
 @pytest.mark.spec("S-SRV-024")
 async def test_without_a_tokenizer_a_stop_string_is_refused_and_stop_tokens_are_named(bare: str) -> None:
     service = DetokenizerService(DetokenizerSettings(model=bare, served_model_name="m", skip_tokenizer_init=True))
-    plain = OpenStream("r1", 1, "m", "reply", "engine")
-    stopping = OpenStream("r2", 1, "m", "reply", "engine", stop=("end",))
+    plain = OpenStream(sequence_id="r1", attempt=1, model="m", reply_subject="reply", engine_subject="engine")
+    stopping = OpenStream(
+        sequence_id="r2", attempt=1, model="m", reply_subject="reply", engine_subject="engine", stop=("end",)
+    )
     accepted, refused = await _asked(service, Subjects().detokenizer_control("s1", "b1"), plain, stopping)
     assert accepted == Ack("r1")
     assert isinstance(refused, ErrorReply)
@@ -284,7 +288,11 @@ async def test_without_a_tokenizer_a_stop_string_is_refused_and_stop_tokens_are_
 def test_without_a_tokenizer_tokens_pass_with_empty_text(bare: str) -> None:
     settings = ModelSettings(model=bare, skip_tokenizer_init=True)
     vocabulary = choose_vocabulary(settings, Path(bare), Path(bare))
-    stream = TextStream(OpenStream("r", 1, "m", "reply", "engine"), vocabulary)
-    events: list[TextEvent] = stream.push(TokenEvent("r", 1, 0, (3, 6, 0), finish_reason="length"))
+    stream = TextStream(
+        OpenStream(sequence_id="r", attempt=1, model="m", reply_subject="reply", engine_subject="engine"), vocabulary
+    )
+    events: list[TextEvent] = stream.push(
+        TokenEvent(sequence_id="r", attempt=1, position=0, token_ids=(3, 6, 0), finish_reason="length")
+    )
     assert [(event.token_ids, event.text, event.finish_reason) for event in events] == [((3, 6, 0), "", "length")]
     assert vocabulary.token_text(5) == ""

@@ -12,7 +12,7 @@ from shared.text.templates.turns import plain_messages
 from tests.tokenizer_files import byte_level, token_id
 
 CODEC = TextCodec(byte_level())
-USER = (ChatMessage("user", "hello"),)
+USER = (ChatMessage(role="user", content="hello"),)
 
 
 def ids_of(text: str) -> list[int]:
@@ -20,34 +20,38 @@ def ids_of(text: str) -> list[int]:
 
 
 def test_a_batch_gives_one_item_for_each_prompt_in_order() -> None:
-    reply = tokenize(CODEC, TokenizeRequest("r", "m"), ("one", "", "two"))
+    reply = tokenize(CODEC, TokenizeRequest(request_id="r", model="m"), ("one", "", "two"))
     assert [unpack_ids(prompt.token_ids) for prompt in reply.prompts] == [ids_of("one"), [], ids_of("two")]
     assert all(prompt.block_hashes == b"" and prompt.tokens == () for prompt in reply.prompts)
 
 
 def test_block_hashes_chain_over_full_blocks_under_the_salt() -> None:
-    request = TokenizeRequest("r", "m", block_size=4, cache_salt=b"tenant")
+    request = TokenizeRequest(request_id="r", model="m", block_size=4, cache_salt=b"tenant")
     (prompt,) = tokenize(CODEC, request, ("a rather long sentence of words",)).prompts
     assert prompt.block_hashes == chain_hashes(prompt.token_ids, 4, b"tenant")
     assert len(prompt.block_hashes) // 16 == len(prompt.token_ids) // 16
 
 
 def test_a_text_that_is_pooled_keeps_its_first_tokens() -> None:
-    request = TokenizeRequest("r", "m", ("hello you",), max_model_len=4, truncate_prompt_tokens=4, generates=False)
+    request = TokenizeRequest(
+        request_id="r", model="m", prompts=("hello you",), max_model_len=4, truncate_prompt_tokens=4, generates=False
+    )
     (prompt,) = tokenize(CODEC, request, request.prompts).prompts
     assert unpack_ids(prompt.token_ids) == ids_of("hello you")[:4]
 
 
-def test_each_tokens_text_is_returned_when_asked_for() -> None:
-    (prompt,) = tokenize(CODEC, TokenizeRequest("r", "m", return_tokens=True), ("one voice",)).prompts
-    assert "".join(prompt.tokens) == "one voice"
+def test_each_token_is_returned_as_the_vocabulary_writes_it_when_asked_for() -> None:
+    (prompt,) = tokenize(CODEC, TokenizeRequest(request_id="r", model="m", return_tokens=True), ("one voice",)).prompts
+    assert "".join(prompt.tokens) == "oneĠvoice"
     assert len(prompt.tokens) == len(prompt.token_ids) // 4
 
 
 @pytest.mark.parametrize(("max_tokens", "fits"), [(0, True), (1, True), (5, True), (6, False), (2**31, False)])
 def test_prompt_and_output_must_fit_the_context(max_tokens: int, fits: bool) -> None:
     count = len(ids_of("hello you"))
-    request = TokenizeRequest("r", "m", ("hello you",), max_model_len=count + 5, max_tokens=max_tokens)
+    request = TokenizeRequest(
+        request_id="r", model="m", prompts=("hello you",), max_model_len=count + 5, max_tokens=max_tokens
+    )
     if fits:
         assert tokenize(CODEC, request, request.prompts)
         return
@@ -63,24 +67,40 @@ def test_prompt_and_output_must_fit_the_context(max_tokens: int, fits: bool) -> 
 
 def test_a_prompt_that_leaves_no_room_is_refused_even_without_max_tokens() -> None:
     count = len(ids_of("hello"))
-    request = TokenizeRequest("r", "m", messages=USER, max_model_len=count)
+    request = TokenizeRequest(request_id="r", model="m", messages=USER, max_model_len=count)
     with pytest.raises(ServiceError, match=f"your messages resulted in {count} tokens") as error:
         tokenize(CODEC, request, ("hello",))
     assert (error.value.code, error.value.param) == ("context_length_exceeded", "messages")
 
 
 def test_without_a_context_length_nothing_is_checked() -> None:
-    assert tokenize(CODEC, TokenizeRequest("r", "m", max_tokens=2**31), ("hello",))
+    assert tokenize(CODEC, TokenizeRequest(request_id="r", model="m", max_tokens=2**31), ("hello",))
 
 
 @pytest.mark.parametrize(
     ("request_", "code", "param"),
     [
-        (TokenizeRequest("r", "m"), "missing_required_parameter", "prompt"),
-        (TokenizeRequest("r", "m", ("a",), USER), "missing_required_parameter", "messages"),
-        (TokenizeRequest("r", "m", ("a",) * (limits.PROMPTS_MAX + 1)), "request_too_large", "prompt"),
-        (TokenizeRequest("r", "m", messages=USER * (limits.MESSAGES_MAX + 1)), "request_too_large", "messages"),
-        (TokenizeRequest("r", "m", ("a" * limits.PROMPT_CHARS_MAX, "b")), "request_too_large", "prompt"),
+        (TokenizeRequest(request_id="r", model="m"), "missing_required_parameter", "prompt"),
+        (
+            TokenizeRequest(request_id="r", model="m", prompts=("a",), messages=USER),
+            "missing_required_parameter",
+            "messages",
+        ),
+        (
+            TokenizeRequest(request_id="r", model="m", prompts=("a",) * (limits.PROMPTS_MAX + 1)),
+            "request_too_large",
+            "prompt",
+        ),
+        (
+            TokenizeRequest(request_id="r", model="m", messages=USER * (limits.MESSAGES_MAX + 1)),
+            "request_too_large",
+            "messages",
+        ),
+        (
+            TokenizeRequest(request_id="r", model="m", prompts=("a" * limits.PROMPT_CHARS_MAX, "b")),
+            "request_too_large",
+            "prompt",
+        ),
     ],
 )
 def test_a_request_without_text_or_with_too_much_is_refused(request_: TokenizeRequest, code: str, param: str) -> None:
@@ -100,7 +120,10 @@ def test_another_model_than_the_pools_is_not_found() -> None:
 @pytest.mark.spec("S-API-041")
 def test_a_pre_tokenised_turn_is_decoded_for_the_template() -> None:
     packed = pack_ids([*ids_of("zażółć"), token_id(byte_level(), "<|end|>")])
-    messages = (ChatMessage("user", "", token_ids=packed), ChatMessage("assistant", "ok", "Ann"))
+    messages = (
+        ChatMessage(role="user", content="", token_ids=packed),
+        ChatMessage(role="assistant", content="ok", name="Ann"),
+    )
     assert plain_messages(CODEC, messages) == [
         {"role": "user", "content": "zażółć<|end|>"},
         {"role": "assistant", "content": "ok", "name": "Ann"},
@@ -110,7 +133,7 @@ def test_a_pre_tokenised_turn_is_decoded_for_the_template() -> None:
 @pytest.mark.parametrize("packed", [pack_ids([10**6]), b"odd"])
 def test_ids_outside_the_vocabulary_are_refused_by_name(packed: bytes) -> None:
     with pytest.raises(ServiceError) as chat:
-        plain_messages(CODEC, (ChatMessage("user", "", token_ids=packed),))
+        plain_messages(CODEC, (ChatMessage(role="user", content="", token_ids=packed),))
     with pytest.raises(ServiceError) as tokens:
         detokenize(CODEC, DetokenizeRequest("r", "m", packed))
     assert (chat.value.code, chat.value.param) == ("invalid_value", "messages")
@@ -127,17 +150,21 @@ def test_detokenizing_keeps_special_tokens() -> None:
 def test_a_prompt_is_truncated_to_its_last_tokens_before_it_is_checked(keep: int, kept: int | None) -> None:
     ids = ids_of("a rather long sentence of words")
     room = 4 if keep == -1 else len(ids)
-    request = TokenizeRequest("r", "m", max_model_len=room + 3, max_tokens=3, block_size=2, truncate_prompt_tokens=keep)
+    request = TokenizeRequest(
+        request_id="r", model="m", max_model_len=room + 3, max_tokens=3, block_size=2, truncate_prompt_tokens=keep
+    )
     (prompt,) = tokenize(CODEC, request, ("a rather long sentence of words",)).prompts
     assert unpack_ids(prompt.token_ids) == (ids if kept is None else ids[-kept:])
     assert prompt.block_hashes == chain_hashes(prompt.token_ids, 2, b"")
 
 
 def test_a_suffix_counts_once_for_each_prompt() -> None:
-    request = TokenizeRequest("r", "m", ("ab", "c"), suffix="xyz")
+    request = TokenizeRequest(request_id="r", model="m", prompts=("ab", "c"), suffix="xyz")
     assert num_characters(request) == 9
     with pytest.raises(ServiceError, match="longer than"):
-        check_request(TokenizeRequest("r", "m", ("a",) * 3, suffix="x" * (limits.PROMPT_CHARS_MAX // 3)))
+        check_request(
+            TokenizeRequest(request_id="r", model="m", prompts=("a",) * 3, suffix="x" * (limits.PROMPT_CHARS_MAX // 3))
+        )
 
 
 def test_prompts_with_a_suffix_have_the_tokens_that_end_a_filled_in_text() -> None:
@@ -145,19 +172,22 @@ def test_prompts_with_a_suffix_have_the_tokens_that_end_a_filled_in_text() -> No
     names = ["▁<PRE>", "▁<SUF>", "▁<MID>", "▁<EOT>"]
     tokenizer.add_special_tokens(names)
     codec = TextCodec(tokenizer)
-    request = TokenizeRequest("r", "m", ("ab",), suffix="c", add_special_tokens=False)
+    request = TokenizeRequest(request_id="r", model="m", prompts=("ab",), suffix="c", add_special_tokens=False)
     reply = tokenize(codec, request, request.prompts)
     assert reply.end_token_ids == (tokenizer.token_to_id("▁<EOT>"),)
     assert unpack_ids(reply.prompts[0].token_ids)[0] == tokenizer.token_to_id("▁<PRE>")
-    assert tokenize(codec, TokenizeRequest("r", "m", ("ab",)), ("ab",)).end_token_ids == ()
+    assert tokenize(codec, TokenizeRequest(request_id="r", model="m", prompts=("ab",)), ("ab",)).end_token_ids == ()
 
 
 def test_a_picture_counts_as_its_tokens_and_changes_the_hashes_from_its_block_on() -> None:
     place = ids_of("x")[0]
     text, prompts = "qxwxq", []
     for key in (b"one", b"two"):
-        pictures = (PictureTokens(place, 3, b"same"), PictureTokens(place, 2, key))
-        request = TokenizeRequest("r", "m", block_size=2, pictures=pictures)
+        pictures = (
+            PictureTokens(token_id=place, num_tokens=3, key=b"same"),
+            PictureTokens(token_id=place, num_tokens=2, key=key),
+        )
+        request = TokenizeRequest(request_id="r", model="m", block_size=2, pictures=pictures)
         prompts += tokenize(CODEC, request, (text,)).prompts
     first, second = prompts
     assert unpack_ids(first.token_ids) == [*ids_of("q"), *[place] * 3, *ids_of("w"), place, place, *ids_of("q")]
@@ -170,8 +200,10 @@ def test_a_picture_counts_as_its_tokens_and_changes_the_hashes_from_its_block_on
 
 def test_the_place_of_a_picture_becomes_the_text_around_its_token_before_it_is_tokenized() -> None:
     token = ids_of("x")[0]
-    pictures = tuple(PictureTokens(token, number, b"key", "@@", "\n\nax\n\n") for number in (3, 2))
-    (prompt,) = tokenize(CODEC, TokenizeRequest("r", "m", pictures=pictures), ("q@@\n@@w",)).prompts
+    pictures = tuple(
+        PictureTokens(token_id=token, num_tokens=number, key=b"key", place="@@", text="\n\nax\n\n") for number in (3, 2)
+    )
+    (prompt,) = tokenize(CODEC, TokenizeRequest(request_id="r", model="m", pictures=pictures), ("q@@\n@@w",)).prompts
     found, starts = unpack_ids(prompt.token_ids), prompt.picture_starts
     whole = ids_of("q\n\nax\n\n\n\n\nax\n\nw")
     first = whole.index(token)
@@ -179,22 +211,27 @@ def test_the_place_of_a_picture_becomes_the_text_around_its_token_before_it_is_t
     assert starts == (first, second + 2)
     assert list(found) == [*whole[:first], *[token] * 3, *whole[first + 1 : second], token, token, *whole[second + 1 :]]
     with pytest.raises(ServiceError, match="has 1 places for 2 pictures"):
-        tokenize(CODEC, TokenizeRequest("r", "m", pictures=pictures), ("q@@",))
+        tokenize(CODEC, TokenizeRequest(request_id="r", model="m", pictures=pictures), ("q@@",))
     with pytest.raises(ServiceError, match="has 3 places for 2 pictures"):
-        tokenize(CODEC, TokenizeRequest("r", "m", pictures=pictures), ("q@@x@@",))
+        tokenize(CODEC, TokenizeRequest(request_id="r", model="m", pictures=pictures), ("q@@x@@",))
 
 
 def test_a_picture_may_have_other_tokens_between_its_own() -> None:
     token, end = ids_of("x")[0], ids_of("y")[0]
     layout = [token, token, end, token, token, end]
-    pictures = (PictureTokens(token, 6, b"key", layout=pack_ids(layout)), PictureTokens(token, 1, b"other"))
-    (prompt,) = tokenize(CODEC, TokenizeRequest("r", "m", pictures=pictures), ("qxwx",)).prompts
+    pictures = (
+        PictureTokens(token_id=token, num_tokens=6, key=b"key", layout=pack_ids(layout)),
+        PictureTokens(token_id=token, num_tokens=1, key=b"other"),
+    )
+    (prompt,) = tokenize(CODEC, TokenizeRequest(request_id="r", model="m", pictures=pictures), ("qxwx",)).prompts
     assert list(unpack_ids(prompt.token_ids)) == [*ids_of("q"), *layout, *ids_of("w"), token]
     assert prompt.picture_starts == (1, 8)
     assert plain_places(pictures[0].layout, token) == (2, 5)
 
 
 def test_a_prompt_needs_one_place_for_each_picture() -> None:
-    request = TokenizeRequest("r", "m", pictures=(PictureTokens(ids_of("x")[0], 3, b"key"),))
+    request = TokenizeRequest(
+        request_id="r", model="m", pictures=(PictureTokens(token_id=ids_of("x")[0], num_tokens=3, key=b"key"),)
+    )
     with pytest.raises(ServiceError, match="has 2 places for 1 pictures"):
         tokenize(CODEC, request, ("qxwx",))

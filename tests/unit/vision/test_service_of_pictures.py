@@ -2,16 +2,17 @@
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
 from services.engine.pictures import PictureLoader
-from services.gateway.pictures.remote import RemotePictures
-from services.gateway.pictures.store import PictureStore
-from services.gateway.requests.pictures import encoded
-from services.gateway.requests.service_clients import ServiceClients
+from services.gateway.guests.images.encoding import encoded
+from services.gateway.guests.images.remote import RemotePictures
+from services.gateway.guests.images.store import PictureStore
+from services.gateway.path.service_clients import ServiceClients
 from services.vision.actor import VisionActor
 from services.vision.encoder import EncodedPicture
 from shared import limits
@@ -35,15 +36,26 @@ class Encoder:
     """Embeddings that tell which file they are of: three parts of them."""
 
     fingerprint, token_id, place, text = b"encoder", 7, "<place>", "\n<7>\n"
+    num_pixels = 10**6
 
     def __init__(self) -> None:
         self.files: list[bytes] = []
+        self.may_encode, self.has_begun = threading.Event(), threading.Event()
+        self.may_encode.set()
 
     def encode_file(self, file: bytes) -> EncodedPicture:
         self.files.append(file)
+        self.has_begun.set()
+        assert self.may_encode.wait(20)
         if file.startswith(b"bad"):
             raise ServiceError("invalid_value", "The picture is damaged.")
-        return EncodedPicture(2, 3, hashlib.sha256(file).digest() * 40_000, "float32")
+        return EncodedPicture(
+            rows=2,
+            columns=3,
+            embeddings=hashlib.sha256(file).digest() * 40_000,
+            dtype="float32",
+            num_pixels=self.num_pixels,
+        )
 
 
 class Holder(Actor):
@@ -77,7 +89,9 @@ class System:
         self._running: dict[Actor, asyncio.Task[None]] = {}
 
     def _host(self, name: str) -> Host:
-        return Host(self.bus.connect(name), Subjects(), SystemClock(), name, "b0")
+        return Host(
+            transport=self.bus.connect(name), subjects=Subjects(), clock=SystemClock(), id=name, instance_id="b0"
+        )
 
     async def start(self, actor: Any) -> None:
         await actor.listen()
@@ -116,7 +130,7 @@ def test_embeddings_reach_the_engine_and_another_service_takes_over() -> None:
         await system.vision("v1")
         pictures = [PictureInput("a", FILE), PictureInput("b", b"small"), PictureInput("c", FILE)]
         files = system.holder.store.hold(pictures)
-        found = await encoded(system.clients, MODEL, pictures, files)
+        found = await encoded(system.clients, MODEL, pictures, files, "bob")
         assert sorted(map(len, system.encoders["v1"].files)) == [5, len(FILE)]
         assert found[0].tokens == found[2].tokens != found[1].tokens
         assert (found[0].tokens.token_id, found[0].tokens.num_tokens) == (7, 6)
@@ -150,7 +164,7 @@ def test_a_picture_that_cannot_be_used_is_named() -> None:
         with pytest.raises(
             ServiceError, match=r"The picture of 'messages\[0\].content\[1\].image_url' is damaged"
         ) as got:
-            await encoded(system.clients, MODEL, pictures, files)
+            await encoded(system.clients, MODEL, pictures, files, "bob")
         assert got.value.param == "messages[0].content[1].image_url"
 
     run(test)
@@ -163,7 +177,7 @@ def test_without_an_image_service_a_request_waits_and_then_fails(monkeypatch: py
         pictures = [PictureInput("a", FILE)]
         files = system.holder.store.hold(pictures)
         with pytest.raises(ServiceError, match="No image service of the model 'org/eye' answers") as got:
-            await encoded(system.clients, MODEL, pictures, files)
+            await encoded(system.clients, MODEL, pictures, files, "bob")
         assert got.value.code == "no_vision"
 
     run(test)
@@ -177,7 +191,67 @@ def test_a_service_takes_a_bounded_number_of_pictures(monkeypatch: pytest.Monkey
         pictures = [PictureInput(str(number), b"x" * number) for number in (1, 2, 3)]
         files = system.holder.store.hold(pictures)
         with pytest.raises(ServiceError, match="too many pictures"):
-            await encoded(system.clients, MODEL, pictures, files)
+            await encoded(system.clients, MODEL, pictures, files, "bob")
+
+    run(test)
+
+
+def numbered(*names: str) -> list[PictureInput]:
+    return [PictureInput(name, name.encode()) for name in names]
+
+
+def test_a_picture_of_one_client_does_not_wait_for_all_pictures_of_another() -> None:
+    async def test(system: System) -> None:
+        await system.vision("v1")
+        encoder = system.encoders["v1"]
+        encoder.may_encode.clear()
+
+        def ask(pictures: list[PictureInput], client: str) -> "asyncio.Task[Any]":
+            files = system.holder.store.hold(pictures)
+            return asyncio.create_task(encoded(system.clients, MODEL, pictures, files, client))
+
+        many = [ask(numbered(*(f"bob {request} {n}" for n in range(32))), "bob") for request in range(4)]
+        await asyncio.to_thread(encoder.has_begun.wait, 20)
+        while system.visions["v1"].num_requests < 4 * limits.IMAGES_AT_ONCE:
+            await asyncio.sleep(0.001)
+        small = ask(numbered("ann"), "ann")
+        while system.visions["v1"].num_requests < 4 * limits.IMAGES_AT_ONCE + 1:
+            await asyncio.sleep(0.001)
+        encoder.may_encode.set()
+        await small
+        # Two of bob's pictures had places already; a turn of his may come before hers.
+        assert b"ann" in encoder.files[: limits.VISION_FILES_MAX + 2]
+        await asyncio.gather(*many)
+
+    run(test)
+
+
+def test_a_request_has_a_bounded_number_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "IMAGES_PIXELS_MAX", 10 * Encoder.num_pixels)
+
+    async def test(system: System) -> None:
+        await system.vision("v1")
+        names = [f"picture {number}" for number in range(limits.IMAGES_MAX)]
+        for pictures in (numbered(*names[:10]), [PictureInput(name, b"the same") for name in names[:10]]):
+            await encoded(system.clients, MODEL, pictures, system.holder.store.hold(pictures), "bob")
+        pictures = numbered(*names)
+        with pytest.raises(ServiceError, match="more than 10000000 pixels") as refused:
+            await encoded(system.clients, MODEL, pictures, system.holder.store.hold(pictures), "bob")
+        assert (refused.value.code, refused.value.param in names) == ("invalid_value", True)
+        await system.visions["v1"].settle()
+        assert len(system.encoders["v1"].files) <= 1 + 10 + limits.IMAGES_AT_ONCE
+
+    run(test)
+
+
+def test_after_a_picture_that_cannot_be_used_the_others_are_not_encoded() -> None:
+    async def test(system: System) -> None:
+        await system.vision("v1")
+        pictures = numbered("bad", *map(str, range(limits.IMAGES_MAX - 1)))
+        with pytest.raises(ServiceError, match="is damaged"):
+            await encoded(system.clients, MODEL, pictures, system.holder.store.hold(pictures), "bob")
+        await system.visions["v1"].stop()
+        assert len(system.encoders["v1"].files) <= 2 * limits.IMAGES_AT_ONCE
 
     run(test)
 

@@ -30,7 +30,7 @@ from shared.parameters.sampling import BeamParams
 _Key = tuple[str, bytes, tuple[int, ...], bytes]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, kw_only=True)
 class BeamGroup:
     """One beam search with its members and beams."""
 
@@ -168,7 +168,7 @@ class BeamGroups:
         leader = from_spec(leader_spec, member.rules, number, self._block_size, self._vocab_size)
         leader.beams, leader.num_rows = [leader], params.width
         leader.whole_pictures = member.whole_pictures
-        return BeamGroup(_key(spec), params, member.rules, leader.beams)
+        return BeamGroup(key=_key(spec), params=params, rules=member.rules, beams=leader.beams)
 
 
 def further_beams(group: BeamGroup) -> list[Sequence]:
@@ -199,6 +199,15 @@ def further_beams(group: BeamGroup) -> list[Sequence]:
         )
         for offset in range(1, group.params.width)
     ]
+
+
+def begin_anew(beams: list[Sequence], size: int) -> None:
+    """Leaves only the leader, with its prompt as its only tokens. The others have ended. `size`: see `rearrange`."""
+    leader = beams[0]
+    del beams[1:]
+    del leader.tokens[leader.num_prompt_tokens :]
+    del leader.block_hashes[leader.num_prompt_tokens // size :]
+    leader.copied_block = None
 
 
 def rearrange(beams: list[Sequence], sources: list[int], token_ids: list[int], pool: BlockPool, size: int) -> None:

@@ -26,7 +26,7 @@ _TOTAL = attrgetter("total")
 _SCORE = attrgetter("score")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Hypothesis:
     """Generated tokens as a linked list: one token and the hypothesis that it extends. `total`: log probability."""
 
@@ -107,7 +107,13 @@ class BeamSearch:
             if self._rules.forbids(token_id, source.length):
                 continue
             logprobs = SampledLogprobs(logprob, report.top_token_ids, report.top_logprobs)
-            extended = Hypothesis(source, token_id, logprobs, source.total + logprob, source.length + 1)
+            extended = Hypothesis(
+                parent=source,
+                token_id=token_id,
+                logprobs=logprobs,
+                total=source.total + logprob,
+                length=source.length + 1,
+            )
             found.append(_Extension(index, extended, self._rules.verdict(token_id, source.length)))
         return found
 

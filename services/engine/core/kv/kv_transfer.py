@@ -22,16 +22,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from services.engine.core.counters import Tally
 from services.engine.core.kv.block_pool import BlockPool
 from services.engine.core.kv.prefix_cache import PrefixCache
 from services.engine.core.kv.swap import SwapSpace
 from services.engine.core.sequence import Sequence
 from shared.limits import KV_TRANSFER_TOKENS_MIN
-from shared.messages import KvSource
+from shared.messages import EngineCounters, KvSource
 
 
-class KvLoad(msgspec.Struct, frozen=True):
+class KvLoad(msgspec.Struct, frozen=True, kw_only=True):
     """A transfer to receive: the block named `hashes[i]` goes to `host_blocks[i]`. They hold `num_tokens` tokens."""
 
     transfer_id: str
@@ -41,7 +40,7 @@ class KvLoad(msgspec.Struct, frozen=True):
     num_tokens: int
 
 
-class KvSave(msgspec.Struct, frozen=True):
+class KvSave(msgspec.Struct, frozen=True, kw_only=True):
     """Computed blocks of a transfer to send. All are full, except that the last one may hold `num_tokens_in_last`."""
 
     transfer_id: str
@@ -52,7 +51,7 @@ class KvSave(msgspec.Struct, frozen=True):
     """Whether these are the last blocks."""
 
 
-class KvMeta(msgspec.Struct, frozen=True):
+class KvMeta(msgspec.Struct, frozen=True, kw_only=True):
     """Commands of the scheduler's half for `services.engine.kv`, which carries them out in the order of the fields."""
 
     opened: tuple[str, ...] = ()
@@ -96,7 +95,7 @@ class KvTransfers:
     """The transfers of one engine. Without transfers its methods cost no time."""
 
     def __init__(
-        self, block_size: int, pool: BlockPool, swap: SwapSpace, prefix_cache: PrefixCache, tally: Tally
+        self, block_size: int, pool: BlockPool, swap: SwapSpace, prefix_cache: PrefixCache, tally: EngineCounters
     ) -> None:
         self._block_size = block_size
         self._pool, self._swap = pool, swap
@@ -162,7 +161,13 @@ class KvTransfers:
         """Starts the load of the blocks after the first `num_skipped` into `host_blocks`."""
         hashes = self._prefix_cache.names(sequence)[num_skipped : num_skipped + len(host_blocks)]
         num_tokens = sequence.num_tokens - 1 - num_skipped * self._block_size
-        order = KvLoad(source.transfer_id, source.address, tuple(hashes), tuple(host_blocks), num_tokens)
+        order = KvLoad(
+            transfer_id=source.transfer_id,
+            address=source.address,
+            hashes=tuple(hashes),
+            host_blocks=tuple(host_blocks),
+            num_tokens=num_tokens,
+        )
         self._loads[order.transfer_id] = _Load(order, num_skipped, [sequence])
         self._orders.append(order)
 
@@ -227,7 +232,15 @@ class KvTransfers:
         self._saved.update(blocks)
         names = self._prefix_cache.names(sequence, sequence.num_prompt_tokens)[first:end]
         num_in_last = min(num_tokens, end * self._block_size) - (end - 1) * self._block_size
-        self._saves.append(KvSave(sequence.kv_transfer_id, tuple(names), tuple(blocks), num_in_last, complete))
+        self._saves.append(
+            KvSave(
+                transfer_id=sequence.kv_transfer_id,
+                hashes=tuple(names),
+                block_ids=tuple(blocks),
+                num_tokens_in_last=num_in_last,
+                complete=complete,
+            )
+        )
         self._tally.kv_saved_tokens += min(num_tokens, end * self._block_size) - first * self._block_size
         sequence.num_saved_blocks = end
 
@@ -253,7 +266,13 @@ class KvTransfers:
         if not any(lists):
             return NOTHING
         opened, saves, dropped, orders, cancelled = lists
-        meta = KvMeta(tuple(opened), tuple(saves), tuple(dropped), tuple(orders), tuple(cancelled))
+        meta = KvMeta(
+            opened=tuple(opened),
+            saves=tuple(saves),
+            dropped=tuple(dropped),
+            loads=tuple(orders),
+            cancelled=tuple(cancelled),
+        )
         for each in lists:
             each.clear()
         return meta

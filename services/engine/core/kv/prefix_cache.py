@@ -62,7 +62,7 @@ class PrefixCache:
         """Publishes the sequence's blocks that have become full and computed since the last call."""
         # Accepted draft tokens count as computed before the core appends them to the sequence's known tokens.
         num_full = min(sequence.num_computed_tokens, sequence.num_tokens) // self._block_size
-        if not self._enabled or sequence.hidden or num_full <= sequence.num_published_blocks:
+        if not self._enabled or sequence.canary or num_full <= sequence.num_published_blocks:
             return
         for index in range(sequence.num_published_blocks, num_full):
             self._pool.register(sequence.block_table[index], self._hash(sequence, index))

@@ -9,7 +9,7 @@ The prefix cache is looked up first; host blocks or a sibling are used only if t
 full blocks can be shared as soon as the step that fills them is planned, even if it is the step being planned, because
 in each layer a step writes all its keys and values before it reads any. A block can be copied only if its tokens were
 computed by earlier steps, because a step's copies run before its computation, and no copy reads what another copy
-writes. If waiting for one step makes many more tokens reusable, the sequence should wait. Called by `scheduler`.
+writes. If waiting for one step makes many more tokens reusable, the sequence should wait. Called by `residency`.
 """
 
 from array import array
@@ -27,7 +27,7 @@ as a decode step.
 _NUM_TOKENS = attrgetter("num_tokens")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reusable:
     """Reusable KV of the first `num_tokens` tokens of a waiting sequence: blocks in `shared`, then copied blocks."""
 
@@ -74,11 +74,11 @@ def find_reusable(sequence: Sequence, prefix_cache: PrefixCache, block_size: int
     (`Sequence.reuses_kv`).
     """
     if not sequence.reuses_kv:
-        return Reusable([], 0)
+        return Reusable(shared=[], num_tokens=0)
     hits = prefix_cache.lookup(sequence)
-    found = Reusable(hits, len(hits) * block_size)
+    found = Reusable(shared=hits, num_tokens=len(hits) * block_size)
     if sequence.num_host_tokens > found.num_tokens and len(hits) >= sequence.num_host_skipped:
-        return Reusable(hits, sequence.num_host_tokens, from_host=True)
+        return Reusable(shared=hits, num_tokens=sequence.num_host_tokens, from_host=True)
     for sibling in sequence.siblings:
         if sibling.row >= 0 and sibling.status is not Status.FINISHED:
             of_sibling = _of_sibling(sequence, sibling, prefix_cache, block_size)
@@ -97,7 +97,7 @@ def _of_sibling(sequence: Sequence, sibling: Sequence, prefix_cache: PrefixCache
     prefix_cache.know(sequence, num_full)
     copied = sibling.block_table[num_full] if rest else None
     num_soon = min(sibling.num_scheduled_tokens, most)
-    return Reusable(sibling.block_table[:num_full], num_tokens, copied, num_soon)
+    return Reusable(shared=sibling.block_table[:num_full], num_tokens=num_tokens, copied=copied, num_soon=num_soon)
 
 
 def _common_length(first: "array[int]", second: "array[int]") -> int:

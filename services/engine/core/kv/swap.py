@@ -8,18 +8,18 @@ resumes.
 A plan's copies to the host run before its copies from the host. Copies to the host stay pending until a plan that is
 not empty takes them. Host blocks that a plan copies back are freed only when that plan takes the copies; otherwise the
 plan's copies to the host, which run first, could overwrite them. Host blocks can also be filled by a transfer from
-another engine. Used only by `scheduler` and `kv_transfer`.
+another engine. Used only by `residency`, `scheduler` and `kv_transfer`.
 """
 
-from services.engine.core.counters import Tally
 from services.engine.core.kv.block_pool import BlockPool
 from services.engine.core.sequence import Sequence
+from shared.messages import EngineCounters
 
 
 class SwapSpace:
     """The host blocks, in a pool of their own (numbered from 0), and the pending copies."""
 
-    def __init__(self, num_blocks: int, block_size: int, device: BlockPool, tally: Tally) -> None:
+    def __init__(self, num_blocks: int, block_size: int, device: BlockPool, tally: EngineCounters) -> None:
         self.pool = BlockPool(num_blocks)
         self._block_size = block_size
         self._device = device
@@ -40,6 +40,7 @@ class SwapSpace:
         count = -(-computed // self._block_size)
         host_blocks = self.pool.allocate(count)
         if host_blocks is None:
+            self._tally.swap_refusals += 1
             return False
         sequence.host_blocks = host_blocks
         sequence.num_host_tokens, sequence.num_host_skipped = computed, 0

@@ -3,7 +3,7 @@
 A batch starts when it is full or when its wait is over. The wait begins when a plan first finds a waiting sequence, and
 begins anew for the rest of the queue when a new sequence joins. A preempted sequence does not wait for a batch. If
 sequences are running, a gathered batch is admitted like any new sequences, as far as free rows, KV blocks and the
-step's token budget allow. The caller passes the times, as the core has no clock. Used only by `scheduler`.
+step's token budget allow. The caller passes the times, as the core has no clock. Used only by `admission`.
 """
 
 import math

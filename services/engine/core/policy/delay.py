@@ -2,7 +2,7 @@
 
 A prompt that joins makes one step longer for all sequences. With a factor f, sequences join only when the queue has
 waited f times the duration of the last step in which a sequence joined; all sequences that wait by then join together.
-The caller passes the times, as the core has no clock. Used only by `scheduler`.
+The caller passes the times, as the core has no clock. Used only by `admission`.
 """
 
 

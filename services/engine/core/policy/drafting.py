@@ -1,14 +1,16 @@
 """Draft tokens of running sequences: proposes them for a step and records which are accepted.
 
-Used only by `scheduler`.
+Used only by `residency`.
 """
 
-from services.engine.core.counters import Tally
 from services.engine.core.kv.block_pool import BlockPool
 from services.engine.core.sequence import Sequence
+from shared.messages import EngineCounters
 
 
-def propose(sequence: Sequence, budget: int, pool: BlockPool, block_size: int, tally: Tally) -> tuple[int, ...]:
+def propose(
+    sequence: Sequence, budget: int, pool: BlockPool, block_size: int, tally: EngineCounters
+) -> tuple[int, ...]:
     """Returns draft tokens for a sequence with one token to compute, else none.
 
     Draft tokens use only `budget`, which the other running sequences do not need, and only free blocks.
@@ -24,7 +26,7 @@ def propose(sequence: Sequence, budget: int, pool: BlockPool, block_size: int, t
     return draft_tokens
 
 
-def judge(sequence: Sequence, num_draft_tokens: int, num_accepted: int, tally: Tally) -> int:
+def judge(sequence: Sequence, num_draft_tokens: int, num_accepted: int, tally: EngineCounters) -> int:
     """Records how many draft tokens were accepted. Returns how many were rejected."""
     name = sequence.sequence_id
     assert 0 <= num_accepted <= num_draft_tokens, f"{name}: {num_accepted} of {num_draft_tokens} draft tokens accepted"
@@ -32,8 +34,7 @@ def judge(sequence: Sequence, num_draft_tokens: int, num_accepted: int, tally: T
     sequence.lookahead.judge(num_draft_tokens, num_accepted)
     sequence.num_drafted_tokens = 0
     tally.accepted_tokens += num_accepted
-    by_position = tally.accepted_by_position
-    by_position += [0] * (num_accepted - len(by_position))
-    for position in range(num_accepted):
-        by_position[position] += 1
+    before = tally.accepted_by_position
+    more = [count + 1 for count in before[:num_accepted]] + [1] * (num_accepted - len(before))
+    tally.accepted_by_position = (*more, *before[num_accepted:])
     return num_draft_tokens - num_accepted

@@ -1,7 +1,7 @@
 """Divides a step's tokens for prompts between clients: a long prompt of one must not delay the prompts of others.
 
 Prompts also leave room for the next tokens of other clients' sequences. Without clients, or with sequences of a single
-client, nothing is divided. Used only by `scheduler`.
+client, nothing is divided. Used by `lanes.running`.
 """
 
 from collections import Counter

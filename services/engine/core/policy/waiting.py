@@ -5,8 +5,8 @@ Clients share the engine by weighted fair queueing: each is charged for the toke
 before new ones, then by arrival. All sequences without a client count as those of one client.
 
 Each client's sequences are a heap. Aborted sequences stay in it until they reach the top or outnumber the waiting ones,
-so that every operation takes O(log n) time on average; `head` takes O(c) time for c clients. Used by `scheduler` and
-`idle_lane`.
+so that every operation takes O(log n) time on average; `head` takes O(c) time for c clients. Used by `residency` and
+the lanes.
 """
 
 import heapq

@@ -103,7 +103,7 @@ ExpertMatrices = Tensor | tuple[QuantizedWeight, ...]
 """The same matrix of all experts: plain [experts, out, in], or quantized, one [out, in] for each expert."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertParts:
     """The parts of a mixture of experts. An expert's matrices: `gate_up` [2m, hidden], `down` [hidden, m]."""
 

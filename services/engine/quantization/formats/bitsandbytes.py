@@ -79,7 +79,7 @@ def _int8(values: Tensor, largest: Tensor, shape: tuple[int, int]) -> QuantizedW
     expect("SCB", largest, shape[0])
     if values.dtype != torch.int8:
         raise ValueError(f"weight is {values.dtype} instead of int8")
-    return QuantizedWeight("int8", values, shape, largest.to(torch.float32) / _INT8_MAX)
+    return QuantizedWeight(kind="int8", values=values, shape=shape, scales=largest.to(torch.float32) / _INT8_MAX)
 
 
 def _four_bits(parts: Mapping[str, Tensor], shape: tuple[int, int]) -> "Tensor | QuantizedWeight":
@@ -98,7 +98,9 @@ def _four_bits(parts: Mapping[str, Tensor], shape: tuple[int, int]) -> "Tensor |
     if width % size == 0 and size % GROUP_MULTIPLE == 0:
         # In `QuantizedWeight` the first value of a byte is in the lower half.
         swapped = ((packed >> 4) | (packed << 4)).view(out, width // 2)
-        return QuantizedWeight("int4", swapped, shape, scales.view(out, -1), size, levels=levels)
+        return QuantizedWeight(
+            kind="int4", values=swapped, shape=shape, scales=scales.view(out, -1), group_size=size, levels=levels
+        )
     places = torch.stack([packed >> 4, packed & INT4_MAX], dim=-1).flatten()[: out * width].to(torch.int64)
     return (levels[places] * scales.repeat_interleave(size)[: out * width]).view(shape)
 

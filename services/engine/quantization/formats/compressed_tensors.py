@@ -95,7 +95,7 @@ class CompressedTensors:
         symmetric = zeros is None or not bool(zeros.any())
         if symmetric and scales.numel() == out:
             kind = "int8_dynamic" if self.rows_in_8_bits else "int8"
-            return QuantizedWeight(kind, parts["weight"], shape, scales.contiguous())
+            return QuantizedWeight(kind=kind, values=parts["weight"], shape=shape, scales=scales.contiguous())
         groups = parts["weight_scale"].float().reshape(out, -1)
         # Values and zero points are -128 … 127 here.
         offset = 1 << (_BYTE_BITS - 1)
@@ -114,7 +114,7 @@ class CompressedTensors:
             # The values are stored plus 128.
             signed = (values.to(torch.int16) - (1 << (_BYTE_BITS - 1))).to(torch.int8)
             kind = "int8_dynamic" if self.rows_in_8_bits else "int8"
-            return QuantizedWeight(kind, signed, shape, scales[:, 0].contiguous())
+            return QuantizedWeight(kind=kind, values=signed, shape=shape, scales=scales[:, 0].contiguous())
         index = parts.get("weight_g_idx")
         if index is not None and bool((index < 0).any()):
             index = None  # The package fills the tensor with -1 if groups are in order.

@@ -62,8 +62,12 @@ def fp8_weight(
         rows, columns = (torch.arange(size) // length for size, length in zip(shape, block, strict=True))
         expect("scales", scales, int(rows[-1]) + 1, int(columns[-1]) + 1)
         if block[1] % GROUP_MULTIPLE == 0:
-            return QuantizedWeight("fp8", values, shape, scales[rows].contiguous(), block[1])
+            return QuantizedWeight(
+                kind="fp8", values=values, shape=shape, scales=scales[rows].contiguous(), group_size=block[1]
+            )
         return values.to(torch.float32) * scales[rows][:, columns]
     if scales.numel() not in (1, shape[0]):
         raise ValueError(f"there are {scales.numel()} scales for {shape[0]} outputs")
-    return QuantizedWeight("fp8", values, shape, scales.flatten().expand(shape[0]).contiguous())
+    return QuantizedWeight(
+        kind="fp8", values=values, shape=shape, scales=scales.flatten().expand(shape[0]).contiguous()
+    )

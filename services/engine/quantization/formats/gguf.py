@@ -224,14 +224,16 @@ def _weight(packed: Tensor, scales: Tensor, least: Tensor | None, shape: tuple[i
     out, width = shape
     packed, scales = packed.view(out, width // 2), scales.reshape(out, -1).contiguous()
     if least is None:
-        return QuantizedWeight("int4", packed, shape, scales, _GROUP)
+        return QuantizedWeight(kind="int4", values=packed, shape=shape, scales=scales, group_size=_GROUP)
     # A group of equal numbers has scale 0: the number is represented by the zero point.
     constant = scales == 0
     if bool(constant.any()):
         scales = torch.where(constant, 1.0, scales)
         packed.unflatten(1, (-1, _GROUP // 2))[constant] = 0
     zeros = -least.reshape(out, -1) / scales
-    return QuantizedWeight("int4", packed, shape, scales, _GROUP, zeros.contiguous())
+    return QuantizedWeight(
+        kind="int4", values=packed, shape=shape, scales=scales, group_size=_GROUP, zeros=zeros.contiguous()
+    )
 
 
 def _bytes(
@@ -246,11 +248,13 @@ def _bytes(
     whole = torch.from_numpy(np.ascontiguousarray(values).view(np.int8)).view(out, width)
     scales = scales.reshape(out, -1).contiguous()
     if least is None:
-        return QuantizedWeight("int8", whole, shape, scales, group)
+        return QuantizedWeight(kind="int8", values=whole, shape=shape, scales=scales, group_size=group)
     # As in `_weight`.
     constant = scales == 0
     if bool(constant.any()):
         scales = torch.where(constant, 1.0, scales)
         whole.unflatten(1, (-1, group))[constant] = 0
     zeros = -least.reshape(out, -1) / scales
-    return QuantizedWeight("int8", whole, shape, scales, group, zeros.contiguous())
+    return QuantizedWeight(
+        kind="int8", values=whole, shape=shape, scales=scales, group_size=group, zeros=zeros.contiguous()
+    )

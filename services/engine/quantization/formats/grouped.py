@@ -85,9 +85,19 @@ def _stored(
     inputs = None if order is None else order.order
     if kind == "int4":
         kept = None if zeros is None else zeros.contiguous()
-        return QuantizedWeight("int4", pack_nibbles(values), shape, scales, size, kept, order=inputs)
+        return QuantizedWeight(
+            kind="int4",
+            values=pack_nibbles(values),
+            shape=shape,
+            scales=scales,
+            group_size=size,
+            zeros=kept,
+            order=inputs,
+        )
     signed = (values ^ _INT8_MIDDLE).view(torch.int8)
     if zeros is None and scales.shape[1] == 1 and order is None:
-        return QuantizedWeight("int8", signed, shape, scales[:, 0])
+        return QuantizedWeight(kind="int8", values=signed, shape=shape, scales=scales[:, 0])
     kept = None if zeros is None else (zeros - _INT8_MIDDLE).contiguous()
-    return QuantizedWeight("int8", signed, shape, scales, size, kept, order=inputs)
+    return QuantizedWeight(
+        kind="int8", values=signed, shape=shape, scales=scales, group_size=size, zeros=kept, order=inputs
+    )

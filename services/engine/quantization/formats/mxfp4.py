@@ -48,7 +48,9 @@ class Mxfp4:
         expect("scales", powers, shape[0], groups)
         exponents = powers.to(torch.int32) - _BIAS
         scales = torch.ldexp(torch.ones(exponents.shape), exponents)
-        return QuantizedWeight("int4", values, shape, scales, _GROUP, levels=torch.tensor(LEVELS))
+        return QuantizedWeight(
+            kind="int4", values=values, shape=shape, scales=scales, group_size=_GROUP, levels=torch.tensor(LEVELS)
+        )
 
     def ignores(self, name: str) -> bool:
         """See `PreparedMethod`."""

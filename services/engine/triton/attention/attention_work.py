@@ -42,7 +42,7 @@ Put = Callable[[NDArray[Any], int], Tensor]
 """Puts an array on the device as int32, with room for the given number of elements."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
     """A layer's attention parameters. `slopes`, `sinks` [heads] float32; None: it has no linear biases, or no sinks."""
 
@@ -88,7 +88,7 @@ class Sequences:
 
 
 @dataclass(frozen=True, slots=True)
-class FewWork:
+class FewWork:  # positional: columns in the order of the kernel's arguments
     """Work list for sequences with few queries, int32 on the device.
 
     `items` [max_items]: see the module; `item_starts` [count + 1]: index of each sequence's first item.
@@ -108,7 +108,7 @@ class FewWork:
 
 
 @dataclass(frozen=True, slots=True)
-class ManyWork:
+class ManyWork:  # positional: columns in the order of the kernel's arguments
     """Work list for sequences with many queries, int32 on the device. `tiles` [num_tiles]: see the module."""
 
     num_tiles: int

@@ -13,9 +13,10 @@ from services.engine.worker.batch.state_table import StateTable
 
 
 def accept(plan: StepPlan, sampled: Sampled, table: StateTable) -> StepResult:
-    """Returns the result of a step with draft tokens and appends its tokens to the rows.
+    """Returns the result of a step with draft tokens or waiting rows, and appends its tokens to the rows.
 
-    `sampled` has the tokens in the order of `inputs.flatten`.
+    A row's tokens end before the first that waits for its mask. `sampled` has the tokens in the order of
+    `inputs.flatten`.
     """
     drawn, first = sampled.token_ids.tolist(), 0
     rows: list[int] = []
@@ -26,6 +27,8 @@ def accept(plan: StepPlan, sampled: Sampled, table: StateTable) -> StepResult:
         if not share.samples:
             continue
         end = first + 1 + _num_accepted(share.draft_token_ids, drawn[first:])
+        if sampled.waiting:
+            end = next((place for place in range(first, end) if place in sampled.waiting), end)
         if error := next((sampled.errors[place] for place in range(first, end) if place in sampled.errors), ""):
             failed.append((len(rows), error))
         rows.append(share.row)
@@ -33,7 +36,7 @@ def accept(plan: StepPlan, sampled: Sampled, table: StateTable) -> StepResult:
         logprobs.append(sampled.logprobs[first:end])
         first += 1 + len(share.draft_token_ids)
     _append(table, rows, tokens)
-    return StepResult(plan.step, tuple(tokens), tuple(logprobs), tuple(failed))
+    return StepResult(step=plan.step, token_ids=tuple(tokens), logprobs=tuple(logprobs), failed=tuple(failed))
 
 
 def _num_accepted(draft_tokens: tuple[int, ...], drawn: list[int]) -> int:

@@ -41,7 +41,7 @@ class VirtualTokens:
     indices: Integers
 
 
-class FlatStep(msgspec.Struct, frozen=True):
+class FlatStep(msgspec.Struct, frozen=True, kw_only=True):
     """The arrays of a step, see the module. `block_tables` [S, blocks of the longest sequence] of the S sequences."""
 
     ids: Integers

@@ -43,9 +43,10 @@ class PromptReport:
 
 
 class ReportedLogits(NamedTuple):
-    """Log probabilities [m] of the reported tokens, and of the best candidates with their ids, [m, num_top] each."""
+    """Log probabilities and ranks [m] of the reported tokens; ids and log probabilities of the best, [m, num_top]."""
 
     logprobs: Tensor
+    ranks: Tensor
     top_token_ids: Tensor
     top_logprobs: Tensor
 
@@ -77,15 +78,16 @@ def report_logits(logits: Tensor, token_ids: Tensor, num_top: int) -> ReportedLo
     for first in range(0, len(logits), portion):
         rows = logits[first : first + portion].to(torch.float32)
         norms = rows.logsumexp(dim=-1, keepdim=True)
-        chosen = rows.gather(1, token_ids[first : first + portion, None]) - norms
+        chosen = rows.gather(1, token_ids[first : first + portion, None])
+        ranks = (rows > chosen).sum(dim=-1) + 1
         values, top = rows.topk(num_top, dim=-1)
-        parts.append(ReportedLogits(chosen.squeeze(1), top, values - norms))
+        parts.append(ReportedLogits((chosen - norms).squeeze(1), ranks, top, values - norms))
     return parts[0] if len(parts) == 1 else ReportedLogits(*map(torch.cat, zip(*parts, strict=True)))
 
 
 def packed(report: PromptReport, found: ReportedLogits) -> tuple[PromptLogprobs, ...]:
     """Returns the report of each sequence, from tensors on the host."""
-    logprobs = found.logprobs.numpy().astype("<f4")
+    logprobs, ranks = found.logprobs.numpy().astype("<f4"), found.ranks.numpy().astype("<u4")
     top_token_ids, top_logprobs = found.top_token_ids.numpy().astype("<u4"), found.top_logprobs.numpy().astype("<f4")
     parts: list[PromptLogprobs] = []
     first = 0
@@ -100,6 +102,7 @@ def packed(report: PromptReport, found: ReportedLogits) -> tuple[PromptLogprobs,
                 num_top=num_top,
                 top_token_ids=top_token_ids[span, :num_top].tobytes(),
                 top_logprobs=top_logprobs[span, :num_top].tobytes(),
+                ranks=ranks[span].tobytes(),
             )
         )
     return tuple(parts)

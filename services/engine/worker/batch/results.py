@@ -22,14 +22,14 @@ def step_result(plan: StepPlan, step: FlatStep, logits: Tensor | None, table: St
     `logits`: those of `FlatStep.logit_tokens`; None if there are none.
     """
     if logits is None:
-        return StepResult(plan.step)
+        return StepResult(step=plan.step)
     num_samples = len(step.rows)
     reported = _reported(step, logits[num_samples:])
     if not num_samples:
         return NOTHING_SAMPLED.result(plan.step, reported)
     batch = table.sampling(step.rows, step.offsets)
     sampled = sample(logits[:num_samples], table.with_adjustments(batch, step.rows, step.offsets))
-    if step.has_draft_tokens:
+    if step.has_draft_tokens or sampled.waiting:
         return replace(accept(plan, sampled, table), prompt_logprobs=reported)
     table.append(step.rows, sampled.token_ids)
     return sampled.result(plan.step, reported)

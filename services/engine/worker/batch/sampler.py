@@ -5,7 +5,7 @@
     penalties           rows that have penalties
     masks               rows with forbidden tokens: the logits of these become -inf (see `services/engine/sampling`)
     greedy rows         the most likely token
-    other rows          temperature, top-k, top-p, min-p, one draw (see `kernels/sampling.py`)
+    other rows          temperature, filters of candidates, one draw (see `kernels/sampling.py`)
 
 The random generator has no state: the draw for a token is a function of the request's seed and the token's index in the
 output. Called by the workers.
@@ -14,6 +14,7 @@ output. Called by the workers.
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,15 +24,13 @@ from torch import Tensor
 from services.engine.core.plan import SampledLogprobs, StepResult
 from services.engine.kernels import sampling as kernels
 from services.engine.kernels.philox import uniforms
+from services.engine.kernels.sampling import GREEDY_BELOW, SamplingColumns
 from services.engine.sampling import masks
 from services.engine.sampling.processor import Adjustment
 from shared.messages import PromptLogprobs
 
 Integers = NDArray[np.int64]
-Floats = NDArray[np.float32]
 
-GREEDY_BELOW = 1e-5
-"""Below this temperature sampling is greedy."""
 SLICE_BYTES = 4 * 2**20
 """Bytes of logits processed at once on a CPU, so that they stay in its cache between operations."""
 
@@ -64,40 +63,36 @@ class PenaltyCounts:
         return self._counts[rows], self._in_prompt[rows]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingBatch:
-    """Sampling parameters of the S rows to sample, one array for each parameter; see `SamplingParams`."""
+    """Sampling parameters of the S rows to sample; see `SamplingParams`."""
 
-    temperature: Floats
-    top_k: Integers
-    """The vocabulary size for rows without top-k."""
-    top_p: NDArray[np.float64]
-    min_p: Floats
-    seeds: NDArray[np.uint64]
+    columns: SamplingColumns[NDArray[Any]]
     output_positions: Integers
     """Index in the output of the token to sample."""
     num_logprobs: Integers
     """Number of top candidates to report; 0 if the request asked for none."""
     penalised: Integers
-    """Indices of the rows with penalties.
-
-    `repetition`, `frequency`, `presence` and `penalty_counts` are parallel to it; `penalty_counts` may also be empty.
-    """
-    repetition: Floats
-    frequency: Floats
-    presence: Floats
+    """Indices of the rows with penalties."""
     penalty_counts: tuple[NDArray[np.int32], NDArray[np.bool_]]
+    """Parallel to `penalised`, or empty."""
     adjusted: Integers
     """Indices of the rows with logits processors, ascending."""
     adjustments: Mapping[int, Adjustment] = field(default_factory=dict[int, Adjustment])
     """Index of each row in `adjusted` → its adjustment. Empty until `StateTable.with_adjustments`."""
 
+    @property
+    def waiting(self) -> frozenset[int]:
+        """Returns the indices of the rows from which nothing can be sampled yet (`Adjustment.waits`)."""
+        return frozenset(row for row, adjustment in self.adjustments.items() if adjustment.waits)
+
     def take(self, rows: Integers) -> "SamplingBatch":
         """Returns a batch of some rows, given in ascending order. They must include every penalised or adjusted row."""
-        columns = ("temperature", "top_k", "top_p", "min_p", "seeds", "output_positions", "num_logprobs")
         return dataclasses.replace(
             self,
-            **{name: getattr(self, name)[rows] for name in columns},
+            columns=self.columns.map(lambda column: column[rows]),
+            output_positions=self.output_positions[rows],
+            num_logprobs=self.num_logprobs[rows],
             penalised=np.searchsorted(rows, self.penalised),
             adjusted=np.searchsorted(rows, self.adjusted),
             adjustments={int(np.searchsorted(rows, row)): each for row, each in self.adjustments.items()},
@@ -108,18 +103,26 @@ class SamplingBatch:
 class Sampled:
     """`token_ids` [S] and the log probabilities to report for each.
 
-    `errors`: index of each row that must end without a token → the message for the user.
+    `errors`: index of each row that must end without a token → the message for the user. `waiting`: the indices of the
+    rows that wait for their mask, whose tokens are not to be used. If there are any, `acceptance` makes the result.
     """
 
     token_ids: Integers
     logprobs: tuple[SampledLogprobs, ...]
     errors: Mapping[int, str] = field(default_factory=dict[int, str])
+    waiting: frozenset[int] = frozenset()
 
     def result(self, step: int, prompt_logprobs: tuple[PromptLogprobs, ...] = ()) -> StepResult:
         """Returns the result of a step without draft tokens, in which every row gives one token."""
         tokens = tuple((token,) for token in self.token_ids.tolist())
         logprobs = tuple((one,) for one in self.logprobs)
-        return StepResult(step, tokens, logprobs, tuple(self.errors.items()), prompt_logprobs)
+        return StepResult(
+            step=step,
+            token_ids=tokens,
+            logprobs=logprobs,
+            failed=tuple(self.errors.items()),
+            prompt_logprobs=prompt_logprobs,
+        )
 
 
 NOTHING_SAMPLED = Sampled(np.zeros(0, dtype=np.int64), ())
@@ -131,9 +134,9 @@ def sample(logits: Tensor, batch: SamplingBatch) -> Sampled:
     adjusted = _adjust(logits, batch)
     best = _argmax(adjusted)
     tokens = best.clone()
-    for rows in _slices(np.flatnonzero(batch.temperature >= GREEDY_BELOW), logits):
+    for rows in _slices(np.flatnonzero(batch.columns.temperature >= GREEDY_BELOW), logits):
         tokens[torch.from_numpy(rows).to(logits.device)] = _draw(adjusted, batch, rows)
-    return Sampled(tokens.cpu().numpy(), _report(logits, tokens, batch), errors_of(batch))
+    return Sampled(tokens.cpu().numpy(), _report(logits, tokens, batch), errors_of(batch), batch.waiting)
 
 
 def errors_of(batch: SamplingBatch) -> dict[int, str]:
@@ -182,11 +185,12 @@ def add_biases(logits: Tensor, batch: SamplingBatch) -> None:
 
 
 def _penalise(adjusted: Tensor, batch: SamplingBatch) -> None:
-    columns = (*batch.penalty_counts, batch.repetition, batch.frequency, batch.presence)
+    columns = (batch.columns.repetition, batch.columns.frequency, batch.columns.presence)
     for members in _slices(np.arange(len(batch.penalised)), adjusted):
-        rows = torch.from_numpy(batch.penalised[members]).to(adjusted.device)
-        ours = (torch.from_numpy(column[members]).to(adjusted.device) for column in columns)
-        adjusted[rows] = kernels.apply_penalties(adjusted[rows], *ours)
+        rows = batch.penalised[members]
+        ours = (*(counts[members] for counts in batch.penalty_counts), *(column[rows] for column in columns))
+        places, *values = (torch.from_numpy(one).to(adjusted.device) for one in (rows, *ours))
+        adjusted[places] = kernels.apply_penalties(adjusted[places], *values)
 
 
 def _argmax(logits: Tensor) -> Tensor:
@@ -198,14 +202,11 @@ def _argmax(logits: Tensor) -> Tensor:
 
 def _draw(logits: Tensor, batch: SamplingBatch, rows: Integers) -> Tensor:
     """Returns one drawn token for each of `rows`, which are not greedy."""
-
-    def column(values: "NDArray[np.generic]") -> Tensor:
-        return torch.from_numpy(values[rows]).to(logits.device)
-
+    columns = batch.columns.map(lambda column: torch.from_numpy(column[rows]).to(logits.device))
     chosen = logits if len(rows) == len(logits) else logits[torch.from_numpy(rows).to(logits.device)]
-    weights = kernels.relative_weights(chosen, column(batch.temperature))
-    threshold = kernels.candidate_threshold(weights, column(batch.top_k), column(batch.top_p), column(batch.min_p))
-    draws = uniforms(batch.seeds[rows], batch.output_positions[rows])
+    weights = kernels.relative_weights(chosen, columns.temperature)
+    threshold = kernels.candidate_threshold(weights, columns)
+    draws = uniforms(batch.columns.seeds[rows].view(np.uint64), batch.output_positions[rows])
     return kernels.draw(weights, threshold, torch.from_numpy(draws).to(logits.device))
 
 

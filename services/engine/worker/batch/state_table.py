@@ -13,9 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from services.engine.core.plan import NewSequence, StepPlan
+from services.engine.kernels.sampling import GREEDY_BELOW, new_columns, set_row
+from services.engine.sampling.grammar import GrammarProcessor
 from services.engine.sampling.processor import Adjustment, LogitsProcessor
 from services.engine.sampling.processors import MakeGrammar, processors_of
-from services.engine.worker.batch.sampler import GREEDY_BELOW, PenaltyCounts, SamplingBatch, penalty_bytes
+from services.engine.worker.batch.mask_turns import MaskTurns, SequenceMasks
+from services.engine.worker.batch.sampler import PenaltyCounts, SamplingBatch, penalty_bytes
 from shared.parameters.sampling import SamplingParams
 
 Rows = NDArray[np.int64]
@@ -40,6 +43,7 @@ class StateTable:
         vocab_size: int,
         eos_token_ids: frozenset[int],
         make_grammar: MakeGrammar | None = None,
+        mask_turns: MaskTurns | None = None,
     ) -> None:
         # The system allocates zeroed pages when they are first written, so a row takes memory as its sequence grows.
         # The last column holds the token sampled by the last step of a full row; no step reads it.
@@ -56,7 +60,7 @@ class StateTable:
         """Number of rows (some may be free) whose last sequence has an adapter."""
         self._prefixed: set[int] = set()
         """Rows (some may be free) with virtual tokens: those of a prompt adapter or of pictures."""
-        self._columns = _ParamColumns(max_num_seqs, vocab_size)
+        self._params = _RowParams(max_num_seqs)
         self.vocab_size = vocab_size
         self.counting, self.zeros = np.arange(max_num_seqs + 1), np.zeros(max_num_seqs, dtype=np.int64)
         """Constant arrays 0, 1, 2, … and 0, 0, 0, …; steps take slices of them and must not write to them."""
@@ -64,6 +68,7 @@ class StateTable:
         self._processors: dict[int, tuple[LogitsProcessor, ...]] = {}
         """The logits processors of the rows that have any, by row."""
         self._make_grammar = make_grammar
+        self._mask_turns = mask_turns or MaskTurns()
         self._eos_token_ids = eos_token_ids
         self._penalties = PenaltyCounts(max_num_seqs, vocab_size)
 
@@ -86,7 +91,7 @@ class StateTable:
     def append(self, rows: Rows, token_ids: NDArray[np.int64]) -> None:
         """Appends one sampled token to each of the rows and counts it for penalties. The rows must be distinct."""
         self.fill(rows, self._grow(rows), token_ids)
-        penalised = self._columns.penalised[rows]
+        penalised = self._params.penalised[rows]
         self._penalties.count(rows[penalised], token_ids[penalised])
 
     def reserve(self, rows: Rows) -> NDArray[np.int64]:
@@ -118,7 +123,7 @@ class StateTable:
 
     def virtual_tokens(self, ids: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Returns the indices of the virtual tokens among a step's tokens; None if there are none."""
-        found = np.flatnonzero(ids >= self._columns.vocab_size) if self._prefixed else None
+        found = np.flatnonzero(ids >= self.vocab_size) if self._prefixed else None
         return found if found is not None and len(found) else None
 
     def needs_choice(self, rows: Rows) -> bool:
@@ -126,7 +131,7 @@ class StateTable:
 
         True for rows with a temperature, penalties, logits processors or `logprobs`.
         """
-        return bool(self._columns.chooses[rows].any())
+        return bool(self._params.chooses[rows].any())
 
     def needs_tokens(self, rows: Rows) -> bool:
         """Whether a processor of any row must know all earlier tokens before the next token can be sampled."""
@@ -135,7 +140,7 @@ class StateTable:
 
     def has_penalties(self, rows: Rows) -> NDArray[np.bool_]:
         """Returns for each of the rows whether it has penalties."""
-        return self._columns.penalised[rows]
+        return self._params.penalised[rows]
 
     def penalty_rows(self, rows: Rows) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
         """Returns the counts of output tokens and whether each token is in the prompt, [len(rows), vocab] each.
@@ -149,40 +154,44 @@ class StateTable:
 
         A row may occur several times with different offsets. Without `with_counts` the penalty counts are empty.
         """
-        columns = self._columns
+        params = self._params
         output_positions = self.num_tokens[rows] - self._num_prompt_tokens[rows] + offsets
-        penalised = np.flatnonzero(columns.penalised[rows])
+        penalised = np.flatnonzero(params.penalised[rows])
         return SamplingBatch(
-            temperature=columns.temperature[rows],
-            top_k=columns.top_k[rows],
-            top_p=columns.top_p[rows],
-            min_p=columns.min_p[rows],
-            seeds=columns.seeds[rows],
+            columns=params.columns.map(lambda column: column[rows]),
             output_positions=output_positions,
-            num_logprobs=columns.num_logprobs[rows],
+            num_logprobs=params.num_logprobs[rows],
             penalised=penalised,
-            repetition=columns.repetition[rows[penalised]],
-            frequency=columns.frequency[rows[penalised]],
-            presence=columns.presence[rows[penalised]],
             penalty_counts=self._penalty_counts(*(x[penalised if with_counts else []] for x in (rows, offsets))),
-            adjusted=np.flatnonzero(columns.adjusted[rows]),
+            adjusted=np.flatnonzero(params.adjusted[rows]),
         )
 
     def with_adjustments(self, batch: SamplingBatch, rows: Rows, offsets: NDArray[np.int64]) -> SamplingBatch:
         """Returns the batch that `sampling` has made for the rows and offsets, with the adjustments of its rows.
 
-        Earlier sampled tokens must have been appended if a processor of the row needs them.
+        Earlier sampled tokens must have been appended if a processor of the row needs them. Masks of grammars that are
+        not computed in time wait for the next step (`Adjustment.waits`).
         """
         if not len(batch.adjusted):
             return batch
         found: dict[int, Adjustment] = {}
+        grammars: dict[int, SequenceMasks] = {}
         for place in batch.adjusted.tolist():
             row, offset = int(rows[place]), int(offsets[place])
             known = int(self.num_tokens[row])
             drafts = self.token_ids[row, known : known + offset].tolist()
+            position = known - int(self._num_prompt_tokens[row]) + offset
             adjustment = found[place] = Adjustment()
             for processor in self._processors[row]:
-                processor.adjust(adjustment, known - int(self._num_prompt_tokens[row]) + offset, drafts)
+                if isinstance(processor, GrammarProcessor):
+                    if row not in grammars:
+                        grammars[row] = SequenceMasks(processor)
+                    grammars[row].places.append((place, position, drafts))
+                else:
+                    processor.adjust(adjustment, position, drafts)
+        if grammars:
+            self._mask_turns.compute(list(grammars.values()), found)
+        for adjustment in found.values():
             if adjustment.mask is not None and not adjustment.error and not adjustment.mask.any():
                 adjustment.error = NOTHING_ALLOWED
         return dataclasses.replace(batch, adjustments=found)
@@ -207,16 +216,16 @@ class StateTable:
         (self._prefixed.add if sequence.prompt_adapter or sequence.pictures else self._prefixed.discard)(row)
         self._number_pictures(sequence)
         self._add_blocks(row, sequence.block_ids)
-        self._columns.set(row, sequence.params)
+        self._params.set(row, sequence.params)
         self._set_processors(sequence)
-        if self._columns.penalised[row]:
+        if self._params.penalised[row]:
             tokens = np.asarray(sequence.token_ids, dtype=np.int64)
             prompt, output = tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :]
-            self._penalties.reset(row, prompt[prompt < self._columns.vocab_size], output)
+            self._penalties.reset(row, prompt[prompt < self.vocab_size], output)
 
     def _number_pictures(self, sequence: NewSequence) -> None:
         """Assigns ids to the tokens of the prompt's pictures, in order, starting at the vocabulary's size."""
-        first = self._columns.vocab_size
+        first = self.vocab_size
         for picture in sequence.pictures:
             places = np.delete(np.arange(picture.start, picture.start + picture.num_tokens), picture.plain)
             self.token_ids[sequence.row, places] = np.arange(first, first + len(places))
@@ -236,43 +245,24 @@ class StateTable:
     def _set_processors(self, sequence: NewSequence) -> None:
         row, params, output = sequence.row, sequence.params, sequence.token_ids[sequence.num_prompt_tokens :]
         ends = sorted(params.effective_end_ids(self._eos_token_ids).union(params.stop_token_ids))
-        vocab_size = self._columns.vocab_size
-        found = processors_of(params, output, ends, self._eos_token_ids, vocab_size, self._make_grammar)
-        self._columns.adjusted[row] = bool(found)
-        self._columns.chooses[row] |= bool(found)
+        found = processors_of(params, output, ends, self._eos_token_ids, self.vocab_size, self._make_grammar)
+        self._params.adjusted[row] = bool(found)
+        self._params.chooses[row] |= bool(found)
         if found:
             self._processors[row] = found
 
 
-class _ParamColumns:
-    """The sampling parameters of all rows, one array for each parameter."""
+class _RowParams:
+    """The sampling parameters of all rows, and what each row needs for them."""
 
-    def __init__(self, max_num_seqs: int, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-        self.temperature = np.zeros(max_num_seqs, dtype=np.float32)
-        self.top_k = np.zeros(max_num_seqs, dtype=np.int64)
-        self.top_p = np.zeros(max_num_seqs, dtype=np.float64)
-        self.min_p = np.zeros(max_num_seqs, dtype=np.float32)
-        self.repetition = np.zeros(max_num_seqs, dtype=np.float32)
-        self.frequency = np.zeros(max_num_seqs, dtype=np.float32)
-        self.presence = np.zeros(max_num_seqs, dtype=np.float32)
-        self.penalised = np.zeros(max_num_seqs, dtype=np.bool_)
-        self.seeds = np.zeros(max_num_seqs, dtype=np.uint64)
-        self.adjusted = np.zeros(max_num_seqs, dtype=np.bool_)
+    def __init__(self, max_num_seqs: int) -> None:
+        self.columns = new_columns(max_num_seqs)
         self.num_logprobs = np.zeros(max_num_seqs, dtype=np.int64)
-        self.chooses = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.penalised, self.adjusted, self.chooses = np.zeros((3, max_num_seqs), dtype=np.bool_)
 
     def set(self, row: int, params: SamplingParams) -> None:
-        self.temperature[row] = params.temperature
-        self.top_k[row] = min(params.top_k, self.vocab_size) if params.top_k > 0 else self.vocab_size
-        self.top_p[row] = params.top_p
-        self.min_p[row] = params.min_p
-        self.repetition[row] = params.repetition_penalty
-        self.frequency[row] = params.frequency_penalty
-        self.presence[row] = params.presence_penalty
-        unpenalised = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty) == (1.0, 0.0, 0.0)
-        self.penalised[row] = not unpenalised
-        self.seeds[row] = params.seed % 2**64
+        set_row(self.columns, row, params)
         self.num_logprobs[row] = params.logprobs or 0
-        greedy = params.temperature < GREEDY_BELOW and unpenalised
-        self.chooses[row] = not greedy or self.num_logprobs[row] > 0
+        penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
+        penalised = self.penalised[row] = penalties != (1.0, 0.0, 0.0)
+        self.chooses[row] = params.temperature >= GREEDY_BELOW or penalised or self.num_logprobs[row] > 0

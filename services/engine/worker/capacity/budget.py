@@ -36,7 +36,7 @@ _GIB = 2**30
 _MIB = 2**20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
     """The memory plan, sizes in bytes. On a CPU all of it is main memory, on a GPU only the rows and the swap space."""
 
@@ -75,7 +75,7 @@ class MemoryPlan:
         return "memory, MiB: " + ", ".join(f"{name} {size / _MIB:.0f}" for name, size in parts.items())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
     """The worker's properties and operations that planning needs."""
 
@@ -149,13 +149,24 @@ def plan_memory(
     rows, step_bytes = rows_bytes(settings, description, context), step.at(context)
     needed = rows + step_bytes + heap_bytes(step_bytes) + mapped_bytes
     budget = cpu_budget(settings, needed, ranks.local_size) if on_cpu else cuda_budget(settings, device, step_bytes)
+    if on_cpu and budget.most_bytes < (asked := _asked_bytes(settings, ranks.local_size)):
+        text = "of the %.1f GiB that --kv-cache-memory-gb gives the KV cache, at most %.1f are free"
+        logger.warning(text, asked / _GIB, budget.most_bytes / _GIB)
     kv = plan_kv_cache(settings, description, dtype, budget, context, on_cpu=on_cpu)
     kv = KvPlan(ranks.smallest(kv.num_blocks), ranks.smallest(kv.max_model_len))
     cache = kv.num_blocks * block_bytes
     promised = needed + cache if on_cpu else rows
     num_host_blocks = plan_host_blocks(settings, description, kv, dtype, promised, ranks.local_size)
     num_host_blocks = ranks.smallest(num_host_blocks)
-    return MemoryPlan(kv, num_host_blocks, held_bytes(), cache, num_host_blocks * block_bytes, rows, step_bytes)
+    return MemoryPlan(
+        kv=kv,
+        num_host_blocks=num_host_blocks,
+        held_bytes=held_bytes(),
+        cache_bytes=cache,
+        host_bytes=num_host_blocks * block_bytes,
+        rows_bytes=rows,
+        step_bytes=step_bytes,
+    )
 
 
 def _longest_context(
@@ -191,8 +202,11 @@ def kept_adapter_bytes(settings: EngineSettings, description: DecoderDescription
 def cpu_budget(settings: EngineSettings, needed_bytes: int, num_ranks: int = 1) -> Budget:
     """Returns the budget of one rank's KV cache in main memory, from which rows and steps need `needed_bytes`."""
     most = int(max(0, free_bytes() - needed_bytes * num_ranks) * FREE_SHARE_MAX) // num_ranks
-    asked = int(settings.kv_cache_memory_gb * settings.gpu_memory_utilization * _GIB) // num_ranks
-    return Budget(min(asked, most), most)
+    return Budget(min(_asked_bytes(settings, num_ranks), most), most)
+
+
+def _asked_bytes(settings: EngineSettings, num_ranks: int) -> int:
+    return int(settings.kv_cache_memory_gb * settings.gpu_memory_utilization * _GIB) // num_ranks
 
 
 def cuda_budget(settings: EngineSettings, device: torch.device, step_bytes: int) -> Budget:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from services.engine.models.description import DecoderDescription
+from services.engine.worker.capacity.memory_advice import measures
 from shared.config import EngineSettings
 from shared.errors import ServiceError
-from shared.settings.memory_advice import measures
 
 logger = logging.getLogger(__name__)
 

@@ -73,7 +73,14 @@ def _layout(cache: KvCache) -> KvLayout:
     _, block_size, num_heads, head_dim = first.shape
     name = str(first.dtype).removeprefix("torch.")
     head_bytes = head_dim * first.dtype.itemsize
-    return KvLayout(len(cache.key_caches), num_heads, head_bytes, name, block_size, cache.parts_per_layer)
+    return KvLayout(
+        num_layers=len(cache.key_caches),
+        num_kv_heads=num_heads,
+        head_bytes=head_bytes,
+        dtype=name,
+        block_size=block_size,
+        num_parts=cache.parts_per_layer,
+    )
 
 
 def _fetch(cache: tuple[Tensor, ...], block: int, out: Bytes, native: NativeCopy | None) -> int:

@@ -38,7 +38,7 @@ CPU_CONTEXT_MAX = 2048
 """Limits of the measured steps on a CPU. All of them together take about 0.1 s with a small model."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepBounds:
     """The largest step: number of computed tokens, of rows, of sampled tokens, and tokens of the longest context.
 
@@ -65,10 +65,16 @@ def largest_step(settings: EngineSettings, description: DecoderDescription, on_c
         tokens = max(tokens, context)
     num_draft_tokens = settings.num_speculative_tokens if settings.use_lookahead else 0
     samples = max(rows, min(tokens, rows * (1 + num_draft_tokens)))
-    return StepBounds(tokens, rows, samples, context, min(tokens, prompt_logprob_rows(description.vocab_size)))
+    return StepBounds(
+        num_tokens=tokens,
+        num_rows=rows,
+        num_samples=samples,
+        context=context,
+        num_reported=min(tokens, prompt_logprob_rows(description.vocab_size)),
+    )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """The steps to measure, in a temporary KV cache `kv`, and how much larger the largest step is."""
 
@@ -163,9 +169,16 @@ def _passing(num_tokens: int, context: int, block_size: int, num_blocks: int) ->
     The computed tokens have separate slots; the context before them reuses the same blocks.
     """
     blocks = tuple(index % num_blocks for index in range(-(-context // block_size)))
-    new = NewSequence(0, "", (0,) * context, context, blocks, SamplingParams(max_tokens=1))
-    share = ScheduledSequence(0, context - num_tokens, num_tokens, samples=False)
-    return StepPlan(1, new=(new,), scheduled=(share,), num_tokens=num_tokens)
+    new = NewSequence(
+        row=0,
+        sequence_id="",
+        token_ids=(0,) * context,
+        num_prompt_tokens=context,
+        block_ids=blocks,
+        params=SamplingParams(max_tokens=1),
+    )
+    share = ScheduledSequence(row=0, start=context - num_tokens, num_tokens=num_tokens, samples=False)
+    return StepPlan(step=1, new=(new,), scheduled=(share,), num_tokens=num_tokens)
 
 
 def _sampling(num_rows: int, vocab_size: int, temperature: float) -> StepPlan:
@@ -180,9 +193,12 @@ def _sampling(num_rows: int, vocab_size: int, temperature: float) -> StepPlan:
         frequency_penalty=0.1,
         logprobs=limits.LOGPROBS_MAX,
     )
-    new = tuple(NewSequence(row, "", (0,), 1, (row,), params) for row in range(num_rows))
-    shares = tuple(ScheduledSequence(row, 0, 1, samples=True) for row in range(num_rows))
-    return StepPlan(1, new=new, scheduled=shares, num_tokens=num_rows)
+    new = tuple(
+        NewSequence(row=row, sequence_id="", token_ids=(0,), num_prompt_tokens=1, block_ids=(row,), params=params)
+        for row in range(num_rows)
+    )
+    shares = tuple(ScheduledSequence(row=row, start=0, num_tokens=1, samples=True) for row in range(num_rows))
+    return StepPlan(step=1, new=new, scheduled=shares, num_tokens=num_rows)
 
 
 def bytes_per_context_token(num_tokens: int, description: DecoderDescription, dtype: torch.dtype) -> int:

@@ -30,7 +30,7 @@ from services.engine.worker.batch.state_table import StateTable
 from services.engine.worker.gpu.staging import Staging
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostStep:
     """The arrays of a step on the host, see the module."""
 
@@ -52,7 +52,7 @@ class HostStep:
         return len(self.ids) == len(self.sequences.rows) == len(self.rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceStep:
     """The arrays of a step on the device. `logit_tokens` is None if every token samples.
 
@@ -122,7 +122,16 @@ def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, b
 def empty_step() -> HostStep:
     """Returns a step without sequences, for the capture of graphs."""
     none = np.zeros(0, dtype=np.int64)
-    return HostStep(none, none, none, none, Sequences(none, none, none, none), none, none, none)
+    return HostStep(
+        ids=none,
+        sources=none,
+        positions=none,
+        slots=none,
+        sequences=Sequences(none, none, none, none),
+        logit_tokens=none,
+        rows=none,
+        offsets=none,
+    )
 
 
 def place(
@@ -151,7 +160,16 @@ def place(
     every = graph is not None or (len(step.logit_tokens) == len(step.ids) and step.report is None)
     logit_tokens = None if every else staging.put(step.logit_tokens)
     reported_ids = None if step.report is None else staging.put(step.report.token_ids, dtype=np.int64)
-    return DeviceStep(ids, sources, positions, slots, attention, logit_tokens, reported_ids, adapters)
+    return DeviceStep(
+        ids=ids,
+        sources=sources,
+        positions=positions,
+        slots=slots,
+        attention=attention,
+        logit_tokens=logit_tokens,
+        reported_ids=reported_ids,
+        adapters=adapters,
+    )
 
 
 def staging_bytes(

@@ -5,27 +5,29 @@ generator has no state. Called by the GPU worker: `stage` before a step's arrays
 pass.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from services.engine.core.plan import NewSequence, SampledLogprobs
+from services.engine.kernels.sampling import GREEDY_BELOW, SamplingColumns
 from services.engine.triton.attention.attention_work import Integers
-from services.engine.triton.sampling import Adjustments, Columns, choose_tokens
-from services.engine.worker.batch.sampler import GREEDY_BELOW, Sampled, SamplingBatch, add_biases, errors_of
+from services.engine.triton.sampling import Adjustments, choose_tokens
+from services.engine.worker.batch.sampler import Sampled, SamplingBatch, add_biases, errors_of
 from services.engine.worker.batch.state_table import StateTable
 from services.engine.worker.gpu.staging import Staging, sent
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StagedSampling:
     """A step's sampling parameters on the device. `rows` [n] int64; `penalised`: indices of rows with penalties."""
 
     batch: SamplingBatch
-    columns: Columns
-    bitmask: Tensor
+    columns: SamplingColumns[Tensor]
+    positions: Tensor
+    adjustments: Adjustments
     rows: Tensor
     penalised: Integers
 
@@ -53,7 +55,8 @@ class DeviceSampler:
 
     def join(self, sequences: tuple[NewSequence, ...], table: StateTable) -> None:
         """Copies the penalty counts of new sequences with penalties to the device."""
-        rows = np.array([sequence.row for sequence in sequences if _has_penalties(sequence)], dtype=np.int64)
+        joined = np.array([sequence.row for sequence in sequences], dtype=np.int64)
+        rows = joined[table.has_penalties(joined)]
         if len(rows):
             counts, in_prompt = table.penalty_rows(rows)
             places = sent(torch.from_numpy(rows), self._device)
@@ -62,30 +65,28 @@ class DeviceSampler:
 
     def stage(self, batch: SamplingBatch, rows: Integers, staging: Staging) -> StagedSampling:
         """Puts the parameters of the rows to sample into the staging buffer, in their order."""
-        count = len(rows)
-        repetition, frequency, presence = np.ones(count), np.zeros(count), np.zeros(count)
-        penalty_rows, mask_rows = np.full(count, -1), np.full(count, -1)
-        columns = ((repetition, batch.repetition), (frequency, batch.frequency), (presence, batch.presence))
-        for column, values in columns:
-            column[batch.penalised] = values
+        penalty_rows, mask_rows = np.full((2, len(rows)), -1)
         penalty_rows[batch.penalised] = rows[batch.penalised]
         masked = [row for row, adjustment in batch.adjustments.items() if adjustment.mask is not None]
         mask_rows[masked] = np.arange(len(masked))
         put = staging.put
-        staged = Columns(
-            temperature=put(batch.temperature, dtype=np.float32),
-            top_k=put(batch.top_k),
-            top_p=put(batch.top_p, dtype=np.float64),
-            min_p=put(batch.min_p, dtype=np.float32),
-            seeds=put(batch.seeds.view(np.int64), dtype=np.int64),
-            positions=put(batch.output_positions),
-            repetition=put(repetition, dtype=np.float32),
-            frequency=put(frequency, dtype=np.float32),
-            presence=put(presence, dtype=np.float32),
+        columns = batch.columns.map(lambda column: put(column, dtype=column.dtype))
+        adjustments = Adjustments(
+            counts=self._counts,
+            in_prompt=self._in_prompt,
+            bitmask=self._bitmask(batch),
             penalty_rows=put(penalty_rows),
             mask_rows=put(mask_rows),
         )
-        return StagedSampling(batch, staged, self._bitmask(batch), put(rows, dtype=np.int64), batch.penalised)
+        positions, places = put(batch.output_positions), put(rows, dtype=np.int64)
+        return StagedSampling(
+            batch=batch,
+            columns=columns,
+            positions=positions,
+            adjustments=adjustments,
+            rows=places,
+            penalised=batch.penalised,
+        )
 
     def choose(self, logits: Tensor, staged: StagedSampling, draft_tokens: "DraftTokens | None" = None) -> Chosen:
         """Samples tokens from logits [n, vocab].
@@ -93,17 +94,15 @@ class DeviceSampler:
         Without draft tokens the sampled tokens are also recorded as output. With `draft_tokens` the caller records
         the accepted ones afterwards, with `take`.
         """
-        batch = staged.batch
-        columns, counts, in_prompt = staged.columns, self._counts, self._in_prompt
+        batch, adjustments = staged.batch, staged.adjustments
         if draft_tokens is not None and len(staged.penalised):
-            columns, counts, in_prompt = self._with_draft_tokens(staged, draft_tokens)
-        any_draws = bool((batch.temperature >= GREEDY_BELOW).any())
-        adjustments = Adjustments(counts, in_prompt, staged.bitmask)
+            adjustments = self._with_draft_tokens(staged, draft_tokens)
+        any_draws = bool((batch.columns.temperature >= GREEDY_BELOW).any())
         biased = [row for row, adjustment in batch.adjustments.items() if adjustment.biases]
         adjusted = logits.clone() if biased else logits
         if biased:
             add_biases(adjusted, batch)
-        tokens, logprobs = choose_tokens(adjusted, columns, adjustments, any_draws)
+        tokens, logprobs = choose_tokens(adjusted, staged.columns, staged.positions, adjustments, any_draws)
         if biased:
             logprobs = logprobs.index_copy(0, *_model_logprobs(logits, tokens, biased))
         if draft_tokens is None:
@@ -121,20 +120,19 @@ class DeviceSampler:
             ones = torch.ones(len(penalised), dtype=torch.int32, device=self._device)
             self._counts.index_put_((rows[places], tokens[places]), ones, accumulate=True)
 
-    def _with_draft_tokens(self, staged: StagedSampling, draft_tokens: "DraftTokens") -> tuple[Columns, Tensor, Tensor]:
-        """Returns (columns, counts, in_prompt) in which the draft tokens before each penalised row count as output."""
+    def _with_draft_tokens(self, staged: StagedSampling, draft_tokens: "DraftTokens") -> Adjustments:
+        """Returns adjustments in which the draft tokens before each penalised row count as output."""
         places = staged.penalised
         own = staged.rows[sent(torch.from_numpy(places), self._device)]
         counts = self._counts.index_select(0, own).cpu().numpy()
         for row, place in enumerate(places.tolist()):
             np.add.at(counts[row], draft_tokens.before(place), 1)
-        rows = torch.full_like(staged.columns.penalty_rows, -1)
+        rows = torch.full_like(staged.adjustments.penalty_rows, -1)
         rows[sent(torch.from_numpy(places), self._device)] = torch.arange(
             len(places), dtype=torch.int32, device=self._device
         )
-        fields = {name: getattr(staged.columns, name) for name in Columns.__dataclass_fields__}
-        counted = sent(torch.from_numpy(counts), self._device)
-        return Columns(**{**fields, "penalty_rows": rows}), counted, self._in_prompt.index_select(0, own)
+        counted, in_prompt = sent(torch.from_numpy(counts), self._device), self._in_prompt.index_select(0, own)
+        return replace(staged.adjustments, counts=counted, in_prompt=in_prompt, penalty_rows=rows)
 
     def _bitmask(self, batch: SamplingBatch) -> Tensor:
         """Returns the bitmask of allowed tokens, one row for each row of the batch that has a mask."""
@@ -163,11 +161,6 @@ def _model_logprobs(logits: Tensor, tokens: Tensor, rows: list[int]) -> tuple[Te
     return places, chosen - own.logsumexp(dim=-1)
 
 
-def _has_penalties(sequence: NewSequence) -> bool:
-    p = sequence.params
-    return (p.repetition_penalty, p.frequency_penalty, p.presence_penalty) != (1.0, 0.0, 0.0)
-
-
 def _top(logits: Tensor, batch: SamplingBatch) -> tuple[Integers, Tensor, Tensor] | None:
     """Returns the top candidates of the rows that asked for them, as in `Chosen.top`; None if no row asked."""
     asking = np.flatnonzero(batch.num_logprobs)
@@ -186,4 +179,4 @@ def report(tokens: Integers, logprobs: list[float], top: tuple[Integers, Tensor,
         for row, ids, values in zip(top[0].tolist(), top[1].tolist(), top[2].tolist(), strict=True):
             count = int(batch.num_logprobs[row])
             reports[row] = SampledLogprobs(logprobs[row], tuple(ids[:count]), tuple(values[:count]))
-    return Sampled(tokens, tuple(reports), errors_of(batch))
+    return Sampled(tokens, tuple(reports), errors_of(batch), batch.waiting)

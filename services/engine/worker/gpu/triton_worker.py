@@ -41,6 +41,7 @@ from services.engine.triton.attention.attention_work import Heads, Integers
 from services.engine.triton.operations import TritonOperations
 from services.engine.triton.step_inputs import known_ids, scatter_words
 from services.engine.worker.batch.acceptance import accept
+from services.engine.worker.batch.mask_turns import MaskTurns
 from services.engine.worker.batch.pooling import NO_SUMS, PoolingRows, pooling_kind, span_sums, with_vectors
 from services.engine.worker.batch.prompt_logprobs import PromptReport, ReportedLogits, packed, report_logits
 from services.engine.worker.batch.sampler import NOTHING_SAMPLED, Sampled
@@ -75,7 +76,7 @@ from shared.parameters.pooling import PoolingKind
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _UnderWay:
     """A launched step with logits. The copies of its results to the host are complete when `arrived` has occurred.
 
@@ -200,8 +201,10 @@ class TritonWorker:
         return len(self._under_way) < UNDER_WAY_MAX and not any(map(self._waited_for, self._under_way))
 
     def _waited_for(self, step: "_UnderWay | StepResult") -> bool:
-        """Whether the next step's masks depend on the tokens of a step under way."""
-        return not isinstance(step, StepResult) and self._table.needs_tokens(step.rows)
+        """Whether the next step depends on the tokens of a step under way: its masks, or which sequences go on."""
+        if isinstance(step, StepResult):
+            return not all(step.token_ids)
+        return self._table.needs_tokens(step.rows)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> None:
@@ -213,7 +216,7 @@ class TritonWorker:
         for sequence in plan.new:
             self._num_known[sequence.row] = len(sequence.token_ids)
         if plan.empty:
-            self._under_way.append(StepResult(plan.step))
+            self._under_way.append(StepResult(step=plan.step))
             self._sums.append(_Sums(plan))
             return
         self._sampler.join(plan.new, self._table)
@@ -225,7 +228,7 @@ class TritonWorker:
         self._send(plan)
         logits = self._compute(plan, placed, size, needs_logits=len(step.logit_tokens) > 0)
         if logits is None:
-            self._under_way.append(StepResult(plan.step))
+            self._under_way.append(StepResult(step=plan.step))
             return
         self._choose(plan, step, logits, sampling, self._reported(step, placed, logits))
 
@@ -281,11 +284,11 @@ class TritonWorker:
         # The all-reduce between ranks is not captured.
         captures = on_device and not settings.enforce_eager and self._ranks.shard.size == 1
         backend = Backend(
-            d,
-            self._device,
-            self._cache_dtype,
-            partial(self._make_state, settings, eos),
-            self.run,
+            description=d,
+            device=self._device,
+            cache_dtype=self._cache_dtype,
+            make_state=partial(self._make_state, settings, eos),
+            run=self.run,
             # Attention reads keys and values in the cache, without copying them.
             context_token_bytes=lambda _: 0,
             kept_bytes=(2 if num_slots else 1) * graphs_bytes(bounds.num_rows, d.vocab_size) if captures else 0,
@@ -306,12 +309,12 @@ class TritonWorker:
         d, rows, block_size = self._description, settings.max_num_seqs, settings.block_size
         self._blocks = DeviceBlocks(d, kv.num_blocks, num_host_blocks, block_size, self._cache_dtype, self._device)
         self._facts = EngineFacts(
-            kv.num_blocks,
-            block_size,
-            kv.max_model_len,
-            d.vocab_size,
-            eos,
-            num_host_blocks,
+            num_blocks=kv.num_blocks,
+            block_size=block_size,
+            max_model_len=kv.max_model_len,
+            vocab_size=d.vocab_size,
+            eos_token_ids=eos,
+            num_host_blocks=num_host_blocks,
             computes_on_host=self._device.type == "cpu",
             configuration=self._configuration,
             content=self._content,
@@ -321,7 +324,9 @@ class TritonWorker:
             variant_because="the GPU's library of matrix products orders its sums by the number of tokens of a step",
         )
         self._pooling = PoolingRows(d.hidden_size)
-        self._table = StateTable(rows, kv.max_model_len, block_size, d.vocab_size, eos, self._grammars.processor)
+        self._table = StateTable(
+            rows, kv.max_model_len, block_size, d.vocab_size, eos, self._grammars.processor, MaskTurns(self._ranks)
+        )
         self._num_known = np.zeros(rows, dtype=np.int64)
 
     def _prepare_empty(self, size: GraphSize) -> DeviceStep:
@@ -427,13 +432,23 @@ class TritonWorker:
         sampling: StagedSampling | None,
         reported: ReportedLogits | None,
     ) -> None:
-        draft_tokens = _draft_tokens(plan) if step.offsets.any() else None
+        waits = sampling is not None and bool(sampling.batch.waiting)
+        draft_tokens = _draft_tokens(plan) if waits or step.offsets.any() else None
         chosen = None
         if sampling is not None:
             chosen = self._to_host(self._sampler.choose(logits[: len(step.rows)], sampling, draft_tokens))
         arrived = self._copies_end()
         places = step.rows if draft_tokens is not None else self._table.reserve(step.rows)
-        launched = _UnderWay(plan, step.rows, places, sampling, chosen, step.report, reported, arrived)
+        launched = _UnderWay(
+            plan=plan,
+            rows=step.rows,
+            places=places,
+            sampling=sampling,
+            chosen=chosen,
+            report=step.report,
+            reported=reported,
+            arrived=arrived,
+        )
         self._under_way.append(launched if draft_tokens is None else self._accept(launched))
 
     def _accept(self, step: _UnderWay) -> StepResult:

@@ -186,7 +186,7 @@ def _expert_mlp(loader: _Loader, description: DecoderDescription, experts: Exper
         mlp = loader.operations.mlp(*inner, activation, gated=True)
         shared = SharedExpert(mlp, loader.linear(f"{name}.shared.gate") if experts.shared_gate else None)
     up, down = (loader.experts(f"{name}.experts.{part}", experts.num_experts) for part in ("up", "down"))
-    biases = [loader.expert_bias(f"{name}.experts.{part}", experts.num_experts) for part in ("up", "down")]
+    up_bias, down_bias = (loader.expert_bias(f"{name}.experts.{part}", experts.num_experts) for part in ("up", "down"))
     router: Linear | ExactRouter
     correction = None
     if experts.correction:
@@ -195,7 +195,18 @@ def _expert_mlp(loader: _Loader, description: DecoderDescription, experts: Exper
         router = ExactRouter(loader.operations.linear(loader.reader.exact(f"{name}.router.weight")))
     else:
         router = loader.linear(f"{name}.router")
-    return loader.mixture(ExpertParts(experts, router, up, down, activation, shared, correction, *biases))
+    parts = ExpertParts(
+        experts=experts,
+        router=router,
+        gate_up=up,
+        down=down,
+        activation=activation,
+        shared=shared,
+        correction=correction,
+        up_bias=up_bias,
+        down_bias=down_bias,
+    )
+    return loader.mixture(parts)
 
 
 def _head(embedding: Tensor, loader: _Loader, description: DecoderDescription) -> Linear:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from services.engine.models.description import DecoderDescription
 from services.engine.worker.capacity.kv_cache import Budget, KvPlan, context_length
+from services.engine.worker.capacity.memory_advice import measures
 from shared.config import EngineSettings
 from shared.errors import ServiceError
-from shared.settings.memory_advice import measures
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from services.engine.models.config_fields import weight_dtype
 from services.engine.quantization.choice import PLAIN_WEIGHTS, weight_form
 from services.engine.sampling.grammar import grammar_compiler
 from services.engine.worker.batch.inputs import FlatStep, flatten
+from services.engine.worker.batch.mask_turns import MaskTurns
 from services.engine.worker.batch.results import step_result
 from services.engine.worker.batch.state_table import StateTable
 from services.engine.worker.capacity.budget import cpu_budget, cuda_budget, heap_bytes, rows_bytes
@@ -67,6 +68,8 @@ class OwnCacheWorker:
             description.vocab_size,
             eos,
             self._grammars.processor,
+            # To compute a token again, this worker would compute the whole sequence again.
+            MaskTurns(is_limited=False),
         )
         self._caches: dict[int, SequenceCache] = {}
         """The cache of each row."""
@@ -88,7 +91,7 @@ class OwnCacheWorker:
             self._caches.pop(row, None)
         self._table.apply(plan)
         if plan.empty:
-            return StepResult(plan.step)
+            return StepResult(step=plan.step)
         step = flatten(plan, self._table, self._block_size)
         result = step_result(plan, step, self._logits(plan, step), self._table)
         if self._heap_guard is not None:

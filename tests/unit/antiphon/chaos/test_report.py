@@ -9,9 +9,15 @@ from antiphon.chaos.streams import Answer, Known, Outcome
 from antiphon.chaos.targets import Injection
 
 KNOWN = Known({}, [1, 2, 3], "abc")
-GOOD = Outcome(KNOWN, 90.0, 120.0, Answer([1, 2, 3], "abc", "length"), gaps=[(100.2, 101.2), (110.0, 119.0)])
-KILL = Injection(Fault(10.0, "kill", "engine", ("engine-1",)), 100.0, 102.0)
-FREEZE = Injection(Fault(18.0, "freeze", "nats", ("nats",), 2.0), 108.0, 110.0)
+GOOD = Outcome(
+    known=KNOWN,
+    began_s=90.0,
+    ended_s=120.0,
+    answer=Answer(token_ids=[1, 2, 3], text="abc", finish_reason="length"),
+    gaps=[(100.2, 101.2), (110.0, 119.0)],
+)
+KILL = Injection(Fault(at_s=10.0, kind="kill", group="engine", targets=("engine-1",)), 100.0, 102.0)
+FREEZE = Injection(Fault(at_s=18.0, kind="freeze", group="nats", targets=("nats",), duration_s=2.0), 108.0, 110.0)
 
 
 def test_a_run_without_a_difference_passes():
@@ -65,9 +71,15 @@ def test_percentiles_are_values_that_occurred():
 
 
 def test_faults_without_another_one_beside_them_have_stalls_of_their_own():
-    second = Injection(Fault(50.0, "kill", "engine", ("engine-2",)), 140.0, 141.0)
-    beside = Injection(Fault(50.5, "freeze", "nats", ("nats",), 2.0), 140.5, 142.5)
-    late = Outcome(KNOWN, 130.0, 150.0, Answer([1, 2, 3], "abc", "length"), gaps=[(140.1, 148.1)])
+    second = Injection(Fault(at_s=50.0, kind="kill", group="engine", targets=("engine-2",)), 140.0, 141.0)
+    beside = Injection(Fault(at_s=50.5, kind="freeze", group="nats", targets=("nats",), duration_s=2.0), 140.5, 142.5)
+    late = Outcome(
+        known=KNOWN,
+        began_s=130.0,
+        ended_s=150.0,
+        answer=Answer(token_ids=[1, 2, 3], text="abc", finish_reason="length"),
+        gaps=[(140.1, 148.1)],
+    )
     report = make_report(1, 60, [KILL, second, beside], [GOOD, late], [])
     row = next(row for row in report.faults if row.group == "engine")
     assert (row.count, round(row.stall_p99_s, 6)) == (2, 8.0)
@@ -78,15 +90,21 @@ def test_faults_without_another_one_beside_them_have_stalls_of_their_own():
 
 
 def test_the_report_for_programs_has_each_fault():
-    second = Injection(Fault(50.0, "kill", "engine", ("engine-2",)), 140.0, 141.0)
-    late = Outcome(KNOWN, 130.0, 150.0, Answer([1, 2, 3], "abc", "length"), gaps=[(140.1, 148.1)])
+    second = Injection(Fault(at_s=50.0, kind="kill", group="engine", targets=("engine-2",)), 140.0, 141.0)
+    late = Outcome(
+        known=KNOWN,
+        began_s=130.0,
+        ended_s=150.0,
+        answer=Answer(token_ids=[1, 2, 3], text="abc", finish_reason="length"),
+        gaps=[(140.1, 148.1)],
+    )
     (row,) = make_report(1, 60, [KILL, second], [GOOD, late], []).as_json()["faults"]
     found = [(one["at_s"], one["targets"], one["alone"], round(one["stall_p99_s"], 6)) for one in row["each"]]
     assert found == [(10.0, ("engine-1",), True, 1.0), (50.0, ("engine-2",), True, 8.0)]
 
 
 def test_calm_moments_have_a_row_but_are_no_faults():
-    calm = [Injection(Fault(0.0, "none", "calm", ()), 109.5, 109.5)]
+    calm = [Injection(Fault(at_s=0.0, kind="none", group="calm", targets=()), 109.5, 109.5)]
     report = make_report(1, 60, [KILL], [GOOD], [], calm=calm)
     assert [(row.kind, row.group) for row in report.faults] == [("none", "calm"), ("kill", "engine")]
     assert round(report.faults[0].stall_max_s, 6) == 9.0

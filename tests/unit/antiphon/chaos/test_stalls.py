@@ -74,7 +74,7 @@ def test_means_are_in_the_order_of_the_parts() -> None:
 
 
 def test_the_longest_tenth_is_at_least_one() -> None:
-    outcome = Outcome(Known({}, [], ""), 0.0)
+    outcome = Outcome(known=Known({}, [], ""), began_s=0.0)
     assert slowest([]) == []
     found = [Stall(outcome, 0.0, float(number)) for number in range(20)]
     assert slowest(found[:3]) == [found[2]]
@@ -82,7 +82,13 @@ def test_the_longest_tenth_is_at_least_one() -> None:
 
 
 def test_a_stall_is_the_longest_silence_around_a_fault_of_a_stream_that_was_open() -> None:
-    fault = Injection(Fault(0.0, "kill", "engine", ("engine-1",)), 100.0, 101.0)
-    stream = Outcome(Known({}, [], ""), 90.0, 120.0, Answer(), gaps=[(99.0, 99.9), (99.9, 100.4), (100.5, 102.0)])
-    earlier = Outcome(Known({}, [], ""), 80.0, 99.0, Answer(), gaps=[(98.0, 99.0)])
+    fault = Injection(Fault(at_s=0.0, kind="kill", group="engine", targets=("engine-1",)), 100.0, 101.0)
+    stream = Outcome(
+        known=Known({}, [], ""),
+        began_s=90.0,
+        ended_s=120.0,
+        answer=Answer(),
+        gaps=[(99.0, 99.9), (99.9, 100.4), (100.5, 102.0)],
+    )
+    earlier = Outcome(known=Known({}, [], ""), began_s=80.0, ended_s=99.0, answer=Answer(), gaps=[(98.0, 99.0)])
     assert [(one.began_s, one.ended_s) for one in stalls([fault], [stream, earlier])] == [(100.5, 102.0)]

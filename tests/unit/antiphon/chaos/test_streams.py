@@ -13,5 +13,6 @@ async def test_a_timeline_whose_gateway_dies_meanwhile_is_missing():
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        address = ServerAddress(*server.sockets[0].getsockname()[:2])
+        host, port = server.sockets[0].getsockname()[:2]
+        address = ServerAddress(host=host, port=port)
         assert await timeline_of(address, "cmpl-1") is None

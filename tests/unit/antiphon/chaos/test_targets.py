@@ -51,7 +51,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 
 def _fault(kind, duration_s: float = 0.0) -> Fault:
-    return Fault(0.0, kind, "engine", ("engine-1",), duration_s)
+    return Fault(at_s=0.0, kind=kind, group="engine", targets=("engine-1",), duration_s=duration_s)
 
 
 async def test_only_the_children_of_the_launcher_are_looked_at_if_the_kernel_lists_them():

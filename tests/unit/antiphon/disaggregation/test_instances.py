@@ -225,6 +225,7 @@ def test_an_instance_of_two_devices_needs_a_tensor_parallel_size_of_two(
     check_worker(deployment_of(tables, f"{IP}_45").own, host="0.0.0.0", port=8088, engines=1, devices=2)
 
 
+@pytest.mark.spec("S-DIS-026", "S-DIS-055")
 def test_an_instance_sees_the_gpus_of_its_table() -> None:
     seen = start._visible_devices
     assert seen(("4", "5"), "auto", {"CUDA_VISIBLE_DEVICES": "4,5,6"}) == {"CUDA_VISIBLE_DEVICES": "4,5"}

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from antiphon.async_client import get, post
 from antiphon.disaggregation import scheduler
 from antiphon.disaggregation.instance import Deployment, read_deployment
 from antiphon.disaggregation.instance_server import Answer, Request, Response, json_response, serve
@@ -17,7 +18,6 @@ from antiphon.disaggregation.join import HEADER, Join, Joined, bus_secret, is_si
 from antiphon.disaggregation.scheduler import Gathering
 from antiphon.disaggregation.table_tool import generate
 from antiphon.disaggregation.worker import Worker
-from antiphon.launch.http_probe import get, post
 from antiphon.settings import InstanceSettings
 from antiphon.supervision.fleet import Failure
 from shared.security.bus_permissions import password
@@ -57,15 +57,18 @@ async def test_an_instance_follows_the_latest_scheduler_that_has_its_key_and_mea
         ({"bus": ""}, "either all instances and the scheduler have --nats, or none"),
     ]
     for changes, refused in cases:
-        assert join(worker, tmp_path, **changes) == (409, Joined(2, "prefill-1", digest, "4", refused))
+        assert join(worker, tmp_path, **changes) == (
+            409,
+            Joined(epoch=2, name="prefill-1", table=digest, devices="4", refused=refused),
+        )
     assert not (tmp_path / "prefill-1.credentials").exists()
     for _ in range(2):  # the scheduler repeats itself
-        assert join(worker, tmp_path) == (200, Joined(2, "prefill-1", digest, "4"))
+        assert join(worker, tmp_path) == (200, Joined(epoch=2, name="prefill-1", table=digest, devices="4"))
     credentials = tmp_path / "prefill-1.credentials"
     assert credentials.read_text() == f"prefill-1:{password(bus_secret(KEY, 2), 'prefill-1')}"
     assert credentials.stat().st_mode & 0o077 == 0
     assert join(worker, tmp_path, epoch=1)[1] == Joined(
-        1, "prefill-1", digest, "4", "it follows a scheduler that was started later"
+        epoch=1, name="prefill-1", table=digest, devices="4", refused="it follows a scheduler that was started later"
     )
     assert join(worker, tmp_path, epoch=3)[0] == 200
     assert credentials.read_text() == f"prefill-1:{password(bus_secret(KEY, 3), 'prefill-1')}"
@@ -132,7 +135,14 @@ async def test_the_server_answers_whole_requests_and_survives_others(listening) 
 
 
 def gathering_of(folder: Path, ports: list[int], said: list[str]) -> Gathering:
-    return Gathering(deployment_of(folder, "host"), ports, KEY, 2, "nats://h:1", lambda _name, line: said.append(line))
+    return Gathering(
+        deployment=deployment_of(folder, "host"),
+        ports=ports,
+        key=KEY,
+        epoch=2,
+        bus="nats://h:1",
+        sink=lambda _name, line: said.append(line),
+    )
 
 
 async def failure_of(gathering: Gathering) -> str:

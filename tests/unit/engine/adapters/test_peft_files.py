@@ -1,6 +1,7 @@
 """Adapter files: what cannot be served is refused by name; scales follow peft's rules."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,10 +98,32 @@ def test_a_tensor_that_cannot_be_served_is_refused_by_name(
     assert why in refusal(reader_of(model), path).message
 
 
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
+def test_what_cannot_be_read_is_refused_in_the_same_words_and_without_waiting(
+    file: str, model: Path, tmp_path: Path
+) -> None:
+    library = AdapterLibrary(reader_of(model), lambda weights: weights, 1)
+    paths = {kind: make_adapter(tmp_path / kind, model) for kind in ("gone", "pipe", "directory", "device", "link")}
+    for path in paths.values():
+        (path / file).unlink()
+    os.mkfifo(paths["pipe"] / file)
+    (paths["directory"] / file).mkdir()
+    (paths["device"] / file).symlink_to("/dev/zero")
+    (paths["link"] / file).symlink_to(paths["pipe"] / file)
+    told = set[str]()
+    for path in (*paths.values(), tmp_path / "nowhere", tmp_path / "a\0b", Path("~nobody-at-all")):
+        for load in (library.load, lambda name, path: reader_of(model).read(Path(path), name)):
+            with pytest.raises(ServiceError) as refused:
+                load("a", str(path))
+            assert refused.value.code == "not_found"
+            told.add(refused.value.message.replace(str(path), "PATH"))
+    assert {
+        message.replace("adapter_config.json", "F").replace("adapter_model.safetensors", "F") for message in told
+    } == {"The adapter 'a' cannot be served: there is no directory PATH with a file F that can be read."}
+
+
 def test_missing_and_damaged_files_are_named(model: Path, tmp_path: Path) -> None:
     reader = reader_of(model)
-    gone = refusal(reader, tmp_path / "gone")
-    assert (gone.code, "there is no directory" in gone.message) == ("not_found", True)
     path = make_adapter(tmp_path / "a", model)
     (path / "adapter_model.safetensors").write_bytes(b"no")
     assert "cannot be read as safetensors" in refusal(reader, path).message
@@ -109,7 +132,7 @@ def test_missing_and_damaged_files_are_named(model: Path, tmp_path: Path) -> Non
     (path / "adapter_config.json").write_text("{")
     assert "is not valid JSON" in refusal(reader, path).message
     (path / "adapter_config.json").unlink()
-    assert "has no adapter_config.json" in refusal(reader, path).message
+    assert "with a file adapter_config.json that can be read" in refusal(reader, path).message
 
 
 def test_scales_are_peft_s_for_ranks_and_alphas_of_modules_and_for_rslora(model: Path, tmp_path: Path) -> None:

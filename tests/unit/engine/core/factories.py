@@ -33,8 +33,15 @@ def make_core(
         enable_chunked_prefill=chunked,
         **others,
     )
-    sizes = num_blocks, block_size, max_model_len, VOCAB_SIZE
-    facts = EngineFacts(*sizes, frozenset({EOS}), num_host_blocks, num_stages=num_stages)
+    facts = EngineFacts(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=max_model_len,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=frozenset({EOS}),
+        num_host_blocks=num_host_blocks,
+        num_stages=num_stages,
+    )
     return Core(limits, facts)
 
 
@@ -74,7 +81,9 @@ def answer(plan: StepPlan, *token_ids: int | tuple[int, ...], logprob: float = -
     num_samples = sum(share.samples for share in plan.scheduled)
     given = [token if isinstance(token, tuple) else (token,) for token in token_ids or (7,)]
     tokens = tuple(given[min(index, len(given) - 1)] for index in range(num_samples))
-    return StepResult(plan.step, tokens, tuple((SampledLogprobs(logprob),) * len(each) for each in tokens))
+    return StepResult(
+        step=plan.step, token_ids=tokens, logprobs=tuple((SampledLogprobs(logprob),) * len(each) for each in tokens)
+    )
 
 
 def step(core: Core, *token_ids: int | tuple[int, ...]) -> tuple[StepPlan, list[Outcome]]:

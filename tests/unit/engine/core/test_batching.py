@@ -150,16 +150,19 @@ class TickingWorker:
 @pytest.mark.spec("S-SRV-060")
 def test_the_step_loop_wakes_when_the_wait_is_over() -> None:
     reports: list[Any] = []
-    limits = CoreLimits(4, 64, max_batch_size=4, batch_wait_timeout=0.05)
-    loop = Engine.of_worker(TickingWorker(), limits, reports.append).loop
-    loop.add(spec("a", prompt_of(3), max_tokens=1))
-    while not loop.step():
+    limits = CoreLimits(max_num_seqs=4, max_num_batched_tokens=64, max_batch_size=4, batch_wait_timeout=0.05)
+    engine = Engine.of_worker(TickingWorker(), limits, reports.append)
+    engine.add(spec("a", prompt_of(3), max_tokens=1))
+    while not engine.step():
         # Without the batch's own time it would be this long, and longer than the test may take.
-        loop.wait(300.0)
+        engine.wait(300.0)
     assert reports[0].joined == ("a",)
 
 
 @pytest.mark.spec("S-SRV-061")
 def test_a_warm_up_gathers_nothing() -> None:
-    plain, gathering = CoreLimits(4, 64), CoreLimits(4, 64, max_batch_size=16, batch_wait_timeout=60.0)
+    plain, gathering = (
+        CoreLimits(max_num_seqs=4, max_num_batched_tokens=64),
+        CoreLimits(max_num_seqs=4, max_num_batched_tokens=64, max_batch_size=16, batch_wait_timeout=60.0),
+    )
     assert warm_up(UniprocExecutor(TickingWorker()), gathering) == warm_up(UniprocExecutor(TickingWorker()), plain) > 1

@@ -24,7 +24,7 @@ def result(plan: StepPlan) -> StepResult:
     """Every row has the same candidates. They do not end."""
     num_samples = sum(share.samples for share in plan.scheduled)
     best = SampledLogprobs(-1.0, (50, 51, 52, 53), (-1.0, -2.0, -4.0, -8.0))
-    return StepResult(plan.step, ((50,),) * num_samples, ((best,),) * num_samples)
+    return StepResult(step=plan.step, token_ids=((50,),) * num_samples, logprobs=((best,),) * num_samples)
 
 
 def beam_step(core: Core) -> tuple[StepPlan, list[Outcome]]:
@@ -111,7 +111,7 @@ def test_a_search_ends_with_its_last_member() -> None:
     assert core.apply(plan, result(plan)) == []
     invariants.check(core)
     assert core.pool.num_free == 32
-    assert core.counters().num_running == 0
+    assert core.load().num_running == 0
 
 
 def test_another_attempt_joins_the_search_of_its_siblings() -> None:
@@ -157,8 +157,8 @@ def test_a_search_waits_until_all_its_rows_are_free() -> None:
     plan, _ = beam_step(core)
     # The rows of the beams to come are reserved: the later sequence cannot have them.
     assert len(plan.scheduled) == 2
-    assert core.scheduler.rows.num_free == 0
-    assert core.scheduler.rows.num_reserved == 0
+    assert core.residency.rows.num_free == 0
+    assert core.residency.rows.num_reserved == 0
 
 
 def test_all_beams_of_a_search_count_as_running_sequences_of_its_client() -> None:
@@ -166,13 +166,13 @@ def test_all_beams_of_a_search_count_as_running_sequences_of_its_client() -> Non
     core.add(dataclasses.replace(member(0), client="a"))
     for _ in range(2):
         beam_step(core)
-    assert {beam.client for beam in core.scheduler.running} == {"a"}
-    assert core.scheduler.waiting.num_running_clients == 1
+    assert {beam.client for beam in core.residency.running} == {"a"}
+    assert core.residency.waiting.num_running_clients == 1
     core.add(dataclasses.replace(spec("other", prompt_of(4, 300)), client="b"))
     beam_step(core)
-    assert core.scheduler.waiting.num_running_clients == 2
+    assert core.residency.waiting.num_running_clients == 2
     core.abort("m0#1")
-    assert core.scheduler.waiting.num_running_clients == 1
+    assert core.residency.waiting.num_running_clients == 1
 
 
 def test_a_preempted_search_begins_anew_and_finds_the_same() -> None:

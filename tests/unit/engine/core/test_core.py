@@ -5,6 +5,7 @@ import pytest
 from services.engine.core import invariants
 from services.engine.core.plan import SampledLogprobs, StepResult
 from shared.errors import ServiceError
+from shared.messages import EngineLoad
 from tests.unit.engine.core.factories import EOS, VOCAB_SIZE, answer, joined, make_core, prompt_of, shares, spec, step
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -110,7 +111,9 @@ def test_log_probabilities_are_told_where_asked_and_summed_everywhere() -> None:
     best = SampledLogprobs(-1.0, (7, 8), (-1.0, -2.0))
     for total in (-1.0, -2.0):
         plan = core.schedule()
-        asked, silent = core.apply(plan, StepResult(plan.step, ((7,), (7,)), ((best,), (SampledLogprobs(-1.0),))))
+        asked, silent = core.apply(
+            plan, StepResult(step=plan.step, token_ids=((7,), (7,)), logprobs=((best,), (SampledLogprobs(-1.0),)))
+        )
         assert asked.logprobs == (best,)
         assert silent.logprobs == ()
         assert asked.cumulative_logprob == silent.cumulative_logprob == total
@@ -121,9 +124,9 @@ def test_a_result_of_another_plan_is_a_broken_invariant() -> None:
     core.add(spec("a", prompt_of(3)))
     plan = core.schedule()
     with pytest.raises(AssertionError):
-        core.apply(plan, StepResult(plan.step + 1, ((7,),), ((SampledLogprobs(0.0),),)))
+        core.apply(plan, StepResult(step=plan.step + 1, token_ids=((7,),), logprobs=((SampledLogprobs(0.0),),)))
     with pytest.raises(AssertionError):
-        core.apply(plan, StepResult(plan.step))
+        core.apply(plan, StepResult(step=plan.step))
 
 
 # --- output generated elsewhere ---------------------------------------------------------------------------------------
@@ -193,14 +196,13 @@ def test_a_sequence_in_flight_keeps_its_blocks_until_its_step_is_applied_and_its
     invariants.check(core)
     assert "a" not in core
     assert core.pool.num_free == 32 - 4
-    assert core.counters().num_running == 1
+    assert core.load().num_running == 1
     outcomes = core.apply(plan, answer(plan))
     invariants.check(core)
     assert [each.sequence_id for each in outcomes] == ["b"]
     assert core.pool.num_free == 32 - 1
     plan, _ = step(core)
     assert plan.freed_rows == (0,)
-    assert core.counters().finished == (("stop", 0), ("length", 0), ("abort", 1), ("error", 0))
 
 
 def test_the_id_of_a_sequence_aborted_in_flight_is_free_at_once() -> None:
@@ -221,10 +223,10 @@ def test_a_preempted_sequence_can_be_aborted() -> None:
     core.add(spec("b", prompt_of(7, 500), arrival=1))
     for _ in range(3):
         step(core)
-    assert core.counters().num_waiting == 1
+    assert core.load().num_waiting == 1
     core.abort("b")
     invariants.check(core)
-    assert core.counters().num_waiting == core.counters().num_waiting_tokens == 0
+    assert core.load().num_waiting == core.load().num_waiting_tokens == 0
 
 
 # --- planning ahead ---------------------------------------------------------------------------------------------------
@@ -289,10 +291,8 @@ def test_counters_tell_load_and_work_done() -> None:
     core.add(spec("b", prompt_of(6, 200)))
     core.add(spec("c", prompt_of(7, 300)))
     step(core)
+    assert core.load() == EngineLoad(num_free_blocks=6, num_running=1, num_waiting=1, num_waiting_tokens=7)
     counters = core.counters()
-    assert (counters.num_running, counters.num_waiting, counters.num_waiting_tokens) == (1, 1, 7)
-    assert (counters.num_free_blocks, counters.step, counters.preemptions) == (6, 1, 0)
+    assert (counters.step, counters.preemptions) == (1, 0)
     assert (counters.prompt_tokens, counters.generation_tokens) == (11, 2)
     assert (counters.prefix_cache_queries, counters.prefix_cache_hits) == (11, 0)
-    step(core, EOS)
-    assert core.counters().finished == (("stop", 2), ("length", 1), ("abort", 0), ("error", 0))

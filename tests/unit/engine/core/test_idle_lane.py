@@ -7,8 +7,8 @@ import pytest
 
 from services.engine.core import invariants
 from services.engine.core.core import Core
+from services.engine.core.lanes.idle import PROMPT_SHARE
 from services.engine.core.plan import StepPlan
-from services.engine.core.policy.idle_lane import PROMPT_SHARE
 from services.engine.core.request import Outcome
 from tests.unit.engine.core.factories import answer, joined, make_core, prompt_of, spec, step
 
@@ -24,11 +24,11 @@ def add(core: Core, name: str, length: int = 5, **others: Any) -> None:
 
 
 def running(core: Core) -> list[str]:
-    return [each.sequence_id for each in core.scheduler.running]
+    return [each.sequence_id for each in core.residency.running]
 
 
 def num_scheduled(core: Core, plan: StepPlan) -> dict[str, int]:
-    return {core.scheduler.rows[share.row].sequence_id: share.num_tokens for share in plan.scheduled}
+    return {core.residency.rows[share.row].sequence_id: share.num_tokens for share in plan.scheduled}
 
 
 def test_idle_sequences_fill_all_rows_and_give_one_up_in_the_plan_that_needs_it() -> None:
@@ -41,8 +41,8 @@ def test_idle_sequences_fill_all_rows_and_give_one_up_in_the_plan_that_needs_it(
     plan, _ = step(core)
     assert list(joined(plan)) == ["now"]
     assert running(core) == ["now", "i0", "i1", "i2"]
-    counters = core.counters()
-    assert (counters.num_idle_running, counters.num_idle_waiting, counters.idle_preemptions) == (3, 3, 1)
+    assert (core.load().num_idle_running, core.load().num_idle_waiting) == (3, 3)
+    assert core.counters().idle_preemptions == 1
     assert core.take_preempted() == ("i3",)
 
 
@@ -155,11 +155,11 @@ def test_when_its_time_is_over_an_idle_sequence_is_an_ordinary_one_wherever_it_i
     assert running(core) == ["runs", "later"]
     at(10.0)
     assert running(core) == ["runs", "waits"], "the one that waits takes the place of the one that is still idle"
-    assert [each.idle for each in core.scheduler.running] == [False, False]
+    assert [each.idle for each in core.residency.running] == [False, False]
     add(core, "now")
     at(11.0)
     assert running(core) == ["runs", "waits"], "nobody gives way any more"
-    assert core.counters().num_idle_waiting == 1
+    assert core.load().num_idle_waiting == 1
     core.abort("runs")
     core.abort("waits")
     at(12.0)
@@ -183,7 +183,7 @@ def test_idle_sequences_use_the_rows_that_are_kept_for_new_clients_and_give_them
     core.add(replace(spec("b", prompt_of(3)), client="b"))
     step(core)
     assert "b" in running(core)
-    assert core.counters().num_idle_running == 0
+    assert core.load().num_idle_running == 0
 
 
 def test_without_chunked_prefill_a_prompt_longer_than_a_step_runs_when_nothing_else_does() -> None:

@@ -49,7 +49,7 @@ def test_a_sequence_waits_for_its_kv_and_then_computes_one_token() -> None:
     load = the_load(core)
     assert (load.transfer_id, load.address, load.num_tokens) == ("transfer", "127.0.0.1:1", 21)
     assert list(load.hashes) == names()
-    assert core.counters().num_waiting == 1
+    assert core.load().num_waiting == 1
     core.transferred(KvLoaded("transfer", 6))
     plan, outcomes = step(core, 50)
     assert shares(plan) == [(0, 21, 1, True)]
@@ -144,7 +144,7 @@ def test_choices_of_one_prompt_share_a_load() -> None:
     core.transferred(KvLoaded("transfer", 6))
     for _ in range(2):
         step(core)
-    assert core.counters().num_running == 2
+    assert core.load().num_running == 2
     assert core.counters().kv_loads == 1
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.engine.core.core import Core
-from services.engine.core.policy.newcomers import FEW_SHARE, OTHER_STEPS, RUNNING_MIN
+from services.engine.core.lanes.newcomers import FEW_SHARE, OTHER_STEPS, RUNNING_MIN
 from tests.unit.engine.core.factories import joined, make_core, prompt_of, shares, spec, step
 
 
@@ -68,8 +68,8 @@ def test_the_last_rows_are_kept_for_clients_that_have_nothing_running() -> None:
         add(core, name, client)
         for _ in range(OTHER_STEPS + 1):
             step(core)
-    assert {each.sequence_id for each in core.scheduler.running} >= {"first", "third"}
-    assert core.scheduler.num_waiting == 1
+    assert {each.sequence_id for each in core.residency.running} >= {"first", "third"}
+    assert core.residency.num_waiting == 1
 
 
 def test_the_flood_is_left_out_of_few_steps_only() -> None:

@@ -21,7 +21,7 @@ def add(core: Core, *lengths: int, **options: Any) -> None:
 
 def test_nothing_to_do_is_an_empty_plan_that_takes_no_step_number() -> None:
     core = make_core()
-    assert core.schedule() == StepPlan(1)
+    assert core.schedule() == StepPlan(step=1)
     add(core, 3)
     assert core.schedule().step == 1
     assert core.counters().step == 1
@@ -34,13 +34,13 @@ def test_a_plan_names_everything_of_a_sequence_that_joins_and_then_only_what_is_
     (new,) = plan.new
     assert (new.row, new.sequence_id, new.token_ids, new.num_prompt_tokens) == (0, "a", prompt_of(6), 6)
     assert new.block_ids == (0, 1)
-    assert plan.scheduled == (ScheduledSequence(0, 0, 6, True),)
+    assert plan.scheduled == (ScheduledSequence(row=0, start=0, num_tokens=6, samples=True),)
     followers = [step(core)[0].scheduled[0] for _ in range(4)]
     assert followers == [
-        ScheduledSequence(0, 6, 1, True),
-        ScheduledSequence(0, 7, 1, True),
-        ScheduledSequence(0, 8, 1, True, (2,)),
-        ScheduledSequence(0, 9, 1, True),
+        ScheduledSequence(row=0, start=6, num_tokens=1, samples=True),
+        ScheduledSequence(row=0, start=7, num_tokens=1, samples=True),
+        ScheduledSequence(row=0, start=8, num_tokens=1, samples=True, new_block_ids=(2,)),
+        ScheduledSequence(row=0, start=9, num_tokens=1, samples=True),
     ]
 
 
@@ -145,7 +145,7 @@ def test_no_more_sequences_run_at_once_than_there_are_rows() -> None:
     core = make_core(max_num_seqs=2)
     add(core, 3, 3, 3, max_tokens=2)
     assert [len(step(core)[0].scheduled) for _ in range(4)] == [2, 2, 1, 1]
-    assert core.counters().num_waiting == core.counters().num_running == 0
+    assert core.load().num_waiting == core.load().num_running == 0
 
 
 def test_a_row_is_freed_and_filled_again_in_one_plan() -> None:
@@ -164,8 +164,8 @@ def test_rows_freed_when_there_is_nothing_to_compute_are_announced_with_the_next
     core = make_core()
     add(core, 3, 3, max_tokens=1)
     step(core)
-    assert core.schedule() == StepPlan(2)
-    assert core.schedule() == StepPlan(2)
+    assert core.schedule() == StepPlan(step=2)
+    assert core.schedule() == StepPlan(step=2)
     core.add(spec("z", prompt_of(3, 900)))
     plan = core.schedule()
     assert plan.freed_rows == (0, 1)
@@ -227,7 +227,7 @@ def test_the_youngest_running_sequence_gives_its_blocks_to_an_older_one() -> Non
     assert plan.scheduled[0].new_block_ids == (4,)
     assert plan.freed_rows == (2,)
     assert core.counters().preemptions == 1
-    assert core.counters().num_waiting == 1
+    assert core.load().num_waiting == 1
 
 
 def test_the_lowest_priority_is_preempted_whenever_it_came() -> None:
@@ -237,8 +237,8 @@ def test_the_lowest_priority_is_preempted_whenever_it_came() -> None:
     step(core)
     step(core)
     plan, _ = step(core)
-    assert [core.scheduler.rows[share.row].sequence_id for share in plan.scheduled] == ["high"]
-    assert [each.sequence_id for each in core.scheduler.waiting] == ["low"]
+    assert [core.residency.rows[share.row].sequence_id for share in plan.scheduled] == ["high"]
+    assert [each.sequence_id for each in core.residency.waiting] == ["low"]
 
 
 def test_the_youngest_preempts_itself_when_it_is_the_one_without_a_block() -> None:
@@ -258,7 +258,7 @@ def test_several_are_preempted_if_one_is_not_enough() -> None:
     core.add(spec("c", prompt_of(4, 600), arrival=2))
     core.apply(plan := core.schedule(), answer(plan, (7,) * 9, 7, 7))
     plan, _ = step(core)
-    assert plan.scheduled == (ScheduledSequence(0, 8, 9, True, (4, 5, 3)),)
+    assert plan.scheduled == (ScheduledSequence(row=0, start=8, num_tokens=9, samples=True, new_block_ids=(4, 5, 3)),)
     assert plan.freed_rows == (2, 1)
 
 
@@ -316,7 +316,7 @@ def test_the_last_rows_are_kept_for_clients_that_have_nothing_running(rows: int,
 
     add_of("a", rows + 1)
     step(core)
-    assert core.counters().num_running == rows - kept
+    assert core.load().num_running == rows - kept
     add_of("b", 3)
     plan, _ = step(core)
     assert [new.sequence_id for new in plan.new] == ["b0"] * min(kept, 1)

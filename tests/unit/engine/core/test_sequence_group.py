@@ -16,7 +16,7 @@ def with_choices(count: int, length: int, **core: object) -> Core:
 
 def computed_until_all_run(core: Core, count: int) -> int:
     tokens = 0
-    while len(core.scheduler.running) < count:
+    while len(core.residency.running) < count:
         tokens += step(core)[0].num_tokens
     return tokens
 

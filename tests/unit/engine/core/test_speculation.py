@@ -6,20 +6,34 @@ import pytest
 
 from services.engine.core.policy.speculation import (
     COST_SHARE,
-    PLAIN_TIMES_MIN,
     REFRESH_STEPS,
     SAVED_STEPS_MAX,
     SpeculationController,
 )
+from services.engine.core.policy.step_times import PLAIN_TIMES_MIN, StepTimes
 
 REACH = 4
+
+
+class Balance(SpeculationController):
+    """The controller with the times that it judges by, as the scheduler uses them."""
+
+    def __init__(self) -> None:
+        self.times = StepTimes()
+        super().__init__(self.times)
+
+    def planned(self, step: int, now_s: float, num_sequences: int, num_draft_tokens: int) -> None:
+        self.times.planned(step, now_s, num_sequences, num_draft_tokens)
+
+    def ended(self, step: int, now_s: float, num_accepted: int) -> None:
+        self.step_ended(self.times.ended(step, now_s), num_accepted)
 
 
 class Machine:
     """Steps of a second, and `guess_s` more for each sequence that guesses; `num_accepted` of its guesses are right."""
 
     def __init__(self, batch: int, guess_s: float, num_accepted: Callable[[int], int]) -> None:
-        self.speculation = SpeculationController()
+        self.speculation = Balance()
         self.batch, self.guess_s, self.num_accepted = batch, guess_s, num_accepted
         self.now_s = 1.0
         self.step = 0
@@ -34,7 +48,7 @@ class Machine:
             right = proposers * self.num_accepted(self.step)
             self.now_s += 1.0 + self.guess_s * proposers
             self.tokens += self.batch + right
-            self.speculation.step_ended(self.step, self.now_s, right)
+            self.speculation.ended(self.step, self.now_s, right)
             self.proposers.append(proposers)
 
     @property
@@ -84,28 +98,28 @@ def test_a_step_that_something_else_held_up_is_not_held_against_its_guesses() ->
     machine.run(50)
     assert machine.proposers[-1]
     machine.speculation.planned(99, machine.now_s, 1, REACH)
-    machine.speculation.step_ended(99, machine.now_s + 1000.0, 0)
+    machine.speculation.ended(99, machine.now_s + 1000.0, 0)
     machine.run(400)
     assert sum(map(bool, machine.proposers[-200:])) > 150
 
 
 def test_without_a_clock_everybody_may_guess() -> None:
-    speculation = SpeculationController()
+    speculation = Balance()
     for step in range(5):
         speculation.planned(step, 0.0, 16, 0)
-        speculation.step_ended(step, 0.0, 0)
+        speculation.ended(step, 0.0, 0)
         assert speculation.num_proposers(16, 0.0) == 16
 
 
 def test_of_steps_planned_ahead_the_time_between_results_counts() -> None:
-    speculation = SpeculationController()
+    speculation = Balance()
     for step in range(40):
         guesses = REACH if speculation.num_proposers(1, step + 1.0) else 0
         speculation.planned(step, step + 1.0, 1, guesses)
         if step:
-            speculation.step_ended(step - 1, step + 1.5, 0)
+            speculation.ended(step - 1, step + 1.5, 0)
     assert speculation.num_proposers(1, 50.0) == 1
     speculation.planned(40, 50.0, 1, REACH)
-    speculation.step_ended(39, 50.5, 0)
-    speculation.step_ended(40, 53.5, 0)
+    speculation.ended(39, 50.5, 0)
+    speculation.ended(40, 53.5, 0)
     assert speculation.num_proposers(1, 54.0) == 0

@@ -40,6 +40,7 @@ def test_a_preempted_sequence_is_copied_out_and_in_and_computes_nothing_twice() 
 def test_without_room_on_the_host_it_is_computed_again(num_host_blocks: int) -> None:
     core, plan = crowded(num_host_blocks)
     assert plan.swap_out == ()
+    assert core.counters().swap_refusals == 1
     step(core)
     plan, _ = step(core, 43)
     assert plan.swap_in == ()
@@ -85,9 +86,9 @@ def test_a_copy_out_is_kept_until_a_plan_is_carried_out() -> None:
     core.add(spec("b", prompt_of(7, 500), max_tokens=9))
     step(core)
     step(core)
-    in_flight = core.scheduler.running[0]
+    in_flight = core.residency.running[0]
     in_flight.num_in_flight += 1
-    core.scheduler._preempt(core.scheduler.running[1])  # pyright: ignore[reportPrivateUsage]
+    core.residency.preempt(core.residency.running[1])
     in_flight.num_in_flight -= 1
     core.abort("a")
     plan = core.schedule()

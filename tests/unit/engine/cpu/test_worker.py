@@ -27,8 +27,16 @@ def settings(directory: Path, **overrides: Any) -> EngineSettings:
 
 def first_step(temperature: float = 0.0, copies: tuple[tuple[int, int], ...] = ()) -> StepPlan:
     params = SamplingParams(temperature=temperature, seed=1)
-    joining = NewSequence(0, "a", (1, 2, 3), 3, (0,), params)
-    return StepPlan(1, new=(joining,), scheduled=(ScheduledSequence(0, 0, 3, True),), copies=copies, num_tokens=3)
+    joining = NewSequence(
+        row=0, sequence_id="a", token_ids=(1, 2, 3), num_prompt_tokens=3, block_ids=(0,), params=params
+    )
+    return StepPlan(
+        step=1,
+        new=(joining,),
+        scheduled=(ScheduledSequence(row=0, start=0, num_tokens=3, samples=True),),
+        copies=copies,
+        num_tokens=3,
+    )
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler: g++ or clang++")
@@ -126,7 +134,9 @@ def test_threads_with_nothing_to_do_end_up_asleep(threads: int, checkpoint: Call
     before = time.process_time()
     time.sleep(0.5)
     assert time.process_time() - before < 0.2
-    later = worker.run(StepPlan(2, scheduled=(ScheduledSequence(0, 3, 1, True),), num_tokens=1))
+    later = worker.run(
+        StepPlan(step=2, scheduled=(ScheduledSequence(row=0, start=3, num_tokens=1, samples=True),), num_tokens=1)
+    )
     assert len(later.token_ids) == 1
     worker.close()
 

@@ -18,7 +18,7 @@ class Stage:
 
     def __init__(self, ranks: Communicator, num_stages: int) -> None:
         self._ranks, self._draw = ranks, random.Random(ranks.shard.rank)
-        self._facts = EngineFacts(8, 4, 100, 1000, num_stages=num_stages)
+        self._facts = EngineFacts(num_blocks=8, block_size=4, max_model_len=100, vocab_size=1000, num_stages=num_stages)
         self._under_way: deque[tuple[int, torch.Tensor]] = deque()
 
     def facts(self) -> EngineFacts:
@@ -38,7 +38,7 @@ class Stage:
 
     def collect(self) -> StepResult:
         step, hidden = self._under_way.popleft()
-        return StepResult(step, ((int(self._ranks.from_last(hidden)),),))
+        return StepResult(step=step, token_ids=((int(self._ranks.from_last(hidden)),),))
 
     def run(self, plan: StepPlan) -> StepResult:
         raise AssertionError("it is asked to launch and to collect")
@@ -57,9 +57,9 @@ def test_each_plan_passes_all_stages_whatever_the_number_in_flight(tp_size: int,
     while collected < 40:
         if executor.has_room() and launched < 40 and (executor.num_in_flight == 0 or draw.random() < 0.7):
             launched += 1
-            executor.launch(StepPlan(launched))
+            executor.launch(StepPlan(step=launched))
         elif executor.num_in_flight:
             collected += 1
-            assert executor.collect() == StepResult(collected, ((collected + pp_size,),))
+            assert executor.collect() == StepResult(step=collected, token_ids=((collected + pp_size,),))
     assert ranks.most_in_flight == pp_size
     executor.close()

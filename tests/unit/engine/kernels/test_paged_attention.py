@@ -12,7 +12,9 @@ from services.engine.kernels import paged_attention as kernel
 from services.engine.kernels.paged_attention import AttentionShape, Spans, paged_attention, plan_attention, write_kv
 
 BLOCK_SIZE, NUM_BLOCKS, KV_HEADS, GROUP, HEAD_DIM = 4, 64, 2, 3, 8
-SHAPE = AttentionShape(BLOCK_SIZE, KV_HEADS * HEAD_DIM * 4, torch.float32, torch.device("cpu"))
+SHAPE = AttentionShape(
+    block_size=BLOCK_SIZE, bytes_per_slot=KV_HEADS * HEAD_DIM * 4, dtype=torch.float32, device=torch.device("cpu")
+)
 
 
 class Case:

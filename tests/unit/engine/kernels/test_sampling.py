@@ -1,20 +1,32 @@
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from services.engine.kernels.sampling import HEAD_CANDIDATES, candidate_threshold, draw, relative_weights
+from services.engine.kernels.sampling import (
+    HEAD_CANDIDATES,
+    SamplingColumns,
+    candidate_threshold,
+    draw,
+    new_columns,
+    relative_weights,
+    set_row,
+)
+from shared.parameters.sampling import SamplingParams
 
 VOCAB = 5 * HEAD_CANDIDATES
 
 
-def candidates(weights: torch.Tensor, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> list[int]:
-    threshold = candidate_threshold(
-        weights[None],
-        torch.tensor([top_k or len(weights)]),
-        torch.tensor([top_p], dtype=torch.float64),
-        torch.tensor([min_p]),
-    )
+def columns_of(*rows: dict[str, Any]) -> SamplingColumns[torch.Tensor]:
+    columns = new_columns(len(rows))
+    for row, params in enumerate(rows):
+        set_row(columns, row, SamplingParams(**params))
+    return columns.map(torch.from_numpy)
+
+
+def candidates(weights: torch.Tensor, **params: Any) -> list[int]:
+    threshold = candidate_threshold(weights[None], columns_of(params))
     return torch.nonzero(weights >= threshold).squeeze(1).tolist()
 
 
@@ -38,6 +50,21 @@ def test_top_p_counts_shares_of_what_top_k_left() -> None:
 
 def test_min_p_is_relative_to_the_most_likely() -> None:
     assert candidates(torch.tensor([1.0, 0.5, 0.49, 0.1]), min_p=0.5) == [0, 1]
+
+
+def test_top_a_is_relative_to_the_square_of_the_most_likely() -> None:
+    weights = torch.tensor([1.0, 0.5, 0.3, 0.2])  # the probabilities are half of these: 0.2 * 0.5^2 = 0.05
+    assert candidates(weights, top_a=0.4) == [0, 1, 2, 3]
+    assert candidates(weights, top_a=0.41) == [0, 1, 2]
+    assert candidates(weights, top_a=0.7) == [0, 1]
+    assert candidates(weights, top_a=1.0) == [0, 1]
+    assert candidates(torch.tensor([1.0, 0.01]), top_a=1.0) == [0]
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}])
+def test_top_a_counts_the_probabilities_before_the_other_filters(filters: dict[str, Any]) -> None:
+    weights = torch.tensor([1.0, 0.5, 0.49, 0.01])  # of two tokens the sum is 1.5, and 0.5 would be too little
+    assert candidates(weights, top_a=1.0, **filters) == candidates(weights, **filters) == [0, 1]
 
 
 @pytest.mark.parametrize("top_p", [0.5, 0.9, 0.999999, 1.0 - 1e-16])
@@ -71,8 +98,7 @@ def test_logits_of_a_broken_model_still_give_a_token_of_the_vocabulary(broken: f
     logits = torch.randn(2, VOCAB)
     logits[0] = broken
     weights = relative_weights(logits, torch.ones(2))
-    top_p = torch.full((2,), 0.9, dtype=torch.float64)
-    threshold = candidate_threshold(weights, torch.full((2,), VOCAB), top_p, torch.zeros(2))
+    threshold = candidate_threshold(weights, columns_of({"top_p": 0.9}, {"top_a": 1.0}))
     tokens = draw(weights, threshold, torch.tensor([0.5, 0.5], dtype=torch.float64))
     assert 0 <= int(tokens.min()) <= int(tokens.max()) < VOCAB
 
@@ -80,14 +106,18 @@ def test_logits_of_a_broken_model_still_give_a_token_of_the_vocabulary(broken: f
 def test_rows_do_not_change_each_other() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(4, VOCAB, generator=generator) * 2
-    temperature, min_p = torch.tensor([0.5, 1.0, 2.0, 1.0]), torch.tensor([0.0, 0.01, 0.0, 0.0])
-    top_k = torch.tensor([VOCAB, 5, VOCAB, 700])
-    top_p = torch.tensor([0.99, 0.9, 0.9, 1.0], dtype=torch.float64)
+    params: list[dict[str, Any]] = [
+        {"temperature": 0.5, "top_p": 0.99},
+        {"min_p": 0.01, "top_k": 5, "top_p": 0.9},
+        {"temperature": 2.0, "top_p": 0.9, "top_a": 0.3},
+        {"top_k": 700},
+    ]
     uniforms = torch.rand(4, dtype=torch.float64, generator=generator)
 
     def choose(rows: list[int]) -> list[int]:
-        weights = relative_weights(logits[rows], temperature[rows])
-        threshold = candidate_threshold(weights, top_k[rows], top_p[rows], min_p[rows])
+        columns = columns_of(*(params[row] for row in rows))
+        weights = relative_weights(logits[rows], columns.temperature)
+        threshold = candidate_threshold(weights, columns)
         return draw(weights, threshold, uniforms[rows]).tolist()
 
     assert choose([0, 1, 2, 3]) == [choose([row])[0] for row in range(4)]

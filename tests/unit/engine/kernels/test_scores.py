@@ -41,7 +41,9 @@ def test_any_scores_are_those_of_dense_attention(
 ) -> None:
     monkeypatch.setattr(kernel, "BIASED_TILE_QUERIES", 4)
     slopes = SLOPES.view(KV_HEADS, GROUP) if biased else None
-    shape = AttentionShape(BLOCK_SIZE, 64, torch.float32, torch.device("cpu"), slopes)
+    shape = AttentionShape(
+        block_size=BLOCK_SIZE, bytes_per_slot=64, dtype=torch.float32, device=torch.device("cpu"), alibi_slopes=slopes
+    )
     counts, seq_lens = np.array([n for _, n in lengths]), np.array([sum(pair) for pair in lengths])
     starts = np.concatenate(([0], counts.cumsum()))
     width = int(-(-seq_lens.max() // BLOCK_SIZE))

@@ -37,17 +37,21 @@ class Running:
     def compute_prompt(self, transfer_id: str, prompt: tuple[int, ...] = PROMPT) -> KvSource:
         """Has the engine compute a prompt for another one."""
         assert self.engine.connector is not None
-        spec = SequenceSpec(f"p-{transfer_id}", prompt, SamplingParams(temperature=0, max_tokens=1))
+        spec = SequenceSpec(
+            sequence_id=f"p-{transfer_id}", prompt_token_ids=prompt, params=SamplingParams(temperature=0, max_tokens=1)
+        )
         self.engine.add(replace(spec, kv_transfer_id=transfer_id))
         return KvSource(transfer_id, self.engine.connector.address)
 
     def add(self, sequence_id: str, source: KvSource | None, prompt: tuple[int, ...] = PROMPT, **params: Any) -> None:
         sampling = SamplingParams(**{"temperature": 0.0, "max_tokens": 12, "ignore_eos": True, **params})
-        self.engine.add(SequenceSpec(sequence_id, prompt, sampling, kv_source=source))
+        self.engine.add(
+            SequenceSpec(sequence_id=sequence_id, prompt_token_ids=prompt, params=sampling, kv_source=source)
+        )
 
     def idle(self) -> None:
         """All that was held has been given back."""
-        core = self.engine.core
+        core = self.engine._core
         core_idle = lambda: core.pool.num_free == core.pool.num_blocks and not core.transfers.num_saved_blocks  # noqa: E731
         deadline = time.monotonic() + END_S
         while not core_idle() or core.swap.pool.num_free < core.swap.pool.num_blocks:

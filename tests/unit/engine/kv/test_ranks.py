@@ -39,7 +39,9 @@ class PartMemory:
 @pytest.mark.parametrize(("tp_size", "pp_size"), [(2, 1), (1, 2), (2, 2), (4, 1)])
 def test_parts_of_ranks_make_whole_blocks(tp_size: int, pp_size: int, model: Path) -> None:
     whole = describe_model(model)
-    shape = KvLayout(whole.num_layers, whole.num_kv_heads, 8, "x", 4).shape(4)
+    shape = KvLayout(
+        num_layers=whole.num_layers, num_kv_heads=whole.num_kv_heads, head_bytes=8, dtype="x", block_size=4
+    ).shape(4)
     blocks = np.random.default_rng(1).integers(0, 256, (3, *shape), dtype=np.uint8)
     shards = [Shard.of_rank(rank, tp_size, pp_size) for rank in range(tp_size * pp_size)]
     pairs = [socket.socketpair() for _ in shards[1:]]
@@ -48,7 +50,12 @@ def test_parts_of_ranks_make_whole_blocks(tp_size: int, pp_size: int, model: Pat
     for shard, part in zip(shards, parts, strict=True):
         d = local_description(whole, shard)
         cut = np.stack([part.of(block) for block in blocks])
-        memories.append(PartMemory(cut, KvLayout(d.num_layers, d.num_kv_heads, 8, "x", 4)))
+        memories.append(
+            PartMemory(
+                cut,
+                KvLayout(num_layers=d.num_layers, num_kv_heads=d.num_kv_heads, head_bytes=8, dtype="x", block_size=4),
+            )
+        )
         assert cut.shape[1:] == memories[-1].layout.shape(4)
     threads = [
         threading.Thread(target=serve_blocks, args=(memory, theirs))

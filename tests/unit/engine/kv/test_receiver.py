@@ -21,7 +21,13 @@ async def answer_to(*following: Alive) -> tuple[Taken, int]:
     size = memory.layout.num_bytes(memory.layout.block_size)
     with socket.create_server((HOST, 0)) as listener:
         listener.setblocking(False)
-        order = KvLoad("transfer", f"{HOST}:{listener.getsockname()[1]}", NAMES, (0, 1), 2 * memory.layout.block_size)
+        order = KvLoad(
+            transfer_id="transfer",
+            address=f"{HOST}:{listener.getsockname()[1]}",
+            hashes=NAMES,
+            host_blocks=(0, 1),
+            num_tokens=2 * memory.layout.block_size,
+        )
         task = asyncio.create_task(load(order, memory, "", pool))
         channel = Channel((await loop.sock_accept(listener))[0])
     fetch = await channel.receive()
@@ -29,7 +35,9 @@ async def answer_to(*following: Alive) -> tuple[Taken, int]:
     shared = SenderPool().open(fetch.shared, fetch.transfer_id, fetch.num_places, fetch.place_bytes)
     assert shared is not None
     shared.place(0, size)[:] = 7
-    block = Block(NAMES[0], memory.layout.block_size, checksum(shared.place(0, size)), 0, place=0)
+    block = Block(
+        name=NAMES[0], num_tokens=memory.layout.block_size, checksum=checksum(shared.place(0, size)), size=0, place=0
+    )
     await channel.send_all([Alive(True), block, *following])
     async with asyncio.timeout(WAIT_S):
         taken = await channel.receive()

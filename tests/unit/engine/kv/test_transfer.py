@@ -113,7 +113,7 @@ def test_backends_differ_and_exchange_kv(
         assert decode.engine.counters().kv_loaded_tokens == len(PROMPT) - 1
         assert decode.engine.connector is not None
         assert decode.engine.connector._pool._kept, "the blocks did not go through shared memory"
-        ours, theirs = prefill.engine.executor.kv_memory(), decode.engine.executor.kv_memory()
+        ours, theirs = prefill.engine._executor.kv_memory(), decode.engine._executor.kv_memory()
         assert ours.layout == theirs.layout
     with started(model, block_size=block_size, **receiver_settings) as alone:
         exact = receiver_settings.get("dtype") != "bfloat16" and "kv_cache_dtype" not in receiver_settings
@@ -226,12 +226,12 @@ def test_blocks_are_sent_while_the_prompt_is_computed(model: Path, alone: Runnin
             prefill.engine.step()
             decode.engine.step()
         deadline = time.monotonic() + 60
-        while prefill.engine.core.transfers.num_saved_blocks:
+        while prefill.engine._core.transfers.num_saved_blocks:
             assert time.monotonic() < deadline
             decode.engine.step()
-            prefill.engine.loop._receive()  # pyright: ignore[reportPrivateUsage] - what has been sent is given back
+            prefill.engine._loop._receive()  # pyright: ignore[reportPrivateUsage] - what has been sent is given back
             time.sleep(0.005)
-        assert "p-x" in prefill.engine.core
+        assert "p-x" in prefill.engine._core
         assert run(prefill, decode, until=(decode, "x")) == right(alone, "streamed")
 
 
@@ -250,7 +250,7 @@ def test_blocks_that_nobody_fetches_are_given_back(prefill: Running, monkeypatch
     monkeypatch.setattr(limits, "KV_LEASE_S", 0.2)
     prefill.compute_prompt("forgotten")
     run(prefill, until=(prefill, "p-forgotten"))
-    assert prefill.engine.core.transfers.num_saved_blocks
+    assert prefill.engine._core.transfers.num_saved_blocks
     prefill.idle()
 
 
@@ -272,8 +272,8 @@ def test_an_aborted_sequence_gives_its_room_back(prefill: Running, decode: Runni
 def test_an_engine_that_stands_still_lets_its_receivers_go(alone: Running, prefill: Running, decode: Running) -> None:
     assert prefill.engine.connector is not None
     decode.add("still", prefill.compute_prompt("still"))
-    prefill.engine.loop._receive()  # pyright: ignore[reportPrivateUsage] - announced, but not computed
-    prefill.engine.loop._exchange_kv()  # pyright: ignore[reportPrivateUsage]
+    prefill.engine._loop._receive()  # pyright: ignore[reportPrivateUsage] - announced, but not computed
+    prefill.engine._loop._exchange_kv()  # pyright: ignore[reportPrivateUsage]
     time.sleep(0.3)
     prefill.engine.connector.stand_still()
     assert run(decode, until=(decode, "still")) == right(alone, "still")
@@ -286,8 +286,8 @@ def test_a_sender_that_is_alive_but_makes_no_progress(
 ) -> None:
     monkeypatch.setattr(limits, "KV_PROGRESS_S", 0.5)
     decode.add("slow", prefill.compute_prompt("slow"))
-    prefill.engine.loop._receive()  # pyright: ignore[reportPrivateUsage] - announced, but not computed
-    prefill.engine.loop._exchange_kv()  # pyright: ignore[reportPrivateUsage]
+    prefill.engine._loop._receive()  # pyright: ignore[reportPrivateUsage] - announced, but not computed
+    prefill.engine._loop._exchange_kv()  # pyright: ignore[reportPrivateUsage]
     assert run(decode, until=(decode, "slow")) == right(alone, "slow")
     run(prefill, until=(prefill, "p-slow"))
     prefill.idle()
@@ -415,7 +415,7 @@ def test_settings_that_contradict_each_other(settings: dict[str, Any], text: str
 
 
 def test_an_address_of_another_machine(prefill: Running) -> None:
-    memory = prefill.engine.executor.kv_memory()
+    memory = prefill.engine._executor.kv_memory()
     with pytest.raises(SettingsError, match="--kv-host"):
         KvConnector(memory, lambda: None, host="192.0.2.1")
 

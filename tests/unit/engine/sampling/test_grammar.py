@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,15 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from services.engine.sampling import masks
-from services.engine.sampling.grammar import GrammarCompiler, GrammarProcessor
+from services.engine.sampling.grammar import TOKENS_AT_A_TIME, GrammarCompiler, GrammarProcessor
 from services.engine.sampling.processor import Adjustment
 from services.engine.sampling.processors import processors_of
+from shared import limits
 from shared.errors import ServiceError
 from shared.models.model_files import DEMO_DIRECTORY
 from shared.parameters.grammar import Grammar
 from shared.parameters.sampling import SamplingParams
+from shared.text.grammars import constraint
 
 END = 0
 SIZE = 4100
@@ -132,6 +135,46 @@ def test_a_token_outside_the_grammar_is_an_error_of_its_sequence(compiler: Gramm
 
 def test_equal_grammars_are_compiled_once(compiler: GrammarCompiler) -> None:
     assert compiler.compile(Grammar("regex", "ab+")) is compiler.compile(Grammar("regex", "ab+"))
+
+
+def test_a_grammar_that_is_no_longer_kept_is_compiled_again_while_its_sequence_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "COMPILED_GRAMMARS_MAX", 1)
+    content, begun, go_on = Path(DEMO_DIRECTORY / "tokenizer.json").read_text(), Event(), Event()
+    compiler = GrammarCompiler(lambda: LLTokenizer(content, n_vocab=SIZE, eos_token=[END]), SIZE)
+    compiler.compile(Grammar("regex", "ab"))
+    compiler.compile(Grammar("regex", "cd"))
+    compile_grammar = constraint.compile_grammar
+
+    def compile_later(*arguments: Any) -> Any:
+        begun.set()
+        assert go_on.wait(30)
+        return compile_grammar(*arguments)
+
+    monkeypatch.setattr(constraint, "compile_grammar", compile_later)
+    processor = compiler.processor(Grammar("regex", "ab"))
+    assert begun.wait(30)
+    assert not processor.catch_up(lambda: True)
+    go_on.set()
+    assert len(allowed(processor)) > 0  # waits for the thread
+    assert processor.catch_up(lambda: True)
+
+
+def test_output_tokens_are_passed_on_while_there_is_time(compiler: GrammarCompiler) -> None:
+    grammar = Grammar("json", json.dumps(SCHEMA))
+    tokens = next(found for seed in range(100) if len(found := walk(compiler.processor(grammar), seed)) > 12)[:-1]
+    moved, stays = compiler.processor(grammar), compiler.processor(grammar)
+    for token_id in tokens:
+        moved.append(token_id)
+        stays.append(token_id)
+    num_tries = 0
+    while not moved.catch_up(lambda: False):
+        num_tries += 1
+        assert moved.num_pending == len(tokens) - num_tries * TOKENS_AT_A_TIME
+    assert num_tries == (len(tokens) - 1) // TOKENS_AT_A_TIME
+    assert np.array_equal(mask_of(moved), mask_of(stays))
+    assert moved.num_pending == 0
 
 
 def test_free_text_with_tags_ends_neither_before_min_tokens_nor_where_ends_are_ignored(

@@ -91,7 +91,13 @@ class Case:
         work = plan_work(self.sequences, torch.from_numpy(self.tables), heads.window, self.work_heads(), put, capacity)
         attended = torch.full((max(len(self.queries), capacity[0]), *self.queries.shape[1:]), 7.0, dtype=heads.dtype)
         slopes = alibi_slopes(heads.kv_heads * heads.group) if heads.alibi else None
-        geometry = Geometry(heads.kv_heads, heads.head_dim**-0.5, heads.softcap, slopes, self.sinks())
+        geometry = Geometry(
+            kv_heads=heads.kv_heads,
+            scale=heads.head_dim**-0.5,
+            softcap=heads.softcap,
+            slopes=slopes,
+            sinks=self.sinks(),
+        )
         self.attend(work, attended, geometry)
         return attended
 
@@ -105,7 +111,13 @@ class Case:
         """The reference, in float32 where it has no better."""
         heads, sequences = self.heads, self.sequences
         slopes = alibi_slopes(heads.kv_heads * heads.group).view(heads.kv_heads, -1) if heads.alibi else None
-        shape = AttentionShape(BLOCK_SIZE, 1, torch.float32, torch.device("cpu"), slopes)
+        shape = AttentionShape(
+            block_size=BLOCK_SIZE,
+            bytes_per_slot=1,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            alibi_slopes=slopes,
+        )
         tables = np.where(self.tables == 2**30, 0, self.tables)[sequences.rows].astype(np.int64)
         starts = np.concatenate((sequences.query_starts, [len(self.queries)]))
         batch = plan_attention(starts, sequences.seq_lens, tables, heads.window, shape)

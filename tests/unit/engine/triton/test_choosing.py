@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from services.engine.core.plan import NewSequence, StepPlan
+from services.engine.kernels.sampling import new_columns, set_row
 from services.engine.sampling.masks import all_tokens
-from services.engine.triton.sampling import Adjustments, Columns, choose_tokens
+from services.engine.triton.sampling import Adjustments, choose_tokens
 from services.engine.worker.batch.sampler import sample
 from services.engine.worker.batch.state_table import StateTable
 from shared.parameters.sampling import SamplingParams
@@ -31,45 +32,40 @@ def both(rows: list[Row], logits: Tensor) -> tuple[list[int], list[float], list[
     """Tokens and log probabilities by the kernels, then by the reference."""
     table = StateTable(len(rows), 64, 16, logits.shape[1], EOS)
     new = tuple(
-        NewSequence(i, str(i), (3, 4, 4, *row.output), 3, (), SamplingParams(**{"seed": 11 * i, **row.params}))
+        NewSequence(
+            row=i,
+            sequence_id=str(i),
+            token_ids=(3, 4, 4, *row.output),
+            num_prompt_tokens=3,
+            block_ids=(),
+            params=SamplingParams(**{"seed": 11 * i, **row.params}),
+        )
         for i, row in enumerate(rows)
     )
-    table.apply(StepPlan(0, new=new))
+    table.apply(StepPlan(step=0, new=new))
     places, offsets = np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64)
     batch = table.with_adjustments(table.sampling(places, offsets), places, offsets)
     expected = sample(logits.float(), batch)
     count, vocab = logits.shape
     counts, in_prompt = torch.zeros(count, vocab, dtype=torch.int32), torch.zeros(count, vocab, dtype=torch.int8)
     penalty_rows, mask_rows = torch.full((2, count), -1, dtype=torch.int32)
-    columns = torch.ones(3, count)
     for place, row in enumerate(batch.penalised):
         # Counts lie in the rows of a table, in another order than the step.
         penalty_rows[row] = count - 1 - row
         counts[count - 1 - row] = torch.from_numpy(batch.penalty_counts[0][place])
         in_prompt[count - 1 - row] = torch.from_numpy(batch.penalty_counts[1][place])
-        for column, values in zip(columns, (batch.repetition, batch.frequency, batch.presence), strict=True):
-            column[row] = float(values[place])
     allowed = [adjustment.mask for adjustment in batch.adjustments.values() if adjustment.mask is not None]
     for place, row in enumerate(row for row, adjustment in batch.adjustments.items() if adjustment.mask is not None):
         mask_rows[row] = place
     bitmask = torch.from_numpy(np.stack(allowed or [all_tokens(vocab)]).view(np.int32))
     tokens, logprobs = choose_tokens(
         logits,
-        Columns(
-            temperature=torch.from_numpy(batch.temperature),
-            top_k=torch.from_numpy(batch.top_k.astype(np.int32)),
-            top_p=torch.from_numpy(batch.top_p),
-            min_p=torch.from_numpy(batch.min_p),
-            seeds=torch.from_numpy(batch.seeds.view(np.int64)),
-            positions=torch.from_numpy(batch.output_positions.astype(np.int32)),
-            repetition=columns[0],
-            frequency=columns[1],
-            presence=columns[2],
-            penalty_rows=penalty_rows,
-            mask_rows=mask_rows,
+        batch.columns.map(torch.from_numpy),
+        torch.from_numpy(batch.output_positions.astype(np.int32)),
+        Adjustments(
+            counts=counts, in_prompt=in_prompt, bitmask=bitmask, penalty_rows=penalty_rows, mask_rows=mask_rows
         ),
-        Adjustments(counts, in_prompt, bitmask),
-        any_draws=bool((batch.temperature > 0).any()),
+        any_draws=bool((batch.columns.temperature > 0).any()),
     )
     theirs = [each.logprob for each in expected.logprobs]
     return tokens.tolist(), logprobs.tolist(), expected.token_ids.tolist(), theirs
@@ -96,6 +92,8 @@ def test_every_filter_alone_and_together_leaves_the_references_tokens() -> None:
         {"top_p": 0.7},
         {"top_p": 0.999, "temperature": 1.5},
         {"min_p": 0.1},
+        {"top_a": 0.5},
+        {"top_k": 30, "top_p": 0.95, "top_a": 0.2, "temperature": 1.3},
         {"top_k": 40, "top_p": 0.9, "min_p": 0.02, "temperature": 0.8},
         {"repetition_penalty": 1.7, "frequency_penalty": 0.4, "presence_penalty": -0.3},
         {"repetition_penalty": 0.5, "temperature": 0.0},
@@ -120,12 +118,14 @@ def test_small_vocabularies_work(vocab: int) -> None:
 def both_in_range(logits: Tensor) -> bool:
     count, vocab = logits.shape
     words = torch.full((1, -(-vocab // 32)), -1, dtype=torch.int32)
-    ones, none = torch.ones(count), torch.full((count,), -1, dtype=torch.int32)
-    columns = Columns(
-        ones, none + 1 + vocab, ones.double(), ones * 0, none.long(), none + 1, ones, ones, ones, none, none
+    columns = new_columns(count)
+    for row in range(count):
+        set_row(columns, row, SamplingParams())
+    none, nothing = torch.full((count,), -1, dtype=torch.int32), torch.zeros(1, vocab, dtype=torch.int32)
+    adjustments = Adjustments(
+        counts=nothing, in_prompt=nothing.to(torch.int8), bitmask=words, penalty_rows=none, mask_rows=none
     )
-    nothing = torch.zeros(1, vocab, dtype=torch.int32)
-    tokens, _ = choose_tokens(logits, columns, Adjustments(nothing, nothing.to(torch.int8), words))
+    tokens, _ = choose_tokens(logits, columns.map(torch.from_numpy), none + 1, adjustments)
     return all(0 <= token < vocab for token in tokens.tolist())
 
 
@@ -140,10 +140,11 @@ def test_equal_weights_at_an_edge_are_all_candidates() -> None:
 
 
 def test_what_is_no_number_or_impossible_is_never_chosen() -> None:
-    logits = draw_logits(4, 700)
+    logits = draw_logits(5, 700)
     logits[:, ::2] = float("-inf")
     logits[2:, 1::4] = float("nan")
-    tokens, _, _, _ = both([Row({"seed": 5}), Row({"top_p": 0.5}), Row(), Row({"temperature": 0.0})], logits.clone())
+    rows = [Row({"seed": 5}), Row({"top_p": 0.5}), Row(), Row({"temperature": 0.0}), Row({"top_a": 1.0})]
+    tokens, _, _, _ = both(rows, logits.clone())
     assert all(token % 2 == 1 for token in tokens)
     assert all(token % 4 == 3 for token in tokens[2:])
 

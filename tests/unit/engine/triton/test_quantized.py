@@ -132,7 +132,9 @@ def test_columns_may_be_divided_among_programs(kind: str, splits: int, monkeypat
     """With eight parts some have no columns."""
     weight = KINDS[kind](draw(40, 270, seed=1))
     stored, x, bias = kernel_weight(weight, torch.float32), draw(5, 270, seed=3), draw(40, seed=2)
-    monkeypatch.setattr(quantized, "_shape", lambda *_: quantized._Shape(FEW_ROWS, 32, 4, 2, splits))
+    monkeypatch.setattr(
+        quantized, "_shape", lambda *_: quantized._Shape(rows=FEW_ROWS, wide=32, warps=4, stages=2, splits=splits)
+    )
     y = quantized_linear(x, stored, bias, residual=draw(5, 40, seed=4))
     assert_close(y, draw(5, 40, seed=4) + F.linear(rounded_rows(x, weight), weight.dequantized(), bias))
 
@@ -145,7 +147,7 @@ def test_a_weight_is_dequantized_as_the_reference_does(kind: str) -> None:
 
 def test_numbers_of_8_bit_floats_are_exact_subnormal_ones_and_nan_included() -> None:
     values = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn)[:, None].expand(256, 32).contiguous()
-    weight = QuantizedWeight("fp8", values, (256, 32), torch.ones(256))
+    weight = QuantizedWeight(kind="fp8", values=values, shape=(256, 32), scales=torch.ones(256))
     one = torch.zeros(1, 32)
     one[0, 5] = 1.0
     for dtype in (torch.float32, torch.float16):
@@ -167,7 +169,7 @@ def test_rows_are_rounded_as_the_reference_rounds_them() -> None:
 def test_two_columns_of_a_byte_are_half_a_piece_apart() -> None:
     places = torch.arange(64).remainder(16).to(torch.uint8)[None]
     packed = places[:, ::2] | (places[:, 1::2] << 4)
-    weight = QuantizedWeight("int4", packed, (1, 64), torch.ones(1, 2), 32)
+    weight = QuantizedWeight(kind="int4", values=packed, shape=(1, 64), scales=torch.ones(1, 2), group_size=32)
     stored = kernel_weight(weight, torch.bfloat16)
     assert stored.piece == 32
     low, high = (stored.values & 15).view(2, 16), (stored.values >> 4).view(2, 16)

@@ -44,7 +44,7 @@ def main(model: str, backend: str, *flags: str) -> None:
         engine.add(spec(index))
     while engine.step():
         largest = max(largest, memory.held_bytes())
-    assert engine.core.pool.num_free == worker.facts().num_blocks
+    assert engine.load().num_free_blocks == worker.facts().num_blocks
     # The system updates the peak and the current size in batches of their own, so either may be the larger by a little.
     peak = max(status("VmHWM") - file_bytes, largest)
     sizes = (worker.memory.total_bytes, peak, worker.memory.cache_bytes)
@@ -70,7 +70,9 @@ def specs(facts: EngineFacts, num_seqs: int):  # type: ignore[no-untyped-def]
         )
         # Every other token the same, so that there is something to guess from.
         return lambda index: SequenceSpec(
-            f"s{index}", tuple((7 * i + index) % facts.vocab_size if i % 2 else 1 for i in range(length)), params
+            sequence_id=f"s{index}",
+            prompt_token_ids=tuple((7 * i + index) % facts.vocab_size if i % 2 else 1 for i in range(length)),
+            params=params,
         )
 
     longest = min(facts.max_model_len, facts.num_blocks * facts.block_size) - 3

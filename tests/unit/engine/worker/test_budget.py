@@ -56,13 +56,16 @@ def test_cache_swap_space_and_steps_together_fit_into_what_is_free(monkeypatch: 
         assert plan.num_host_blocks > 0
 
 
-def test_weights_that_are_mapped_are_not_free_though_the_system_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_mapped_are_not_free_though_the_system_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with_free(monkeypatch, GIB)
     settings, step = EngineSettings(max_num_seqs=100_000, kv_cache_memory_gb=4.0), StepBytes(MIB, 256, 0)
     caches = [
         plan_memory(settings, DESCRIPTION, torch.float32, CPU, step, mapped).cache_bytes for mapped in (0, GIB // 2)
     ]
     assert caches[0] - caches[1] == pytest.approx(FREE_SHARE_MAX * GIB / 2, abs=BLOCK_BYTES * 16)
+    assert caplog.text.count("of the 3.6 GiB that --kv-cache-memory-gb gives the KV cache, at most 0.") == 2
 
 
 @pytest.mark.spec("S-SRV-032")
@@ -166,8 +169,9 @@ def test_on_a_device_the_cache_gets_what_measured_steps_and_graphs_leave(monkeyp
     device = Device(monkeypatch, [passing, many, drawing, few, many])
     settings = EngineSettings(gpu_memory_utilization=0.9, block_size=16, max_num_seqs=10_000, max_num_batched_tokens=1)
     backend = Backend(
-        dataclasses.replace(DESCRIPTION, max_positions=100_000), torch.device("cuda"), torch.float32,
-        device.make_state, device.run, lambda _: 0, kept_bytes=7 * MIB,
+        description=dataclasses.replace(DESCRIPTION, max_positions=100_000), device=torch.device("cuda"),
+        cache_dtype=torch.float32,
+        make_state=device.make_state, run=device.run, context_token_bytes=lambda _: 0, kept_bytes=7 * MIB,
     )  # fmt: skip
     plan = plan_measured(settings, backend)
     assert device.states[1:] == [KvPlan(1, 1), plan.kv]
@@ -182,8 +186,8 @@ def test_steps_under_an_interpreter_are_not_measured(monkeypatch: pytest.MonkeyP
     with_free(monkeypatch, GIB)
     states: list[KvPlan] = []
     backend = Backend(
-        DESCRIPTION, CPU, torch.float32, lambda kv, _: states.append(kv), lambda _: pytest.fail("a step"), lambda _: 0,
-        measures=False,
+        description=DESCRIPTION, device=CPU, cache_dtype=torch.float32, make_state=lambda kv, _: states.append(kv),
+        run=lambda _: pytest.fail("a step"), context_token_bytes=lambda _: 0, measures=False,
     )  # fmt: skip
     plan = plan_measured(EngineSettings(max_num_seqs=2, block_size=16), backend)
     assert states == [plan.kv]

@@ -19,11 +19,17 @@ SEEDS = (0, 1, 2, 3)
 def generate(worker: ModelWorker, together: bool, budget: int) -> tuple[list[list[int]], int]:
     """Each seed's tokens, and the tokens that were computed."""
     reports: list[StepReport] = []
-    engine = Engine.of_worker(worker, CoreLimits(4, budget, enable_prefix_caching=False), reports.append)
+    engine = Engine.of_worker(
+        worker, CoreLimits(max_num_seqs=4, max_num_batched_tokens=budget, enable_prefix_caching=False), reports.append
+    )
     given: dict[str, list[int]] = {}
     for seed in SEEDS:
         params = SamplingParams(max_tokens=8, temperature=float(seed > 0), seed=seed, ignore_eos=True)
-        engine.add(SequenceSpec(f"{seed}", PROMPT, params, sequence_group="r" if together else ""))
+        engine.add(
+            SequenceSpec(
+                sequence_id=f"{seed}", prompt_token_ids=PROMPT, params=params, sequence_group="r" if together else ""
+            )
+        )
         given[f"{seed}"] = []
     while engine.step():
         pass

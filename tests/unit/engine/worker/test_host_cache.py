@@ -44,7 +44,7 @@ def cache_of(first: float, num_blocks: int) -> KvCache:
 
 def test_copies_go_out_then_in_then_from_block_to_block() -> None:
     device, host = cache_of(0, 6), cache_of(100, 3)
-    plan = StepPlan(1, swap_out=((2, 0), (3, 1)), swap_in=((2, 3), (0, 4)), copies=((4, 5), (1, 0)))
+    plan = StepPlan(step=1, swap_out=((2, 0), (3, 1)), swap_in=((2, 3), (0, 4)), copies=((4, 5), (1, 0)))
     copy_blocks(plan, device, host)
     for sign, on_device, on_host in (
         (1, device.key_caches, host.key_caches),

@@ -18,7 +18,7 @@ DESCRIPTION = DecoderDescription(
     head_dim=8,
     intermediate_size=64,
     max_positions=256,
-    rope=RopeParameters(8),
+    rope=RopeParameters(rotary_dim=8),
     dtype="float32",
     sliding_windows=(None,) * 3,
 )

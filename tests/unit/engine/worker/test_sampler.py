@@ -33,9 +33,17 @@ class Row:
 def run(rows: list[Row]) -> Sampled:
     table = StateTable(len(rows), 64, 16, len(rows[0].logits), EOS)
     new = tuple(
-        NewSequence(i, str(i), row.prompt + row.output, len(row.prompt), (), row.params) for i, row in enumerate(rows)
+        NewSequence(
+            row=i,
+            sequence_id=str(i),
+            token_ids=row.prompt + row.output,
+            num_prompt_tokens=len(row.prompt),
+            block_ids=(),
+            params=row.params,
+        )
+        for i, row in enumerate(rows)
     )
-    table.apply(StepPlan(0, new=new))
+    table.apply(StepPlan(step=0, new=new))
     logits = torch.from_numpy(np.stack([row.logits for row in rows]))
     places, offsets = np.arange(len(rows)), np.zeros(len(rows), dtype=np.int64)
     return sample(logits, table.with_adjustments(table.sampling(places, offsets), places, offsets))
@@ -65,7 +73,7 @@ def forbidden(row: Row, token: int) -> bool:
 
 
 def reference(row: Row, draw_shift: float = 0.0, edge_shift: float = 0.0) -> int:
-    """One row, token by token, in double precision. The shifts move the draw and the edges of top_p and min_p."""
+    """One row, token by token, in double precision. The shifts move the draw and the edges of the other filters."""
     params, logits = row.params, adjusted(row)
     if params.temperature == 0:
         return logits.index(max(logits))
@@ -80,7 +88,8 @@ def reference(row: Row, draw_shift: float = 0.0, edge_shift: float = 0.0) -> int
         reached, edge = reached + weights[i], weights[i]
         if reached >= (params.top_p + edge_shift) * total:
             break
-    kept = [i for i in sorted(ranked) if weights[i] >= edge and weights[i] >= params.min_p * (1 + edge_shift)]
+    floor = max(params.min_p, params.top_a / sum(weights.values())) * (1 + edge_shift)
+    kept = [i for i in sorted(ranked) if weights[i] >= max(edge, floor)]
     u = uniforms(np.array([params.seed % 2**64], np.uint64), np.array([len(row.output)]))[0] + draw_shift
     target = u * sum(weights[i] for i in kept)
     for i in kept:
@@ -101,6 +110,7 @@ PARAMS = st.builds(
     top_p=st.sampled_from([0.1, 0.55, 0.93, 1.0]),
     top_k=st.sampled_from([-1, 1, 3, 20, 1000]),
     min_p=st.sampled_from([0.0, 0.13, 1.0]),
+    top_a=st.sampled_from([0.0, 0.0, 0.4, 1.0]),
     presence_penalty=st.sampled_from([0.0, 1.5, -0.7]),
     frequency_penalty=st.sampled_from([0.0, 0.6, -0.3]),
     repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
@@ -149,6 +159,7 @@ def test_log_probabilities_are_those_of_the_models_own_distribution(rows: list[R
         ({}, list(range(VOCAB))),
         ({"top_k": 5}, [26, 27, 28, 29, 30]),
         ({"temperature": 0.5, "min_p": 0.3}, [28, 29, 30]),
+        ({"top_a": 0.5}, list(range(22, VOCAB))),
     ],
 )
 def test_draws_have_the_distribution_that_the_parameters_ask_for(params: dict[str, Any], allowed: list[int]) -> None:
@@ -196,7 +207,14 @@ def test_the_logits_are_left_as_they_are() -> None:
     kept = logits.clone()
     table = StateTable(1, 64, 16, VOCAB, EOS)
     params = SamplingParams(repetition_penalty=1.5, min_tokens=3, logit_bias=((3, 2.0),), bad_words=((4,),))
-    table.apply(StepPlan(0, new=(NewSequence(0, "a", (3, 4), 2, (), params),)))
+    table.apply(
+        StepPlan(
+            step=0,
+            new=(
+                NewSequence(row=0, sequence_id="a", token_ids=(3, 4), num_prompt_tokens=2, block_ids=(), params=params),
+            ),
+        )
+    )
     row = np.array([0])
     sample(logits, table.with_adjustments(table.sampling(row, row), row, row))
     assert torch.equal(logits, kept)

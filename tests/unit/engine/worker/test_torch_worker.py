@@ -113,17 +113,30 @@ def test_offloading_weights_changes_nothing_on_a_cpu_and_is_refused_elsewhere(
 @pytest.mark.parametrize("chunked", [True, False])
 def test_warming_up_prefills_and_decodes_and_leaves_no_trace(checkpoint: Callable[..., Path], chunked: bool) -> None:
     directory = checkpoint()
-    share, join = ScheduledSequence(0, 0, 9, True), joins(0, 9, (1,))
-    plan = StepPlan(1, new=(join,), scheduled=(share,), num_tokens=9)
+    share, join = ScheduledSequence(row=0, start=0, num_tokens=9, samples=True), joins(0, 9, (1,))
+    plan = StepPlan(step=1, new=(join,), scheduled=(share,), num_tokens=9)
     fresh = TorchWorker(settings(directory), directory).run(plan)
     warm = TorchWorker(settings(directory), directory)
-    assert warm_up(UniprocExecutor(warm), CoreLimits(4, 40 if chunked else 96, enable_chunked_prefill=chunked)) >= 3
+    assert (
+        warm_up(
+            UniprocExecutor(warm),
+            CoreLimits(max_num_seqs=4, max_num_batched_tokens=40 if chunked else 96, enable_chunked_prefill=chunked),
+        )
+        >= 3
+    )
     assert warm.run(plan) == fresh
 
 
 def joins(row: int, length: int, blocks: tuple[int, ...], **params: Any) -> NewSequence:
     tokens = tuple((row * 11 + 3 * i) % 53 for i in range(length))
-    return NewSequence(row, f"r{row}", tokens, length, blocks, SamplingParams(temperature=0.0, **params))
+    return NewSequence(
+        row=row,
+        sequence_id=f"r{row}",
+        token_ids=tokens,
+        num_prompt_tokens=length,
+        block_ids=blocks,
+        params=SamplingParams(temperature=0.0, **params),
+    )
 
 
 def test_results_are_in_plan_order_and_only_of_sequences_that_sample(checkpoint: Callable[..., Path]) -> None:
@@ -131,13 +144,17 @@ def test_results_are_in_plan_order_and_only_of_sequences_that_sample(checkpoint:
     alone = []
     for row, length, blocks in ((3, 9, (4,)), (1, 5, (2,))):
         worker = TorchWorker(settings(directory), directory)
-        share = ScheduledSequence(row, 0, length, True)
-        plan = StepPlan(0, new=(joins(row, length, blocks),), scheduled=(share,), num_tokens=length)
+        share = ScheduledSequence(row=row, start=0, num_tokens=length, samples=True)
+        plan = StepPlan(step=0, new=(joins(row, length, blocks),), scheduled=(share,), num_tokens=length)
         alone.append(worker.run(plan).token_ids[0])
     worker = TorchWorker(settings(directory), directory)
     new = (joins(3, 9, (4,), logprobs=2), joins(0, 8, (1,)), joins(1, 5, (2,)))
-    shares = (ScheduledSequence(3, 0, 9, True), ScheduledSequence(0, 0, 6, False), ScheduledSequence(1, 0, 5, True))
-    result = worker.run(StepPlan(7, new=new, scheduled=shares, num_tokens=20))
+    shares = (
+        ScheduledSequence(row=3, start=0, num_tokens=9, samples=True),
+        ScheduledSequence(row=0, start=0, num_tokens=6, samples=False),
+        ScheduledSequence(row=1, start=0, num_tokens=5, samples=True),
+    )
+    result = worker.run(StepPlan(step=7, new=new, scheduled=shares, num_tokens=20))
     assert result.step == 7
     assert list(result.token_ids) == alone
     assert [len(reports[0].top_token_ids) for reports in result.logprobs] == [2, 0]
@@ -147,9 +164,9 @@ def test_results_are_in_plan_order_and_only_of_sequences_that_sample(checkpoint:
 def test_a_step_without_samples_or_without_sequences_gives_no_tokens(checkpoint: Callable[..., Path]) -> None:
     directory = checkpoint()
     worker = TorchWorker(settings(directory), directory)
-    share = ScheduledSequence(0, 0, 4, False)
-    assert worker.run(StepPlan(0, new=(joins(0, 8, (1,)),), scheduled=(share,), num_tokens=4)).token_ids == ()
-    assert worker.run(StepPlan(1, freed_rows=(0,))).token_ids == ()
+    share = ScheduledSequence(row=0, start=0, num_tokens=4, samples=False)
+    assert worker.run(StepPlan(step=0, new=(joins(0, 8, (1,)),), scheduled=(share,), num_tokens=4)).token_ids == ()
+    assert worker.run(StepPlan(step=1, freed_rows=(0,))).token_ids == ()
     worker.close()
 
 
@@ -157,6 +174,6 @@ def test_a_step_without_samples_or_without_sequences_gives_no_tokens(checkpoint:
 def test_every_type_runs(checkpoint: Callable[..., Path], dtype: str) -> None:
     directory = checkpoint()
     worker = TorchWorker(settings(directory, dtype=dtype), directory)
-    share = ScheduledSequence(0, 0, 5, True)
-    result = worker.run(StepPlan(0, new=(joins(0, 5, (1,)),), scheduled=(share,), num_tokens=5))
+    share = ScheduledSequence(row=0, start=0, num_tokens=5, samples=True)
+    result = worker.run(StepPlan(step=0, new=(joins(0, 5, (1,)),), scheduled=(share,), num_tokens=5))
     assert result.logprobs[0][0].logprob < 0

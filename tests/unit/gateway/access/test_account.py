@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.access.account import SKEW_S, Account, Amounts, exchange, full, refilled, seconds_until_full
+from services.gateway.edge.access.account import (
+    SKEW_S,
+    Account,
+    Amounts,
+    Need,
+    exchange,
+    full,
+    refilled,
+    seconds_until_full,
+)
 from shared import limits
 from shared.security.api_keys import ApiKey
 
@@ -14,7 +23,7 @@ NOTHING = Amounts()
 
 
 def test_a_need_is_met_with_a_share_for_a_second():
-    account, grant = exchange(full(KEY, 0.0), KEY, 0.0, "a", NOTHING, 0, Amounts(1, 500))
+    account, grant = exchange(full(KEY, 0.0), KEY, 0.0, "a", NOTHING, 0, Need(Amounts(1, 500), 1))
     assert (grant.lacking, grant.amounts) == (None, Amounts(2, 600))
     assert (account.requests, account.tokens, account.held["a"].count) == (58, 5400, 1)
 
@@ -34,22 +43,22 @@ def test_a_bucket_fills_in_a_minute_and_not_beyond():
 def test_the_limit_that_needs_longest_is_told_with_the_time_until_it_has_room(level, lacking, wait_s):
     requests, tokens = level
     account = Account(requests, tokens, 0.0, {})
-    after, grant = exchange(account, KEY, 0.0, "a", NOTHING, 0, Amounts(1, 500))
+    after, grant = exchange(account, KEY, 0.0, "a", NOTHING, 0, Need(Amounts(1, 500), 1))
     assert (grant.lacking, grant.amounts) == (lacking, NOTHING)
     assert grant.wait_s == pytest.approx(wait_s)
     assert (after.requests, after.tokens, after.held) == (*level, {})
-    assert exchange(after, KEY, wait_s + 1e-6, "a", NOTHING, 0, Amounts(1, 500))[1].lacking is None
+    assert exchange(after, KEY, wait_s + 1e-6, "a", NOTHING, 0, Need(Amounts(1, 500), 1))[1].lacking is None
 
 
 def test_requests_in_progress_count_at_all_gateways_until_one_is_silent():
     account, now = full(KEY, 0.0), 0.0
     for gateway, running in (("a", 0), ("a", 1), ("b", 0)):
-        account, grant = exchange(account, KEY, now, gateway, NOTHING, running, Amounts(1, 1))
+        account, grant = exchange(account, KEY, now, gateway, NOTHING, running, Need(Amounts(1, 1), 1))
         assert grant.lacking is None
-    assert exchange(account, KEY, now, "b", NOTHING, 1, Amounts(1, 1))[1].lacking == "concurrent"
+    assert exchange(account, KEY, now, "b", NOTHING, 1, Need(Amounts(1, 1), 1))[1].lacking == "concurrent"
     # Gateway a dies; b confirms its request in the meantime.
     account, _ = exchange(account, KEY, limits.QUOTA_HOLD_S - 1, "b", NOTHING, 1, None)
-    assert exchange(account, KEY, limits.QUOTA_HOLD_S, "b", NOTHING, 1, Amounts(1, 1))[1].lacking is None
+    assert exchange(account, KEY, limits.QUOTA_HOLD_S, "b", NOTHING, 1, Need(Amounts(1, 1), 1))[1].lacking is None
     account, _ = exchange(account, KEY, now, "b", NOTHING, 0, None)
     assert "b" not in account.held
 
@@ -77,14 +86,14 @@ def test_no_gateways_together_use_more_than_a_full_bucket_and_what_it_got(steps)
     used = NOTHING
     for gateway, passed, skew, tokens, share in steps:
         now += passed
-        need = Amounts(1, min(tokens, KEY.tokens_per_minute))
-        if not left[gateway].covers(need):
+        need = Need(Amounts(1, min(tokens, KEY.tokens_per_minute)), 1)
+        if not left[gateway].covers(need.amounts):
             account, grant = exchange(account, KEY, now + skew, str(gateway), left[gateway], 0, need)
             account = msgspec.structs.replace(account, held={})
             left[gateway] = grant.amounts
             if grant.lacking is not None:
                 continue
-        spent = Amounts(1, need.tokens * share)
+        spent = Amounts(1, need.amounts.tokens * share)
         left[gateway] -= spent
         used += spent
     # Clocks that differ by up to 2 s may bring forward what the buckets get in this time.

@@ -1,7 +1,9 @@
 """The tokens that are reserved for a request before its true number of tokens is known."""
 
-from services.gateway.access.guard import estimated_tokens
-from services.gateway.generation import GenerationRequest
+from typing import Any
+
+from services.gateway.edge.access.guard import estimated_tokens
+from services.gateway.path.generation import GenerationRequest
 from shared import limits
 from shared.codec import pack_ids
 from shared.messages import ChatMessage
@@ -9,24 +11,33 @@ from shared.parameters.pooling import PoolingParams
 from shared.parameters.sampling import SamplingParams
 
 
-def request(**fields: object) -> GenerationRequest:
-    return GenerationRequest("r", "m", SamplingParams(max_tokens=10), texts=("12345678",), **fields)  # type: ignore[arg-type]
+def request(**fields: Any) -> GenerationRequest:
+    return GenerationRequest(
+        request_id="r", model="m", params=SamplingParams(max_tokens=10), texts=("12345678",), **fields
+    )
 
 
 def test_every_sequence_that_is_computed_counts_with_its_output():
     assert estimated_tokens(request()) == 2 + 10
     assert estimated_tokens(request(n=2)) == 2 + 2 * 10
     assert estimated_tokens(request(n=2, best_of=3)) == 2 + 3 * 10
-    unlimited = GenerationRequest("r", "m", SamplingParams(max_tokens=0), token_ids=((1, 2, 3),))
+    unlimited = GenerationRequest(
+        request_id="r", model="m", params=SamplingParams(max_tokens=0), token_ids=((1, 2, 3),)
+    )
     assert estimated_tokens(unlimited) == 3 + limits.OUTPUT_ESTIMATE_TOKENS
 
 
 def test_everything_of_a_prompt_counts():
-    def estimated(**fields: object) -> int:
-        return estimated_tokens(GenerationRequest("r", "m", SamplingParams(max_tokens=10), **fields))  # type: ignore[arg-type]
+    def estimated(**fields: Any) -> int:
+        return estimated_tokens(
+            GenerationRequest(request_id="r", model="m", params=SamplingParams(max_tokens=10), **fields)
+        )
 
-    hello, packed = ChatMessage("user", "x" * 36), ChatMessage("user", "", token_ids=pack_ids(range(20)))
-    tools = ChatMessage("user", "x" * 36, fields=b"y" * 40)
+    hello, packed = (
+        ChatMessage(role="user", content="x" * 36),
+        ChatMessage(role="user", content="", token_ids=pack_ids(range(20))),
+    )
+    tools = ChatMessage(role="user", content="x" * 36, fields=b"y" * 40)
     assert estimated(messages=(hello, hello)) == 18 + 10
     assert estimated(messages=(tools,), template_variables=b"z" * 40) == 9 + 10 + 10 + 10
     assert estimated(messages=(packed,)) == 1 + 20 + 10

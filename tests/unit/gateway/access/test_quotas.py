@@ -5,16 +5,17 @@ import logging
 
 import pytest
 
-from services.gateway.access.call import Call
-from services.gateway.access.guard import GuardedGeneration
-from services.gateway.access.quotas import Quotas, duration_text
-from services.gateway.access.usage import UsageLedger
-from services.gateway.generation import GenerationRequest
+from services.gateway.edge.access.call import Call
+from services.gateway.edge.access.guard import GuardedGeneration
+from services.gateway.edge.access.quotas import Quotas, duration_text
+from services.gateway.edge.access.usage import UsageLedger
+from services.gateway.path.generation import GenerationRequest
 from shared import limits
+from shared.deployment import stores
 from shared.errors import ServiceError
 from shared.parameters.sampling import SamplingParams
 from shared.security.api_keys import ApiKey
-from shared.subjects import bucket_name
+from shared.subjects import Subjects
 from tests.integration.edge import ScriptedBackend
 from tests.support.memory import MemoryBus
 from tests.support.simulation import SimClock, run_simulation
@@ -33,9 +34,8 @@ class Gateways:
 
     def _one(self, name: str) -> Quotas:
         transport = self.bus.connect(name)
-        bucket = bucket_name("antiphon", "limits")
-        store = transport.key_value_store(bucket, ttl_s=limits.QUOTA_ENTRY_S, timeout_s=limits.QUOTA_STORE_TIMEOUT_S)
-        return Quotas(SimClock(), name, store)
+        store = transport.key_value_store(stores.quotas(Subjects()), timeout_s=limits.QUOTA_STORE_TIMEOUT_S)
+        return Quotas(clock=SimClock(), gateway=name, store=store)
 
     @property
     def operations(self) -> int:
@@ -142,8 +142,8 @@ def test_a_generation_that_is_cancelled_while_it_is_admitted_gives_its_place_bac
 
     async def main() -> None:
         quota = Gateways(1).all[0].of(limited)
-        request = GenerationRequest("r", "m", SamplingParams(), texts=("hi",))
-        generation = GuardedGeneration(ScriptedBackend(), request, Call(limited), quota, UsageLedger())
+        request = GenerationRequest(request_id="r", model="m", params=SamplingParams(), texts=("hi",))
+        generation = GuardedGeneration(ScriptedBackend(), request, Call(key=limited), quota, UsageLedger())
 
         async def updates() -> int:
             return len([batch async for batch in generation.updates()])
@@ -240,7 +240,7 @@ def test_headers_tell_what_is_left():
             "x-ratelimit-remaining-tokens": "5500",
             "x-ratelimit-reset-tokens": "4.999s",
         }
-        assert Quotas(SimClock()).of(key(concurrent_requests=1)).headers() == {}
+        assert Quotas(clock=SimClock()).of(key(concurrent_requests=1)).headers() == {}
 
     run_simulation(main)
 
@@ -263,3 +263,29 @@ def test_a_changed_key_has_its_new_limits_at_once():
 )
 def test_durations_are_written_as_clients_read_them(seconds: float, text: str):
     assert duration_text(seconds) == text
+
+
+def test_a_request_may_need_several_of_the_places_that_all_gateways_share():
+    limited = key(concurrent_requests=4)
+
+    async def main() -> None:
+        gateways = Gateways(2)
+        first, second = (each.of(limited) for each in gateways.all)
+        three = await first.admit(0, places=3)
+        with pytest.raises(ServiceError):
+            await second.admit(0, places=2)
+        one = await second.admit(0)
+        for each in (first, second):
+            with pytest.raises(ServiceError):
+                await each.admit(0)
+            # Tokens for a request that has its place already need no further one.
+            each.withdraw(await each.admit(5, requests=0, places=0))
+        first.finish(three, 0)
+        await asyncio.sleep(2 * limits.QUOTA_LEASE_S)
+        second.finish(await second.admit(0, places=3), 0)
+        second.withdraw(one)
+        await asyncio.sleep(3 * limits.QUOTA_LEASE_S)
+        assert not first.is_in_use
+        assert not second.is_in_use
+
+    run_simulation(main)

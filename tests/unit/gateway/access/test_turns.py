@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.gateway.access.turns import Turn, Turns, within
+from services.gateway.edge.access.turns import Turn, Turns
 from shared import limits
 
 
@@ -102,19 +102,3 @@ async def test_a_turn_ends_by_itself_and_only_once(monkeypatch: pytest.MonkeyPat
         turn.end()
         turn.end()
     assert await turns.begin("a")
-
-
-async def test_work_ends_its_turn_also_when_it_fails() -> None:
-    turns = Turns()
-    held = [await turns.begin("a") for _ in range(limits.TURNS_AT_ONCE)]
-
-    async def work() -> None:
-        raise ValueError
-
-    waiting = asyncio.create_task(turns.begin("b"))
-    await settled()
-    with pytest.raises(ValueError):
-        await within(held[0], work())
-    await settled()
-    assert waiting.done()
-    await within(None, asyncio.sleep(0))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from services.gateway.access import usage
-from services.gateway.access.usage import DeliveryError, Receiver, UsageLedger
-from services.gateway.access.usage_sinks import BusSink, FileSink, WebhookSink, sink_of
+from services.gateway.edge.access import usage
+from services.gateway.edge.access.usage import DeliveryError, Receiver, UsageLedger
+from services.gateway.edge.access.usage_sinks import BusSink, FileSink, WebhookSink, sink_of
 from shared import limits
 from shared.codec import Decoder
 from shared.config import GatewaySettings, validated
@@ -24,7 +24,15 @@ from tests.support.simulation import run_simulation
 
 
 def record(number: int) -> UsageRecord:
-    return UsageRecord(f"r{number}", "g", "team", "m", "completed", prompt_tokens=number, finish_reasons=("stop",))
+    return UsageRecord(
+        request_id=f"r{number}",
+        gateway_id="g",
+        key="team",
+        model="m",
+        outcome="completed",
+        prompt_tokens=number,
+        finish_reasons=("stop",),
+    )
 
 
 class Flaky:

@@ -6,8 +6,9 @@ from typing import Any
 
 import uvicorn
 
-from services.gateway.http import sse
-from services.gateway.http.server.connection import CHUNKS, BoundedConnection
+from services.gateway.edge.http import sse
+from services.gateway.edge.http.server.connection import CHUNKS, BoundedConnection
+from services.gateway.edge.http.server.places import Places
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
@@ -17,9 +18,9 @@ async def serving(app: Any):
     """Yields the port of a server with this application."""
     config = uvicorn.Config(app, log_config=None, lifespan="off", http=BoundedConnection, ws="none")
     config.load()
-    state = uvicorn.Server(config).server_state
+    state, places = uvicorn.Server(config).server_state, Places(100)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: BoundedConnection(config, state, {}), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: BoundedConnection(config, state, {}, place=places.take()), "127.0.0.1", 0)
     yield server.sockets[0].getsockname()[1]
     server.close()
 

@@ -8,9 +8,9 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from services.gateway.http import errors
-from services.gateway.http.direct_route import DirectRoute, is_direct
-from services.gateway.http.in_process import InProcessClient
+from services.gateway.edge.http import errors
+from services.gateway.edge.http.in_process import InProcessClient
+from services.gateway.edge.http.routing.direct_route import DirectRoute, is_direct
 from shared.errors import ServiceError
 
 

@@ -3,7 +3,7 @@ import json
 import pytest
 from starlette.exceptions import HTTPException
 
-from services.gateway.http.errors import as_service_error, error_body, error_response
+from services.gateway.edge.http.errors import as_service_error, error_body, error_response
 from shared.errors import CODES, ServiceError
 
 

@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
-from services.gateway.http.idempotency import Idempotency
+from services.gateway.edge.access.call import Call, serving
+from services.gateway.edge.http.idempotency import Idempotency
 from shared import limits
+from shared.security.api_keys import ApiKey
 
 BODY = b'{"prompt": "hi"}'
 
@@ -78,5 +80,20 @@ async def test_the_answers_together_are_no_larger_than_allowed(monkeypatch, size
     client = Client(size)
     for key in ("a", "b", "c"):
         await client.ask(key)
-    assert {name.key.decode() for name in client.edge._kept} == kept
-    assert client.edge._num_bytes <= 1000
+    assert {name.rpartition("\n")[2] for name in client.edge._kept} == kept
+    assert client.edge._shares.num_bytes <= 1000
+
+
+async def test_a_key_with_many_answers_loses_its_own_before_others_do(monkeypatch):
+    monkeypatch.setattr(limits, "IDEMPOTENCY_BYTES_MAX", 1000)
+    client = Client(100)
+
+    async def ask(owner: str, key: str) -> int:
+        with serving(Call(key=ApiKey(name=owner))):
+            return await client.ask(key)
+
+    assert await ask("alice", "a") == 0
+    for number in range(1, 20):
+        assert await ask("bob", f"{number}") == number
+    assert await ask("alice", "a") == 0
+    assert await ask("bob", "1") == 20

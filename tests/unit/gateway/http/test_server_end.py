@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from services.gateway.http.server.connection import BoundedConnection
-from services.gateway.http.server.uvicorn_server import Server
+from services.gateway.edge.http.server.connection import BoundedConnection
+from services.gateway.edge.http.server.uvicorn_server import Server
 from shared import limits
 
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -36,7 +36,6 @@ async def serving():
     """Yields the server, the task in which it runs, and its port."""
     config = uvicorn.Config(answer, log_config=None, lifespan="off", http=BoundedConnection, ws="none")
     server, listener = Server(config), socket.create_server(("127.0.0.1", 0), backlog=512)
-    listener.setblocking(False)
     running = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started:
         await asyncio.sleep(0.01)

@@ -6,15 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.generation import ModelCard
-from services.gateway.openai.bodies.parameters import RequestDefaults
-from services.gateway.openai.chat import chat_request, generation_request
-from services.gateway.openai.schemas import ChatBody
-from services.gateway.openai.tools.answer_format import AnswerFormat, answer_format
-from services.gateway.openai.tools.forced_calls import forced_calls_schema
-from services.gateway.openai.tools.tool_choice import ToolChoice, tool_choice
-from services.gateway.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat
-from services.gateway.parsers.output_parser import OutputParser
+from services.gateway.apis.openai.bodies.parameters import RequestDefaults
+from services.gateway.apis.openai.chat import chat_request, generation_request
+from services.gateway.apis.openai.schemas import ChatBody
+from services.gateway.apis.openai.tools.answer_format import AnswerFormat, answer_format
+from services.gateway.apis.openai.tools.forced_calls import forced_calls_schema
+from services.gateway.apis.openai.tools.tool_choice import ToolChoice, tool_choice
+from services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat
+from services.gateway.apis.parsers.output_parser import OutputParser
+from services.gateway.path.generation import ModelCard
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.settings.allowed_values import REASONING_PARSERS, TOOL_CALL_PARSERS

@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.anthropic.encoder import MessageEncoder
-from services.gateway.http import sse
-from services.gateway.ollama.encoder import LineEncoder
-from services.gateway.openai.answers.answer_encoder import SnapshotEncoder
-from services.gateway.openai.answers.chat_message import arguments_object
-from services.gateway.openai.answers.choices import ChoiceAccumulator
-from services.gateway.openai.tools.answer_format import AnswerFormat
-from services.gateway.openai.tools.tool_choice import ToolChoice
-from services.gateway.parsers.events import CallArguments, CallStart, Content, Event
-from services.gateway.parsers.formats import TOOL_FORMATS
-from services.gateway.parsers.output_parser import OutputParser
-from services.gateway.responses.encoder import ResponseEncoder
-from services.gateway.responses.event_log import EventLog
-from services.gateway.responses.response_object import ResponseObject
-from services.gateway.responses.schemas import ResponsesBody
+from services.gateway.apis.anthropic.encoder import MessageEncoder
+from services.gateway.apis.ollama.encoder import LineEncoder
+from services.gateway.apis.openai.answers.answer_encoder import SnapshotEncoder
+from services.gateway.apis.openai.answers.chat_message import arguments_object
+from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
+from services.gateway.apis.openai.tools.answer_format import AnswerFormat
+from services.gateway.apis.openai.tools.tool_choice import ToolChoice
+from services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event
+from services.gateway.apis.parsers.formats import TOOL_FORMATS
+from services.gateway.apis.parsers.output_parser import OutputParser
+from services.gateway.edge.http import sse
+from services.gateway.guests.responses.encoder import ResponseEncoder
+from services.gateway.guests.responses.event_log import EventLog
+from services.gateway.guests.responses.response_object import ResponseObject
+from services.gateway.guests.responses.schemas import ResponsesBody
 from shared.errors import ServiceError
 from tests.unit.gateway.request_contexts import context, state, update
 

@@ -10,11 +10,11 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from services.gateway.openai.tools.forced_calls import forced_calls
-from services.gateway.openai.tools.strict_calls import strict_calls
-from services.gateway.openai.tools.tool_choice import ToolChoice
-from services.gateway.parsers.formats import TOOL_FORMATS, ReasoningFormat
-from services.gateway.parsers.output_parser import OutputParser
+from services.gateway.apis.openai.tools.forced_calls import forced_calls
+from services.gateway.apis.openai.tools.strict_calls import strict_calls
+from services.gateway.apis.openai.tools.tool_choice import ToolChoice
+from services.gateway.apis.parsers.formats import TOOL_FORMATS, ReasoningFormat
+from services.gateway.apis.parsers.output_parser import OutputParser
 from shared.errors import ServiceError
 from shared.text.grammars import constraint
 from shared.text.reasoning import ReasoningSplitter
@@ -116,6 +116,21 @@ def matching(name: str, special: bool, forced: str = "") -> tuple[LLTokenizer, L
         found = strict_calls(CHOICE, TOOL_FORMATS[name], ReasoningFormat())
         assert found is not None
     return tokens, constraint.compile_grammar(found.grammar, tokens)
+
+
+@pytest.mark.parametrize("name", [*ONLY_CALLS, None])
+def test_a_forced_call_does_without_what_cannot_be_enforced_unless_the_tool_is_strict(name: str | None) -> None:
+    """`None`: a model whose format of calls is unknown."""
+    tool: Any = {"name": "f", "parameters": {"type": "object", "not": {"required": ["a"]}}}
+    for is_strict in (False, True):
+        asked = {"type": "function", "function": {**tool, "strict": is_strict}}
+        for choice in (
+            ToolChoice(mode="required", tools=(asked,), places=(0,)),
+            ToolChoice(mode="named", name="f", tools=(asked,), places=(0,)),
+        ):
+            found = forced_calls(choice, TOOL_FORMATS[name] if name else None)
+            assert found.ignored == (() if is_strict else ("not",))
+            assert ('"not"' in found.grammar.text) == is_strict
 
 
 def ids(name: str, special: bool, text: str, *, spelled: bool = False) -> list[int]:

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.generation import ModelCard
-from services.gateway.openai.bodies.parameters import RequestDefaults
-from services.gateway.openai.chat import ChatRequest, chat_request
-from services.gateway.openai.schemas import ChatBody
+from services.gateway.apis.openai.bodies.parameters import RequestDefaults
+from services.gateway.apis.openai.chat import ChatRequest, chat_request
+from services.gateway.apis.openai.schemas import ChatBody
+from services.gateway.path.generation import ModelCard
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.parameters import tagged_text
@@ -61,6 +61,14 @@ def test_a_call_without_a_mark_may_stand_behind_the_reasoning() -> None:
 def test_a_whole_structure_leaves_no_room_for_calls() -> None:
     request = converted(tools=STRICT, response_format={"type": "json_object"}).request
     assert request.params.grammar == Grammar("json_object")
+
+
+def test_the_format_of_the_text_has_no_effect_on_a_call_that_is_forced() -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    for choice in ("required", {"type": "function", "function": {"name": TOOLS[0]["function"]["name"]}}):
+        forced = converted(tools=TOOLS, tool_choice=choice).request
+        both = converted(tools=TOOLS, tool_choice=choice, response_format=wanted).request
+        assert (both.params.grammar, both.grammar_param) == (forced.params.grammar, forced.grammar_param)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.generation import SequenceUpdate
-from services.gateway.openai.answers.choices import ChoiceAccumulator, merge
-from services.gateway.openai.answers.logprobs import chat_logprobs, completion_logprobs
+from services.gateway.apis.openai.answers.choices import ChoiceAccumulator, merge
+from services.gateway.apis.openai.answers.logprobs import chat_logprobs, completion_logprobs
+from services.gateway.path.generation import SequenceUpdate
 from shared.errors import ServiceError
 from tests.unit.gateway.request_contexts import position, update
 
@@ -37,7 +37,9 @@ def test_an_answer_with_an_unfinished_choice_is_not_complete():
 @given(st.lists(st.tuples(st.integers(0, 2), st.text(max_size=3), st.integers(1, 3))))
 def test_merging_loses_nothing_and_keeps_each_sequence_in_order(gains: list[tuple[int, str, int]]):
     batch = [
-        SequenceUpdate(index, text, (number,) * count, cumulative_logprob=-number, num_cached_tokens=index)
+        SequenceUpdate(
+            index=index, text=text, token_ids=(number,) * count, cumulative_logprob=-number, num_cached_tokens=index
+        )
         for number, (index, text, count) in enumerate(gains)
     ]
     merged = {one.index: one for one in merge(batch)}
@@ -64,6 +66,11 @@ def test_impossible_tokens_have_a_log_probability_that_json_can_hold():
 def test_the_likelier_of_two_tokens_with_one_text_stands_for_it():
     shape, _ = completion_logprobs([position("a", -3.0, ("a", -0.1), ("b", -1.0))], 0)
     assert shape["top_logprobs"] == [{"a": -0.1, "b": -1.0}]
+
+
+def test_the_token_itself_comes_first_in_the_format_of_completions():
+    shape, _ = completion_logprobs([position("c", -3.0, ("a", -0.1), ("c", -3.0)), position("d", -4.0, ("a", -0.1))], 0)
+    assert [list(one) for one in shape["top_logprobs"]] == [["c", "a"], ["d", "a"]]
 
 
 def test_chat_lists_candidates_best_first_with_their_bytes():

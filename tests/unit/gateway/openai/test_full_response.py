@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from services.gateway.generation import SequenceUpdate
-from services.gateway.openai.answers import full_response as responses
-from services.gateway.openai.answers.choices import ChoiceAccumulator
-from services.gateway.openai.request_context import Kind, RequestContext, system_fingerprint
+from services.gateway.apis.openai.answers import full_response as responses
+from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
+from services.gateway.apis.openai.request_context import Kind, RequestContext, system_fingerprint
+from services.gateway.path.generation import SequenceUpdate
 from tests.unit.gateway.bodies import CARD
 from tests.unit.gateway.request_contexts import ID, context, position, update
 
@@ -16,7 +16,8 @@ def answer(one: RequestContext, *updates: SequenceUpdate):
     for item in updates:
         accumulator.choices[item.index].add(item)
         accumulator.choices[item.index].text.append(item.text)
-    return json.loads(responses.answer(one, accumulator, 3 * len(one.echoes)))
+    ids = [[1, 2, 3]] * len(one.echoes) if one.return_token_ids else ()
+    return json.loads(responses.answer(one, accumulator, 3 * len(one.echoes), prompt_token_ids=ids))
 
 
 @pytest.mark.parametrize("kind", ["completion", "chat"])
@@ -24,6 +25,8 @@ def test_an_answer_has_its_token_ids_when_they_are_asked_for(kind: Kind):
     updates = [update("a", token_ids=(5, 6)), update("b", index=1, token_ids=(7,)), update("c", token_ids=(8,))]
     body = answer(context(kind, n=2, return_token_ids=True), *updates)
     assert [choice["token_ids"] for choice in body["choices"]] == [[5, 6, 8], [7]]
+    holders = body["choices"] if kind == "completion" else [body]
+    assert all(holder["prompt_token_ids"] == [1, 2, 3] for holder in holders)
     assert all("token_ids" not in choice for choice in answer(context(kind, n=2), *updates)["choices"])
 
 

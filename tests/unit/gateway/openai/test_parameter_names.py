@@ -1,6 +1,6 @@
 import pytest
 
-from services.gateway.openai.bodies.parameter_names import in_names, new_name, renamed
+from services.gateway.apis.openai.bodies.parameter_names import in_names, new_name, renamed
 from shared.errors import ServiceError
 
 

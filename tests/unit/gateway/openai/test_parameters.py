@@ -74,6 +74,7 @@ RANGES = [
     ("temperature", -0.1, 2.1, (0, 2.0, 1)),
     ("top_p", 0, 1.01, (0.01, 1)),
     ("min_p", -0.1, 1.1, (0, 1)),
+    ("top_a", -0.1, 1.1, (0, 1)),
     ("presence_penalty", -2.1, 2.1, (-2, 2)),
     ("frequency_penalty", -2.1, 2.1, (-2, 2)),
     ("repetition_penalty", 0, 2.1, (0.5, 1, 2)),
@@ -191,6 +192,7 @@ def test_a_beam_search_is_as_wide_as_best_of(read: Any):
         ("top_k", {"top_k": 5}),
         ("stream", {"stream": True}),
         ("min_p", {"min_p": 0.1}),
+        ("top_a", {"top_a": 0.1}),
         ("presence_penalty", {"presence_penalty": 1}),
         ("frequency_penalty", {"frequency_penalty": 1}),
         ("repetition_penalty", {"repetition_penalty": 1.1}),
@@ -313,7 +315,7 @@ def test_only_an_echo_may_have_no_output():
     for name in ("max_tokens", "max_completion_tokens"):
         request = completion(echo=True, **{name: 0})
         assert (request.only_echoes, request.params.max_tokens) == (True, 1)
-        refusal(completion, "invalid_value", "stream", echo=True, stream=True, **{name: 0})
+        assert completion(echo=True, stream=True, **{name: 0}).only_echoes
         refusal(chat, "invalid_value", name, echo=True, **{name: 0})
     refusal(completion, "invalid_value", "max_tokens", echo=True, max_tokens=0, **BEAM)
     assert not completion(echo=True, max_tokens=1).only_echoes
@@ -444,4 +446,15 @@ def test_conversations_are_bounded():
 def test_whatever_integers_come_the_request_fits_into_a_message(fields: dict[str, int]):
     with contextlib.suppress(ServiceError):
         request = completion(**fields)
-        encode(Submit("r", 1, "g", "b", "s", b"", request.params, priority=request.priority))
+        encode(
+            Submit(
+                sequence_id="r",
+                attempt=1,
+                gateway_id="g",
+                gateway_instance_id="b",
+                reply_subject="s",
+                prompt_token_ids=b"",
+                params=request.params,
+                priority=request.priority,
+            )
+        )

@@ -1,19 +1,22 @@
 """Bodies of embeddings, score and rerank as requests, the scores made of vectors, and the texts of large requests."""
 
+import base64
 import json
 import math
+import struct
 from array import array
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.generation import GenerationRequest, ModelCard
-from services.gateway.openai.bodies import unsupported_params
-from services.gateway.openai.body import read_body, read_fields
-from services.gateway.openai.pooling import answers, requests, schemas
-from services.gateway.requests.preparation import tokenize
+from services.gateway.apis.openai.bodies import request_fields
+from services.gateway.apis.openai.body import read_body, read_fields
+from services.gateway.apis.openai.pooling import answers, requests, schemas
+from services.gateway.path.generation import GenerationRequest, ModelCard
+from services.gateway.path.requests.preparation import tokenize
 from shared import limits
 from shared.codec import pack_ids
 from shared.errors import ServiceError
@@ -28,19 +31,19 @@ INPUTS_MAX = limits.EMBEDDING_INPUTS_MAX
 
 def embeddings(card: ModelCard = CARD, **fields: Any) -> GenerationRequest:
     data = json.dumps({"input": "hello", **fields}).encode()
-    unsupported_params.check(read_fields(data), schemas.EmbeddingBody)
+    request_fields.check(read_fields(data), schemas.EmbeddingBody, request_fields.OPENAI._replace(is_strict=True))
     return requests.embeddings(read_body(data, schemas.EMBEDDING_DECODER), card, "r" * 22)
 
 
 def score(**fields: Any) -> GenerationRequest:
     data = json.dumps({"text_1": "one", "text_2": ["two", "three"], **fields}).encode()
-    unsupported_params.check(read_fields(data), schemas.ScoreBody)
+    request_fields.check(read_fields(data), schemas.ScoreBody, request_fields.OPENAI._replace(is_strict=True))
     return requests.score(read_body(data, schemas.SCORE_DECODER), CARD, "r" * 22)
 
 
 def rerank(**fields: Any) -> GenerationRequest:
     data = json.dumps({"query": "what", "documents": ["one", {"text": "two"}], **fields}).encode()
-    unsupported_params.check(read_fields(data), schemas.RerankBody)
+    request_fields.check(read_fields(data), schemas.RerankBody, request_fields.OPENAI._replace(is_strict=True))
     return requests.rerank(read_body(data, schemas.RERANK_DECODER), CARD, "r" * 22)
 
 
@@ -75,7 +78,7 @@ def test_fields_of_embeddings_arrive():
         pooling="mean", normalize=False, dimensions=3, add_special_tokens=False, priority=-2, user="me",
         encoding_format="base64",
     )  # fmt: skip
-    assert request.pooling == PoolingParams("mean", False, 3)
+    assert request.pooling == PoolingParams(kind="mean", normalize=False, dimensions=3)
     assert (request.add_special_tokens, request.priority) == (False, -2)
 
 
@@ -88,6 +91,8 @@ def test_fields_of_embeddings_arrive():
         ("invalid_value", "input", {"input": [[300]]}),
         ("invalid_value", "input", {"input": ["a"] * (INPUTS_MAX + 1)}),
         ("invalid_value", "encoding_format", {"encoding_format": "hex"}),
+        ("invalid_value", "embed_dtype", {"embed_dtype": "fp8_e4m3"}),
+        ("invalid_value", "endianness", {"endianness": "middle"}),
         ("invalid_value", "dimensions", {"dimensions": 0}),
         ("invalid_value", "dimensions", {"dimensions": 9}),
         ("invalid_value", "dimensions", {"dimensions": 2.5}),
@@ -111,7 +116,7 @@ def test_the_number_of_tokens_to_keep_arrives(given_number: int | None, kept: in
 
 def test_a_model_whose_engine_gives_no_vectors_refuses_by_name():
     with pytest.raises(ServiceError, match="gives no embeddings") as error:
-        embeddings(card=ModelCard("toy", "", 512, 300, 1))
+        embeddings(card=ModelCard(name="toy", path="", max_model_len=512, vocab_size=300, created=1))
     assert (error.value.code, error.value.param) == ("unsupported_parameter", "model")
 
 
@@ -134,6 +139,33 @@ def test_rerank_asks_for_the_query_and_every_document():
     refusal(rerank, "invalid_value", "documents", documents=[])
     refusal(rerank, "invalid_value", "documents", documents=["a"] * (INPUTS_MAX + 1))
     refusal(rerank, "invalid_value", "top_n", top_n=0)
+
+
+def test_a_ranking_in_the_form_of_tei():
+    tei: dict[str, Any] = {"documents": None, "texts": ["one", "two"]}
+    request = rerank(**tei, truncate=True, raw_scores=True)
+    assert (request.texts, request.truncate_prompt_tokens) == (("what", "one", "two"), 512)
+    assert request.prompt_names == ("query", "texts[0]", "texts[1]")
+    refusal(rerank, "invalid_value", "texts", texts=["one"])
+    refusal(rerank, "invalid_value", "texts", documents=None, texts=[])
+    for name in ("return_text", "raw_scores", "truncate"):
+        refusal(rerank, "invalid_value", name, **{name: True})
+    assert json.loads(answers.tei_ranking([0.1, 0.9, 0.1], 2, None)) == [
+        {"index": 1, "score": 0.9},
+        {"index": 0, "score": 0.1},
+    ]
+    assert json.loads(answers.tei_ranking([0.1], None, ["a"])) == [{"index": 0, "score": 0.1, "text": "a"}]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "order", "code"), [(None, None, "<f"), ("float32", "big", ">f"), ("float16", "little", "<e")]
+)
+def test_the_numbers_in_base64_have_the_type_and_the_order_that_is_asked_for(dtype: Any, order: Any, code: str):
+    body = schemas.EmbeddingBody(encoding_format="base64", embed_dtype=dtype, endianness=order)
+    [item] = answers.embedding_items([packed(1.5, -0.25)], requests.encoding(body))
+    assert list(struct.iter_unpack(code, base64.b64decode(json.loads(item)["embedding"]))) == [(1.5,), (-0.25,)]
+    [large] = answers.embedding_items([packed(-70000.0)], "<e")
+    assert struct.unpack("<e", base64.b64decode(json.loads(large)["embedding"])) == (-math.inf,)
 
 
 def test_cosines_pair_one_with_many_or_item_by_item():
@@ -178,17 +210,19 @@ class Tokenizers:
     ) -> TokenizeReply:
         assert size == sum(map(len, message.prompts))
         self.messages.append(message)
-        prompts = (TokenizedPrompt(pack_ids(list(text.encode()))) for text in message.prompts)
-        return TokenizeReply(message.request_id, tuple(prompts))
+        prompts = (TokenizedPrompt(token_ids=pack_ids(list(text.encode()))) for text in message.prompts)
+        return TokenizeReply(request_id=message.request_id, prompts=tuple(prompts))
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=90))
 async def test_many_texts_are_tokenized_in_several_messages_in_their_order(lengths: list[int]):
     texts = tuple("x" * (length * limits.TOKENIZE_CHARS_MAX // 4) for length in lengths)
     names = tuple(f"input[{index}]" for index in range(len(texts)))
-    request = GenerationRequest("r", "toy", SamplingParams(), texts=texts, prompt_names=names, pooling=PoolingParams())
-    clients = Tokenizers()
-    prompts = (await tokenize(clients, request, CARD, 16)).prompts  # type: ignore[arg-type]
+    request = GenerationRequest(
+        request_id="r", model="toy", params=SamplingParams(), texts=texts, prompt_names=names, pooling=PoolingParams()
+    )
+    clients, card = Tokenizers(), replace(CARD, max_model_len=max(map(len, texts)))
+    prompts = (await tokenize(clients, request, card, 16)).prompts  # type: ignore[arg-type]
     assert [prompt.num_tokens for prompt in prompts] == list(map(len, texts))
     assert sum((message.prompts for message in clients.messages), ()) == texts
     assert sum((message.prompt_names for message in clients.messages), ()) == names
@@ -199,7 +233,9 @@ async def test_many_texts_are_tokenized_in_several_messages_in_their_order(lengt
 
 
 async def test_a_text_without_tokens_is_named():
-    request = GenerationRequest("r", "toy", SamplingParams(), texts=("a", ""), prompt_names=("input[0]", "input[1]"))
+    request = GenerationRequest(
+        request_id="r", model="toy", params=SamplingParams(), texts=("a", ""), prompt_names=("input[0]", "input[1]")
+    )
     with pytest.raises(ServiceError, match=r"'input\[1\]' has no tokens") as error:
         await tokenize(Tokenizers(), request, CARD, 16)  # type: ignore[arg-type]
     assert error.value.param == "input[1]"

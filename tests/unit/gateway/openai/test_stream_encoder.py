@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from services.gateway.generation import SequenceUpdate
-from services.gateway.openai.answers.chat_message import MessageEncoder
-from services.gateway.openai.answers.choices import ChoiceAccumulator
-from services.gateway.openai.answers.stream_encoder import ChunkEncoder, OpenAIEncoder
-from services.gateway.openai.request_context import Kind, RequestContext
-from services.gateway.openai.tools.answer_format import AnswerFormat
-from services.gateway.openai.tools.tool_choice import ToolChoice
-from services.gateway.parsers.events import CallArguments, CallStart
-from services.gateway.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from services.gateway.apis.openai.answers.chat_message import MessageEncoder
+from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
+from services.gateway.apis.openai.answers.stream_encoder import ChunkEncoder, OpenAIEncoder
+from services.gateway.apis.openai.request_context import Kind, RequestContext
+from services.gateway.apis.openai.tools.answer_format import AnswerFormat
+from services.gateway.apis.openai.tools.tool_choice import ToolChoice
+from services.gateway.apis.parsers.events import CallArguments, CallStart
+from services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
+from services.gateway.path.generation import SequenceUpdate
 from tests.unit.gateway.request_contexts import ID, context, position, state, update
 
 
@@ -269,7 +269,18 @@ def test_every_chunk_has_the_token_counts_so_far_when_they_are_asked_for(kind: K
     counts = [(chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"]) for chunk in chunks]
     assert counts[-1] == (3, 3)
     assert sorted(counts) == counts
-    assert set(counts) == {(3, 1), (3, 2), (3, 3)}
+    before_any_token = {(3, 0)} if kind == "chat" else set[tuple[int, int]]()
+    assert set(counts) == {*before_any_token, (3, 1), (3, 2), (3, 3)}
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_the_first_chunk_of_a_choice_has_the_ids_of_the_prompt_when_token_ids_are_asked_for(kind: Kind):
+    encoder, accumulator = OpenAIEncoder(context(kind, n=2, return_token_ids=True)), ChoiceAccumulator(1, 2)
+    first, second = decode(encoder.opening(state(accumulator)), whole=False)
+    for index, chunk in enumerate((first, second)):
+        holder = chunk["choices"][0] if kind == "completion" else chunk
+        assert (chunk["choices"][0]["index"], holder["prompt_token_ids"]) == (index, [1, 2, 3])
+    assert not OpenAIEncoder(context("completion")).opening(state(accumulator))
 
 
 def test_a_stream_ends_with_its_times_when_they_are_asked_for():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.parsers.formats import TOOL_FORMATS
-from services.gateway.parsers.named_call import NamedCallParser
+from services.gateway.apis.parsers.formats import TOOL_FORMATS
+from services.gateway.apis.parsers.named_call import NamedCallParser
 from tests.unit.gateway.outputs import TOOLS, Output, collect, parse
 
 ROME = '{"city": "Rome"}'
@@ -184,7 +184,8 @@ def test_the_output_of_a_named_function_is_its_arguments() -> None:
 # --- any text, any cut ------------------------------------------------------------------------------------------------
 
 PIECES: dict[str, list[str]] = {
-    "hermes": ["<tool_call>", "</tool_call>", "\n", CALL, CALL[:30], CALL[30:], NOW, "[", "]", ",", "<tool", '"', "\\"],
+    "hermes": ["<tool_call>", "</tool_call>", "\n", " x ", CALL, CALL[:30], CALL[30:], NOW, "[", "]", ",", "<tool", '"',
+               "\\"],
     "llama3_json": ["<|python_tag|>", CALL, CALL[:30], CALL[30:], NOW, ";", " ", "{", "}", "[", '"', "x"],
     "mistral": ["[TOOL_CALLS]", "[", "]", ",", CALL, "now", "[ARGS]", "[CALL_ID]", "{}", ROME, "{", " ", "[TOOL_", '"'],
     "deepseek_v3": [BEGIN, END, CALL_BEGIN, CALL_END, SEPARATOR, "function", "now", "\n", "```json", "```", ROME, "{"],
@@ -227,6 +228,19 @@ def test_ordinary_text_is_never_changed(name: str, text: str) -> None:
 def test_the_cost_does_not_grow_faster_than_the_output(name: str, unit: str) -> None:
     text = unit * (400_000 // len(unit))
     assert len(parse(name, text).content) <= len(text)
+
+
+@pytest.mark.parametrize("name", PIECES)
+@pytest.mark.parametrize(
+    "text",
+    [" ", "\n", "x \n ", "<", '"', "{", glm("now", a="x" * 900), coder("now", a="x \n" * 300), hermes(CALL) + "  "],
+)
+def test_no_character_of_a_stream_is_read_again_and_again(name: str, text: str) -> None:
+    parser = TOOL_FORMATS[name].parser(TOOLS)
+    for character in text * (1000 // len(text) + 1):
+        parser.feed(character)
+        # Besides the new character, only what may be the beginning of a mark is kept for the next piece.
+        assert len(parser._text) <= 1 + max(map(len, [*PIECES[name], BEGIN, SEPARATOR]))  # pyright: ignore[reportPrivateUsage]
 
 
 def test_every_format_has_a_name_in_the_settings() -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from services.gateway.requests.bus_wait import BusWait
+from services.gateway.path.liveness.bus_wait import BusWait
 from shared import limits
 from shared.actors.host import Host
 from shared.clock import SystemClock
@@ -18,7 +18,9 @@ class Rig:
     def __init__(self) -> None:
         self.bus = MemoryBus()
         self.transport = self.bus.connect("gateway")
-        self.wait = BusWait(Host(self.transport, Subjects(), SystemClock(), "g1", "i1"))
+        self.wait = BusWait(
+            Host(transport=self.transport, subjects=Subjects(), clock=SystemClock(), id="g1", instance_id="i1")
+        )
 
 
 @pytest.fixture

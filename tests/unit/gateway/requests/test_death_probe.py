@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 
-from services.gateway.requests.liveness.death_probe import ENDED_WAITS_S, DeathProbe
-from services.gateway.requests.sequence_state import Address
-from services.gateway.requests.service_clients import ProbeResult
+from services.gateway.path.liveness.death_probe import ENDED_WAITS_S, DeathProbe
+from services.gateway.path.sequence_state import Address
+from services.gateway.path.service_clients import ProbeResult
 from shared import limits
 from shared.actors.host import Host
 from shared.actors.presence import Members
 from shared.codec import encode
-from shared.messages import Heartbeat, MemberEnded, PoolStatus, StreamStatus
+from shared.messages import MemberEnded, PoolStatus, StreamStatus
 from shared.subjects import Subjects
+from tests.support.heartbeats import heartbeat
 from tests.support.memory import MemoryBus
 from tests.support.simulation import SimClock, run_simulation
 
@@ -33,10 +34,10 @@ class Gateway:
         self.dead: list[Address] = []
         self.finds: ProbeResult = finds
         clients: Any = self
-        host = Host(self.bus.connect("g1"), Subjects(), SimClock(), "g1", "b0")
+        host = Host(transport=self.bus.connect("g1"), subjects=Subjects(), clock=SimClock(), id="g1", instance_id="b0")
         self.tested = DeathProbe(host, self.members, clients, self.dead.append)
-        self.members.observe(Heartbeat("detokenizer", *D1, 1, "ready", 1, INTERVAL_S, StreamStatus()), 0.0)
-        self.members.observe(Heartbeat("tokenizer", *T1, 1, "ready", 1, INTERVAL_S, PoolStatus()), 0.0)
+        self.members.observe(heartbeat("detokenizer", *D1, StreamStatus(), interval_s=INTERVAL_S), 0.0)
+        self.members.observe(heartbeat("tokenizer", *T1, PoolStatus(), interval_s=INTERVAL_S), 0.0)
 
     async def probe(self, service: str, member: Address, timeout_s: float) -> ProbeResult:
         self.asked.append(member)
@@ -93,7 +94,9 @@ def test_one_that_answers_has_a_new_lease_and_a_silent_one_keeps_the_old_one(fin
     async def main() -> None:
         gateway = Gateway(finds=finds)
         heard_at = asyncio.get_running_loop().time()
-        gateway.members.observe(Heartbeat("detokenizer", *D1, 1, "ready", 2, INTERVAL_S, StreamStatus()), heard_at)
+        gateway.members.observe(
+            heartbeat("detokenizer", *D1, StreamStatus(), sequence=2, interval_s=INTERVAL_S), heard_at
+        )
         await asyncio.sleep(LATE_S)
         await gateway.tick(heard_at + LATE_S)
         assert bool(gateway.members.alive("detokenizer", heard_at + limits.LEASE_S + LATE_S)) is (finds == "answers")
@@ -104,7 +107,7 @@ def test_one_that_answers_has_a_new_lease_and_a_silent_one_keeps_the_old_one(fin
 async def test_one_that_was_started_again_meanwhile_is_not_lost() -> None:
     gateway = Gateway(finds="gone")
     gateway.tested.tick(LATE_S)
-    gateway.members.observe(Heartbeat("detokenizer", "d1", "b2", 1, "ready", 1, INTERVAL_S, StreamStatus()), LATE_S)
+    gateway.members.observe(heartbeat("detokenizer", "d1", "b2", StreamStatus(), interval_s=INTERVAL_S), LATE_S)
     await gateway.tick(LATE_S)
     assert (gateway.asked, gateway.dead) == ([D1], [])
     assert gateway.members.get("detokenizer", "d1")
@@ -116,10 +119,10 @@ async def test_after_the_bus_was_gone_nobody_is_asked_until_members_have_connect
     await gateway.tick(LATE_S)
     gateway.bus.heal("g1")
     back_s = LATE_S + INTERVAL_S
-    gateway.members.observe(Heartbeat("detokenizer", *D1, 1, "ready", 2, INTERVAL_S, StreamStatus()), back_s)
+    gateway.members.observe(heartbeat("detokenizer", *D1, StreamStatus(), sequence=2, interval_s=INTERVAL_S), back_s)
     await gateway.tick(back_s + LATE_S)
     assert gateway.asked == []
-    beat = Heartbeat("detokenizer", *D1, 1, "ready", 3, INTERVAL_S, StreamStatus())
+    beat = heartbeat("detokenizer", *D1, StreamStatus(), sequence=3, interval_s=INTERVAL_S)
     gateway.members.observe(beat, limits.RECONNECT_S)
     await gateway.tick(LATE_S + limits.RECONNECT_S)
     assert gateway.dead == [D1]
@@ -135,7 +138,9 @@ async def test_a_connection_that_was_lost_and_came_back_between_two_ticks_counts
 
 async def test_one_that_ends_hands_its_work_over_and_is_not_asked() -> None:
     gateway = Gateway(finds="gone")
-    gateway.members.observe(Heartbeat("detokenizer", *D1, 1, "draining", 2, INTERVAL_S, StreamStatus()), 0.0)
+    gateway.members.observe(
+        heartbeat("detokenizer", *D1, StreamStatus(), state="draining", sequence=2, interval_s=INTERVAL_S), 0.0
+    )
     await gateway.tick(LATE_S)
     assert gateway.asked == []
 

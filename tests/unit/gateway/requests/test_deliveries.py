@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.generation import GenerationRequest, SequenceUpdate
-from services.gateway.requests.deliveries import Deliveries
-from services.gateway.requests.request_actor import RequestActor
-from services.gateway.requests.sequence_state import Address, SequenceState
+from services.gateway.path.deliveries import Deliveries
+from services.gateway.path.generation import GenerationRequest, SequenceUpdate
+from services.gateway.path.requests.request_actor import RequestActor
+from services.gateway.path.sequence_state import Address, SequenceState
 from shared.errors import ServiceError
 from shared.messages import TextEvent
 from shared.parameters.sampling import SamplingParams
@@ -28,9 +28,9 @@ class Request:
         parts = MagicMock()
         parts.deliveries, parts.clients = Deliveries(), AsyncMock()
         parts.host.clock.monotonic.return_value = 0.0
-        request = GenerationRequest("r", CARD.name, SamplingParams())
+        request = GenerationRequest(request_id="r", model=CARD.name, params=SamplingParams())
         self.actor = RequestActor(parts, request, CARD, 1, lambda: None)
-        sequence = SequenceState("r-0")
+        sequence = SequenceState(sequence_id="r-0")
         sequence.start_placement(ENGINE, DETOKENIZER, 0.0)
         prompt = SimpleNamespace(num_tokens=3, block_hashes=b"")
         messages = SimpleNamespace(
@@ -48,7 +48,15 @@ class Request:
     def add(self, *, last: bool = False) -> None:
         """The next token arrives."""
         number = next(self._next)
-        event = TextEvent("r-0", 1, number, (number,), number, "x", finish_reason="length" if last else None)
+        event = TextEvent(
+            sequence_id="r-0",
+            attempt=1,
+            position=number,
+            token_ids=(number,),
+            text_offset=number,
+            text="x",
+            finish_reason="length" if last else None,
+        )
         self.actor.on_text(0, event, ENGINE)
 
     def take(self, batch: list[SequenceUpdate]) -> bool:
@@ -130,6 +138,28 @@ async def test_output_before_an_error_is_delivered():
     with pytest.raises(ServiceError, match="late"):
         await consumer
     assert request.all == [0]
+
+
+async def test_text_that_contradicts_what_the_client_has_is_told_of_its_sender():
+    request = Request()
+    consumer = asyncio.create_task(request.consume())
+    request.add()
+    request.actor.on_text(
+        0, TextEvent(sequence_id="r-0", attempt=1, position=0, token_ids=(7,), text_offset=0, text="y"), ENGINE
+    )
+    with pytest.raises(ServiceError, match="The detokenizer d sent text of the engine e that contradicts") as failure:
+        await consumer
+    assert failure.value.code == "internal_error"
+
+
+def test_text_of_a_sequence_comes_from_its_detokenizer_only():
+    async def main() -> None:
+        actor = Request().actor
+        assert actor.has_stream(0, DETOKENIZER)
+        assert not actor.has_stream(0, Address("d", "2"))
+        assert not actor.has_stream(0, Address("d2", "1"))
+
+    asyncio.run(main())
 
 
 STEPS = st.lists(st.sampled_from(["add", "add", "pass", "full", "room"]), max_size=40)

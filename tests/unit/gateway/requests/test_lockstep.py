@@ -4,17 +4,25 @@ import itertools
 
 import pytest
 
-from services.gateway.requests.lockstep.pair import Difference, Pair
-from services.gateway.requests.lockstep.trust import Trust, opinions, twins, with_twins
-from services.gateway.requests.lockstep.verdict import by_repetition, by_self_test, by_third
-from services.gateway.requests.sequence_state import Address
-from shared.messages import EngineStatus, Heartbeat, TextEvent
+from services.gateway.guests.lockstep.pair import Difference, Pair
+from services.gateway.guests.lockstep.trust import Trust, opinions, twins, with_twins
+from services.gateway.guests.lockstep.verdict import by_repetition, by_self_test, by_third
+from services.gateway.path.sequence_state import Address
+from shared.messages import Heartbeat, TextEvent
+from tests.support.heartbeats import engine_status, heartbeat
 
 ENGINE = Address("e1", "i1")
 
 
 def event(position: int, *token_ids: int, attempt: int = 1) -> TextEvent:
-    return TextEvent("r-0", attempt, position, token_ids, position, "x" * len(token_ids))
+    return TextEvent(
+        sequence_id="r-0",
+        attempt=attempt,
+        position=position,
+        token_ids=token_ids,
+        text_offset=position,
+        text="x" * len(token_ids),
+    )
 
 
 def held(*events: TextEvent) -> Pair:
@@ -141,11 +149,11 @@ def test_whatever_two_sound_engines_and_a_wrong_one_say_a_sound_one_is_never_con
 def engine(
     name: str, digest: str = "d", configuration: str = "c", *, invariant: bool = True, role: str = "both"
 ) -> Heartbeat:
-    status = EngineStatus(
-        "m", "/m", 64, 100, 16, 10, 10, 4, configuration=configuration, golden_digest=digest,
+    status = engine_status(
+        "m", max_num_seqs=4, configuration=configuration, golden_digest=digest,
         batch_invariant=invariant, role=role,
     )  # fmt: skip
-    return Heartbeat("engine", name, f"i-{name}", 1, "ready", 1, 0.15, status)
+    return heartbeat("engine", name, f"i-{name}", status, interval_s=0.15)
 
 
 def address(name: str) -> Address:
@@ -179,7 +187,7 @@ def test_a_quarantined_engine_gets_no_work_and_its_successor_does() -> None:
     assert trust.quarantine(address("e1"), "it was wrong")
     assert not trust.quarantine(address("e1"), "again")
     assert [one.id for one in trust.trusted(engines)] == ["e2"]
-    successor = Heartbeat("engine", "e1", "later", 1, "ready", 1, 0.15, engines[0].status)
+    successor = heartbeat("engine", "e1", "later", engines[0].status, interval_s=0.15)
     assert len(trust.trusted([successor])) == 1
 
 

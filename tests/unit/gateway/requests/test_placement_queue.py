@@ -5,12 +5,12 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.generation import Client
-from services.gateway.requests.placement.placement_queue import STALE_ITEMS_MAX, PlacementQueue, Ticket
+from services.gateway.path.generation import Client
+from services.gateway.path.placement.placement_queue import STALE_ITEMS_MAX, PlacementQueue, Ticket
 
 
 def ticket(number: int, priority: int = 0, model: str = "m", index: int = 0) -> Ticket[int]:
-    return Ticket(number, model, priority, (number, index))
+    return Ticket(claimant=number, model=model, priority=priority, arrival=(number, index))
 
 
 def drain(queue: PlacementQueue[int], model: str = "m") -> list[int]:
@@ -98,7 +98,7 @@ def test_any_mix_of_pushes_and_withdrawals_keeps_the_order(seed: int):
 
 
 def client_ticket(number: int, client: Client, cost: int = 10, priority: int = 0) -> Ticket[int]:
-    return Ticket(number, "m", priority, (number, 0), client, cost)
+    return Ticket(claimant=number, model="m", priority=priority, arrival=(number, 0), client=client, cost=cost)
 
 
 def take_all(queue: PlacementQueue[int]) -> list[int]:
@@ -129,7 +129,7 @@ def test_the_charge_is_corrected_when_the_length_is_known():
     queue.take(first)
     queue.settle(first, 10)
     assert take_all(queue) == [10, 1, 11, 12, 2]
-    queue.settle(Ticket(1, "unknown", 0, (1, 0)), 5)
+    queue.settle(Ticket(claimant=1, model="unknown", priority=0, arrival=(1, 0)), 5)
 
 
 @given(st.integers(0, 2**32))

@@ -1,21 +1,29 @@
 """How prompts become token ids before a request is placed."""
 
+import contextlib
+import json
 from typing import Any, cast
+from unittest.mock import AsyncMock, MagicMock
 
+import msgspec
 import pytest
+from msgspec.structs import replace
 
-from services.gateway.generation import GenerationRequest
-from services.gateway.requests.messages import Prompt, RequestMessages
-from services.gateway.requests.preparation import tokenize
-from services.gateway.requests.sequence_state import Address
-from services.gateway.requests.service_clients import ServiceClients
+from services.gateway.edge.access.call import Call
+from services.gateway.path.generation import Caller, Client, GenerationRequest, ThinkingLimit
+from services.gateway.path.messages import Prompt, RequestMessages
+from services.gateway.path.requests.preparation import prepare, tokenize
+from services.gateway.path.sequence_state import Address
+from services.gateway.path.service_clients import ServiceClients
 from shared import limits
 from shared.actors.host import Host
 from shared.clock import SystemClock
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
 from shared.messages import ChatMessage, TokenizedPrompt, TokenizeReply, TokenizeRequest
+from shared.parameters.grammar import Grammar
 from shared.parameters.sampling import SamplingParams
+from shared.parameters.thinking import ThinkingBudget
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus
 from tests.unit.gateway.bodies import CARD
@@ -32,24 +40,121 @@ class Tokenizers:
     ) -> TokenizeReply:
         self.asked.append(message)
         texts = message.prompts or ("".join(one.content for one in message.messages),)
-        found = tuple(TokenizedPrompt(pack_ids([ord(letter) for letter in text])) for text in texts)
-        return TokenizeReply(message.request_id, found, end_token_ids=(9,) if message.suffix else ())
+        found = tuple(TokenizedPrompt(token_ids=pack_ids([ord(letter) for letter in text])) for text in texts)
+        marks = tuple(pack_ids([ord(letter) for letter in mark]) for mark in message.marks)
+        return TokenizeReply(
+            request_id=message.request_id, prompts=found, end_token_ids=(9,) if message.suffix else (), marks=marks
+        )
 
 
 def request(**fields: Any) -> GenerationRequest:
-    return GenerationRequest("r" * 22, CARD.name, SamplingParams(max_tokens=4), **fields)
+    return GenerationRequest(request_id="r" * 22, model=CARD.name, params=SamplingParams(max_tokens=4), **fields)
 
 
 async def prepared(asked: GenerationRequest, tokenizers: Tokenizers | None = None) -> list[Prompt]:
     return (await tokenize(cast(ServiceClients, tokenizers or Tokenizers()), asked, CARD, 0)).prompts
 
 
+@pytest.mark.parametrize("max_tokens", [0, 4])
+async def test_the_marks_of_reasoning_become_token_ids(max_tokens: int):
+    limit = ThinkingLimit(7, "<", "/>", lambda tail: tail == "")
+    params = SamplingParams(max_tokens=max_tokens)
+    asked = replace(request(messages=(ChatMessage(role="user", content="a"),), thinking=limit), params=params)
+    found = await tokenize(cast(ServiceClients, Tokenizers()), asked, CARD, 0)
+    assert found.params == msgspec.structs.replace(params, thinking=ThinkingBudget(7, (60,), (47, 62), True))
+
+
+async def test_marks_that_are_no_tokens_are_refused():
+    for closing in ("", "x" * (limits.THINKING_MARK_TOKENS_MAX + 1), "\u1000"):
+        limit = ThinkingLimit(7, "<", closing, bool)
+        asked = request(messages=(ChatMessage(role="user", content="a"),), thinking=limit)
+        with pytest.raises(ServiceError) as error:
+            await tokenize(cast(ServiceClients, Tokenizers()), asked, CARD, 0)
+        assert error.value.param == "thinking_token_budget"
+
+
 async def test_each_conversation_is_rendered_by_itself_and_in_order():
     tokenizers = Tokenizers()
-    conversations = tuple((ChatMessage("user", text),) for text in ("a", "bc"))
+    conversations = tuple((ChatMessage(role="user", content=text),) for text in ("a", "bc"))
     prompts = await prepared(request(conversations=conversations), tokenizers)
     assert [unpack_ids(prompt.packed) for prompt in prompts] == [[97], [98, 99]]
     assert [message.messages for message in tokenizers.asked] == list(conversations)
+
+
+async def test_what_a_grammar_does_without_is_told_in_the_names_of_the_request():
+    params = SamplingParams(max_tokens=4, grammar=Grammar("json", "{}"))
+    asked = replace(
+        request(texts=("a",)), params=params, grammar_param="tools[].function.parameters", grammar_ignored=("not", "if")
+    )
+    call = Call()
+    await prepared(replace(asked, caller=call))
+    assert [*call.ignored] == ["tools[].function.parameters.not", "tools[].function.parameters.if"]
+
+
+async def test_the_copies_of_a_grammar_are_bounded_together():
+    long = Grammar("json", json.dumps({"enum": ["x" * 50_000] * 5}))
+    asked = replace(request(texts=("a", "b"), n=128), params=SamplingParams(max_tokens=4, grammar=long))
+    await prepared(asked)
+    with pytest.raises(ServiceError) as refused:
+        await prepared(replace(asked, texts=("a", "b", "c"), grammar_param="guided_json"))
+    assert refused.value.param == "guided_json"
+    assert "384 outputs" in refused.value.message
+
+
+FAR_TOO_LONG = limits.TEXT_BYTES_ANY + 1
+assert CARD.max_model_len * limits.TEXT_BYTES_PER_TOKEN < limits.TEXT_BYTES_ANY
+
+
+def _turn(size: int) -> tuple[ChatMessage, ...]:
+    return (ChatMessage(role="user", content="a" * (size // 2), fields=b"x" * (size - size // 2)),)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param"),
+    [
+        ({"texts": ("a", "a" * FAR_TOO_LONG), "prompt_names": ("p[0]", "p[1]")}, "context_length_exceeded", "p[1]"),
+        ({"texts": ("é" * (FAR_TOO_LONG // 2 + 1),)}, "context_length_exceeded", "prompt"),
+        ({"texts": ("a",), "suffix": "a" * FAR_TOO_LONG}, "context_length_exceeded", "prompt"),
+        ({"texts": ("a",), "second_texts": ("a" * FAR_TOO_LONG,)}, "context_length_exceeded", "prompt"),
+        ({"messages": _turn(limits.TEXT_BYTES_COUNTED + 1)}, "context_length_exceeded", "messages"),
+        (
+            {"conversations": (_turn(limits.TEXT_BYTES_COUNTED + 1),), "prompt_names": ("input",)},
+            "context_length_exceeded",
+            "input",
+        ),
+        (
+            {"texts": ("a" * (limits.TEXT_BYTES_COUNTED + 1),), "truncate_prompt_tokens": 5},
+            "request_too_large",
+            "prompt",
+        ),
+        ({"texts": ("a",) * 1024, "suffix": "a" * 2**15}, "request_too_large", "suffix"),
+    ],
+)
+async def test_a_text_that_is_far_too_long_is_refused_before_it_is_sent(
+    fields: dict[str, Any], code: str, param: str
+) -> None:
+    tokenizers = Tokenizers()
+    with pytest.raises(ServiceError) as refused:
+        await tokenize(cast(ServiceClients, tokenizers), request(**fields), CARD, 16)
+    assert (refused.value.code, refused.value.param) == (code, param)
+    assert all(len(message.prompts[0]) == 1 for message in tokenizers.asked)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"texts": ("a" * limits.TEXT_BYTES_ANY,)},
+        {"messages": _turn(limits.TEXT_BYTES_COUNTED)},
+        {"texts": ("a" * limits.TEXT_BYTES_COUNTED,), "truncate_prompt_tokens": 5},
+    ],
+)
+async def test_a_text_that_may_be_encoded_is_sent_with_its_limit_and_its_client(fields: dict[str, Any]) -> None:
+    tokenizers = Tokenizers()
+    asked = request(**fields, client=Client("bob"))
+    await tokenize(cast(ServiceClients, tokenizers), asked, CARD, 16)
+    [message] = tokenizers.asked
+    most = limits.TEXT_BYTES_COUNTED if asked.truncate_prompt_tokens else limits.TEXT_BYTES_ANY
+    assert (message.client, message.text_bytes_max) == ("bob", most)
 
 
 async def test_token_ids_are_truncated_to_their_last_ones():
@@ -78,9 +183,31 @@ async def test_the_prompt_tokens_of_all_sequences_are_bounded(monkeypatch: pytes
 async def test_the_end_tokens_of_a_filled_in_text_reach_the_engine():
     for suffix, ends in (("b", (9,)), ("", ())):
         asked = request(texts=("a",), suffix=suffix, detokenize=False, spaces_between_special_tokens=False)
-        host = Host(MemoryBus(0).connect("gateway"), Subjects(), SystemClock(), "g1", "boot0000")
+        host = Host(
+            transport=MemoryBus(0).connect("gateway"),
+            subjects=Subjects(),
+            clock=SystemClock(),
+            id="g1",
+            instance_id="boot0000",
+        )
         messages = RequestMessages(host, asked, CARD, await prepared(asked))
         messages.sequences[0].start_placement(Address("e1", "b"), Address("d1", "b"), 0.0)
         assert messages.submit(0).params.end_token_ids == ends
         stream = messages.open_stream(0)
         assert (stream.detokenize, stream.spaces_between_special_tokens) == (False, False)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_caller_is_told_when_the_preparation_is_over_also_if_it_failed(fails: bool):
+    told: list[str] = []
+
+    class Told(Caller):
+        def prepared(self) -> None:
+            told.append("prepared")
+
+    actor, parts = MagicMock(), MagicMock()
+    actor.request, actor.guests, actor.over = request(texts=("a",), caller=Told()), (), True
+    parts.bus.connected = AsyncMock(side_effect=ServiceError("no_engine", "") if fails else None)
+    with pytest.raises(ServiceError) if fails else contextlib.nullcontext():
+        await prepare(actor, parts)
+    assert told == ["prepared"]

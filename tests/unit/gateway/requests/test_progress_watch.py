@@ -1,7 +1,7 @@
 """Which sequences a gateway asks its engines about."""
 
-from services.gateway.requests.liveness.progress_watch import ProgressWatch
-from services.gateway.requests.sequence_state import Address
+from services.gateway.path.liveness.progress_watch import ProgressWatch
+from services.gateway.path.sequence_state import Address
 from shared import limits
 
 A, B = Address("a", "instance_id"), Address("b", "instance_id")

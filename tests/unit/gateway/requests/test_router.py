@@ -2,18 +2,19 @@
 
 from typing import Any
 
-from services.gateway.requests.router import SHARE, PrefixIndex, Router, served_models
+from services.gateway.path.router import SHARE, PrefixIndex, Router, served_models
 from shared import limits
-from shared.messages import EngineStatus, Heartbeat, ServiceState, StreamStatus
+from shared.messages import Heartbeat, ServiceState, StreamStatus
+from tests.support.heartbeats import engine_status, heartbeat
 
 
 def engine(name: str, sequence: int = 1, model: str = "m", state: ServiceState = "ready", **status: Any) -> Heartbeat:
-    facts = EngineStatus(model, "/m", 2048, 100, 16, 64, 64, 8, **{"credits": 16, **status})
-    return Heartbeat("engine", name, "instance_id", 1, state, sequence, 0.1, facts)
+    facts = engine_status(model, **{"credits": 16, **status})
+    return heartbeat("engine", name, "instance_id", facts, state=state, sequence=sequence)
 
 
 def detokenizer(name: str, streams: int = 0, model: str = "m") -> Heartbeat:
-    return Heartbeat("detokenizer", name, "instance_id", 1, "ready", 1, 0.1, StreamStatus(streams, model=model))
+    return heartbeat("detokenizer", name, "instance_id", StreamStatus(streams, model=model))
 
 
 HASHES = [bytes([i]) * 16 for i in range(8)]

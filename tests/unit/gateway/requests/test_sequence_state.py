@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.gateway.requests.sequence_state import Address, ApplyResult, Phase, SequenceState
+from services.gateway.path.sequence_state import Address, ApplyResult, Phase, SequenceState
 from shared import limits
 from shared.messages import PositionLogprobs, SequenceMark, TextEvent, TokenEvent, TokenText
 
@@ -12,7 +12,7 @@ DETOKENIZER = Address("d1", "cccc0000")
 
 
 def running() -> SequenceState:
-    sequence = SequenceState("r-0")
+    sequence = SequenceState(sequence_id="r-0")
     sequence.start_placement(ENGINE, DETOKENIZER, 0.0)
     sequence.accepted(0.0)
     return sequence
@@ -21,7 +21,15 @@ def running() -> SequenceState:
 def event(
     position: int, token_ids: tuple[int, ...], offset: int, text: str, attempt: int = 1, finish=None
 ) -> TextEvent:
-    return TextEvent("r-0", attempt, position, token_ids, offset, text, finish)
+    return TextEvent(
+        sequence_id="r-0",
+        attempt=attempt,
+        position=position,
+        token_ids=token_ids,
+        text_offset=offset,
+        text=text,
+        finish_reason=finish,
+    )
 
 
 def take(sequence: SequenceState, *args, engine: Address = ENGINE, now: float = 1.0, **kwargs):
@@ -89,7 +97,7 @@ def test_nothing_is_taken_after_the_end():
 
 
 def test_a_first_token_may_come_before_the_engines_answer():
-    sequence = SequenceState("r-0")
+    sequence = SequenceState(sequence_id="r-0")
     sequence.start_placement(ENGINE, DETOKENIZER, 0.0)
     assert take(sequence, 0, (5,), 0, "a", finish="stop")[0] is ApplyResult.APPLIED
     sequence.accepted(1.0)
@@ -138,10 +146,22 @@ def test_a_sequence_without_a_place_takes_nothing():
 
 def test_the_cumulative_logprob_carries_over_placements():
     sequence = running()
-    sequence.apply_event(TextEvent("r-0", 1, 0, (5,), 0, "a", cumulative_logprob=-1.5), ENGINE, 1.0)
+    sequence.apply_event(
+        TextEvent(
+            sequence_id="r-0", attempt=1, position=0, token_ids=(5,), text_offset=0, text="a", cumulative_logprob=-1.5
+        ),
+        ENGINE,
+        1.0,
+    )
     sequence.lost()
     sequence.start_placement(OTHER, DETOKENIZER, 2.0)
-    sequence.apply_event(TextEvent("r-0", 2, 1, (6,), 1, "b", cumulative_logprob=-0.5), OTHER, 3.0)
+    sequence.apply_event(
+        TextEvent(
+            sequence_id="r-0", attempt=2, position=1, token_ids=(6,), text_offset=1, text="b", cumulative_logprob=-0.5
+        ),
+        OTHER,
+        3.0,
+    )
     assert sequence.cumulative_logprob == -2.0
 
 
@@ -153,7 +173,7 @@ def lose(sequence: SequenceState, engine: Address) -> None:
 
 @pytest.mark.matrix("R-07")
 def test_engines_that_died_one_after_the_other_under_a_sequence_are_enough():
-    sequence = SequenceState("r-0")
+    sequence = SequenceState(sequence_id="r-0")
     for number in range(limits.DEATHS_MAX):
         assert not sequence.retry_limit_reached(set())
         lose(sequence, Address("e1", f"instance_id{number}"))
@@ -163,7 +183,7 @@ def test_engines_that_died_one_after_the_other_under_a_sequence_are_enough():
 
 @pytest.mark.matrix("R-07")
 def test_engines_that_died_at_other_tokens_did_not_die_of_the_sequence():
-    sequence = SequenceState("r-0")
+    sequence = SequenceState(sequence_id="r-0")
     for number in range(limits.LOSSES_MAX):
         assert not sequence.retry_limit_reached(set())
         lose(sequence, Address("e1", f"instance_id{number}"))
@@ -173,7 +193,7 @@ def test_engines_that_died_at_other_tokens_did_not_die_of_the_sequence():
 
 @pytest.mark.matrix("R-07")
 def test_a_few_tokens_that_were_lost_with_an_engine_do_not_acquit_a_sequence():
-    sequence = SequenceState("r-0")
+    sequence = SequenceState(sequence_id="r-0")
     for number in range(limits.DEATHS_MAX):
         sequence.token_ids += [7] * (limits.DEATH_TOKENS - 1)
         lose(sequence, Address("e1", f"instance_id{number}"))
@@ -181,7 +201,7 @@ def test_a_few_tokens_that_were_lost_with_an_engine_do_not_acquit_a_sequence():
 
 
 def test_an_engine_that_was_only_silent_did_not_die():
-    sequence = SequenceState("r-0")
+    sequence = SequenceState(sequence_id="r-0")
     for _ in range(limits.DEATHS_MAX):
         lose(sequence, ENGINE)
     assert not sequence.retry_limit_reached({ENGINE})
@@ -189,7 +209,7 @@ def test_an_engine_that_was_only_silent_did_not_die():
 
 
 def test_a_sequence_that_is_lost_again_and_again_ends():
-    sequence = SequenceState("r-0")
+    sequence = SequenceState(sequence_id="r-0")
     for _ in range(limits.LOSSES_MAX):
         assert not sequence.retry_limit_reached({ENGINE})
         lose(sequence, ENGINE)
@@ -198,7 +218,16 @@ def test_a_sequence_that_is_lost_again_and_again_ends():
 
 def of_prompt(start: int, count: int) -> TextEvent:
     entries = tuple(PositionLogprobs(TokenText(start + index, "x", b"x", -1.0)) for index in range(count))
-    return TextEvent("r-0", 1, 0, (), 0, "", prompt_start=start, prompt_logprobs=entries)
+    return TextEvent(
+        sequence_id="r-0",
+        attempt=1,
+        position=0,
+        token_ids=(),
+        text_offset=0,
+        text="",
+        prompt_start=start,
+        prompt_logprobs=entries,
+    )
 
 
 def test_the_log_probabilities_of_a_prompt_come_in_order_and_before_the_output():
@@ -226,10 +255,18 @@ def test_an_error_needs_no_log_probabilities_before_it():
 
 
 def test_a_vector_ends_its_sequence_once_and_its_prompt_counts_as_computed():
-    sequence = SequenceState("r-0")
+    sequence = SequenceState(sequence_id="r-0")
     sequence.start_placement(ENGINE, None, 0.0)
     sequence.accepted(0.0)
-    vector = TokenEvent("r-0", 1, 0, (), "stop", num_cached_tokens=16, vector=b"1234")
+    vector = TokenEvent(
+        sequence_id="r-0",
+        attempt=1,
+        position=0,
+        token_ids=(),
+        finish_reason="stop",
+        num_cached_tokens=16,
+        vector=b"1234",
+    )
     assert not sequence.apply_vector(vector, OTHER, 1.0)
     assert sequence.apply_vector(vector, ENGINE, 1.0)
     assert not sequence.apply_vector(vector, ENGINE, 2.0)

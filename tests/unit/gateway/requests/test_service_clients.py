@@ -4,15 +4,16 @@ import asyncio
 
 import pytest
 
-from services.gateway.requests.service_clients import RETRY_PAUSE_S, ServiceClients
+from services.gateway.path.service_clients import RETRY_PAUSE_S, ServiceClients
 from shared import limits
 from shared.actors.host import Host
 from shared.actors.presence import Members
 from shared.bus.transport import Delivery
 from shared.codec import encode
 from shared.errors import ServiceError
-from shared.messages import Heartbeat, PoolStatus, TokenizeReply, TokenizeRequest
+from shared.messages import PoolStatus, TokenizeReply, TokenizeRequest
 from shared.subjects import Subjects
+from tests.support.heartbeats import heartbeat
 from tests.support.memory import MemoryBus
 from tests.support.simulation import SimClock, run_simulation
 
@@ -22,11 +23,13 @@ def test_a_retry_goes_to_a_tokenizer_of_the_same_model_and_never_to_another_one_
         bus, subjects, clock = MemoryBus(0), Subjects(), SimClock()
         own, pool = bus.connect("gateway"), bus.connect("pool")
         members, heard = Members(), list[str]()
-        clients = ServiceClients(Host(own, subjects, clock, "gateway", "b0"), members)
+        clients = ServiceClients(
+            Host(transport=own, subjects=subjects, clock=clock, id="gateway", instance_id="b0"), members
+        )
 
         async def answer(delivery: Delivery) -> None:
             heard.append(delivery.subject)
-            await pool.publish(delivery.reply, encode(TokenizeReply("r", ())))
+            await pool.publish(delivery.reply, encode(TokenizeReply(request_id="r", prompts=())))
 
         async def listen(subject: str) -> None:
             await pool.subscribe(subject, lambda delivery: tasks.append(loop.create_task(answer(delivery))))
@@ -34,7 +37,7 @@ def test_a_retry_goes_to_a_tokenizer_of_the_same_model_and_never_to_another_one_
         loop, tasks = asyncio.get_running_loop(), list[asyncio.Task[None]]()
         for name, model in (("t-a", "org/a"), ("t-b", "b")):
             status = PoolStatus(model=model)
-            members.observe(Heartbeat("tokenizer", name, "b1", 2, "ready", 1, 100.0, status), clock.monotonic())
+            members.observe(heartbeat("tokenizer", name, "b1", status, interval_s=100.0), clock.monotonic())
         # Nobody listens to the pool of the first model: the replica that heartbeats tell of is asked directly.
         for subject in (
             subjects.tokenize("b"),
@@ -42,12 +45,12 @@ def test_a_retry_goes_to_a_tokenizer_of_the_same_model_and_never_to_another_one_
             subjects.tokenizer_direct("t-b", "b1"),
         ):
             await listen(subject)
-        await clients.tokenizer(TokenizeRequest("r", "org/a", ("text",)), 4, None)
-        await clients.tokenizer(TokenizeRequest("r", "b", ("text",)), 4, None)
+        await clients.tokenizer(TokenizeRequest(request_id="r", model="org/a", prompts=("text",)), 4, None)
+        await clients.tokenizer(TokenizeRequest(request_id="r", model="b", prompts=("text",)), 4, None)
         assert heard == [subjects.tokenizer_direct("t-a", "b1"), subjects.tokenize("b")]
         began = clock.monotonic()
         with pytest.raises(ServiceError, match="No tokenizer of the model 'c' answers"):
-            await clients.tokenizer(TokenizeRequest("r", "c", ("text",)), 4, None)
+            await clients.tokenizer(TokenizeRequest(request_id="r", model="c", prompts=("text",)), 4, None)
         assert clock.monotonic() - began >= limits.QUEUE_WAIT_S
         assert len(heard) == 2
 
@@ -59,19 +62,23 @@ def test_every_try_without_an_answer_in_time_is_told_with_the_tokenizer_that_was
         bus, subjects, clock = MemoryBus(0), Subjects(), SimClock()
         own, pool = bus.connect("gateway"), bus.connect("pool")
         members, silent, heard = Members(), list[tuple[str, float]](), list[str]()
-        clients = ServiceClients(Host(own, subjects, clock, "gateway", "b0"), members)
+        clients = ServiceClients(
+            Host(transport=own, subjects=subjects, clock=clock, id="gateway", instance_id="b0"), members
+        )
 
         def ignore(delivery: Delivery) -> None:
             heard.append(delivery.subject)
             if len(heard) == 3:
-                tasks.append(loop.create_task(pool.publish(delivery.reply, encode(TokenizeReply("r", ())))))
+                tasks.append(
+                    loop.create_task(pool.publish(delivery.reply, encode(TokenizeReply(request_id="r", prompts=()))))
+                )
 
         loop, tasks = asyncio.get_running_loop(), list[asyncio.Task[None]]()
         status = PoolStatus(model="m")
-        members.observe(Heartbeat("tokenizer", "t-1", "b1", 2, "ready", 1, 100.0, status), clock.monotonic())
+        members.observe(heartbeat("tokenizer", "t-1", "b1", status, interval_s=100.0), clock.monotonic())
         for subject in (subjects.tokenize("m"), subjects.tokenizer_direct("t-1", "b1")):
             await pool.subscribe(subject, ignore)
-        began, request = clock.monotonic(), TokenizeRequest("r", "m", ("text",))
+        began, request = clock.monotonic(), TokenizeRequest(request_id="r", model="m", prompts=("text",))
         await clients.tokenizer(request, 4, None, lambda name, waited_s: silent.append((name, waited_s)))
         assert [name for name, _ in silent] == ["", "t-1"]
         waited_s = sum(waited_s for _, waited_s in silent) + 2 * RETRY_PAUSE_S

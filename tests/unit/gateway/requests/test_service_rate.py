@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.requests.placement.service_rate import KNOWN_S, WAIT_S, WINDOW_S, ServiceRate
+from services.gateway.path.placement.service_rate import KNOWN_S, WAIT_S, WINDOW_S, ServiceRate
 
 
 def served(per_second: float, seconds: float, start: float = 1000.0) -> tuple[ServiceRate, float]:

@@ -1,0 +1,48 @@
+"""The large head's lane: without chunked prefill, a long prompt at the head of the queue comes before all others.
+
+The prompt may be longer than the budget that the running sequences leave, or than the whole budget; in the latter case
+the head runs alone.
+"""
+
+from services.engine.core.lanes.lane import Lane, Shared
+from services.engine.core.step_draft import StepDraft
+
+
+class LargeHeadLane(Lane):
+    """Schedules the head in at most every other step while sequences run, so that these progress too."""
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._went_first = False
+        """Whether the head was scheduled before the running sequences in the last step."""
+
+    def schedule(self, draft: StepDraft) -> None:
+        """Schedules the head if `waiting` could not, and no running sequence would have to be preempted for it."""
+        if not draft.may_join:
+            return
+        admission, num_others = self._admission, self._residency.num_ordinary
+        went_first, self._went_first = self._went_first and num_others > 0, False
+        head = None if self._limits.enable_chunked_prefill or went_first else admission.head()
+        if head is None or head.num_tokens + num_others <= draft.budget:
+            return
+        tokens, blocks = self._demand_of_others()
+        spare = blocks + (admission.reserved_blocks if num_others else 0)
+        found = admission.fit(head, max(draft.budget, head.num_tokens), spare)
+        # With what it reuses it may be short enough for `waiting`.
+        if found is None or head.num_tokens - found.num_tokens + tokens <= draft.budget:
+            return
+        admission.join(head, found, draft)
+        self._went_first = True
+
+    def _demand_of_others(self) -> tuple[int, int]:
+        """Returns the number of tokens and of new blocks that the other running sequences need for their next tokens.
+
+        Idle ones do not count, because they can be preempted.
+        """
+        tokens = blocks = 0
+        for sequence in self._residency.running[: self._residency.num_ordinary]:
+            wanted = sequence.num_unscheduled_tokens
+            tokens += wanted
+            num_blocks = self._residency.blocks_for(sequence.num_scheduled_tokens + wanted)
+            blocks += max(0, num_blocks - len(sequence.block_table))
+        return tokens, blocks

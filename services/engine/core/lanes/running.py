@@ -1,0 +1,83 @@
+"""The lane of the running sequences: the next tokens of those that are not idle, oldest first."""
+
+from collections.abc import Callable
+
+from services.engine.core.lanes.lane import Lane, Shared
+from services.engine.core.policy.decode_turns import DecodeTurns
+from services.engine.core.policy.mask_waits import left_out
+from services.engine.core.policy.prefill_shares import shares_of
+from services.engine.core.residency import Residency
+from services.engine.core.sequence import Sequence
+from services.engine.core.step_draft import StepDraft
+
+
+class RunningLane(Lane):
+    """Divides a step among clients: prompts by `prefill_shares`, decoding sequences by `decode_turns`."""
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self._turns = DecodeTurns(shared.times)
+
+    def schedule(self, draft: StepDraft) -> None:
+        """Schedules the running sequences. If blocks ran out, nobody may join: the step is closed."""
+        residency, shares = self._residency, self._prefill_shares(draft)
+        rests = left_out(residency.running)
+        if residency.waiting.num_running_clients > 1:
+            rests |= self._turns.resting(residency.running[: residency.num_ordinary], draft.now_s)
+
+        def of_prompt(sequence: Sequence, num_tokens: int) -> int:
+            if shares is not None:
+                num_tokens = min(num_tokens, shares[sequence.client])
+                shares[sequence.client] -= num_tokens
+            return num_tokens
+
+        draft.closed = not continue_running(residency, draft, of_prompt, rests)
+
+    def _prefill_shares(self, draft: StepDraft) -> dict[str, int] | None:
+        """Returns how many prompt tokens of each client to schedule in a step; None if they need not be divided.
+
+        A client that has nothing running and whose first waiting sequence can join has a share too.
+        """
+        queue, admission = self._residency.waiting, self._admission
+        newcomer = queue.head(newcomers_only=True) if draft.may_join and admission.num_free_rows else None
+        if newcomer is not None and (not newcomer.client or admission.cannot_join(newcomer)):
+            newcomer = None
+        if not self._limits.enable_chunked_prefill or queue.num_running_clients + (newcomer is not None) < 2:
+            return None
+        return shares_of(self._residency.running[: self._residency.num_ordinary], newcomer, draft.budget)
+
+
+def continue_running(
+    residency: Residency,
+    draft: StepDraft,
+    of_prompt: Callable[[Sequence, int], int],
+    rests: frozenset[int],
+    *,
+    idle: bool = False,
+) -> bool:
+    """Schedules the running sequences, oldest first. Returns False if blocks ran out; then no sequence may join.
+
+    `of_prompt`: called with a sequence and a number of its prompt tokens for which there is budget, at least two;
+    returns how many of them to schedule. `rests`: rows of decoding sequences that are left out. `idle`: whether to
+    schedule the idle sequences or the ordinary ones.
+    """
+    running = residency.running
+    index, num_running = residency.num_ordinary * idle, len(running)
+    # Drafts of idle sequences would make the steps of others longer.
+    may_draft = not idle or not index
+    # Preemption removes sequences from the end of the list, so the index stays valid.
+    while index < len(running) and draft.budget > 0 and running[index].idle == idle:
+        sequence = running[index]
+        num_tokens = draft.limited(sequence, min(sequence.num_unscheduled_tokens, draft.budget))
+        if num_tokens == 1 and (draft.room <= 0 or sequence.row in rests):
+            num_tokens = 0
+        if num_tokens > 1:
+            num_tokens = of_prompt(sequence, num_tokens)
+        if (num_tokens := sequence.uncut(sequence.num_scheduled_tokens, num_tokens)) > 0:
+            # The sequences after it come before its draft tokens.
+            others = len(running) - index
+            draft_budget = draft.budget - others if draft.num_proposers and may_draft else None
+            if not residency.extend(sequence, num_tokens, draft, draft_budget):
+                return False
+        index += 1
+    return len(running) == num_running

@@ -1,0 +1,36 @@
+"""The lane of the waiting sequences: they join in queue order while there are rows, KV blocks and budget."""
+
+from collections.abc import Iterable
+
+from services.engine.core.lanes.lane import Lane
+from services.engine.core.sequence import Sequence
+from services.engine.core.step_draft import StepDraft, part_of
+
+
+class WaitingLane(Lane):
+    """Has all waiting sequences that no other lane owns."""
+
+    def schedule(self, draft: StepDraft) -> None:
+        """Schedules the prompts of waiting sequences, or their first part, after the tokens of the running ones."""
+        if not draft.may_join:
+            return
+        admission, residency = self._admission, self._residency
+        num_waiting = min(residency.waiting.num_waiting, admission.num_free_rows)
+        # With pipeline stages an equal part joins in each plan, because those that join together also decode together.
+        most = len(draft.joined) + part_of(num_waiting, self._num_stages)
+        while len(draft.joined) < most and draft.budget > 0 and (head := admission.head()):
+            if not admission.admits(head, draft):
+                return
+            alone = not residency.num_ordinary and not draft.joined
+            # Nobody would free blocks for a sequence that is alone, so it may use them all.
+            if (found := admission.fit(head, draft.budget, 0 if alone else admission.reserved_blocks)) is None:
+                return
+            admission.join(head, found, draft)
+
+    def owns(self, sequence: Sequence) -> bool:
+        """See `Lane`."""
+        return not sequence.idle and not sequence.canary
+
+    def waiting(self) -> Iterable[Sequence]:
+        """See `Lane`."""
+        return self._residency.waiting

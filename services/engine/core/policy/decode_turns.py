@@ -1,0 +1,67 @@
+"""Divides the decoding sequences of a step between clients: one client's many sequences must not slow down the others'.
+
+A step takes longer the more sequences it has, so a client with 128 sequences makes the tokens of another client, who
+has two, come several times later. Where that is so, the sequences of the client with many take turns. With k clients,
+a step takes at most k times as long as it would with the sequences of the client with fewest alone: then each client
+has at least the part of the engine's time that it would have if the engine were divided in time between the clients.
+
+How many sequences that allows follows from measured times (`step_times`): on a GPU, where a hundred more sequences cost
+hardly anything, all may take part. Without clients, or with sequences of a single client, nobody waits. Used only by
+`lanes.running`.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from operator import attrgetter
+
+from services.engine.core.policy.prefill_shares import divide
+from services.engine.core.policy.step_times import StepTimes
+from services.engine.core.sequence import Sequence
+
+_AGE = attrgetter("age")
+
+
+class DecodeTurns:
+    """Whose turn it is among the sequences of each client that has too many."""
+
+    def __init__(self, times: StepTimes) -> None:
+        self._times = times
+        self._last: dict[str, tuple[int, int, int]] = {}
+        """The age of the last sequence that had a turn, by client; only of clients whose sequences take turns."""
+
+    def resting(self, running: Iterable[Sequence], now_s: float) -> frozenset[int]:
+        """Returns the rows of the decoding sequences that the next step leaves out.
+
+        `running`: those that are not idle, oldest first, of two clients or more. `now_s`: 0 if there is no clock, and
+        then no sequence is left out.
+        """
+        lines: dict[str, list[Sequence]] = {}
+        for sequence in running:
+            if sequence.num_unscheduled_tokens == 1 and not sequence.canary:
+                lines.setdefault(sequence.client, []).append(sequence)
+        room = self._room([len(line) for line in lines.values()]) if now_s and len(lines) > 1 else None
+        if room is None:
+            self._last.clear()
+            return frozenset()
+        shares = divide(room, {client: len(line) for client, line in lines.items()})
+        last, rests = self._last, set[int]()
+        self._last = {}
+        for client, line in lines.items():
+            if (share := shares[client]) < len(line):
+                begin = bisect_right(line, last[client], key=_AGE) if client in last else 0
+                turns = line[begin : begin + share] + line[: max(0, begin + share - len(line))]
+                self._last[client] = turns[-1].age
+                rests |= {one.row for one in line}.difference(one.row for one in turns)
+        return frozenset(rests)
+
+    def _room(self, counts: list[int]) -> int | None:
+        """Returns how many sequences a step may have; None if all of them may take part.
+
+        `counts`: how many each client has. While too little is known about times, half of the sequences take part: that
+        shows what the others cost.
+        """
+        fewest, num_clients = min(counts), len(counts)
+        fixed = self._times.fixed_rows()
+        room = sum(counts) / 2 if fixed is None else (num_clients - 1) * fixed
+        room = max(room, num_clients * fewest) if fixed is None else room + num_clients * fewest
+        return int(room) if room < sum(counts) else None

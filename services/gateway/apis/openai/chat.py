@@ -1,0 +1,235 @@
+"""`POST /v1/chat/completions`: the endpoint, and the conversion of its body to a `GenerationRequest`.
+
+The conversion gives a request its defaults and checks it; every error names the parameter. `bodies.parameters` is the
+part that chat and completions share. The other APIs (`anthropic`, `responses`, `ollama`) convert their bodies to a chat
+body and use the conversion as well.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.apis.openai import schemas
+from services.gateway.apis.openai.answers.stream_encoder import OpenAIEncoder
+from services.gateway.apis.openai.bodies import parameters, request_fields
+from services.gateway.apis.openai.bodies.parameters import DEFAULTS, EndpointDefaults, RequestDefaults
+from services.gateway.apis.openai.bodies.picture_parts import results_in_words, take_into
+from services.gateway.apis.openai.request_context import Arrival
+from services.gateway.apis.openai.schemas import ChatBody, TokenizeBody
+from services.gateway.apis.openai.serving import Serving
+from services.gateway.apis.openai.tools.answer_format import AnswerFormat, answer_format, reasoning_format, tool_format
+from services.gateway.apis.openai.tools.forced_calls import forced_calls
+from services.gateway.apis.openai.tools.strict_calls import strict_calls
+from services.gateway.apis.openai.tools.tool_choice import ToolChoice, tool_choice
+from services.gateway.edge.access.call import ignore
+from services.gateway.edge.http import request_body
+from services.gateway.path.generation import GenerationRequest, ModelCard
+from shared import limits
+from shared.config import GatewaySettings
+from shared.parameters.sampling import SamplingParams
+from shared.request import conversation, rules
+from shared.request.checks import given, refuse
+from shared.request.pictures import PictureInput, check_pictures
+from shared.request.structured import Constraint, constraint_of
+from shared.request.tools import checked_documents, checked_template_kwargs, template_variables
+
+_BUDGET, _NO_BUDGET = "thinking_token_budget", -1
+
+
+class ChatEndpoint:
+    """The endpoint that continues a conversation."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def chat_completions(self, request: Request) -> Response:
+        """Continues a conversation. Raises ServiceError."""
+        arrival, serving = Arrival.of(request), self._serving
+        data = request.state.body = await request_body.read(request.scope["headers"], request.receive)
+        body = request_fields.read(data, schemas.CHAT_DECODER)
+        card, request_id = serving.backend.resolve_model(body.model), request.state.request_id
+        converted = chat_request(body, card, request_id, serving.defaults_of(request), serving.settings)
+        if not follows_budget(body, converted):
+            ignore(_BUDGET)
+        context = await serving.context_of("chat", arrival, card, converted.request, body)
+        context = replace(context, answer_format=converted.answer)
+        return await serving.answer(request, context, OpenAIEncoder(context))
+
+
+class ChatRequest(NamedTuple):
+    """A converted chat request. `answer` is None if the whole output is the answer's text."""
+
+    request: GenerationRequest
+    answer: AnswerFormat | None
+
+
+def chat_request(
+    body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults, settings: GatewaySettings
+) -> ChatRequest:
+    """Returns the converted request. Raises ServiceError naming the first parameter that is wrong."""
+    request = generation_request(body, card, request_id, defaults)
+    answer = answer_format(body, request, card, settings)
+    choice = tool_choice(body)
+    if choice.is_forced:
+        structure = forced_calls(choice, tool_format(choice, card, settings))
+        request = parameters.with_structure(request, structure)
+    elif choice.strict_param is not None:
+        request = _with_strict_calls(request, choice, card, settings)
+    if answer is not None:
+        request = replace(request, shown_special_tokens=answer.special_tokens)
+    budget = None if body.thinking_token_budget is None else min(body.thinking_token_budget, card.max_model_len)
+    return ChatRequest(_with_thinking_limit(request, budget, answer), answer)
+
+
+def follows_budget(body: ChatBody, converted: ChatRequest) -> bool:
+    """Whether the request has the limit of reasoning that its body asks for, if it asks for one.
+
+    It has none if the output has no reasoning that is separated from the answer.
+    """
+    return body.thinking_token_budget in (None, _NO_BUDGET) or converted.request.thinking is not None
+
+
+def _with_thinking_limit(
+    request: GenerationRequest, budget: int | None, answer: AnswerFormat | None
+) -> GenerationRequest:
+    if budget is None or budget == _NO_BUDGET:
+        return request
+    if budget < _NO_BUDGET:
+        refuse(_BUDGET, "must not be negative, except -1 for no limit")
+    if request.params.beam is not None:
+        refuse(_BUDGET, "cannot be given together with 'use_beam_search'")
+    return replace(request, thinking=None if answer is None else answer.thinking_limit(budget))
+
+
+def generation_request(
+    body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults = DEFAULTS
+) -> GenerationRequest:
+    """Returns the request of `/v1/chat/completions` without the structure of tool calls.
+
+    Raises ServiceError naming the first parameter that is wrong.
+    """
+    logprobs = asked_logprobs(body, defaults.max_logprobs)
+    asked = logprobs, rules.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
+    endpoint = EndpointDefaults(parameters.AS_MANY_AS_FIT, defaults.chat_temperature)
+    params = parameters.checked_params(body, card, endpoint, asked, defaults.draw_seed)
+    choice = tool_choice(body)
+    request = parameters.checked_request(body, card, request_id, params, 1)
+    request = parameters.with_structure(request, _chat_structure(body, choice))
+    pictures: list[PictureInput] | None = [] if card.takes_pictures else None
+    request = _with_conversation(request, body, card, choice, pictures)
+    if not pictures:
+        return request
+    request = _with_pictures(request, pictures, defaults.pictures_max)
+    if request.truncate_prompt_tokens:
+        refuse("truncate_prompt_tokens", "cannot be given together with pictures, which could be cut")
+    if params.prompt_logprobs is not None:
+        refuse("prompt_logprobs", "cannot be given together with pictures")
+    return request
+
+
+def tokenize_request(
+    body: TokenizeBody, card: ModelCard, request_id: str, pictures_max: int = limits.IMAGES_MAX
+) -> GenerationRequest:
+    """Returns the request of `/tokenize`. Raises ServiceError naming the first parameter that is wrong."""
+    if body.prompt is not None and body.messages is not None:
+        refuse("messages", "cannot be given together with 'prompt'")
+    request = GenerationRequest(request_id=request_id, model=card.name, params=SamplingParams())
+    if body.messages is None:
+        texts, _ = parameters.prompts(body.prompt, card.vocab_size)
+        return replace(request, texts=texts, add_special_tokens=given(body.add_special_tokens, True))
+    pictures: list[PictureInput] | None = [] if card.takes_pictures else None
+    request = _with_conversation(request, body, card, tool_choice(body), pictures)
+    return _with_pictures(request, pictures, pictures_max) if pictures else request
+
+
+def _with_pictures(request: GenerationRequest, pictures: list[PictureInput], most: int) -> GenerationRequest:
+    check_pictures(pictures, most)
+    return replace(request, pictures=tuple(pictures))
+
+
+def _with_conversation(
+    request: GenerationRequest,
+    body: ChatBody,
+    card: ModelCard,
+    choice: ToolChoice,
+    pictures: list[PictureInput] | None = None,
+) -> GenerationRequest:
+    """Returns the request with the conversation and the inputs of the chat template.
+
+    The images of the messages are appended to `pictures`; None: messages may not have images.
+    """
+    take_picture = None if pictures is None else take_into(pictures)
+    turns = body.messages if card.takes_pictures else results_in_words(body.messages)
+    messages = conversation.messages(turns, card.vocab_size, take_picture)
+    continued = given(body.continue_final_message, False)
+    if continued:
+        if body.add_generation_prompt:
+            refuse("continue_final_message", "cannot be true together with 'add_generation_prompt'")
+        assert body.messages is not None
+        conversation.check_continuable(body.messages[-1], len(messages) - 1)
+    return replace(
+        request,
+        messages=messages,
+        # The chat template writes the special tokens itself.
+        add_special_tokens=given(body.add_special_tokens, False),
+        add_generation_prompt=given(body.add_generation_prompt, not continued),
+        continue_final_message=continued,
+        template_variables=template_variables(
+            choice.tools,
+            checked_documents(body.documents),
+            checked_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
+        ),
+    )
+
+
+def _chat_structure(body: ChatBody, choice: ToolChoice) -> Constraint | None:
+    """Returns the structure that the request asks for. Raises ServiceError if it asks for one and also forces calls.
+
+    A format of the answer's text has no effect on a call.
+    """
+    structure = constraint_of(body)
+    if not choice.is_forced:
+        return structure
+    if structure is not None and body.response_format is None:
+        refuse(choice.param, f"cannot force a call together with '{structure.param}'")
+    if body.use_beam_search:
+        refuse(choice.param, "cannot force a call together with 'use_beam_search'")
+    return None
+
+
+def asked_logprobs(body: ChatBody, most: int) -> int | None:
+    """Returns the number of candidates to report with each token; None: no log probabilities. Raises ServiceError."""
+    top = body.top_logprobs
+    if top is not None and not 0 <= top <= most:
+        refuse("top_logprobs", f"must be between 0 and {most}")
+    if body.logprobs is None or body.logprobs is False:
+        if top:
+            refuse("top_logprobs", "needs 'logprobs' to be true")
+        return None
+    if body.logprobs is True:
+        return top or 0
+    most = min(most, limits.COMPLETION_LOGPROBS_MAX)
+    if not 0 <= body.logprobs <= most:
+        refuse("logprobs", f"must be true, false or between 0 and {most}")
+    return body.logprobs if top is None else top
+
+
+def _with_strict_calls(
+    request: GenerationRequest, choice: ToolChoice, card: ModelCard, settings: GatewaySettings
+) -> GenerationRequest:
+    structure = strict_calls(choice, tool_format(choice, card, settings), reasoning_format(card, settings))
+    if structure is None:
+        return request
+    assert choice.strict_param is not None
+    grammar = request.params.grammar
+    if grammar is not None and grammar.kind != "structural_tag":
+        return request  # The output has this structure from its first token on, so it has no calls.
+    if grammar is not None:
+        refuse(choice.strict_param, f"cannot be true together with '{request.grammar_param}'")
+    if request.params.beam is not None:
+        refuse(choice.strict_param, "cannot be true together with 'use_beam_search'")
+    params = msgspec.structs.replace(request.params, grammar=structure.grammar)
+    return replace(request, params=params, grammar_param=structure.param)

@@ -1,0 +1,432 @@
+"""Runs generations for the endpoints of all APIs, from the converted request to the last byte of the answer.
+
+`Serving` is what the endpoints call. A `ResponseRunner` runs one generation and has its encoder write the answer, whole
+or as a stream. The generation is always cancelled at the end (success, error, client disconnected, shutdown). This has
+no effect on a generation that has already ended.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from msgspec import structs
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.gateway.apis.openai.answers.answer_encoder import AnswerEncoder, GenerationState
+from services.gateway.apis.openai.answers.choices import Choice, ChoiceAccumulator, merge, without_output
+from services.gateway.apis.openai.bodies.parameters import RequestDefaults
+from services.gateway.apis.openai.body import GenerationFields, StreamOptions
+from services.gateway.apis.openai.request_context import Arrival, Kind, RequestContext, Resumption
+from services.gateway.apis.openai.request_meter import RequestMeter
+from services.gateway.apis.openai.tracing import RequestTrace
+from services.gateway.edge.access.call import current_call
+from services.gateway.edge.http import sse
+from services.gateway.edge.http.disconnect import ClientGoneError, HandedOverError, unless_gone
+from services.gateway.edge.http.errors import as_service_error
+from services.gateway.edge.http.json_response import encoded_response
+from services.gateway.edge.http.server.connection import CHUNKS, CLOSE
+from services.gateway.edge.metrics import GatewayMetrics
+from services.gateway.path.generation import (
+    Backend,
+    Generation,
+    GenerationRequest,
+    ModelCard,
+    ResumedOutput,
+    SequenceUpdate,
+)
+from shared.codec import unpack_ids
+from shared.config import GatewaySettings
+from shared.errors import ServiceError
+from shared.models.picture_models import picture_limit
+from shared.request import rules
+from shared.request.checks import given
+from shared.request.seed_source import seeds_of
+
+
+class Sink(Protocol):
+    """Receives the bytes of a stream: `sse.EventChannel`, or a store of events that clients read later."""
+
+    async def write(self, data: bytes) -> None:
+        """Writes the next bytes. Returns when there is room for more."""
+        ...
+
+    async def end(self, data: bytes) -> None:
+        """Writes the last bytes."""
+        ...
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether `write_now` may be called now: something was written before, and there is room for more."""
+        ...
+
+    def write_now(self, data: bytes) -> None:
+        """Writes the next bytes at once."""
+        ...
+
+
+class RecordedStream(Protocol):
+    """A resumable stream: gives its events ids, records its tokens, and omits output that the client already has.
+
+    Its three methods that return events are called instead of those of the encoder.
+    """
+
+    @property
+    def resumed(self) -> ResumedOutput | None:
+        """The output that this run continues; None for the first run."""
+        ...
+
+    def opening(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
+        """Returns the events before the output. Called once, before `output`."""
+        ...
+
+    def output(
+        self,
+        encoder: AnswerEncoder,
+        batch: list[SequenceUpdate],
+        take: Callable[[SequenceUpdate], tuple[Choice, str]],
+    ) -> bytes:
+        """Returns the events of new output, which `take` adds to its choice. Raises ServiceError."""
+        ...
+
+    def closing(self, encoder: AnswerEncoder, state: GenerationState) -> bytes:
+        """Returns the events after the output. Called once."""
+        ...
+
+    async def serve(self, run: "ResponseRunner", receive: Receive, channel: sse.EventChannel) -> None:
+        """Runs the request for a client; may continue after the client has disconnected. Called once.
+
+        Raises ServiceError.
+        """
+        ...
+
+
+class StreamBook(Protocol):
+    """Records streams, so that a client can resume them: `streams.Streams`."""
+
+    async def begin(self, request: Request, context: RequestContext) -> RecordedStream | None:
+        """Returns the record of a new or resumed stream; None if it is not recorded. Raises ServiceError."""
+        ...
+
+
+BeforeEnd = Callable[[], Awaitable[None]]
+
+
+async def nothing() -> None:
+    """Does nothing: the default of `before_end`."""
+
+
+_NO_ECHO = "'echo' needs a tokenizer, and this server has none (--skip-tokenizer-init)."
+
+
+class Serving:
+    """The backend, the settings and the defaults of one application. All its APIs share one object.
+
+    They share it because requests without a seed get seeds in the order of their arrival, across all APIs.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        metrics: GatewayMetrics,
+        settings: GatewaySettings,
+        streams: StreamBook | None = None,
+    ) -> None:
+        """`streams` records streams; by default none are recorded."""
+        self.backend = backend
+        self.metrics = metrics
+        self.settings = settings
+        self._streams = streams
+        self.defaults = RequestDefaults(
+            draw_seed=seeds_of(settings.seed),
+            chat_temperature=settings.default_chat_temperature,
+            max_logprobs=settings.max_logprobs,
+            pictures_max=picture_limit(settings.limit_mm_per_prompt),
+        )
+
+    def defaults_of(self, request: Request) -> RequestDefaults:
+        """Returns the defaults of a request. A request that resumes a stream gets the stream's first seed."""
+        resumption: Resumption | None = request.scope["state"].get("resumption")
+        if resumption is None or resumption.seed is None:
+            return self.defaults
+        seed = resumption.seed
+        return replace(self.defaults, draw_seed=lambda: seed)
+
+    async def context_of(
+        self, kind: Kind, arrival: Arrival, card: ModelCard, request: GenerationRequest, body: GenerationFields
+    ) -> RequestContext:
+        """Returns what determines the form of the answer to a body and its converted request. Raises ServiceError.
+
+        If the answer echoes prompts that are token ids, their text comes from a tokenizer.
+        """
+        options, settings = body.stream_options or StreamOptions(), self.settings
+        return RequestContext(
+            kind=kind,
+            arrival=arrival,
+            card=card,
+            request=request,
+            stream=bool(body.stream),
+            include_usage=bool(options.include_usage) or settings.enable_force_include_usage,
+            echoes=await self._echoes(request) if body.echo else ("",) * request.num_prompts,
+            # Without text, the answer has only token ids.
+            return_token_ids=given(body.return_token_ids, settings.return_token_ids) or not request.detokenize,
+            tokens_as_ids=given(body.return_tokens_as_token_ids, settings.return_tokens_as_token_ids)
+            or not request.detokenize,
+            continuous_usage=bool(
+                (options.include_usage or settings.enable_force_include_usage) and options.continuous_usage_stats
+            ),
+            timings=bool(body.timings),
+            prompt_logprobs=rules.prompt_logprobs(body.prompt_logprobs, self.defaults.max_logprobs),
+            echoes_logprobs=kind == "completion" and bool(body.echo) and request.params.logprobs is not None,
+        )
+
+    async def _echoes(self, request: GenerationRequest) -> tuple[str, ...]:
+        """Returns the text to echo for each prompt. For a conversation this is its last message."""
+        if request.texts:
+            return request.texts
+        if request.messages and not request.messages[-1].token_ids:
+            return (request.messages[-1].content,)
+        last = [tuple(unpack_ids(message.token_ids)) for message in request.messages[-1:]]
+        try:
+            return tuple([await self.backend.detokenize(request.model, ids) for ids in request.token_ids or last])
+        except ServiceError as error:
+            if error.param != "prompt":
+                raise
+            # The server has no tokenizer. The prompt was given as token ids, and it is the echo that would be text.
+            raise ServiceError(error.code, _NO_ECHO, param="echo") from None
+
+    def runner(
+        self,
+        request: Request,
+        context: RequestContext,
+        encoder: AnswerEncoder,
+        before_end: BeforeEnd = nothing,
+        recorded: RecordedStream | None = None,
+    ) -> "ResponseRunner":
+        """Returns the runner of a request. `before_end` and `recorded`: see ResponseRunner."""
+        if recorded is not None and recorded.resumed is not None:
+            context = structs.replace(context, request=structs.replace(context.request, resumed=recorded.resumed))
+        trace = RequestTrace(context, request.headers)
+        return ResponseRunner(self.backend, context, encoder, self.metrics, trace, before_end, recorded)
+
+    async def answer(
+        self, request: Request, context: RequestContext, encoder: AnswerEncoder, before_end: BeforeEnd = nothing
+    ) -> Response:
+        """Runs a generation and returns its answer, whole or as a stream. Raises ServiceError."""
+        recorded: RecordedStream | None = None
+        if context.stream and self._streams is not None:
+            recorded = await self._streams.begin(request, context)
+        request.state.body = b""  # a recorded stream has what it needs of it
+        run = self.runner(request, context, encoder, before_end, recorded)
+        if context.stream:
+            return StreamedAnswer(run, self.settings.keep_alive_s, recorded)
+        return encoded_response(await run.whole(request.receive))
+
+
+class ResponseRunner:
+    """Runs one generation, from the request to the last byte of its answer.
+
+    `before_end` is awaited when the answer is complete and encoded, before its last bytes are sent. So objects that it
+    stores exist when the client asks for them. `recorded`: the record of a resumable stream.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        context: RequestContext,
+        encoder: AnswerEncoder,
+        metrics: GatewayMetrics,
+        trace: RequestTrace,
+        before_end: BeforeEnd = nothing,
+        recorded: RecordedStream | None = None,
+    ) -> None:
+        self.metrics = metrics
+        self.encoder = encoder
+        self._backend = backend
+        self._context = context
+        self._trace = trace
+        self._before_end = before_end
+        self._recorded = recorded
+        self._accumulator = ChoiceAccumulator(
+            len(context.echoes), context.request.num_sequences, keep_token_ids=context.return_token_ids
+        )
+        self._meter = RequestMeter(metrics, context)
+        self._flush: Callable[[GenerationState], bytes] | None = getattr(encoder, "flush", None)
+        """The method that a `SnapshotEncoder` has in addition; None for other encoders."""
+        self._opened = False
+
+    async def whole(self, receive: Receive) -> bytes:
+        """Returns the body of the whole answer. Raises ServiceError."""
+        async with self._generating() as generation:
+            await unless_gone(receive, self._collect(generation))
+            self._accumulator.keep_best(self._context.request.n)
+            data = self.encoder.whole(self._state(generation))
+            await self._before_end()
+            return data
+
+    async def stream(self, receive: Receive, channel: sse.EventChannel) -> None:
+        """Writes the answer while it is generated. Raises ServiceError, before or after the first byte."""
+        async with self._generating() as generation:
+            await unless_gone(receive, self._pump(generation, channel), channel.guard())
+
+    async def detached(self, sink: Sink) -> None:
+        """Writes the streamed answer to `sink`, without a client that could disconnect. Raises ServiceError."""
+        async with self._generating() as generation:
+            await self._pump(generation, sink)
+
+    async def _collect(self, generation: Generation) -> None:
+        async for batch in generation.updates():
+            self._start_parsing(generation)
+            for update in batch:
+                choice, text = self._take(update)
+                choice.text.append(text)
+        self._complete(generation)
+
+    async def _pump(self, generation: Generation, sink: Sink) -> None:
+        generation.deliver_to(partial(self._write_now, generation, sink))
+        async for batch in generation.updates():
+            self._start_parsing(generation)
+            # One write for each batch of updates, whatever the number of choices and tokens in the batch.
+            if data := self._encode(batch, generation):
+                await sink.write(data)
+        self._complete(generation)
+        last = self._opening(generation) + self._closing(generation)
+        await self._before_end()
+        await sink.end(last)
+
+    def _write_now(self, generation: Generation, sink: Sink, batch: list[SequenceUpdate]) -> bool:
+        """Implements `generation.Take`: writes the events of a batch, unless the stream has to wait for its client."""
+        if not (self._opened and sink.is_writable):
+            return False
+        if data := self._encode(batch, generation):
+            sink.write_now(data)
+        return True
+
+    def _encode(self, batch: list[SequenceUpdate], generation: Generation) -> bytes:
+        if self._recorded is not None:
+            if self._opened:
+                return self._recorded.output(self.encoder, batch, self._take)
+            opening = self._opening(generation)
+            return opening + self._recorded.output(self.encoder, batch, self._take)
+        taken = [self._take(update) for update in merge(batch)]
+        opening = self._opening(generation)
+        chunks = b"".join([self.encoder.chunk(choice, text) for choice, text in taken])
+        return opening + chunks + (self._flush(self._state(generation)) if self._flush is not None else b"")
+
+    def _opening(self, generation: Generation) -> bytes:
+        """Returns the beginning of the stream at the first call, then b""."""
+        if self._opened:
+            return b""
+        self._opened = True
+        if self._recorded is not None:
+            return self._recorded.opening(self.encoder, self._state(generation))
+        return self.encoder.opening(self._state(generation))
+
+    def _closing(self, generation: Generation) -> bytes:
+        if self._recorded is not None:
+            return self._recorded.closing(self.encoder, self._state(generation))
+        return self.encoder.closing(self._state(generation))
+
+    def _start_parsing(self, generation: Generation) -> None:
+        """Creates the parsers of the choices at the first output: they need the end of the rendered prompt."""
+        answer, choices = self._context.answer_format, self._accumulator.choices
+        if answer is not None and choices[0].parser is None:
+            for choice in choices:
+                choice.parser = answer.parser(generation.prompt_tail)
+
+    def _take(self, update: SequenceUpdate) -> tuple[Choice, str]:
+        """Adds an update to its choice. Returns the choice, and the new text if the choice has no parser."""
+        if self._context.request.only_echoes:
+            update = without_output(update)
+        choice = self._accumulator.add(update)
+        self._meter.saw(update)
+        return choice, choice.separate(update)
+
+    def _state(self, generation: Generation) -> GenerationState:
+        return GenerationState(
+            accumulator=self._accumulator,
+            num_prompt_tokens=generation.num_prompt_tokens,
+            generation=generation,
+            time_to_first_token_s=self._meter.time_to_first_token_s,
+            time_to_last_token_s=self._meter.time_to_last_token_s,
+            elapsed_s=self._meter.elapsed_s,
+        )
+
+    def _complete(self, generation: Generation) -> None:
+        self._accumulator.check_complete()
+        self._meter.completed(self._accumulator, _num_prompt_tokens(generation))
+
+    @contextlib.asynccontextmanager
+    async def _generating(self) -> AsyncIterator[Generation]:
+        reason, cause = "abort", ""
+        generation: Generation | None = None
+        try:
+            generation = self._backend.generate(self._context.request)
+            yield generation
+            reason = "stop"
+        except ClientGoneError as gone:
+            self._trace.failed(gone.code)
+            cause = gone.cause
+            raise
+        except asyncio.CancelledError as cancelled:
+            # The code that cancels a request's task gives the cause as the exception's message; the task group of a
+            # batch cannot.
+            cause = str(cancelled.args[0]) if cancelled.args else "batch_stopped" if current_call().in_batch else ""
+            raise
+        except Exception as error:
+            reason = "error"
+            cause = error.code if isinstance(error, ServiceError) else "internal_error"
+            self._trace.failed(cause)
+            raise
+        finally:
+            if generation is not None:
+                await generation.cancel(reason, cause)
+            self._meter.ended(self._accumulator, reason)
+            self._trace.end(self._accumulator, _num_prompt_tokens(generation), self._meter.time_to_first_token_s)
+
+
+def _num_prompt_tokens(generation: Generation | None) -> int:
+    return generation.num_prompt_tokens if generation is not None else 0
+
+
+class StreamedAnswer(Response):
+    """An ASGI response that is written while the tokens are generated."""
+
+    def __init__(self, run: ResponseRunner, keep_alive_s: float, recorded: RecordedStream | None = None) -> None:
+        # The constructor of Response is not called, because it would render a body.
+        self.background = None
+        self._run = run
+        self._keep_alive_s = keep_alive_s
+        self._recorded = recorded
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Writes the stream. Raises a failure before the first byte; sends a later failure as an event."""
+        content_type = self._run.encoder.content_type
+        keep_alive_s = self._keep_alive_s if content_type == sse.CONTENT_TYPE else 0.0
+        channel = sse.EventChannel(send, keep_alive_s=keep_alive_s, content_type=content_type, chunks=scope.get(CHUNKS))
+        try:
+            if self._recorded is None:
+                await self._run.stream(receive, channel)
+            else:
+                await self._recorded.serve(self._run, receive, channel)
+        except ClientGoneError as gone:
+            self._run.metrics.count_error(gone.code)
+        except HandedOverError:
+            # To the client the stream is interrupted, so the client resumes it; an end or an error would be final.
+            if not channel.started:
+                raise
+            if (close := scope.get(CLOSE)) is not None:
+                close()
+                await asyncio.sleep(0)  # the server learns of it; else it reports an answer without an end
+        except Exception as error:
+            if not channel.started:
+                raise
+            failure = as_service_error(error)
+            self._run.metrics.count_error(failure.code)
+            last_words = channel.end(self._run.encoder.failure(failure))
+            with contextlib.suppress(ClientGoneError):
+                await unless_gone(receive, last_words, channel.guard())

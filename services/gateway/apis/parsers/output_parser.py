@@ -1,0 +1,93 @@
+"""The parser of one output: separates the reasoning, then the calls of tools, from the content."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, Reasoning, joined
+from shared.text.reasoning import Parts, ReasoningSplitter
+
+
+class CallParser(Protocol):
+    """Separates calls of tools from content: a `ToolParser`, or a `NamedCallParser`."""
+
+    num_calls: int
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the output ends within the arguments of a call. Valid after `finish`."""
+        ...
+
+    def feed(self, text: str) -> list[Event]:
+        """Returns the events that are certain after this text."""
+        ...
+
+    def finish(self) -> list[Event]:
+        """Returns the rest of the output."""
+        ...
+
+
+class OutputParser:
+    """Parses the output of one sequence. Without `reasoning` or `calls`, that part is not separated.
+
+    `show_reasoning`: whether the events include the reasoning. `parallel_calls`: whether they include calls after the
+    first.
+    """
+
+    def __init__(
+        self,
+        reasoning: ReasoningSplitter | None = None,
+        calls: CallParser | None = None,
+        *,
+        show_reasoning: bool = True,
+        parallel_calls: bool = True,
+    ) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._show_reasoning = show_reasoning
+        self._parallel_calls = parallel_calls
+        self._num_before_answer = 0
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Number of tokens of the reasoning and its markers.
+
+        Tokens that arrive together with the end of the reasoning count in proportion to their text.
+        """
+        return self._num_before_answer if self._reasoning is not None and self._reasoning.found else 0
+
+    @property
+    def has_whole_calls(self) -> bool:
+        """Whether the output has calls and the last one is complete. Valid after `finish`."""
+        return self._calls is not None and self._calls.num_calls > 0 and not self._calls.is_cut
+
+    def feed(self, text: str, num_tokens: int = 0) -> list[Event]:
+        """Returns the events that are certain after this text, which has `num_tokens` tokens."""
+        if self._reasoning is None or self._reasoning.is_over:
+            return self._content(text)
+        parts = self._reasoning.feed(text)
+        in_answer = round(num_tokens * len(parts.answer) / len(text)) if parts.answer and text else 0
+        self._num_before_answer += num_tokens - min(in_answer, num_tokens)
+        return self._shown(parts)
+
+    def finish(self) -> list[Event]:
+        """Returns the rest of the output. `feed` must not be called afterwards."""
+        events: list[Event] = []
+        if self._reasoning is not None:
+            events += self._shown(self._reasoning.finish())
+        if self._calls is not None:
+            events += self._of_calls(self._calls.finish())
+        return joined(events)
+
+    def _shown(self, parts: Parts) -> list[Event]:
+        reasoning = parts.reasoning if self._show_reasoning else ""
+        return joined([Reasoning(reasoning), *self._content(parts.answer)])
+
+    def _content(self, text: str) -> list[Event]:
+        if self._calls is None:
+            return [Content(text)] if text else []
+        return self._of_calls(self._calls.feed(text))
+
+    def _of_calls(self, events: Iterable[Event]) -> list[Event]:
+        if self._parallel_calls:
+            return list(events)
+        return [event for event in events if not isinstance(event, CallStart | CallArguments) or event.call == 0]

@@ -1,0 +1,1 @@
+"""The edge to clients: the HTTP server, and who may do what."""

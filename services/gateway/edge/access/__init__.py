@@ -1,0 +1,14 @@
+"""Access control for clients: API keys, rate limits, deadlines, usage records. Independent of HTTP server and engines.
+
+| module              | what it does                                                                              |
+|---------------------|-------------------------------------------------------------------------------------------|
+| `key_file`          | reads the file of API keys (`shared.security.api_keys`) when it changes                   |
+| `call`              | the HTTP request in progress: its key and the headers that concern access                 |
+| `guard`             | the backend restricted to one key's models and limits; all endpoints use it               |
+| `quotas`, `account` | limits that hold for all gateways together                                                |
+| `reservation`       | the part of its key's limits that a request has reserved; it is given back exactly once   |
+| `shares`            | how much of something bounded a key may have, and whose entries are dropped first          |
+| `usage`             | passes usage records on without delaying requests                                         |
+| `usage_sinks`       | receivers of usage records: the bus, a file, a web server                                 |
+| `usage_metrics`     | counts of usage records for `/metrics`                                                    |
+"""

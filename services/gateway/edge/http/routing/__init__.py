@@ -1,0 +1,1 @@
+"""The routes of the HTTP server, and their description in `/openapi.json`."""

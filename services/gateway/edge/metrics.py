@@ -1,0 +1,99 @@
+"""The gateway's own Prometheus metrics, with vLLM's names where vLLM has such a metric.
+
+They are updated by `edge.http.edge` and `apis.openai.request_meter`. The engines' metrics are in `ops.metrics.engines`;
+no name occurs in both.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+_MILLISECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75)
+_FIRST_TOKEN_S = (*_MILLISECONDS, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_REQUEST_S = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
+_CHOICES = (1, 2, 5, 10, 20)
+_HTTP_S = (0.1, 0.5, 1)
+_MODEL = ("model_name",)
+_REJECTIONS = frozenset(
+    {"server_is_overloaded", "rate_limit_exceeded", "draining", "no_engine", "no_tokenizer", "no_detokenizer"}
+)
+"""Codes of errors by which a request is refused for lack of capacity."""
+
+
+class GatewayMetrics:
+    """The metrics of one application, with a registry of their own."""
+
+    def __init__(self, *collectors: Collector) -> None:
+        self.registry = CollectorRegistry()
+        for collector in (ProcessCollector(registry=None), *collectors):
+            self.registry.register(collector)
+        self._http_metrics()
+        self._request_metrics()
+
+    def render(self) -> bytes:
+        """Returns the body of `GET /metrics`."""
+        return generate_latest(self.registry)
+
+    def count_error(self, code: str) -> None:
+        """Counts a request that ended in an error with this code, before or after the first byte of its answer."""
+        self.errors.labels(code).inc()
+        if code in _REJECTIONS:
+            self.rejections.labels(code).inc()
+
+    def count_http(self, handler: str, method: str, status: int, seconds: float) -> None:
+        """Counts an answered request and its duration. `handler` is the pattern of the route, never the path itself."""
+        self.http_requests.labels(handler, method, f"{status // 100}xx").inc()
+        self.http_duration.labels(handler, method).observe(seconds)
+
+    def _http_metrics(self) -> None:
+        self.http_requests = self._counter("http_requests", "HTTP requests", ("handler", "method", "status"))
+        self.http_duration = self._histogram(
+            "http_request_duration_seconds", "Time to the end of the response", _HTTP_S, ("handler", "method")
+        )
+        self.http_in_progress = Gauge(
+            "antiphon:http_requests_in_progress", "HTTP requests being served", registry=self.registry
+        )
+        self.errors = self._counter("antiphon:request_errors", "Requests that ended in an error, by code", ("code",))
+
+        self.rejections = self._counter(
+            "vllm:admission_rejections", "Requests refused for lack of capacity, by reason", ("reason",)
+        )
+
+    def _request_metrics(self) -> None:
+        histogram, counter = self._histogram, self._counter
+        self.first_token = histogram("vllm:time_to_first_token_seconds", "Arrival to first token", _FIRST_TOKEN_S)
+        self.inter_token = histogram("vllm:inter_token_latency_seconds", "Time between tokens of a sequence", _TOKEN_S)
+        self.per_token = histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time between tokens of a request", _TOKEN_S
+        )
+        self.latency = histogram("vllm:e2e_request_latency_seconds", "Arrival to last token", _REQUEST_S)
+        self.request_prompt_tokens = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
+        self.request_generation_tokens = histogram(
+            "vllm:request_generation_tokens", "Generated tokens of a request", _TOKENS
+        )
+        self.request_n = histogram("vllm:request_params_n", "Choices asked for", _CHOICES)
+        self.request_max_tokens = histogram("vllm:request_params_max_tokens", "Output tokens asked for", _TOKENS)
+        self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens of requests that got an answer")
+        self.cached_tokens = counter("vllm:prompt_tokens_cached", "Prompt tokens taken from the prefix cache")
+        self.generation_tokens = counter("vllm:generation_tokens", "Tokens generated")
+        self.prompt_tokens_by_source = counter(
+            "vllm:prompt_tokens_by_source", "Prompt tokens, computed or from the prefix cache", ("model_name", "source")
+        )
+        self.max_generation_tokens = histogram(
+            "vllm:request_max_num_generation_tokens", "Generated tokens of the longest choice", _TOKENS
+        )
+        self.prefill_tokens = histogram(
+            "vllm:request_prefill_kv_computed_tokens", "Prompt tokens that were not in the prefix cache", _TOKENS
+        )
+        self.success = counter("vllm:request_success", "Sequences ended, by reason", ("model_name", "finished_reason"))
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...] = _MODEL) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _histogram(
+        self, name: str, text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = _MODEL
+    ) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)

@@ -1,0 +1,83 @@
+"""Images in conversations: fetched, kept while the request runs, and encoded by an image service."""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from services.gateway.guests.images.encoding import RequestPicture, encoded
+from services.gateway.guests.images.remote import RemotePictures
+from services.gateway.guests.images.store import PictureStore
+from services.gateway.path.actor import GatewayActor
+from services.gateway.path.generation import GenerationRequest, ModelCard
+from services.gateway.path.guest import Guest, RequestGuest, Running
+from services.gateway.path.service_clients import ServiceClients
+from shared.actors.actor import Envelope, handles
+from shared.config import GatewaySettings
+from shared.messages import PictureFile, PicturePart, ReadPicture
+
+
+class RequestImages(RequestGuest):
+    """The images of one request. Their files are kept until it ends."""
+
+    def __init__(
+        self,
+        store: PictureStore,
+        clients: ServiceClients,
+        request: GenerationRequest,
+        card: ModelCard,
+        running: Running | None,
+    ) -> None:
+        self._store, self._clients, self._running = store, clients, running
+        self._request, self._model = request, card.served_by
+        self._files: list[PictureFile] = []
+
+    async def attachments(self) -> Sequence[RequestPicture]:
+        """See RequestGuest."""
+        fetched = await self._store.fetched(self._request.pictures)
+        if self._running is not None and self._running.over:
+            return ()
+        self._files = self._store.hold(fetched)
+        return await encoded(self._clients, self._model, fetched, self._files, self._request.client.name)
+
+    def ended(self) -> None:
+        """See RequestGuest."""
+        self._store.release(self._files)
+
+
+class Images(Guest):
+    """The images of one gateway."""
+
+    def __init__(self, gateway: GatewayActor, remote: RemotePictures) -> None:
+        host = gateway.host
+        self._gateway = gateway
+        self.store = PictureStore(remote, host.subjects.gateway_pictures(host.id, host.instance_id))
+
+    async def listen(self) -> None:
+        """See Guest."""
+        host = self._gateway.host
+        await self._gateway.bind(host.subjects.gateway_pictures(host.id, host.instance_id), ReadPicture)
+
+    def close(self) -> None:
+        """See Guest. Ends the threads that download images."""
+        self.store.close()
+
+    async def fetched(self, request: GenerationRequest) -> GenerationRequest:
+        """See Guest."""
+        return replace(request, pictures=tuple(await self.store.fetched(request.pictures)))
+
+    def joins(self, request: GenerationRequest, card: ModelCard, running: Running | None) -> RequestImages | None:
+        """See Guest."""
+        if not request.pictures:
+            return None
+        return RequestImages(self.store, self._gateway.parts.clients, request, card, running)
+
+    @handles(ReadPicture)
+    def on_read_picture(self, envelope: Envelope[ReadPicture]) -> PicturePart:
+        """Sends a part of an image file to an image service."""
+        message = envelope.message
+        return self.store.part(message)
+
+
+def make(gateway: GatewayActor, settings: GatewaySettings) -> Images:
+    """See `guests.make_guests`."""
+    return Images(gateway, RemotePictures(settings.allowed_media_domains))

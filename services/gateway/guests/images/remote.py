@@ -1,0 +1,213 @@
+"""Downloads images that requests name by URL, only from hosts that the operator has allowed.
+
+A client's URL makes this process open a connection (a risk of SSRF), so every step is checked: the host must be on the
+list, its addresses must be public, the connection goes to the address that was checked, and a redirect is followed only
+if its target passes the same checks. The body is limited in bytes and time, and must be complete. Runs on a thread.
+"""
+
+import contextlib
+import http.client
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+from urllib.parse import quote, urljoin, urlsplit
+
+from shared import limits
+from shared.errors import ServiceError
+
+REDIRECTS_MAX = 3
+_CHUNK_BYTES = 64 * 1024
+_REDIRECTS = (301, 302, 303, 307, 308)
+_PORTS = {"http": 80, "https": 443}
+_KEPT = "%:/?#[]@!$&'()*+,;="
+"""Characters of a URL that have a meaning of their own. All others but ASCII's letters and digits are quoted."""
+_WITH_IPV4 = (ipaddress.ip_network("::ffff:0:0/96"), ipaddress.ip_network("64:ff9b::/96"))
+"""Addresses that stand for the IPv4 address in their last 32 bits: mapped ones, and those of DNS64."""
+_TUNNELS = tuple(map(ipaddress.ip_network, ("::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48", "2001::/32", "2002::/16")))
+"""Addresses that lead to IPv4 addresses in other ways, which no web server needs."""
+Resolve = Callable[[str, int], list[str]]
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address is public: neither private, loopback, link-local, nor reserved.
+
+    An IPv6 address that stands for an IPv4 address is public if that one is.
+    """
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if any(ip in network for network in _WITH_IPV4):
+        ip = ipaddress.IPv4Address(int(ip) % 2**32)
+    elif any(ip in network for network in _TUNNELS):
+        return False
+    return ip.is_global and not ip.is_multicast
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """Returns the addresses of a host. Raises OSError."""
+    return [str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+
+
+class _Target(NamedTuple):
+    """Where a file is, in ASCII. `host`: a name or an address, without brackets. `path`: with the query."""
+
+    scheme: str
+    host: str
+    path: str
+
+
+class RemotePictures:
+    """Fetches files from the allowed hosts.
+
+    `may_connect` decides whether an address is allowed; by default only public ones are. `resolve` returns the
+    addresses of a host.
+    """
+
+    def __init__(
+        self,
+        domains: str,
+        *,
+        may_connect: Callable[[str], bool] = is_public,
+        resolve: Resolve = resolve,
+        trusted: ssl.SSLContext | None = None,
+    ) -> None:
+        self._domains = tuple(name.strip().lower() for name in domains.split(",") if name.strip())
+        self._may_connect, self._resolve = may_connect, resolve
+        self._trusted = trusted
+
+    def fetch(self, url: str, param: str) -> bytes:
+        """Returns the file behind a URL. Takes up to `IMAGE_FETCH_S`. Raises ServiceError that names `param`."""
+        deadline = time.monotonic() + limits.IMAGE_FETCH_S
+        try:
+            for _ in range(REDIRECTS_MAX + 1):
+                found = self._answer(self._checked(url, param), param, deadline)
+                if isinstance(found, bytes):
+                    return found
+                url = _joined(url, found, param)
+        except (OSError, http.client.HTTPException) as error:
+            raise _refusal(f"The picture of '{param}' cannot be fetched: {_reason(error)}.", param) from error
+        raise _refusal(f"The picture of '{param}' is behind more than {REDIRECTS_MAX} redirects.", param)
+
+    def _checked(self, url: str, param: str) -> _Target:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+            path = quote(parts.path or "/", _KEPT) + (f"?{quote(parts.query, _KEPT)}" if parts.query else "")
+            ascii_host = (host or "").encode("idna").decode()
+        except ValueError:  # also for a name that has no form in ASCII
+            raise _no_url(param) from None
+        if parts.scheme not in _PORTS or not host or parts.username is not None:
+            raise _refusal(f"'{param}' must be a URL with http or https, a host, and no user name.", param)
+        if not _matches(host.lower(), self._domains):
+            message = "Send the picture as a data URL, or have the server started with --allowed-media-domains."
+            raise _refusal(f"Pictures are not fetched from '{host}'. {message}", param)
+        if port is not None and port != _PORTS[parts.scheme]:
+            raise _refusal(f"'{param}' must have the usual port of {parts.scheme}.", param)
+        return _Target(parts.scheme, ascii_host, path)
+
+    def _answer(self, target: _Target, param: str, deadline: float) -> bytes | str:
+        """Returns the file, or where a redirect leads."""
+        connection = self._connected(target.host, target.scheme, param, deadline)
+        # A server that sends a byte now and then never exceeds the timeout of a read, so the whole exchange has a
+        # deadline.
+        late = threading.Event()
+        end = threading.Timer(max(0.0, deadline - time.monotonic()), _hang_up, (connection.sock, late))
+        end.start()
+        try:
+            connection.request("GET", target.path, headers={"Accept": "image/*", "Accept-Encoding": "identity"})
+            with contextlib.closing(connection.getresponse()) as answer:
+                location = answer.getheader("Location")
+                if answer.status in _REDIRECTS and location:
+                    return location
+                if answer.status != http.client.OK:
+                    raise _refusal(f"The picture of '{param}' cannot be fetched: status {answer.status}.", param)
+                return _read(connection, answer, param, deadline, late)
+        finally:
+            end.cancel()
+            connection.close()
+
+    def _connected(self, host: str, scheme: str, param: str, deadline: float) -> http.client.HTTPConnection:
+        port = _PORTS[scheme]
+        addresses = self._resolve(host, port)
+        if not addresses or not all(map(self._may_connect, addresses)):
+            raise _refusal(f"'{host}' has an address inside a private network: nothing is fetched there.", param)
+        left_s = max(0.1, deadline - time.monotonic())
+        connection = http.client.HTTPConnection(host, port, timeout=left_s)
+        # Connect to the address that was checked: another name lookup could return a different address.
+        plain = socket.create_connection((addresses[0], port), left_s)
+        try:
+            secured = scheme == "https"
+            context = self._trusted or ssl.create_default_context()
+            connection.sock = context.wrap_socket(plain, server_hostname=host) if secured else plain
+        except BaseException:
+            plain.close()
+            raise
+        return connection
+
+
+def _read(
+    connection: http.client.HTTPConnection,
+    answer: http.client.HTTPResponse,
+    param: str,
+    deadline: float,
+    late: threading.Event,
+) -> bytes:
+    """Returns the body. `late` is set when the connection was ended at the deadline."""
+    found = bytearray()
+    while True:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0 or late.is_set():
+            raise _refusal(f"The picture of '{param}' was not there within {limits.IMAGE_FETCH_S:g} s.", param)
+        if connection.sock is not None:
+            connection.sock.settimeout(left_s)
+        chunk = answer.read1(_CHUNK_BYTES)
+        if not chunk and not late.is_set():
+            if not _is_complete(answer, len(found)):
+                raise _refusal(f"The picture of '{param}' ended before its announced length.", param)
+            return bytes(found)
+        found += chunk
+        if len(found) > limits.IMAGE_BYTES_MAX:
+            raise _refusal(f"The picture of '{param}' has more than {limits.IMAGE_BYTES_MAX} bytes.", param)
+
+
+def _is_complete(answer: http.client.HTTPResponse, size: int) -> bool:
+    """Whether a body has the length that its header gives. The library checks bodies in chunks."""
+    told = answer.getheader("Content-Length", "").strip()
+    if answer.getheader("Transfer-Encoding") or not told.isdecimal():
+        return True
+    return told.lstrip("0") == str(size or "")
+
+
+def _hang_up(sock: socket.socket, late: threading.Event) -> None:
+    late.set()
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _matches(host: str, domains: Collection[str]) -> bool:
+    return any(host == name or (name.startswith(".") and host.endswith(name)) for name in domains)
+
+
+def _joined(url: str, location: str, param: str) -> str:
+    """Returns the URL of a redirect. `location`: the header, in which the library has made each byte one character."""
+    try:
+        return urljoin(url, quote(location.encode("latin-1"), _KEPT))
+    except ValueError:
+        raise _no_url(param) from None
+
+
+def _no_url(param: str) -> ServiceError:
+    return _refusal(f"'{param}' is not a URL.", param)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _refusal(told: str, param: str) -> ServiceError:
+    return ServiceError("invalid_value", told, param=param)

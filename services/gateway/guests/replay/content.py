@@ -1,0 +1,43 @@
+"""Makes the content of a request's record: what it takes to run the request again. Pure."""
+
+import time
+from collections.abc import Sequence
+
+from services.gateway.path.generation import GenerationRequest, ModelCard
+from services.gateway.path.messages import Prompt
+from services.gateway.path.sequence_state import SequenceState
+from shared.codec import unpack_ids
+from shared.recorded_request import RecordedContent, RecordedPrompt, RecordedSequence, encode
+
+
+def content_of(
+    request: GenerationRequest, card: ModelCard, prompts: Sequence[Prompt], sequences: Sequence[SequenceState]
+) -> bytes:
+    """Returns the content of a request as JSON. `request`: with its parameters as they were sent to engines."""
+    return encode(
+        RecordedContent(
+            request_id=request.request_id,
+            created=time.time(),
+            model=card.name,
+            path=card.path,
+            max_model_len=card.max_model_len,
+            configuration=list(card.configuration),
+            adapter_version=card.adapter_version,
+            params=request.params,
+            n=request.n,
+            num_sequences=request.num_sequences,
+            stop=list(request.stop),
+            include_stop_str_in_output=request.include_stop_str_in_output,
+            skip_special_tokens=request.skip_special_tokens,
+            spaces_between_special_tokens=request.spaces_between_special_tokens,
+            detokenize=request.detokenize,
+            shown_special_tokens=list(request.shown_special_tokens),
+            begun=list(request.begun),
+            num_pictures=len(request.pictures),
+            prompts=[RecordedPrompt(unpack_ids(one.packed), list(one.end_token_ids)) for one in prompts],
+            sequences=[
+                RecordedSequence(list(one.token_ids), one.finish_reason, one.stop_reason, list(one.engines))
+                for one in sequences
+            ],
+        )
+    )

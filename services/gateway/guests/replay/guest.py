@@ -1,0 +1,35 @@
+"""Requests that can run again: what that takes is added to their records (`--record-content-mb`)."""
+
+from services.gateway.guests.replay.content import content_of
+from services.gateway.path.actor import GatewayActor
+from services.gateway.path.generation import GenerationRequest, ModelCard
+from services.gateway.path.guest import Guest, RequestGuest, Running
+from shared.config import GatewaySettings
+
+
+class RecordsContent(RequestGuest):
+    """Adds the content of a request to its record when it ends."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+
+    def ended(self) -> None:
+        """See RequestGuest."""
+        one = self._running
+        if one.prompts and one.sequences:
+            one.request.record.content(content_of(one.messages.request, one.card, one.prompts, one.sequences))
+
+
+class Replay(Guest):
+    """See the module."""
+
+    def joins(self, request: GenerationRequest, card: ModelCard, running: Running | None) -> RecordsContent | None:
+        """See Guest."""
+        if running is None or request.pooling is not None or not request.record.keeps_content:
+            return None
+        return RecordsContent(running)
+
+
+def make(gateway: GatewayActor, settings: GatewaySettings) -> Replay:
+    """See `guests.make_guests`."""
+    return Replay()

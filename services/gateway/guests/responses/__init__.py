@@ -1,0 +1,18 @@
+"""OpenAI's Responses API: `/v1/responses`. Responses are stored, can run in the background, and can be continued.
+
+| module            | what it does                                                              |
+|-------------------|---------------------------------------------------------------------------|
+| `endpoints`       | creates, retrieves, streams, cancels and deletes responses                |
+| `schemas`         | the body of a request, and the fields that are refused or have no effect  |
+| `input_items`     | reads the input of a request: items, and the conversation that they form  |
+| `pictures`        | reads the pictures of the input                                           |
+| `text_format`     | reads the format of the output text                                       |
+| `convert`         | converts a body to the body of a chat request of `openai`                 |
+| `response_object` | the object that describes a response                                      |
+| `encoder`         | encodes a response, whole or as events, with its output items             |
+| `background`      | runs responses without a client in this gateway alone                     |
+| `event_log`       | the events of one background response                                     |
+| `stored/`         | finished responses, and background responses that any gateway continues   |
+| `conversations/`  | conversations, to which responses may belong                              |
+| `socket/`         | the same API on a WebSocket, with one connection for many responses       |
+"""

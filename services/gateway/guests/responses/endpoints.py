@@ -1,0 +1,510 @@
+"""The endpoints of the Responses API."""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from msgspec import structs
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.gateway.apis.openai.bodies import request_fields
+from services.gateway.apis.openai.listing import check_query, page
+from services.gateway.apis.openai.request_context import Arrival, RequestContext, Resumption
+from services.gateway.apis.openai.serving import Serving, nothing
+from services.gateway.edge.access.call import current_call, ignore, may_see
+from services.gateway.edge.http import request_body, sse
+from services.gateway.edge.http.auth import ApiKeys
+from services.gateway.edge.http.disconnect import ClientGoneError, unless_gone
+from services.gateway.edge.http.json_response import json_response
+from services.gateway.edge.http.request_id import is_id
+from services.gateway.guests.responses import compaction, convert, input_items, pictures, schemas
+from services.gateway.guests.responses.background import BackgroundResponse, BackgroundResponses
+from services.gateway.guests.responses.conversations.conversations import Conversations
+from services.gateway.guests.responses.conversations.record import NAME, check_room, turns_before
+from services.gateway.guests.responses.conversations.store import MemoryConversationStore
+from services.gateway.guests.responses.encoder import ResponseEncoder
+from services.gateway.guests.responses.event_log import EventLog
+from services.gateway.guests.responses.input_items import Input
+from services.gateway.guests.responses.pictures import PictureFiles
+from services.gateway.guests.responses.response_object import ID_PREFIX, ResponseObject, output_turn
+from services.gateway.guests.responses.schemas import ResponsesBody
+from services.gateway.guests.responses.socket import warm_up
+from services.gateway.guests.responses.socket.memory import SocketTurn, turn_of
+from services.gateway.guests.responses.stored import snapshot
+from services.gateway.guests.responses.stored.recorded import RecordedResponses, final_of
+from services.gateway.guests.responses.stored.store import (
+    MemoryResponseStore,
+    ResponseStore,
+    StoredResponse,
+    unknown_response,
+)
+from services.gateway.guests.responses.tools import Tools
+from services.gateway.guests.resume.background.event_writer import EventReader
+from services.gateway.guests.resume.background.requests import BackgroundStreams
+from services.gateway.guests.resume.background.store import History
+from services.gateway.guests.resume.record import StreamRecord
+from shared import limits
+from shared.bus.durable_log import LogUnavailableError
+from shared.errors import ServiceError
+from shared.request.checks import missing, refuse, unsupported
+from shared.request.conversation import Turn
+
+log = logging.getLogger(__name__)
+_CONTINUED = ("completed", "incomplete")
+
+
+class ResponseEndpoints:
+    """The endpoints of the Responses API."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        store: ResponseStore | None = None,
+        streams: BackgroundStreams | None = None,
+        keys: ApiKeys | None = None,
+        files: PictureFiles | None = None,
+        conversations: Conversations | None = None,
+    ) -> None:
+        """`streams` records background responses, so that other gateways can continue them; default: they cannot.
+
+        `keys` finds the API keys of these responses. `files` reads pictures that are uploaded files; by default there
+        are none. `conversations`: those to which responses may belong, by default kept in this gateway's memory.
+        """
+        self._serving = serving
+        self._store = MemoryResponseStore(time.monotonic) if store is None else store
+        self._background = BackgroundResponses()
+        self._files = files
+        self._conversations = conversations or Conversations(MemoryConversationStore())
+        self.recorded: RecordedResponses | None = None
+        if streams is not None and keys is not None:
+            self.recorded = RecordedResponses(serving, self._store, streams, keys, self.create)
+
+    async def create(self, request: Request) -> Response:
+        """Creates a response: whole, as a stream, or in the background."""
+        arrival = Arrival.of(request)
+        data = request.state.body = await request_body.read(request.scope["headers"], request.receive)
+        body = request_fields.read(data, schemas.RESPONSES_DECODER, schemas.RULES)
+        if body.store is None:
+            # The answer of a request in a batch is in the output file of the batch.
+            body.store = not current_call().in_batch
+        convert.check(body)
+        told, socket = Tools(body), turn_of(request)
+        if socket is not None and not socket.generates:
+            return await self._warmed_up(request, arrival, body, told, socket)
+        given = await self._given(request, body)
+        turns = [*await self._earlier_turns(request, body, given), *given.turns]
+        if body.truncation == "auto":
+            turns = await self._fitting(request, arrival, body, turns, told)
+        context = await self._fetched(request, self._context(request, arrival, body, turns, told), turns)
+        with _withdrawn_on_error(context):
+            return await self._created(request, context, ResponseObject(body, context, told), body, given, turns)
+
+    async def _given(self, request: Request, body: ResponsesBody) -> Input:
+        """Returns the input of a request, with the files that it names. Raises ServiceError."""
+        given = input_items.read(body.input, request.state.request_id)
+        await self._read_files(given.turns)
+        return given
+
+    async def _read_files(self, turns: list[Turn]) -> None:
+        if self._files is not None:
+            await self._files.read_into(turns)
+
+    async def _warmed_up(
+        self, request: Request, arrival: Arrival, body: ResponsesBody, told: Tools, socket: SocketTurn
+    ) -> Response:
+        """Answers with a response without output, whose prompt has been computed, so that the next one is faster."""
+        given = await self._given(request, body) if body.input else Input([], [])
+        turns = [*await self._earlier_turns(request, body, given), *given.turns]
+        asked = warm_up.asked(body)
+        context = self._context(request, arrival, asked, turns or warm_up.NO_TURNS, told)
+        context = await self._fetched(request, context, turns)
+        encoder = ResponseEncoder(ResponseObject(asked, context, told), context)
+        with _withdrawn_on_error(context):
+            await self._serving.runner(request, context, encoder).whole(request.receive)
+        response, events = warm_up.completed(ResponseObject(body, context, told), encoder.response["usage"])
+        record = StoredResponse(
+            response=response,
+            input_items=given.items,
+            turns=turns,
+            encoded_bytes=len(request.state.body) + len(events),
+            key_name=current_call().key.name,
+        )
+        await socket.responses.keep(record)
+        if body.store:
+            await self._store.put(record)
+        return Response(events, headers={"content-type": sse.CONTENT_TYPE.decode()})
+
+    async def _created(
+        self,
+        request: Request,
+        context: RequestContext,
+        described: ResponseObject,
+        body: ResponsesBody,
+        given: Input,
+        turns: list[Turn],
+    ) -> Response:
+        key_name, num_bytes = current_call().key.name, len(request.state.body)
+        encoder, socket = ResponseEncoder(described, context), turn_of(request)
+
+        async def store() -> None:
+            record = self._record(encoder, given, turns, num_bytes, key_name)
+            await self._append(described.conversation_id, given, record.response)
+            if socket is not None:
+                await socket.responses.keep(record)
+            if body.store:
+                await self._store.put(record)
+
+        if body.background:
+            return await self._start(request, context, encoder, given, turns, num_bytes, described.conversation_id)
+        keeps = body.store or socket is not None or described.conversation_id is not None
+        return await self._serving.answer(request, context, encoder, store if keeps else nothing)
+
+    async def retrieve(
+        self, request: Request, response_id: str, stream: bool = False, starting_after: int | None = None
+    ) -> Response:
+        """Answers with a response, or with its events if `stream` is true: those after number `starting_after`."""
+        check_query(request, ("stream", "starting_after", "include_obfuscation"))
+        if starting_after is not None and not stream:
+            refuse("starting_after", "needs 'stream' to be true")
+        if starting_after is not None and starting_after < 0:
+            refuse("starting_after", "must be the sequence number of an event")
+        if stream:
+            first = 0 if starting_after is None else starting_after + 1
+            return LoggedAnswer(await self._events(response_id), first, self._serving.settings.keep_alive_s)
+        if running := self._running(response_id):
+            return json_response(running.encoder.snapshot())
+        recorded, record = await self._unfinished(response_id)
+        if recorded is not None and record is not None:
+            return json_response(await recorded.response(record))
+        return json_response((await self._stored(response_id)).response)
+
+    async def cancel(self, response_id: str) -> Response:
+        """Cancels a background response. Does nothing if it has ended."""
+        if running := self._running(response_id):
+            await running.cancel()
+            return json_response(running.encoder.response)
+        recorded, record = await self._unfinished(response_id)
+        if recorded is not None and record is not None:
+            return json_response(await recorded.cancel(record))
+        response = (await self._stored(response_id)).response
+        if not response["background"]:
+            raise _not_in_background(response_id, "cancelled")
+        return json_response(response)
+
+    async def delete(self, response_id: str) -> Response:
+        """Removes a response from the store. A response that runs in the background is cancelled first."""
+        if running := self._running(response_id):
+            await running.cancel()
+        recorded, record = await self._unfinished(response_id)
+        if recorded is not None and record is not None:
+            await recorded.cancel(record)
+        await self._stored(response_id)
+        if not await self._store.delete(response_id):
+            raise unknown_response(response_id)
+        return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    async def input_items(
+        self, request: Request, response_id: str, limit: int = 20, order: str = "desc", after: str | None = None
+    ) -> Response:
+        """Lists the input items of a response, without those of the responses that it continues."""
+        check_query(request, ("limit", "order", "after", *schemas.INCLUDE_NAMES))
+        for name in schemas.INCLUDE_NAMES:
+            for number, value in enumerate(request.query_params.getlist(name)):
+                if value != schemas.PICTURE_URLS:
+                    unsupported(f"include[{number}]", f"Including '{value}' in input items is")
+        recorded, record = await self._unfinished(response_id)
+        if running := self._running(response_id):
+            items = running.input_items
+        elif recorded is not None and record is not None:
+            items = await recorded.items(record)
+        else:
+            items = (await self._stored(response_id, with_pictures=True)).input_items
+        return json_response(page(items, limit=limit, order=order, after=after))
+
+    # --- inside ---
+
+    async def _earlier_turns(self, request: Request, body: ResponsesBody, given: Input) -> list[Turn]:
+        """Returns the turns that come before those of the input. Raises ServiceError."""
+        conversation_id = convert.conversation_of(body)
+        if conversation_id is not None:
+            conversation = await self._conversations.get(conversation_id)
+            check_room(len(conversation.items) + len(given.items) + 1)
+            earlier = turns_before(conversation, request.state.request_id)
+            await self._read_files(earlier)
+            earlier = pictures.earlier(earlier, NAME)
+        elif body.previous_response_id is not None:
+            earlier = await self._continued_turns(request, body.previous_response_id)
+        else:
+            return []
+        input_items.check_results(given.turns, earlier)
+        return earlier
+
+    async def _continued_turns(self, request: Request, response_id: str) -> list[Turn]:
+        """Returns the conversation that a response continues, including the output of the earlier response."""
+        param, socket = "previous_response_id", turn_of(request)
+        if socket is not None and (known := await socket.responses.get(response_id)) is not None:
+            return pictures.earlier(known.turns)
+        recorded, unfinished = await self._unfinished(response_id)
+        is_running = recorded is not None and unfinished is not None and not await recorded.is_stored(unfinished)
+        if is_running or self._running(response_id):
+            refuse(param, f"names the response '{response_id}', which is in progress")
+        try:
+            record = await self._stored(response_id, with_pictures=True)
+        except ServiceError as error:
+            if error.code != "not_found":
+                raise
+            raise ServiceError("previous_response_not_found", error.message, param=param) from None
+        if record.response["status"] not in _CONTINUED:
+            refuse(param, f"names the response '{response_id}', which is {record.response['status']}")
+        return pictures.earlier(record.turns)
+
+    async def _fetched(self, request: Request, context: RequestContext, turns: list[Turn]) -> RequestContext:
+        """Fetches the input's pictures that are URLs, so that a response that continues this one has the same files."""
+        wanted = context.request
+        if not any(picture.url for picture in wanted.pictures):
+            return context
+        resumption: Resumption | None = getattr(request.state, "resumption", None)
+        known = {} if resumption is None else resumption.fetched
+        given = tuple([replace(one, file=known.get(one.url, one.file)) for one in wanted.pictures])
+        fetched = await self._serving.backend.fetch_pictures(structs.replace(wanted, pictures=given))
+        pictures.keep_files(turns, fetched.pictures)
+        return structs.replace(context, request=fetched)
+
+    async def _fitting(
+        self,
+        request: Request,
+        arrival: Arrival,
+        body: ResponsesBody,
+        turns: list[Turn],
+        told: Tools,
+        num_output_tokens: int = 1,
+    ) -> list[Turn]:
+        """Returns the turns without the oldest ones for which the context has no room (`truncation` `auto`).
+
+        `num_output_tokens`: room that must be left for the output, if the context has twice as much.
+        """
+        while len(turns) > 1:
+            wanted = self._context(request, arrival, body, turns, told)
+            [(tokens, _)] = await self._serving.backend.tokenize(wanted.request, return_tokens=False)
+            most = wanted.card.max_model_len
+            if len(tokens) + min(num_output_tokens, most // 2) <= most:
+                break
+            ignore("truncation")
+            # Halves at first, so that few rounds are needed; a result of a tool is not left without its call.
+            turns = turns[max(1, (len(turns) - 1) // 2) :]
+            while len(turns) > 1 and turns[0].role == "tool":
+                turns = turns[1:]
+        return turns
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Answers with the number of prompt tokens of a response, which is not created."""
+        arrival = Arrival.now()
+        data = await request_body.read(request.scope["headers"], request.receive)
+        body = request_fields.read(data, schemas.RESPONSES_DECODER, schemas.RULES)
+        convert.check(body)
+        given = input_items.read(body.input, request.state.request_id)
+        turns = [*await self._earlier_turns(request, body, given), *given.turns]
+        wanted = self._context(request, arrival, body, turns, Tools(body)).request
+        [(tokens, _)] = await self._serving.backend.tokenize(wanted, return_tokens=False)
+        return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
+
+    async def compact(self, request: Request) -> Response:
+        """Answers with a shorter conversation: its user's messages, and the model's own summary of everything."""
+        arrival = Arrival.now()
+        data = await request_body.read(request.scope["headers"], request.receive)
+        body = request_fields.read(data, schemas.RESPONSES_DECODER, schemas.RULES)
+        if body.model is None:
+            missing("model")
+        given = input_items.read(body.input, request.state.request_id)
+        turns = [*await self._earlier_turns(request, body, given), *given.turns, compaction.QUESTION]
+        asked, tools = compaction.body_of(body), Tools(compaction.body_of(body))
+        turns = await self._fitting(request, arrival, asked, turns, tools, limits.COMPACTION_TOKENS_MAX)
+        context = self._context(request, arrival, asked, turns, tools)
+        encoder = ResponseEncoder(ResponseObject(asked, context, tools), context)
+        await self._serving.runner(request, context, encoder).whole(request.receive)
+        return json_response(compaction.answer(encoder.response, given.items))
+
+    def _context(
+        self, request: Request, arrival: Arrival, body: ResponsesBody, turns: list[Turn], told: Tools
+    ) -> RequestContext:
+        serving, request_id = self._serving, request.state.request_id
+        card = serving.backend.resolve_model(body.model)
+        conversation = input_items.conversation(body.instructions, turns)
+        wanted, answer = convert.response_request(
+            body, conversation, told, card, request_id, serving.defaults_of(request), serving.settings
+        )
+        return RequestContext(
+            kind="chat",
+            arrival=arrival,
+            card=card,
+            request=wanted,
+            stream=bool(body.stream),
+            include_usage=True,
+            echoes=("",),
+            id_prefix=ID_PREFIX,
+            answer_format=answer,
+        )
+
+    async def _start(
+        self,
+        request: Request,
+        context: RequestContext,
+        encoder: ResponseEncoder,
+        given: Input,
+        turns: list[Turn],
+        num_bytes: int,
+        conversation_id: str | None,
+    ) -> Response:
+        async def store(ended: BackgroundResponse) -> None:
+            record = self._record(encoder, given, turns, num_bytes, key_name, ended.events.events)
+            await self._append_later(conversation_id, given, record.response)
+            await self._store.put(record)
+
+        async def kept(history: History) -> StoredResponse:
+            final = final_of(history)
+            await self._append_later(conversation_id, given, final)
+            return StoredResponse(
+                response=final,
+                input_items=given.items,
+                turns=[*turns, output_turn(final["output"])],
+                encoded_bytes=num_bytes + encoder.num_bytes,
+                events=history.events,
+                key_name=key_name,
+            )
+
+        key_name, recorded = current_call().key.name, self.recorded
+        if recorded is None or not recorded.is_taken_over(request):
+            self._background.check_room(0 if recorded is None else recorded.num_running())
+        begun = None if recorded is None else await recorded.start(request, context, encoder, kept)
+        request.state.body = b""
+        if recorded is not None and begun is not None:
+            if context.stream:
+                return LoggedAnswer(recorded.reader(begun), 0, self._serving.settings.keep_alive_s)
+            return json_response(snapshot.response_of(begun.writer.shown()))
+        run = self._serving.runner(request, context, encoder)
+        running = await self._background.start(BackgroundResponse(run, encoder, given.items, key_name), store)
+        if context.stream:
+            return LoggedAnswer(running.events, 0, self._serving.settings.keep_alive_s)
+        return json_response(encoder.snapshot())
+
+    async def _append(self, conversation_id: str | None, given: Input, response: dict[str, Any]) -> None:
+        """Appends the items of a response that has ended to its conversation. Raises ServiceError."""
+        if conversation_id is None or response["status"] not in _CONTINUED:
+            return
+        try:
+            # A later response has the same pictures, whatever becomes of their URLs.
+            asked = pictures.with_files(given.items, given.turns)
+            await self._conversations.append(conversation_id, [*asked, *response["output"]])
+        except ServiceError as error:
+            if error.code != "not_found":  # else the client has deleted it meanwhile
+                raise
+
+    async def _append_later(self, conversation_id: str | None, given: Input, response: dict[str, Any]) -> None:
+        """Does the same for a background response, whose client has seen its end. Raises LogUnavailableError."""
+        try:
+            await self._append(conversation_id, given, response)
+        except ServiceError as error:
+            if error.code == "bus_unavailable" and self.recorded is not None:
+                raise LogUnavailableError(error.message) from error
+            log.warning("the response %s is not in its conversation: %s", response["id"], error)
+
+    def _record(
+        self,
+        encoder: ResponseEncoder,
+        given: Input,
+        turns: list[Turn],
+        num_bytes: int,
+        key_name: str,
+        events: list[bytes] | None = None,
+    ) -> StoredResponse:
+        """Returns a response that has ended. `num_bytes`: size of its request's body; `key_name`: its API key's."""
+        return StoredResponse(
+            response=encoder.response,
+            input_items=given.items,
+            turns=[*turns, encoder.output_turn()],
+            encoded_bytes=num_bytes + encoder.num_bytes,
+            events=events or [],
+            key_name=key_name,
+        )
+
+    async def _stored(self, response_id: str, *, with_pictures: bool = False) -> StoredResponse:
+        """Returns a stored response. Raises ServiceError if there is none, or if it belongs to another key."""
+        record = await self._store.get(response_id)
+        if record is None or not may_see(record.key_name):
+            raise unknown_response(response_id)
+        return await self._store.with_pictures(record) if with_pictures else record
+
+    def _running(self, response_id: str) -> BackgroundResponse | None:
+        """Returns a running background response of this gateway, if the current call's key created it."""
+        found = self._background.get(response_id)
+        return found if found is not None and may_see(found.key_name) else None
+
+    async def _unfinished(self, response_id: str) -> tuple[RecordedResponses | None, StreamRecord | None]:
+        """Returns `self.recorded` and the record of a background response, whichever gateway runs it.
+
+        The record is None if there is none, or if another key created the response.
+        """
+        request_id = response_id.removeprefix(ID_PREFIX)
+        if self.recorded is None or not is_id(request_id):
+            return None, None
+        found = await self.recorded.find(request_id)
+        return self.recorded, found if found is not None and may_see(found.key_name) else None
+
+    async def _events(self, response_id: str) -> EventLog | EventReader:
+        if running := self._running(response_id):
+            return running.events
+        recorded, unfinished = await self._unfinished(response_id)
+        if recorded is not None and unfinished is not None:
+            return recorded.events(unfinished)
+        record = await self._stored(response_id)
+        if not record.response["background"]:
+            raise _not_in_background(response_id, "streamed again")
+        return EventLog(record.events, ended=True)
+
+
+class LoggedAnswer(Response):
+    """An ASGI response that writes the events of a background response.
+
+    The background response continues if the client disconnects.
+    """
+
+    def __init__(self, events: EventLog | EventReader, first: int, keep_alive_s: float) -> None:
+        # The constructor of Response is not called, because it would render a body.
+        self.background = None
+        self._events = events
+        self._first = first
+        self._keep_alive_s = keep_alive_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Writes the events from the first one on, until the response has ended or the client disconnects."""
+        channel = sse.EventChannel(send, keep_alive_s=self._keep_alive_s)
+        try:
+            await unless_gone(receive, self._write(channel), channel.guard())
+        except ClientGoneError:
+            return
+
+    async def _write(self, channel: sse.EventChannel) -> None:
+        async for data in self._events.read(self._first):
+            await channel.write(data)
+        await channel.end(b"")
+
+
+@contextlib.contextmanager
+def _withdrawn_on_error(context: RequestContext) -> Iterator[None]:
+    """Withdraws the reservation of a request that fails in the block. It has no effect if the request was run."""
+    try:
+        yield
+    except BaseException:
+        if context.request.reservation is not None:
+            context.request.reservation.withdraw()
+        raise
+
+
+def _not_in_background(response_id: str, what: str) -> ServiceError:
+    message = f"The response '{response_id}' cannot be {what}: it was not created with 'background'."
+    return ServiceError("invalid_value", message, param="response_id")

@@ -1,0 +1,70 @@
+"""The responses that connections have made last, which they can continue although they are not stored.
+
+All connections of a gateway share one room, so that their responses together are bounded.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from starlette.requests import Request
+
+from services.gateway.edge.http.server.web_socket import FROM_SOCKET
+from services.gateway.guests.responses.stored.store import MemoryResponseStore, StoredResponse
+from shared import limits
+
+
+class SocketResponses:
+    """The responses of all connections of one gateway. `now` returns monotonic seconds."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._store = MemoryResponseStore(now, max_bytes=limits.SOCKET_RESPONSES_BYTES_MAX, ttl_s=limits.SOCKET_AGE_S)
+
+    def of_connection(self) -> "ConnectionResponses":
+        """Returns the responses of a new connection."""
+        return ConnectionResponses(self._store)
+
+
+class ConnectionResponses:
+    """The last responses of one connection. No other connection finds them."""
+
+    def __init__(self, store: MemoryResponseStore) -> None:
+        self._store = store
+        self._ids: list[str] = []
+
+    async def get(self, response_id: str) -> StoredResponse | None:
+        """Returns a response; None if the connection has not made it, or it is not kept any more."""
+        return await self._store.get(response_id) if response_id in self._ids else None
+
+    async def keep(self, record: StoredResponse) -> None:
+        """Keeps a response in place of the oldest one."""
+        await self._store.put(record)
+        self._ids.append(record.id)
+        while len(self._ids) > limits.SOCKET_RESPONSES_MAX:
+            await self._store.delete(self._ids.pop(0))
+
+    async def forget(self, response_id: str) -> None:
+        """Drops a response, if it is kept."""
+        if response_id in self._ids:
+            self._ids.remove(response_id)
+            await self._store.delete(response_id)
+
+    async def forget_all(self) -> None:
+        """Drops all responses. Called when the connection has ended."""
+        while self._ids:
+            await self._store.delete(self._ids.pop())
+
+
+class SocketTurn(NamedTuple):
+    """What a request that is a message of a connection has besides its body.
+
+    `generates`: whether the response is generated, and not only prepared (`warm_up`).
+    """
+
+    responses: ConnectionResponses
+    generates: bool
+
+
+def turn_of(request: Request) -> SocketTurn | None:
+    """Returns what a request has of its connection; None if it is not a message of a WebSocket."""
+    return request.scope["state"].get(FROM_SOCKET)

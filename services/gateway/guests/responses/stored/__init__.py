@@ -1,0 +1,11 @@
+"""Responses that outlive their request: finished ones, and background responses that any gateway continues.
+
+| module            | what it does                                                         |
+|-------------------|----------------------------------------------------------------------|
+| `store`           | keeps finished responses in this gateway                             |
+| `log_store`       | keeps finished responses on the bus, for all gateways                |
+| `log_records`     | keeps records of any kind on the bus                                 |
+| `stored_pictures` | takes the files of pictures out of stored responses                  |
+| `recorded`        | runs background responses that any gateway can show and take over    |
+| `snapshot`        | rebuilds a response from its events                                  |
+"""

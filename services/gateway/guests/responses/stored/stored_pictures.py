@@ -1,0 +1,154 @@
+"""Takes the files of pictures out of the records of responses, and puts them back. Pure.
+
+A conversation continues over many responses, and each record has the whole conversation. If the records had the files,
+a picture would be stored twice for each response.
+"""
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from services.gateway.guests.images.kept import KeptPicture, kept_picture
+from services.gateway.guests.responses import pictures
+from services.gateway.guests.responses.input_items import Item
+from services.gateway.guests.responses.stored.store import StoredResponse
+from shared.errors import ServiceError
+from shared.request.conversation import ContentPart, Turn
+from shared.request.pictures import is_data_url, read_image_url
+
+_REFERENCE = "picture"
+_Change = Callable[[str], str]
+
+
+class _Taken:
+    """The files that are taken out of one record."""
+
+    def __init__(self) -> None:
+        self.files: dict[KeptPicture, bytes] = {}
+        self._references: dict[str, str] = {}
+
+    def reference(self, url: str) -> str:
+        """Returns what takes the place of a URL."""
+        if not is_data_url(url):
+            return url
+        if url not in self._references:
+            try:
+                file = read_image_url(url, pictures.TYPE).file
+            except ServiceError:
+                return url  # It is of a response that failed because the bus had lost its picture.
+            name = kept_picture(file)
+            self.files[name] = file
+            self._references[url] = f"{_REFERENCE}:{name.digest}:{name.size}:{url.partition(',')[0]}"
+        return self._references[url]
+
+
+def taken_out(record: StoredResponse) -> tuple[StoredResponse, dict[KeptPicture, bytes]]:
+    """Returns the record with a reference in place of each data URL, and the files of these data URLs."""
+    taken = _Taken()
+    return _changed(record, taken.reference), taken.files
+
+
+def items_taken_out(items: Sequence[Item]) -> tuple[list[Item], dict[KeptPicture, bytes]]:
+    """Returns items with a reference in place of each data URL, and the files of these data URLs."""
+    taken = _Taken()
+    return [_item(item, taken.reference) for item in items], taken.files
+
+
+def names_in(record: StoredResponse) -> list[KeptPicture]:
+    """Returns the pictures to which a stored record refers."""
+    found: list[KeptPicture] = []
+
+    def noted(url: str) -> str:
+        if (named := _named(url)) is not None:
+            found.append(named[0])
+        return url
+
+    _changed(record, noted)
+    return found
+
+
+def names_in_items(items: Sequence[Item]) -> list[KeptPicture]:
+    """Returns the pictures to which stored items refer."""
+    found: list[KeptPicture] = []
+
+    def noted(url: str) -> str:
+        if (named := _named(url)) is not None:
+            found.append(named[0])
+        return url
+
+    for item in items:
+        _item(item, noted)
+    return found
+
+
+def put_back(record: StoredResponse, files: Mapping[KeptPicture, bytes]) -> StoredResponse:
+    """Returns a record as it was before `taken_out`. Raises ServiceError('not_found') if a file is missing."""
+    return _changed(record, _whole(files, f"response '{record.id}'"))
+
+
+def items_put_back(items: Sequence[Item], files: Mapping[KeptPicture, bytes], whose: str) -> list[Item]:
+    """Returns items as they were before `items_taken_out`. Raises ServiceError('not_found') if a file is missing."""
+    whole = _whole(files, whose)
+    return [_item(item, whole) for item in items]
+
+
+def _whole(files: Mapping[KeptPicture, bytes], whose: str) -> _Change:
+    """Returns what makes data URLs of references. `whose`: to whom the pictures belong, for the error."""
+    urls: dict[str, str] = {}
+
+    def whole(url: str) -> str:
+        named = _named(url)
+        if named is None:
+            return url
+        if url not in urls:
+            name, head = named
+            if name not in files:
+                told = f"A picture of the {whose} is not stored any more. Send the conversation again."
+                raise ServiceError("not_found", told, param="response_id")
+            urls[url] = f"{head},{base64.b64encode(files[name]).decode()}"
+        return urls[url]
+
+    return whole
+
+
+def _named(url: str) -> tuple[KeptPicture, str] | None:
+    """Returns the picture of a reference, and the beginning of its data URL; None if `url` is not a reference."""
+    kind, _, rest = url.partition(":")
+    if kind != _REFERENCE:
+        return None
+    digest, size, head = rest.split(":", 2)
+    return KeptPicture(digest, int(size)), head
+
+
+def _changed(record: StoredResponse, change: _Change) -> StoredResponse:
+    items = [_item(item, change) for item in record.input_items]
+    return replace(record, input_items=items, turns=[_turn(turn, change) for turn in record.turns])
+
+
+def _item(item: Item, change: _Change) -> Item:
+    changed = {
+        field: [_block(block, change) for block in item[field]]
+        for field in ("content", "output")
+        if isinstance(item.get(field), list)
+    }
+    return {**item, **changed}
+
+
+def _block(block: dict[str, Any], change: _Change) -> dict[str, Any]:
+    url = block.get("image_url")
+    return {**block, "image_url": change(url)} if block["type"] == pictures.TYPE and isinstance(url, str) else block
+
+
+def _turn(turn: Turn, change: _Change) -> Turn:
+    if not isinstance(turn.content, list):
+        return turn
+
+    def changed(part: int | ContentPart) -> int | ContentPart:
+        if isinstance(part, int) or not isinstance(part.image_url, str):
+            return part
+        return ContentPart(type=part.type, image_url=change(part.image_url))
+
+    return msgspec.structs.replace(turn, content=[changed(part) for part in turn.content])

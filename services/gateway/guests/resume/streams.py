@@ -1,0 +1,272 @@
+"""The recorded streams of a gateway: records new streams, and continues streams whose clients reconnect.
+
+A stream is resumed by running its stored request again, through the same endpoint, with the values of the first run
+(request id, time, seed) and its accepted tokens as output. Events that the client already has are omitted. There is one
+run at a time: the gateway that resumes a stream increments the fencing token in its record, which ends the former run
+on any gateway.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.gateway.apis.openai.request_context import RequestContext
+from services.gateway.edge.access.call import current_call, may_see
+from services.gateway.edge.http import request_body
+from services.gateway.edge.http.request_id import is_id
+from services.gateway.edge.http.routing.direct_route import Endpoint
+from services.gateway.edge.http.server.web_socket import FROM_SOCKET
+from services.gateway.guests.resume.body_pictures import CutBody, WholeBody, without_pictures
+from services.gateway.guests.resume.claim import Claim, claimed_record, is_recordable, new_record, stored_request
+from services.gateway.guests.resume.cut import beyond_the_end
+from services.gateway.guests.resume.journal import Journal, JournaledStream
+from services.gateway.guests.resume.position import Position, parse
+from services.gateway.guests.resume.positioned import PositionedEvents
+from services.gateway.guests.resume.record import Accepted, StreamRecord, accepted_of
+from services.gateway.guests.resume.running import RunningStream, taken
+from services.gateway.guests.resume.store import StreamStore, body_of, unavailable
+from shared import limits
+from shared.actors.host import Host
+from shared.bus.durable_log import LogUnavailableError
+from shared.codec import encode
+from shared.errors import ServiceError
+from shared.messages import StreamTaken
+
+log = logging.getLogger(__name__)
+LAST_EVENT_ID = "last-event-id"
+RESUMABLE = "x-antiphon-resumable"
+_CLAIMS_MAX = 5
+_STORED_AFTER_S = (0.01, 0.03, 0.1, 0.2)
+"""Pauses before a record that is not found is looked up again, seconds."""
+
+
+class Streams:
+    """Implements `serving.StreamBook`.
+
+    `grace_s`: how long a stream continues without its client, if the client asked for a resumable stream.
+    `records_all`: all streams are recorded, also if the client did not ask for it. `heard` returns the ids and instance
+    ids of the gateways whose heartbeats arrive, this one included.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        store: StreamStore,
+        grace_s: float,
+        *,
+        records_all: bool = False,
+        heard: Callable[[], set[tuple[str, str]]] = set,
+    ) -> None:
+        self.journal = Journal(store)
+        self._heard = heard
+        self._host = host
+        self._store = store
+        self._grace_s = grace_s
+        self._records_all = records_all
+        self._endpoints: dict[str, Endpoint] = {}
+        self._running: dict[str, RunningStream] = {}
+
+    def resumable(self, path: str, endpoint: Endpoint) -> Endpoint:
+        """Returns an endpoint that records its streams, and resumes a stream for a request with `Last-Event-ID`."""
+
+        async def resuming(request: Request) -> Response:
+            last = request.headers.get(LAST_EVENT_ID)
+            if last is None:
+                # Nobody can resume a stream on a WebSocket, whose state ends with it.
+                request.state.records = None if FROM_SOCKET in request.scope["state"] else path
+                return await endpoint(request)
+            request_id, _, position = last.partition(":")
+            body = await request_body.read(request.scope["headers"], request.receive)
+            return await self.resume(request_id, parse(position, "Last-Event-ID"), path, body)
+
+        self._endpoints[path] = endpoint
+        return resuming
+
+    async def retrieve(self, request: Request, stream_id: str) -> Response:
+        """The endpoint `GET /v1/streams/{id}`: resumes after the position `from`, by default from the beginning."""
+        for name in request.query_params:
+            if name != "from":
+                raise ServiceError("unsupported_parameter", f"Unknown parameter '{name}'.", param=name)
+        return await self.resume(stream_id.partition(":")[0], parse(request.query_params.get("from", "0"), "from"))
+
+    async def begin(self, request: Request, context: RequestContext) -> RunningStream | None:
+        """Records a new or resumed stream. Returns None if it is not recorded."""
+        claim: Claim | None = request.scope["state"].get("claim")
+        path: str | None = request.scope["state"].get("records")
+        if claim is not None:
+            return self._resumed(claim, context)
+        asked = request.headers.get(RESUMABLE, "0") not in ("0", "false")
+        if path is None or not (asked or self._records_all):
+            return None
+        if not self.journal.is_open and not (asked and self.journal.opens_soon):
+            return None
+        # Pictures are kept only for clients that ask for a resumable stream: they take space in the log of responses.
+        pictures = context.request.pictures if asked else ()
+        cut = without_pictures(request.state.body, pictures) if pictures else None
+        if not is_recordable(context, request.state.body if cut is None else cut.body):
+            return None
+        record = new_record(request, context, self._host, self.journal.position + 1, outlives_client=asked)
+        if cut is not None:
+            if cut.files and not await self._keep_pictures(cut):
+                return None
+            record = msgspec.structs.replace(record, body=cut.body, pictures=cut.pictures)
+        # If the journal is not open, it writes the record when it is open again.
+        if self.journal.is_open and not await self._store.create(record):
+            return None
+        nothing = tuple(Accepted() for _ in range(context.num_sequences))
+        events = PositionedEvents(record.request_id, context.num_sequences)
+        return self._add(record, nothing, events)
+
+    def ended(self, stream: RunningStream) -> None:
+        """Drops a stream whose run has ended. Its record stays in the store."""
+        journaled = stream.journaled
+        assert journaled is not None
+        request_id = journaled.record.request_id
+        if self._running.get(request_id) is stream:
+            del self._running[request_id]
+        self._store.release(request_id)
+        self.journal.remove(journaled)
+        # Breaks a reference cycle, which would need the garbage collector.
+        journaled.on_lost = _nothing
+
+    def on_taken(self, message: StreamTaken) -> None:
+        """Ends the run of a stream that another gateway has taken over."""
+        stream = self._running.get(message.request_id)
+        if stream is not None and stream.journaled is not None and stream.journaled.record.token < message.token:
+            stream.take_away()
+
+    def leave(self) -> None:
+        """Ends the streams that continue without their clients, because the gateway shuts down."""
+        self._grace_s = 0.0
+        for stream in list(self._running.values()):
+            stream.leave()
+
+    def hand_over(self) -> None:
+        """Ends the streams whose clients resume them, because the gateway does not run until they have ended."""
+        for stream in list(self._running.values()):
+            if stream.journaled is not None and stream.journaled.record.outlives_client:
+                stream.hand_over()
+
+    async def _keep_pictures(self, cut: CutBody) -> bool:
+        """Writes the picture files that were taken out of a body. Returns whether the bus has them."""
+        try:
+            await self._store.pictures.put(current_call().key.name, cut.files)
+        except LogUnavailableError as error:
+            log.warning("a stream with pictures is not recorded: %s", error)
+            return False
+        return True
+
+    # --- resuming ---
+
+    async def resume(self, request_id: str, position: Position, path: str = "", body: bytes = b"") -> Response:
+        """Returns the rest of a stream. With `path` it must be a stream of that path, with the same body.
+
+        Raises ServiceError: 'not_found', 'stream_expired', 'invalid_value' for a position that the stream cannot have.
+        """
+        try:
+            claim = await self._claim(request_id, position, path, body)
+        except LogUnavailableError as error:
+            raise unavailable(error) from error
+        record = claim.record
+        call = current_call()
+        call.client_request_id, call.timeout = record.client_request_id or call.client_request_id, record.timeout
+        return await self._endpoints[record.path](stored_request(claim))
+
+    async def _find(self, request_id: str) -> tuple[StreamRecord, int] | None:
+        """Returns a record and its revision; None if there is none.
+
+        A client may ask before the store has the record, because the first event does not wait until the record is
+        stored.
+        """
+        for pause_s in _STORED_AFTER_S:
+            found = await self._store.find(request_id)
+            if found is not None:
+                return found
+            await asyncio.sleep(pause_s)
+        return await self._store.find(request_id)
+
+    async def _claim(self, request_id: str, position: Position, path: str, body: bytes) -> Claim:
+        for _ in range(_CLAIMS_MAX):
+            found = await self._find(request_id) if is_id(request_id) else None
+            if found is None or not may_see(found[0].key_name) or (path and found[0].path != path):
+                raise _unknown(request_id)
+            record, revision = found
+            whole = await body_of(record, self._store.pictures)
+            if not whole.is_whole:
+                raise _expired(request_id, "its pictures are not kept any more")
+            if path and body != whole.body:
+                told = "The stream was begun with another body. Send the same one, or no 'Last-Event-ID'."
+                raise ServiceError("invalid_value", told, param="Last-Event-ID")
+            if time.time() - record.renewed_at > limits.STREAM_RESUME_S:
+                raise _expired(request_id, f"it can be resumed for {limits.STREAM_RESUME_S:g} seconds")
+            claim = await self._take(record, revision, position, whole)
+            if claim is not None:
+                return claim
+        raise taken()
+
+    async def _take(self, record: StreamRecord, revision: int, position: Position, whole: WholeBody) -> Claim | None:
+        """Makes this gateway the owner. Returns None if another gateway has become the owner meanwhile.
+
+        Raises ServiceError, see `claimed_record`.
+        """
+        here = self._running.get(record.request_id)
+        if here is not None and here.journaled is not None:
+            here.take_away()
+            await here.over()
+            accepted = here.journaled.accepted
+        else:
+            accepted = accepted_of(record, await self._store.journal(record))
+        _check_position(position, accepted)
+        owner = record.owner_id, record.owner_instance_id
+        own, heard = (self._host.id, self._host.instance_id), self._heard()
+        owner_died = own in heard and owner not in heard
+        claimed = claimed_record(record, self._host, accepted, self.journal.position + 1, owner_died=owner_died)
+        new_revision = await self._store.replace(claimed, revision)
+        if new_revision is None:
+            return None
+        if owner != own:
+            subject = self._host.subjects.gateway_peers(*owner)
+            await self._host.transport.publish(subject, encode(StreamTaken(record.request_id, claimed.token)))
+        return Claim(claimed, new_revision, accepted, position, whole)
+
+    def _resumed(self, claim: Claim, context: RequestContext) -> RunningStream:
+        events, replayed, resumed = claim.run(context)
+        stream = self._add(claim.record, replayed, events)
+        assert stream.journaled is not None
+        stream.journaled.revision = claim.revision
+        stream.resumed = resumed
+        return stream
+
+    def _add(self, record: StreamRecord, replayed: tuple[Accepted, ...], events: PositionedEvents) -> RunningStream:
+        stream = RunningStream(events, self._grace_s if record.outlives_client else 0.0, self.ended)
+        stream.journaled = JournaledStream(record, replayed, stream.take_away)
+        self._running[record.request_id] = stream
+        self._store.use(record.request_id)
+        self.journal.add(stream.journaled)
+        return stream
+
+
+def _nothing() -> None:
+    """Does nothing: a run that has ended cannot lose its stream."""
+
+
+def _check_position(position: Position, accepted: list[Accepted]) -> None:
+    """Raises ServiceError for a position after the end of a stream that is known to have ended."""
+    for shown, one in zip(position.shown, accepted, strict=False):
+        if one.ended and shown.num_tokens > len(one.token_ids):
+            raise beyond_the_end()
+
+
+def _unknown(request_id: str) -> ServiceError:
+    message = f"No stream with the id {request_id[:64]!r} is known. Send the request again."
+    return ServiceError("not_found", message, param="id")
+
+
+def _expired(request_id: str, why: str) -> ServiceError:
+    told = f"The stream {request_id!r} is too old: {why}. Send the request again."
+    return ServiceError("stream_expired", told, param="id")

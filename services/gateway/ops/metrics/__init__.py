@@ -1,0 +1,1 @@
+"""What `/metrics` shows: of the gateway, of the engines and of all members."""

@@ -1,0 +1,271 @@
+"""The seam between the path, which every request takes, and its guests: features that a request may use or not.
+
+A guest is a folder in `services.gateway.guests` with a module `guest`, whose function `make` returns a `Guest`. The
+path calls the methods below and does not know which guests there are; a method that a guest leaves as it is costs a
+request nothing. A request that uses no guest has no `RequestGuest`.
+"""
+
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from prometheus_client.registry import Collector
+
+from services.gateway.path.generation import Backend, GenerationRequest, ModelCard
+from services.gateway.path.messages import Prompt, RequestMessages
+from services.gateway.path.sequence_state import Address, SequenceState
+from shared.errors import ServiceError
+from shared.messages import (
+    Heartbeat,
+    PictureTokens,
+    PromptPicture,
+    SequenceMark,
+    SequenceRef,
+    TextEvent,
+    TokenEvent,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route of the HTTP server. `body`: what is told of its body in the API's description (`openapi.Body`)."""
+
+    path: str
+    endpoint: Callable[..., Any]
+    body: Any
+
+
+class Running(Protocol):
+    """A running request as its guests and the repairs of its streams see it (`request_actor.RequestActor`)."""
+
+    request: GenerationRequest
+    card: ModelCard
+    prompts: list[Prompt]
+    sequences: list[SequenceState]
+    messages: RequestMessages
+    """Has the request with its parameters as they are sent to engines. Valid when there are prompts."""
+    error: ServiceError | None
+
+    @property
+    def over(self) -> bool:
+        """Whether the request has ended."""
+        ...
+
+    def apply_text(self, index: int, event: TextEvent, engine: Address) -> None:
+        """Applies a text event that a guest has held back."""
+        ...
+
+    def fail(self, error: ServiceError) -> None:
+        """Ends the request with an error."""
+        ...
+
+    def prefer(self, index: int, engine: Address) -> None:
+        """Makes the next placement of a sequence prefer this engine."""
+        ...
+
+    def place_again(self, index: int) -> bool:
+        """Queues a running sequence for a new placement. Returns whether that was possible."""
+        ...
+
+    def spawn(self, work: Coroutine[Any, Any, None], repaired: int | None = None) -> None:
+        """Runs a coroutine as a task of the request: if it raises, the request fails. `repaired`: see `Repairs`."""
+        ...
+
+
+class Attachment(Protocol):
+    """Something in a conversation besides text that takes tokens of the prompt: an image."""
+
+    @property
+    def tokens(self) -> PictureTokens:
+        """Its description for tokenizers."""
+        ...
+
+    def placed(self, start: int) -> PromptPicture:
+        """Returns its description for engines. `start`: position of its first token in the prompt."""
+        ...
+
+
+class RequestGuest:
+    """A guest in one request. The base class does nothing."""
+
+    exact = False
+    """Whether the sequences need engines that compute the same tokens to the last bit, also for a prefill."""
+
+    async def attachments(self) -> Sequence[Attachment]:
+        """Returns what the conversation has besides text, in order. Awaited before the prompts are tokenized."""
+        return ()
+
+    def tokenized(self, messages: RequestMessages) -> None:
+        """The prompts are tokenized; the sequences are queued next."""
+
+    def eligible(self, engines: Sequence[Heartbeat], model: str) -> Sequence[Heartbeat]:
+        """Returns those of the engines on which a sequence of the request may run."""
+        return engines
+
+    def placed(self) -> None:
+        """A sequence was accepted by its engine."""
+
+    def on_text(self, index: int, event: TextEvent, engine: Address) -> bool:
+        """Returns whether the guest takes the event, and passes it to `Running.apply_text` itself when it may."""
+        return False
+
+    def holds(self, index: int) -> bool:
+        """Whether text of a sequence is held back. Then a pause does not mean that text was lost."""
+        return False
+
+    def ended(self) -> None:
+        """The request has ended, with or without an error. Called once."""
+
+
+class Guest:
+    """A guest in one gateway. The base class does nothing. Its handlers of messages are marked with `handles`."""
+
+    async def listen(self) -> None:
+        """Subscribes to the guest's subjects, with `GatewayActor.bind`."""
+
+    def close(self) -> None:
+        """Ends what the guest has started, when the gateway stops."""
+
+    def collectors(self) -> Iterable[Collector]:
+        """Returns the guest's metrics."""
+        return ()
+
+    def routes(self, backend: Backend) -> Iterable[Route]:
+        """Returns the routes of its own that the HTTP server has, under the APIs of OpenAI's form."""
+        return ()
+
+    # --- requests ---
+
+    def admit(self, request: GenerationRequest, card: ModelCard) -> GenerationRequest:
+        """Returns a new request, changed if the guest has to. Raises ServiceError to refuse it."""
+        return request
+
+    async def fetched(self, request: GenerationRequest) -> GenerationRequest:
+        """Returns the request with the files that it gives by their address. Raises ServiceError."""
+        return request
+
+    def joins(self, request: GenerationRequest, card: ModelCard, running: Running | None) -> RequestGuest | None:
+        """Returns the guest's part in a request that begins; None if it has none. Raises ServiceError to refuse it.
+
+        `running` is None for a request that is only tokenized. Otherwise `request` and `card` are its own.
+        """
+        return None
+
+    def served(self, running: Running) -> None:
+        """A client's request has ended. Not called for requests that a guest has started."""
+
+    # --- models and engines ---
+
+    def cards(self, model: ModelCard) -> Sequence[ModelCard]:
+        """Returns what requests can name besides this model and what it serves: its adapters."""
+        return ()
+
+    def find_card(self, model: ModelCard, name: str) -> ModelCard | None:
+        """Returns the one of `cards` with this name; None if there is none."""
+        return None
+
+    def version_facts(self, model: str, number: int) -> dict[str, Any] | None:
+        """Returns what `GET /admin/models` tells of a version besides its state; None for nothing."""
+        return None
+
+    def is_settled(self) -> bool:
+        """Whether the guest knows what it has to know before the gateway is ready."""
+        return True
+
+    def eligible(self, engines: Sequence[Heartbeat]) -> Sequence[Heartbeat]:
+        """Returns the engines that may get work: `engines` itself if all may."""
+        return engines
+
+    def on_heartbeat(self, beat: Heartbeat) -> None:
+        """A member of another service has sent a heartbeat."""
+
+    def on_lost(self, member: Address) -> None:
+        """A member is lost, or gets no more work."""
+
+    def tick(self) -> None:
+        """Called with each liveness check while the gateway is connected to the bus."""
+
+    # --- sequences of the guest's own, which belong to no request ---
+
+    def on_tokens(self, event: TokenEvent, engine: Address) -> bool:
+        """Handles tokens of one of its sequences. Returns False if it is none of its own."""
+        return False
+
+    def on_progress(self, marks: Iterable[SequenceMark], missing: Iterable[SequenceRef], engine: Address) -> None:
+        """Handles an engine's report of the progress of sequences, and of those that it does not have."""
+
+    def reference(self, name: str) -> SequenceRef | None:
+        """Returns the reference of one of its running sequences for a query; None if there is none of this name."""
+        return None
+
+    def owns(self, ref: SequenceRef, member: Address) -> bool:
+        """Whether an engine has to keep one of its sequences."""
+        return False
+
+
+class Guests:
+    """The guests of one gateway, each of whose hooks calls those that have it."""
+
+    def __init__(self) -> None:
+        self.all: tuple[Guest, ...] = ()
+        self._admitting: tuple[Guest, ...] = ()
+        self._joining: tuple[Guest, ...] = ()
+        self._judging: tuple[Guest, ...] = ()
+
+    def add(self, guests: Iterable[Guest]) -> None:
+        """Adds guests. Called before the gateway listens."""
+        self.all = (*self.all, *guests)
+        self._admitting = self._with(Guest.admit)
+        self._joining = self._with(Guest.joins)
+        self._judging = self._with(Guest.eligible)
+
+    def _with(self, hook: Callable[..., Any]) -> tuple[Guest, ...]:
+        return tuple(one for one in self.all if getattr(type(one), hook.__name__) is not hook)
+
+    def __iter__(self) -> Iterator[Guest]:
+        return iter(self.all)
+
+    def admit(self, request: GenerationRequest, card: ModelCard) -> GenerationRequest:
+        """See Guest."""
+        for guest in self._admitting:
+            request = guest.admit(request, card)
+        return request
+
+    def joining(self, request: GenerationRequest, card: ModelCard, running: Running | None) -> tuple[RequestGuest, ...]:
+        """Returns the parts that guests have in a request that begins, see `Guest.joins`."""
+        parts = [guest.joins(request, card, running) for guest in self._joining]
+        return tuple(part for part in parts if part is not None)
+
+    def eligible(self, engines: Sequence[Heartbeat]) -> Sequence[Heartbeat]:
+        """See Guest."""
+        for guest in self._judging:
+            engines = guest.eligible(engines)
+        return engines
+
+    def cards(self, model: ModelCard) -> list[ModelCard]:
+        """See Guest."""
+        return [card for guest in self.all for card in guest.cards(model)]
+
+    def find_card(self, model: ModelCard, name: str) -> ModelCard | None:
+        """See Guest."""
+        return next((card for guest in self.all if (card := guest.find_card(model, name)) is not None), None)
+
+    def version_facts(self, model: str, number: int) -> dict[str, Any] | None:
+        """See Guest."""
+        return next((told for guest in self.all if (told := guest.version_facts(model, number)) is not None), None)
+
+    def is_settled(self) -> bool:
+        """See Guest."""
+        return all(guest.is_settled() for guest in self.all)
+
+    def on_tokens(self, event: TokenEvent, engine: Address) -> bool:
+        """See Guest."""
+        return any(guest.on_tokens(event, engine) for guest in self.all)
+
+    def reference(self, name: str) -> SequenceRef | None:
+        """See Guest."""
+        return next((ref for guest in self.all if (ref := guest.reference(name)) is not None), None)
+
+    def owns(self, ref: SequenceRef, member: Address) -> bool:
+        """See Guest."""
+        return any(guest.owns(ref, member) for guest in self.all)

@@ -1,0 +1,238 @@
+"""Builds the messages that place a request's sequences on engines and detokenizers. Pure: does not send them."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from services.gateway.path.generation import GenerationRequest, ModelCard
+from services.gateway.path.record import NOT_RECORDED
+from services.gateway.path.sequence_state import SequenceState
+from shared import limits
+from shared.actors.host import Host
+from shared.codec import TOKEN_BYTES, pack_ids
+from shared.messages import OpenStream, PromptPicture, Retarget, Submit
+from shared.parameters.pooling import PoolingParams
+from shared.parameters.sampling import SamplingParams
+from shared.request.rules import choice_params
+
+PROMPT_TAIL_BYTES = TOKEN_BYTES * limits.PROMPT_TAIL_TOKENS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One prompt. `packed`: its token ids as little-endian u32; `block_hashes`: the chain of hashes of its full blocks.
+
+    `end_token_ids` end its outputs in addition to the model's own end tokens. `tail`: the last characters of a
+    rendered conversation; empty for other prompts.
+    """
+
+    packed: bytes
+    block_hashes: bytes
+    end_token_ids: tuple[int, ...] = ()
+    tail: str = ""
+    pictures: tuple[PromptPicture, ...] = ()
+    num_first_tokens: int = 0
+    """For a pair of texts: see `PoolingParams`."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the prompt in tokens."""
+        return len(self.packed) // TOKEN_BYTES
+
+
+class RequestMessages:
+    """Builds the messages of one request. Sequence index = prompt index * num_sequences + choice."""
+
+    def __init__(self, host: Host, request: GenerationRequest, card: ModelCard, prompts: list[Prompt]) -> None:
+        self.request, self.card, self.prompts = request, card, prompts
+        self._host = host
+        self.idle_until = host.clock.monotonic() + request.idle_s if request.idle_s > 0 else 0.0
+        """Time at which the sequences leave the idle lane, monotonic seconds; 0: they are not in it."""
+        count = len(prompts) * request.num_sequences
+        self.sequences = [self._sequence(index) for index in range(count)]
+
+    def _sequence(self, index: int) -> SequenceState:
+        # The first sequence of each prompt reports the log probabilities of the prompt.
+        reports = self.request.params.prompt_logprobs is not None and index % self.request.num_sequences == 0
+        num_reported = self.prompt(index).num_tokens if reports else 0
+        name, resumed = sequence_id(self.request.request_id, index), self.request.resumed
+        if resumed is None:
+            return SequenceState(sequence_id=name, num_prompt_logprobs=num_reported, token_ids=list(self.request.begun))
+        return SequenceState(
+            sequence_id=name,
+            num_prompt_logprobs=num_reported,
+            attempt=resumed.token * limits.ATTEMPTS_PER_RUN,
+            token_ids=list(resumed.token_ids[index]),
+            num_cached_tokens=resumed.num_cached_tokens[index] or 0,
+            cumulative_logprob=resumed.cumulative_logprobs[index],
+        )
+
+    def prompt(self, index: int) -> Prompt:
+        """Returns the prompt of a sequence."""
+        return self.prompts[index // self.request.num_sequences]
+
+    def choices(self, index: int) -> list[SequenceState]:
+        """Returns all sequences of the same prompt, including the given one."""
+        first = index - index % self.request.num_sequences
+        return self.sequences[first : first + self.request.num_sequences]
+
+    def open_stream(self, index: int) -> OpenStream:
+        """Returns the message that opens a text stream, which continues after the text that the gateway has.
+
+        The sequence must have a placement.
+        """
+        request, sequence, host = self.request, self.sequences[index], self._host
+        assert sequence.engine is not None
+        return OpenStream(
+            sequence_id=sequence.sequence_id,
+            attempt=sequence.attempt,
+            model=self.card.served_by,
+            reply_subject=host.subjects.gateway_text(host.id, host.instance_id),
+            engine_subject=host.subjects.engine_control(*sequence.engine),
+            prompt_token_ids=self.prompt(index).packed[-PROMPT_TAIL_BYTES:],
+            output_token_ids=pack_ids(sequence.token_ids),
+            text_offset=sequence.text_length,
+            stop=request.stop,
+            include_stop_str_in_output=request.include_stop_str_in_output,
+            skip_special_tokens=request.skip_special_tokens,
+            min_tokens=request.params.min_tokens,
+            traceparent=request.trace_headers.get("traceparent", ""),
+            tracestate=request.trace_headers.get("tracestate", ""),
+            spaces_between_special_tokens=request.spaces_between_special_tokens,
+            detokenize=request.detokenize,
+            shown_special_tokens=request.shown_special_tokens,
+        )
+
+    def submit(self, index: int) -> Submit:
+        """Returns the message that runs a sequence, with its tokens so far as output. The sequence must be placed."""
+        request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
+        choices = self.choices(index)
+        params = sequence_params(request.params, index % request.num_sequences, prompt.num_tokens, self.card)
+        params = msgspec.structs.replace(
+            params,
+            end_token_ids=prompt.end_token_ids or params.end_token_ids,
+            prompt_logprobs=params.prompt_logprobs if sequence.needs_prompt_logprobs else None,
+        )
+        return Submit(
+            sequence_id=sequence.sequence_id,
+            attempt=sequence.attempt,
+            gateway_id=host.id,
+            gateway_instance_id=host.instance_id,
+            reply_subject=self._reply_subject(sequence),
+            prompt_token_ids=prompt.packed,
+            params=params,
+            output_token_ids=pack_ids(sequence.token_ids),
+            block_hashes=prompt.block_hashes,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+            sequence_group=choices[0].sequence_id if len(choices) > 1 else "",
+            traceparent=request.trace_headers.get("traceparent", ""),
+            tracestate=request.trace_headers.get("tracestate", ""),
+            client=request.client.name,
+            client_weight=request.client.weight,
+            client_priority=request.client.priority,
+            pooling=_pooling(request.pooling, prompt),
+            recorded=request.record is not NOT_RECORDED,
+            kv_source=None if sequence.prefill is None else sequence.prefill.source,
+            adapter=self.card.name if self.card.adapter_version else "",
+            adapter_version=self.card.adapter_version,
+            pictures=prompt.pictures,
+            idle_s=self._idle_s(),
+        )
+
+    def _idle_s(self) -> float:
+        return max(0.0, self.idle_until - self._host.clock.monotonic()) if self.idle_until else 0.0
+
+    def submit_prefill(self, index: int) -> Submit:
+        """Returns the message that makes a prefill engine compute the prompt for the sequence's engine.
+
+        The sequence must have a placement with such an engine.
+        """
+        request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
+        assert sequence.prefill is not None
+        return Submit(
+            sequence_id=sequence.sequence_id,
+            attempt=sequence.attempt,
+            gateway_id=host.id,
+            gateway_instance_id=host.instance_id,
+            reply_subject="",
+            prompt_token_ids=prompt.packed + pack_ids(sequence.token_ids),
+            params=SamplingParams(temperature=0.0, max_tokens=1),
+            block_hashes=prompt.block_hashes,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+            traceparent=request.trace_headers.get("traceparent", ""),
+            tracestate=request.trace_headers.get("tracestate", ""),
+            client=request.client.name,
+            client_weight=request.client.weight,
+            client_priority=request.client.priority,
+            kv_transfer_id=sequence.prefill.source.transfer_id,
+            adapter=self.card.name if self.card.adapter_version else "",
+            adapter_version=self.card.adapter_version,
+            pictures=prompt.pictures,
+            idle_s=self._idle_s(),
+        )
+
+    def submit_copy(
+        self, index: int, name: str, attempt: int, output_token_ids: bytes, *, salt: bytes, only_next: bool
+    ) -> Submit:
+        """Returns the message that runs a copy of a sequence, whose tokens come to this gateway.
+
+        The sequence must have a placement. `salt`: replaces the request's cache salt unless it is empty. `only_next`:
+        only the token after `output_token_ids` is computed.
+        """
+        submit, host = self.submit(index), self._host
+        params = msgspec.structs.replace(submit.params, prompt_logprobs=None, logprobs=None)
+        if only_next:
+            params = msgspec.structs.replace(params, max_tokens=len(output_token_ids) // TOKEN_BYTES + 1)
+        return msgspec.structs.replace(
+            submit,
+            sequence_id=name,
+            attempt=attempt,
+            reply_subject=host.subjects.gateway_tokens(host.id, host.instance_id),
+            params=params,
+            output_token_ids=output_token_ids,
+            block_hashes=b"" if salt else submit.block_hashes,
+            cache_salt=salt or submit.cache_salt,
+            sequence_group="",
+            recorded=False,
+            kv_source=None,
+        )
+
+    def retarget(self, index: int) -> Retarget:
+        """Returns the message that makes the engine send the missing tokens to the sequence's current detokenizer.
+
+        For a pooling sequence, it makes the engine send the vector to this gateway again.
+        """
+        sequence = self.sequences[index]
+        return Retarget(sequence.sequence_id, sequence.attempt, self._reply_subject(sequence), len(sequence.token_ids))
+
+    def _reply_subject(self, sequence: SequenceState) -> str:
+        host = self._host
+        if self.request.pooling is not None:
+            return host.subjects.gateway_tokens(host.id, host.instance_id)
+        assert sequence.detokenizer is not None
+        return host.subjects.detokenizer_tokens(*sequence.detokenizer)
+
+
+def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:
+    """Returns the parameters of one choice: with its own seed, and with `max_tokens` filled in if that is 0."""
+    return choice_params(params, choice, card.max_model_len - num_prompt_tokens)
+
+
+def _pooling(params: PoolingParams | None, prompt: Prompt) -> PoolingParams | None:
+    """Returns the parameters of one prompt's pooling: with its own number of first tokens, if it is a pair of texts."""
+    if params is None or not prompt.num_first_tokens:
+        return params
+    return msgspec.structs.replace(params, num_first_tokens=prompt.num_first_tokens)
+
+
+def sequence_id(request_id: str, index: int) -> str:
+    """Returns the id of one sequence of a request."""
+    return f"{request_id}-{index}"
+
+
+def split_sequence_id(name: str) -> tuple[str, int]:
+    """Returns the request id and the index of a sequence id. Raises ValueError for an id of another form."""
+    request_id, _, index = name.rpartition("-")
+    return request_id, int(index)

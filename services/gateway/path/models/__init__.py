@@ -1,0 +1,1 @@
+"""Which models, versions and adapters can be used now."""

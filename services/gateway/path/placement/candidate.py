@@ -1,0 +1,181 @@
+"""A sequence that waits for a placement, as the dispatcher sees it, and the callbacks for the result."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from services.gateway.path.guest import RequestGuest
+from services.gateway.path.messages import RequestMessages
+from services.gateway.path.placement.placement_queue import Ticket
+from services.gateway.path.router import configuration_of, ready_members
+from services.gateway.path.sequence_state import Address, Phase, Prefill, SequenceState
+from services.gateway.path.service_clients import PeerUnavailableError
+from shared import limits
+from shared.blocks import split_hashes
+from shared.errors import ServiceError
+from shared.messages import EngineStatus, Heartbeat
+
+Failure = ServiceError | PeerUnavailableError
+"""Failure of a message to a member. ServiceError: the request fails. PeerUnavailableError: another member may be tried.
+"""
+
+
+class PlacementClient(Protocol):
+    """What the dispatcher calls when a waiting sequence is placed or cannot be; the request implements it.
+
+    Called on the event loop. `index` is the index of the sequence in its request.
+    """
+
+    def on_placed(self, index: int, open_failure: Failure | None) -> None:
+        """The engine has accepted the sequence. If the stream was not opened (`open_failure`), it must be rebuilt."""
+        ...
+
+    def on_unplaced(self, index: int, engine: Address, detokenizer: Address | None, attempt: int) -> None:
+        """The placement failed. The client tells the members to drop the sequence and queues the sequence again."""
+        ...
+
+    def fail(self, error: ServiceError) -> None:
+        """The sequence cannot be served: the client ends the request with `error`."""
+        ...
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Candidate:
+    """One sequence of a request. `num_tokens` and `hashes` are those of its prompt."""
+
+    client: PlacementClient
+    messages: RequestMessages
+    index: int
+    sequence: SequenceState
+    num_tokens: int
+    hashes: Sequence[bytes]
+    ticket: "Ticket[Candidate]" = field(init=False)
+    preferred: Address | None = None
+    """The engine that the next placement prefers, if it has a free row."""
+    returns: bool = False
+    """Whether the engine `preferred` ran the sequence for a gateway that is dead or has lost the sequence. The engine
+    has the sequence's KV, and the earlier attempt of the sequence ends when this one begins, so the sequence needs
+    neither a prefill nor a place of its own.
+    """
+    numerics: str = ""
+    """Configuration that the engine of a further placement must have; empty: any. Set by the first placement on an
+    engine with `--deterministic`.
+    """
+    guests: Sequence[RequestGuest] = ()
+    """The guests of the request."""
+    avoid: set[Address] = field(default_factory=set[Address])
+    """Engines on which a placement of this sequence failed since it was last placed."""
+
+    @property
+    def recovers(self) -> bool:
+        """Whether the sequence has output of an earlier placement, which an engine must compute again."""
+        return bool(self.sequence.token_ids) and not self.ticket.idle
+
+    @property
+    def exact(self) -> bool:
+        """Whether a prefill needs an engine of the same configuration: the tokens are compared, or must be the same."""
+        return bool(self.numerics) or any(guest.exact for guest in self.guests)
+
+    @property
+    def joins(self) -> bool:
+        """Whether the sequence needs no additional memory on an engine of `affinity`."""
+        return self.returns or self.messages.request.params.beam is not None
+
+    def affinity(self) -> set[Address]:
+        """Returns the engines on which other choices of the same prompt run, and the preferred one."""
+        if self.returns and self.preferred is not None:
+            return {self.preferred}
+        choices = self.messages.choices(self.index)
+        found = {one.engine for one in choices if one.engine is not None and one.phase is not Phase.DONE}
+        return found if self.preferred is None else found | {self.preferred}
+
+    def fitting(self, engines: Sequence[Heartbeat]) -> list[Heartbeat]:
+        """Returns the engines on which the sequence may run.
+
+        Raises ServiceError if the model has ready engines but none with the configuration of the earlier output, or if
+        the only engine that may run the request accepts no sequences.
+        """
+        model = self.ticket.model
+        found = list(engines)
+        if self.numerics:
+            ready = ready_members(engines, model)
+            found = [engine for engine in ready if configuration_of(engine) == self.numerics]
+            if ready and not found:
+                text = "No engine with the numerics that this output began with is left, and no other may continue it."
+                raise ServiceError("engine_failure", f"{text} Send the request again.")
+        for guest in self.guests:
+            found = list(guest.eligible(found, model))
+        if wanted := self.messages.request.engine:
+            found = [engine for engine in found if engine.id == wanted]
+            if not ready_members(found, model):
+                text = f"No engine {wanted!r} of the model {model!r} takes requests."
+                raise ServiceError("no_engine", text, param="engine")
+        return found
+
+    def close(self) -> None:
+        """Breaks the reference cycle with the ticket, which must not be queued again."""
+        del self.ticket.claimant
+
+    def placed_on(self, engine: Heartbeat) -> None:
+        """Records the engine of a placement."""
+        self.preferred, self.returns = None, False
+        if isinstance(engine.status, EngineStatus) and engine.status.deterministic:
+            self.numerics = engine.status.configuration
+
+    def returns_to(self, engine: Address) -> None:
+        """Has the next placement return to an engine that was silent, if it is ready again by then."""
+        self.preferred, self.returns = engine, True
+
+    def prefill_of_sibling(self, engine: Address) -> Prefill | None:
+        """Returns the prefill for which another choice of the prompt waits on the engine; None if there is none."""
+        for one in self.messages.choices(self.index):
+            if one is not self.sequence and one.engine == engine and one.prefill is not None:
+                return one.prefill._replace(leads=False)
+        return None
+
+    @property
+    def takes_kv(self) -> bool:
+        """Whether another engine may compute the prompt: not with log probabilities of the prompt, nor for beams."""
+        beams = self.messages.request.params.beam is not None
+        return self.has_text and not beams and not self.sequence.needs_prompt_logprobs
+
+    @property
+    def has_text(self) -> bool:
+        """Whether the sequence needs a detokenizer."""
+        return self.messages.request.pooling is None
+
+
+def candidates_of(
+    client: PlacementClient, messages: RequestMessages, number: int, guests: Sequence[RequestGuest] = ()
+) -> list[Candidate]:
+    """Returns a candidate for each sequence of a request. `number`: the request's number in the order of arrival."""
+    request, found = messages.request, list[Candidate]()
+    former = () if request.resumed is None else request.resumed.engines
+    for index, sequence in enumerate(messages.sequences):
+        prompt = messages.prompt(index)
+        hashes = split_hashes(prompt.block_hashes)
+        candidate = Candidate(
+            client=client,
+            messages=messages,
+            index=index,
+            sequence=sequence,
+            num_tokens=prompt.num_tokens,
+            hashes=hashes,
+            guests=guests,
+        )
+        max_tokens = request.params.max_tokens or limits.OUTPUT_ESTIMATE_TOKENS
+        cost = prompt.num_tokens + min(max_tokens, limits.OUTPUT_ESTIMATE_TOKENS)
+        model, arrival = messages.card.served_by, (number, index)
+        candidate.ticket = Ticket(
+            claimant=candidate,
+            model=model,
+            priority=request.priority,
+            arrival=arrival,
+            client=request.client,
+            cost=cost,
+        )
+        candidate.ticket.idle_until = messages.idle_until
+        if index < len(former) and (engine := former[index]) is not None:
+            candidate.preferred, candidate.returns = Address(*engine), True
+        found.append(candidate)
+    return found

@@ -1,0 +1,1 @@
+"""One request: it is prepared, runs until its end, and releases what it has placed."""

@@ -1,0 +1,374 @@
+"""Prepares an accepted request: has its prompts tokenized, and queues its sequences.
+
+Tokenizers convert texts and conversations; prompts that are token ids are checked here.
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
+
+from services.gateway.path.gateway_parts import GatewayParts
+from services.gateway.path.generation import GenerationRequest, ModelCard, ThinkingLimit
+from services.gateway.path.guest import Attachment
+from services.gateway.path.messages import Prompt, RequestMessages
+from services.gateway.path.requests.request_actor import RequestActor
+from services.gateway.path.router import model_of
+from services.gateway.path.service_clients import ServiceClients
+from shared import limits
+from shared.blocks import chain_hashes
+from shared.codec import pack_ids, unpack_ids
+from shared.errors import ServiceError
+from shared.messages import TokenizedPrompt, TokenizeReply, TokenizeRequest
+from shared.parameters.context import (
+    AS_MANY_AS_FIT,
+    check_context,
+    check_text_size,
+    num_bytes,
+    text_bytes_max,
+    truncated,
+)
+from shared.parameters.sampling import SamplingParams, check, check_vocabulary
+from shared.parameters.thinking import ThinkingBudget
+from shared.request.checks import refuse
+from shared.request.choices import param_of_number
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """A tokenized request: its prompts, and its parameters with `bad_words` as token ids."""
+
+    prompts: list[Prompt]
+    params: SamplingParams
+
+
+async def prepare(actor: RequestActor, parts: GatewayParts) -> None:
+    """Has the prompts of a request tokenized and queues its sequences. Raises ServiceError, see `tokenize`.
+
+    Runs in the request's task. While the gateway is disconnected from the bus, the request waits for a short time. If
+    it has ended meanwhile, nothing is queued.
+    """
+    try:
+        await _prepared(actor, parts)
+    finally:
+        actor.request.caller.prepared()
+
+
+async def _prepared(actor: RequestActor, parts: GatewayParts) -> None:
+    await parts.bus.connected()
+    request, card = actor.request, actor.card
+    attached = [one for guest in actor.guests for one in await guest.attachments()]
+    if actor.over:
+        return
+    tokenized = await tokenize(parts.clients, request, card, _block_size(parts, card), attached)
+    _tell_cut(request, card, tokenized.prompts)
+    request = replace(request, params=tokenized.params)
+    messages = RequestMessages(parts.host, request, card, tokenized.prompts)
+    if candidates := actor.tokenized(messages):
+        parts.dispatcher.enqueue(candidates)
+
+
+def _block_size(parts: GatewayParts, card: ModelCard) -> int:
+    """Returns the block size of the model's engines, in tokens; 0 if no engine is running."""
+    alive = parts.members.alive("engine", parts.host.clock.monotonic())
+    for engine in (member for member in alive if model_of(member) == card.served_by):
+        block_size = getattr(engine.status, "block_size", 0)
+        if block_size:
+            return block_size
+    return 0
+
+
+async def tokenize(
+    clients: ServiceClients,
+    request: GenerationRequest,
+    card: ModelCard,
+    block_size: int,
+    attached: Sequence[Attachment] = (),
+) -> Tokenized:
+    """Returns the prompts of a request as token ids, and its parameters.
+
+    `attached`: what its conversation has besides text.
+
+    Raises ServiceError if a prompt is too long for the context or for its log probabilities, has no tokens or ids
+    outside the vocabulary, if the chat template refuses the conversation, if the grammar cannot be used, or if all
+    sequences together have too many tokens.
+    """
+    check_vocabulary(request.params, card.vocab_size)
+    _check_all_texts(request)
+    prompts, bad_words, marks = await _converted(clients, request, card, block_size, attached)
+    count = request.num_sequences * sum(prompt.num_tokens for prompt in prompts)
+    if count > limits.REQUEST_TOKENS_MAX:
+        text = f"All sequences of the request would have {count} prompt tokens, more than {limits.REQUEST_TOKENS_MAX}."
+        param = request.prompt_name(0) if request.pooling else param_of_number(request.n, request.num_sequences)
+        raise ServiceError("invalid_value", f"{text} Reduce '{param}' or the prompts.", param=param)
+    _check_grammar(request, len(prompts))
+    for index, prompt in enumerate(prompts):
+        if not prompt.num_tokens:
+            name = request.prompt_name(index)
+            raise ServiceError("invalid_value", f"The text of '{name}' has no tokens.", param=name)
+    if request.params.prompt_logprobs is not None:
+        _check_prompt_logprobs(prompts, request.params.prompt_logprobs)
+    params = _with_thinking(_with_bad_words(request.params, bad_words), request.thinking, prompts[0].tail, marks)
+    check_vocabulary(params, card.vocab_size)
+    return Tokenized(prompts, params)
+
+
+async def _converted(
+    clients: ServiceClients,
+    request: GenerationRequest,
+    card: ModelCard,
+    block_size: int,
+    attached: Sequence[Attachment],
+) -> tuple[list[Prompt], tuple[bytes, ...], tuple[bytes, ...]]:
+    """Returns the prompts, and the packed token ids of the words in `bad_word_texts` and of the marks of reasoning."""
+    given = [
+        _given(ids, request.prompt_name(index), request, card, block_size)
+        for index, ids in enumerate(request.token_ids)
+    ]
+    if given and request.params.grammar is None and not request.bad_word_texts:
+        return given, (), ()
+    parts, replies = list(_parts(request)), list[TokenizeReply]()
+    for first in range(0, len(parts), limits.TOKENIZE_REQUESTS_MAX):
+        some = parts[first : first + limits.TOKENIZE_REQUESTS_MAX]
+        replies += await asyncio.gather(*(_tokenized(clients, part, card, block_size, attached) for part in some))
+    prompts = given or [prompt for reply in replies for prompt in _prompts(reply, attached)]
+    return prompts, replies[0].bad_words, replies[0].marks
+
+
+async def _tokenized(
+    clients: ServiceClients,
+    request: GenerationRequest,
+    card: ModelCard,
+    block_size: int,
+    attached: Sequence[Attachment],
+) -> TokenizeReply:
+    message = tokenize_message(request, card, block_size)
+    if attached:
+        message = msgspec.structs.replace(message, pictures=tuple(one.tokens for one in attached))
+    try:
+        _check_texts(message, card.max_model_len)
+        reply = await clients.tokenizer(
+            message, request.num_characters, request.trace_headers, request.record.tokenizer_silent
+        )
+    except ServiceError as error:
+        if error.param != "messages" or not request.prompt_names:
+            raise
+        # Errors of chat templates call every conversation `messages`.
+        name = request.prompt_name(0)
+        raise ServiceError(error.code, error.message, param=name, retry_after_s=error.retry_after_s) from None
+    assert isinstance(reply, TokenizeReply)
+    request.record.tokenizer_answered(reply.tokenizer_id)
+    return reply
+
+
+async def tokenize_only(
+    parts: GatewayParts, request: GenerationRequest, card: ModelCard, *, return_tokens: bool
+) -> tuple[TokenizedPrompt, ...]:
+    """Returns the prompts of a request that generates nothing. Raises ServiceError, see `tokenize`."""
+    message = tokenize_message(request, card, 0, return_tokens=return_tokens)
+    _check_texts(message, 0)
+    guests = parts.guests.joining(request, card, None)
+    try:
+        attached = [one for guest in guests for one in await guest.attachments()]
+        message = msgspec.structs.replace(message, pictures=tuple([one.tokens for one in attached]))
+        reply = await parts.clients.tokenizer(message, request.num_characters, request.trace_headers)
+    finally:
+        for guest in guests:
+            guest.ended()
+    assert isinstance(reply, TokenizeReply)
+    return reply.prompts
+
+
+def _prompts(reply: TokenizeReply, attached: Sequence[Attachment]) -> list[Prompt]:
+    return [
+        Prompt(
+            packed=one.token_ids,
+            block_hashes=one.block_hashes,
+            end_token_ids=reply.end_token_ids,
+            tail=one.tail,
+            pictures=tuple(each.placed(start) for each, start in zip(attached, one.picture_starts, strict=True)),
+            num_first_tokens=one.num_first_tokens,
+        )
+        for one in reply.prompts
+    ]
+
+
+def _tell_cut(request: GenerationRequest, card: ModelCard, prompts: list[Prompt]) -> None:
+    """Tells the client if an output must end before its maximum of tokens, because of the context (`choice_params`)."""
+    if request.pooling is None and any(
+        prompt.num_tokens + request.params.max_tokens > card.max_model_len for prompt in prompts
+    ):
+        request.caller.ignore("max_tokens")
+
+
+def _check_grammar(request: GenerationRequest, num_prompts: int) -> None:
+    """Raises ServiceError if the copies of the grammar are too long together. Tells what the grammar does without."""
+    grammar = request.params.grammar
+    if grammar is None:
+        return
+    if request.num_sequences * num_prompts * len(grammar.text.encode()) > limits.GRAMMARS_BYTES_MAX:
+        text = f"is too long for {request.num_sequences * num_prompts} outputs: together at most"
+        refuse(request.grammar_param, f"{text} {limits.GRAMMARS_BYTES_MAX} bytes")
+    for name in request.grammar_ignored:
+        request.caller.ignore(f"{request.grammar_param}.{name}")
+
+
+def _needed(request: GenerationRequest) -> int:
+    """Returns the number of output tokens for which a prompt must leave room; 0: for at least one."""
+    is_cut = not request.caller.refuses_long_outputs and request.truncate_prompt_tokens != AS_MANY_AS_FIT
+    return 0 if is_cut else request.params.max_tokens
+
+
+def _with_bad_words(params: SamplingParams, packed: tuple[bytes, ...]) -> SamplingParams:
+    if not packed:
+        return params
+    words = (*params.bad_words, *(tuple(unpack_ids(word)) for word in packed))
+    return _checked(msgspec.structs.replace(params, bad_words=words))
+
+
+def _with_thinking(
+    params: SamplingParams, limit: ThinkingLimit | None, prompt_tail: str, marks: tuple[bytes, ...]
+) -> SamplingParams:
+    """Returns the parameters with the limit of reasoning. `marks`: the packed token ids of its marks."""
+    if limit is None:
+        return params
+    opening, closing = (tuple(unpack_ids(mark)) for mark in marks)
+    budget = ThinkingBudget(limit.budget, opening, closing, limit.begins_inside(prompt_tail))
+    return _checked(msgspec.structs.replace(params, thinking=budget))
+
+
+def _checked(params: SamplingParams) -> SamplingParams:
+    """Returns the parameters, whose number of tokens may not be known yet (0). Raises ServiceError, see `check`."""
+    check(params if params.max_tokens else msgspec.structs.replace(params, max_tokens=max(1, params.min_tokens)))
+    return params
+
+
+def _check_prompt_logprobs(prompts: list[Prompt], num_candidates: int) -> None:
+    most = limits.PROMPT_LOGPROBS_MAX // (num_candidates + 1)
+    longest = max(prompt.num_tokens for prompt in prompts)
+    if longest > most:
+        raise ServiceError(
+            "invalid_value",
+            f"Log probabilities with {num_candidates} candidates can be reported for prompts of at most {most} tokens. "
+            f"This prompt has {longest}: shorten the prompt or ask for fewer candidates.",
+            param="prompt",
+        )
+
+
+def tokenize_message(
+    request: GenerationRequest, card: ModelCard, block_size: int, *, return_tokens: bool = False
+) -> TokenizeRequest:
+    """Returns the `TokenizeRequest`. With `block_size` 0 there are no block hashes and no context check."""
+    may_exceed = not block_size or bool(request.truncate_prompt_tokens)
+    return TokenizeRequest(
+        request_id=request.request_id,
+        model=card.served_by,
+        prompts=request.texts,
+        messages=request.messages,
+        add_special_tokens=request.add_special_tokens,
+        add_generation_prompt=request.add_generation_prompt,
+        max_model_len=card.max_model_len if block_size else 0,
+        max_tokens=_needed(request),
+        block_size=block_size,
+        cache_salt=request.cache_salt,
+        return_tokens=return_tokens,
+        bad_words=request.bad_word_texts,
+        grammar=request.params.grammar,
+        grammar_param=request.grammar_param,
+        truncate_prompt_tokens=request.truncate_prompt_tokens,
+        suffix=request.suffix,
+        continue_final_message=request.continue_final_message,
+        template_variables=request.template_variables,
+        generates=request.pooling is None,
+        prompt_names=request.prompt_names,
+        second_prompts=request.second_texts,
+        client=request.client.name,
+        text_bytes_max=text_bytes_max(card.max_model_len, may_exceed=may_exceed),
+        marks=() if request.thinking is None else (request.thinking.opening, request.thinking.closing),
+    )
+
+
+def _check_all_texts(request: GenerationRequest) -> None:
+    """Raises ServiceError for a suffix that, with each of many prompts, is more text than a request body can have."""
+    if request.num_characters > limits.PROMPT_CHARS_MAX:
+        message = f"With each of the prompts, 'suffix' makes more than {limits.PROMPT_CHARS_MAX} characters of text."
+        raise ServiceError("request_too_large", message, param="suffix")
+
+
+def _check_texts(message: TokenizeRequest, max_model_len: int) -> None:
+    """Raises ServiceError for a text that is larger than the message allows. `max_model_len` 0: see `check_text_size`.
+
+    A chat template may leave out a part of the conversation, such as earlier reasoning. So a conversation may be larger
+    than its text, which the tokenizer checks.
+    """
+    if message.truncate_prompt_tokens:
+        max_model_len = 0
+    if message.messages:
+        size = len(message.template_variables)
+        size += sum(num_bytes(one.content) + len(one.fields) for one in message.messages)
+        most = max(message.text_bytes_max, limits.TEXT_BYTES_COUNTED)
+        check_text_size(size, most, max_model_len, "messages")
+    suffix = num_bytes(message.suffix)
+    for index, text in enumerate(message.prompts):
+        size = num_bytes(text) + suffix
+        if message.second_prompts:
+            size += num_bytes(message.second_prompts[index])
+        name = message.prompt_names[index] if message.prompt_names else "prompt"
+        check_text_size(size, message.text_bytes_max, max_model_len, name)
+
+
+def _parts(request: GenerationRequest) -> Iterator[GenerationRequest]:
+    """Splits the request into parts with as many prompts as one `TokenizeRequest` may have.
+
+    A request whose prompts are token ids is one part, sent only for its grammar or its bad words.
+    """
+    if not request.texts and not request.conversations:
+        yield request
+    for messages in request.conversations:
+        yield replace(request, messages=messages, conversations=())
+    first, sizes = 0, list(map(len, request.texts))
+    for index, second in enumerate(request.second_texts):
+        sizes[index] += len(second)
+    while first < len(sizes):
+        end = first + _num_fitting(sizes[first : first + limits.PROMPTS_MAX], len(request.suffix))
+        part = slice(first, end)
+        yield replace(
+            request,
+            texts=request.texts[part],
+            second_texts=request.second_texts[part],
+            prompt_names=request.prompt_names[part],
+        )
+        first = end
+
+
+def _num_fitting(sizes: Sequence[int], suffix_size: int) -> int:
+    """Returns how many of the first texts, each with the suffix, fit into TOKENIZE_CHARS_MAX; at least one.
+
+    `sizes`: number of characters of each text, or of a pair of texts.
+    """
+    size = 0
+    for number, each in enumerate(sizes):
+        size += each + suffix_size
+        if number and size > limits.TOKENIZE_CHARS_MAX:
+            return number
+    return len(sizes)
+
+
+def _given(ids: tuple[int, ...], name: str, request: GenerationRequest, card: ModelCard, block_size: int) -> Prompt:
+    if not ids:
+        raise ServiceError("invalid_value", f"'{name}' must not be empty.", param=name)
+    if min(ids) < 0 or max(ids) >= card.vocab_size:
+        bad = next(i for i in ids if not 0 <= i < card.vocab_size)
+        raise ServiceError("invalid_value", f"'{name}' holds the token id {bad}, outside the vocabulary.", param=name)
+    generates = request.pooling is None
+    if generates:
+        ids = truncated(ids, request.truncate_prompt_tokens, request.params.max_tokens, card.max_model_len)
+    elif request.truncate_prompt_tokens:
+        ids = ids[: request.truncate_prompt_tokens]
+    check_context(len(ids), _needed(request), card.max_model_len, name, generates=generates)
+    packed = pack_ids(ids)
+    return Prompt(
+        packed=packed, block_hashes=chain_hashes(packed, block_size, request.cache_salt) if block_size else b""
+    )

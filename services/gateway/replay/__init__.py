@@ -1,7 +1,0 @@
-"""Recorded requests that run again: compared with what was recorded, or from the middle of their output.
-
-rerun        makes a request from a recorded one
-comparison   runs it and compares the tokens
-output       the recorded tokens with their texts
-endpoints    `GET /v1/requests/{id}/record` and `…/output`, `POST …/replay` and `…/fork`, `POST /v1/replay`
-"""

@@ -1,0 +1,110 @@
+"""Work of a service that clients wait for: clients take turns, and none of them can fill the queue.
+
+Used by tokenizers for long texts and by image services for pictures. The service decides what a task is; this module
+says whether one more may wait (`FairRoom`), and which one is next (`FairPlaces`).
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator
+
+from shared.errors import ServiceError
+from shared.structures.fair_order import FairOrder
+
+RETRY_AFTER_S = 1.0
+
+
+class _Waiter:
+    def __init__(self, places: int, cost: float) -> None:
+        self.places, self.cost = places, cost
+        self.turn = asyncio.get_running_loop().create_future()
+
+
+class FairRoom:
+    """How much work is in progress or waits, by client. `most`: of all clients together."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held: dict[str, int] = {}
+        self.total = 0
+
+    def take(self, client: str, amount: int) -> bool:
+        """Adds work of a client, unless it would have more than then remains free. Returns whether it was added.
+
+        So a client that comes later always finds room. If there is no other work, any amount is added.
+        """
+        held, total = self._held.get(client, 0) + amount, self.total + amount
+        if self.total and held > self._most - total:
+            return False
+        self._held[client], self.total = held, total
+        return True
+
+    def give_back(self, client: str, amount: int) -> None:
+        """Removes work that `take` has added."""
+        self.total -= amount
+        self._held[client] -= amount
+        if not self._held[client]:
+            del self._held[client]
+
+
+class FairPlaces:
+    """Places for tasks that run at the same time, of which there are `capacity`."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = self._free = capacity
+        self._order = FairOrder()
+        self._waiting: dict[str, deque[_Waiter]] = {}
+
+    @contextlib.asynccontextmanager
+    async def take(self, client: str, *, places: int = 1, cost: float = 1.0, wait_s: float) -> AsyncGenerator[None]:
+        """Holds places for a task of a client, once it is the client's turn.
+
+        A task that needs more than all places gets all of them. The next turn is that of the client whose tasks have
+        had the smallest cost. Raises ServiceError after `wait_s` seconds without a turn.
+        """
+        places = min(places, self._capacity)
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._turn(client, places, cost)
+        except TimeoutError:
+            message = "The server has too much work of this kind. Try again later."
+            raise ServiceError("server_is_overloaded", message, retry_after_s=RETRY_AFTER_S) from None
+        try:
+            yield
+        finally:
+            self._give_back(places)
+
+    async def _turn(self, client: str, places: int, cost: float) -> None:
+        waiter = _Waiter(places, cost)
+        self._waiting.setdefault(client, deque()).append(waiter)
+        self._order.activate(client)
+        self._pass_on()
+        try:
+            await waiter.turn
+        except asyncio.CancelledError:
+            if waiter.turn.cancelled():
+                self._pass_on()  # others may have waited for it
+            else:  # it has got its turn at the same moment
+                self._give_back(places)
+            raise
+
+    def _give_back(self, places: int) -> None:
+        self._free += places
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Gives turns while there is room for the next task. Smaller ones behind it wait, so that it gets its room."""
+        while (client := self._order.first()) is not None:
+            queue = self._waiting[client]
+            first = queue[0]
+            if not first.turn.cancelled():
+                if first.places > self._free:
+                    return
+                self._free -= first.places
+                self._order.serve(client, first.cost)
+                first.turn.set_result(None)
+            queue.popleft()
+            if not queue:
+                del self._waiting[client]
+                self._order.deactivate(client)

@@ -1,0 +1,1 @@
+"""JSON Schemas before they are compiled: what no grammar can enforce is left out, and objects are closed."""

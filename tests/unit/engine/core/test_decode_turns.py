@@ -1,0 +1,101 @@
+"""Clients whose many sequences would slow down another client's: how many take turns, and that each gets its turn."""
+
+import dataclasses
+from collections import Counter
+
+import pytest
+
+from services.engine.core import invariants
+from services.engine.core.core import Core
+from tests.unit.engine.core.factories import answer, make_core, prompt_of, spec
+
+MANY, FEW = 96, 2
+
+
+class Machine:
+    """An engine whose decoding steps take `fixed_s`, and `row_s` more for each sequence."""
+
+    def __init__(self, fixed_s: float, row_s: float) -> None:
+        self.core: Core = make_core(num_blocks=4000, max_num_seqs=MANY + FEW + 30, budget=2000, max_model_len=4000)
+        self.fixed_s, self.row_s = fixed_s, row_s
+        self.now_s = 1.0
+        self.tokens = Counter[str]()
+
+    def add(self, client: str, count: int) -> None:
+        for number in range(count):
+            one = spec(f"{client}{number}", prompt_of(4, first=200), max_tokens=3000)
+            self.core.add(dataclasses.replace(one, client=client))
+
+    def run(self, steps: int) -> list[int]:
+        """Returns the number of sequences of each step, and counts the tokens of each sequence anew."""
+        self.tokens.clear()
+        sizes = list[int]()
+        for _ in range(steps):
+            plan = self.core.schedule(self.now_s)
+            invariants.check(self.core)
+            self.now_s += self.fixed_s + self.row_s * len(plan.scheduled)
+            for outcome in self.core.apply(plan, answer(plan, *((7,) * len(plan.scheduled))), self.now_s):
+                self.tokens[outcome.sequence_id] += len(outcome.token_ids)
+            sizes.append(len(plan.scheduled))
+        return sizes
+
+    def pace(self, client: str, seconds: float) -> float:
+        """Tokens per second of a client's sequences, all together."""
+        return sum(count for name, count in self.tokens.items() if name.startswith(client)) / seconds
+
+
+@pytest.mark.parametrize("many_first", [True, False])
+@pytest.mark.parametrize(("fixed_s", "row_s"), [(0.001, 0.001), (0.008, 0.001), (0.0, 0.001), (0.03, 0.001)])
+def test_a_client_with_few_sequences_keeps_half_of_its_tokens(fixed_s: float, row_s: float, many_first: bool) -> None:
+    machine = Machine(fixed_s, row_s)
+    alone = FEW / (fixed_s + row_s * FEW)
+    for client, count in [("many", MANY), ("few", FEW)][:: 1 if many_first else -1]:
+        machine.add(client, count)
+        machine.run(12)
+    machine.run(20)
+    begin = machine.now_s
+    machine.run(300)
+    assert machine.pace("few", machine.now_s - begin) >= 0.49 * alone
+    counts = [machine.tokens[f"many{number}"] for number in range(MANY)]
+    assert max(counts) - min(counts) <= 1, "they take turns"
+    assert min(counts) >= 3
+
+
+def test_where_further_sequences_cost_nothing_all_take_part() -> None:
+    machine = Machine(0.01, 0.000001)
+    machine.add("few", FEW)
+    machine.run(10)
+    machine.add("many", MANY)
+    machine.run(20)
+    assert machine.run(50) == [FEW + MANY] * 50
+
+
+@pytest.mark.parametrize("clients", [("", ""), ("a", "a")])
+def test_sequences_of_one_client_do_not_wait(clients: tuple[str, str]) -> None:
+    machine = Machine(0.001, 0.001)
+    for client, count in zip(clients, (MANY, FEW), strict=True):
+        for number in range(count):
+            one = spec(f"{client}{count}-{number}", prompt_of(4, first=200), max_tokens=3000)
+            machine.core.add(dataclasses.replace(one, client=client))
+    machine.run(5)
+    assert machine.run(20) == [FEW + MANY] * 20
+
+
+def test_three_clients_have_equal_shares_and_what_one_leaves_goes_to_the_others() -> None:
+    machine = Machine(0.0, 0.001)
+    for client, count in (("a", 60), ("b", 40), ("c", 2)):
+        machine.add(client, count)
+        machine.run(12)
+    machine.run(20)
+    assert set(machine.run(60)) == {6}
+    shares = [sum(count for name, count in machine.tokens.items() if name[0] == client) for client in "abc"]
+    assert shares == [120, 120, 120]
+
+
+def test_without_a_clock_nobody_waits() -> None:
+    machine = Machine(0.0, 0.0)
+    machine.now_s = 0.0
+    machine.add("a", MANY)
+    machine.add("b", FEW)
+    machine.run(3)
+    assert machine.run(5) == [FEW + MANY] * 5
