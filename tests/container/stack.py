@@ -25,8 +25,13 @@ import json, time
 from healthcheck import heartbeats
 found, end = {}, time.monotonic() + 1.5
 for beat in heartbeats("*"):
-    work = {n: getattr(beat.status, n, 0) for n in ("num_requests", "generation_tokens", "text_events")}
-    found.setdefault(beat.service, {})[beat.id] = sum(work.values())
+    of_service = {
+        "tokenizer": lambda status: status.num_requests,
+        "engine": lambda status: status.counters.generation_tokens,
+        "detokenizer": lambda status: status.text_events,
+    }
+    if work := of_service.get(beat.service):
+        found.setdefault(beat.service, {})[beat.id] = work(beat.status)
     if time.monotonic() > end:
         break
 print(json.dumps(found))
