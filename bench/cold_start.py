@@ -9,7 +9,7 @@ import time
 
 from antiphon.benchmark.client import Result, stream
 from bench.harness.serving import ROOT, Serving, end_in_order
-from services.engine.cpu.packed import START_S
+from services.engine.backends.cpu.packed import START_S
 
 WRITING_S = 10.0
 """Seconds allowed for writing a gigabyte of packed weights."""
@@ -31,7 +31,7 @@ def once(model: str) -> dict[str, float]:
 
 
 def leave_weights(model: str) -> None:
-    """Starts the server once and waits until it has stored its packed weights; see `services/engine/cpu/packed.py`."""
+    """Starts the server once and waits until it has stored its packed weights; see `backends/cpu/packed.py`."""
     with Serving(f"--model={model}"):
         time.sleep(START_S + WRITING_S)
 

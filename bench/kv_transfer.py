@@ -28,9 +28,9 @@ import numpy as np
 import torch
 
 from bench.limits_of_machine import machine
+from services.engine.backends.cpu.kv_memory import PanelMemory
+from services.engine.backends.cpu.library import load_library
 from services.engine.core.kv.kv_transfer import KvLoad, KvLoaded, KvMeta, KvSave
-from services.engine.cpu.kv_memory import PanelMemory
-from services.engine.cpu.library import load_library
 from services.engine.kv.connector import KvConnector
 from services.engine.kv.layout import KvMemory
 from services.engine.worker.capacity.kv_cache import KvCache

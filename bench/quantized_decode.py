@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from bench.engine.lookahead import decode, make_core
-from services.engine.cpu import worker as cpu_worker
-from services.engine.cpu.worker import load_cpu_worker
+from services.engine.backends.cpu import worker as cpu_worker
+from services.engine.backends.cpu.worker import load_cpu_worker
 from services.engine.quantization.choice import PLAIN_WEIGHTS, WeightForm
 from services.engine.quantization.online import HEAD, QUANTIZED_MATRICES
 from services.engine.quantization.rounding import quantize_int4, quantize_int8, quantize_nf4

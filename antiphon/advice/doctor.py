@@ -135,7 +135,7 @@ def processor(flags: frozenset[str], machine: str) -> Check:
 
 def cpu_backend() -> Check:
     """Checks whether an engine on this CPU can use the compiled C++ backend or has to use PyTorch's operations."""
-    code, output = _command([sys.executable, "-m", "services.engine.cpu", "--which"])
+    code, output = _command([sys.executable, "-m", "services.engine.backends.cpu", "--which"])
     found = output.strip().splitlines()[-1] if output.strip() else f"exit code {code}"
     if code == 0:
         return Check("ok", "CPU backend", f"compiled code ({found})")

@@ -54,7 +54,7 @@ FAILURE_GRACE_S = 5.0
 """Seconds that a service has to end after a failure of the fleet: running requests cannot be completed any more."""
 BUS_GRACE_S = 3.0
 STANDBY = {
-    "engine": "services.engine.service,services.engine.worker.load",
+    "engine": "services.engine.service,services.engine.backends.load",
     "gateway": "services.gateway.service",
 }
 """Services whose replicas have standbys (`--standby`), and the modules that a standby imports. The other services start

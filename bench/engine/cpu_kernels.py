@@ -25,9 +25,9 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from bench.limits_of_machine.probe import gemm_rate, read_rate  # noqa: E402  (after the path)
-from services.engine.cpu.compile import Variant, make_library, usable_variants  # noqa: E402
-from services.engine.cpu.library import cache_directory, find_library  # noqa: E402
-from services.engine.cpu.native import (  # noqa: E402
+from services.engine.backends.cpu.compile import Variant, make_library, usable_variants  # noqa: E402
+from services.engine.backends.cpu.library import cache_directory, find_library  # noqa: E402
+from services.engine.backends.cpu.native import (  # noqa: E402
     Library,
     NativeModel,
     Spec,

@@ -22,14 +22,14 @@ from collections.abc import Callable
 
 import numpy as np
 
+from services.engine.backends.cpu.answer import StepAnswer
+from services.engine.backends.load import load_worker
+from services.engine.backends.torch import worker as torch_worker
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
-from services.engine.cpu.answer import StepAnswer
-from services.engine.worker import torch_worker
 from services.engine.worker.batch.sampler import Sampled, SamplingBatch, sample
 from services.engine.worker.interface import ModelWorker
-from services.engine.worker.load import load_worker
 from shared.config import EngineSettings
 from shared.parameters.sampling import SamplingParams
 

@@ -16,14 +16,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from services.engine.backends.load import load_worker
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
 from services.engine.models.description import DecoderDescription
 from services.engine.steps.loop import StepReport
 from services.engine.worker.interface import ModelWorker
-from services.engine.worker.load import load_worker
-from services.engine.worker.torch_worker import describe_model
+from services.engine.worker.loading.model_files import describe_model
 from shared.config import EngineSettings
 from shared.parameters.sampling import SamplingParams
 

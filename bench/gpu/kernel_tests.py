@@ -16,7 +16,7 @@ _OF_WORKERS = (
     "whole_text",
 )  # fmt: skip
 TESTS = {
-    "kernels": ("tests/unit/engine/triton",),
+    "kernels": ("tests/unit/engine/backends/triton",),
     "workers": (
         *(f"tests/model/test_{name}.py" for name in _OF_WORKERS),
         *(f"tests/quantized/test_{name}.py" for name in ("fp8", "checkpoints", "mxfp4", "bitsandbytes")),

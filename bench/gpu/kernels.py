@@ -14,6 +14,26 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench.gpu.timing import median_ms
+from services.engine.backends.triton.kernels.activation import activated
+from services.engine.backends.triton.kernels.attention.attention_work import (
+    DeviceWork,
+    Geometry,
+    Heads,
+    Sequences,
+    plan_work,
+)
+from services.engine.backends.triton.kernels.attention.decode_attention import attend_few
+from services.engine.backends.triton.kernels.attention.latent_attention import (
+    RowShape,
+    attend_few_latents,
+    attend_many_latents,
+)
+from services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
+from services.engine.backends.triton.kernels.blocks import gather_blocks, scatter_blocks
+from services.engine.backends.triton.kernels.experts import mixed_experts
+from services.engine.backends.triton.kernels.norm import normed
+from services.engine.backends.triton.kernels.quantized import KernelWeight, kernel_weight, quantized_linear
+from services.engine.backends.triton.kernels.skinny import skinny_linear
 from services.engine.kernels.activation import ACTIVATIONS, gated, gated_by
 from services.engine.kernels.experts import mixed_experts as reference_experts
 from services.engine.kernels.experts import route
@@ -22,16 +42,6 @@ from services.engine.kernels.rms_norm import rms_norm
 from services.engine.kernels.storage import as_stored
 from services.engine.quantization.rounding import quantize_fp8, quantize_int4, quantize_int8, quantize_nf4
 from services.engine.quantization.weight import QuantizedWeight
-from services.engine.triton.activation import activated
-from services.engine.triton.attention.attention_work import DeviceWork, Geometry, Heads, Sequences, plan_work
-from services.engine.triton.attention.decode_attention import attend_few
-from services.engine.triton.attention.latent_attention import RowShape, attend_few_latents, attend_many_latents
-from services.engine.triton.attention.prefill_attention import attend_many
-from services.engine.triton.blocks import gather_blocks, scatter_blocks
-from services.engine.triton.experts import mixed_experts
-from services.engine.triton.norm import normed
-from services.engine.triton.quantized import KernelWeight, kernel_weight, quantized_linear
-from services.engine.triton.skinny import skinny_linear
 
 QUANTIZED: dict[str, Callable[[Tensor], QuantizedWeight]] = {
     "int8": quantize_int8,

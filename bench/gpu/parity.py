@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from services.engine.backends.load import load_worker
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
 from services.engine.steps.loop import StepReport
-from services.engine.worker.load import load_worker
 from shared.config import EngineSettings
 from shared.parameters.sampling import SamplingParams
 

@@ -9,8 +9,9 @@ WORKDIR /app
 COPY shared/__init__.py shared/limits.py shared/cache_dirs.py shared/
 COPY services/__init__.py services/
 COPY services/engine/__init__.py services/engine/
-COPY services/engine/cpu services/engine/cpu
-RUN python -m services.engine.cpu --all
+COPY services/engine/backends/__init__.py services/engine/backends/
+COPY services/engine/backends/cpu services/engine/backends/cpu
+RUN python -m services.engine.backends.cpu --all
 
 FROM python:3.11-slim-bookworm
 
@@ -29,7 +30,7 @@ RUN python /build/group_requirements.py --hashes=/build/hashes.txt /build/pyproj
 COPY shared shared
 COPY services/__init__.py services/
 COPY services/engine services/engine
-COPY --from=compiled /app/services/engine/cpu/compiled services/engine/cpu/compiled
+COPY --from=compiled /app/services/engine/backends/cpu/compiled services/engine/backends/cpu/compiled
 COPY infra/docker/healthcheck.py ./
 RUN python -m compileall -q shared services
 USER 10001

@@ -11,8 +11,9 @@ WORKDIR /app
 COPY shared/__init__.py shared/limits.py shared/cache_dirs.py shared/
 COPY services/__init__.py services/
 COPY services/engine/__init__.py services/engine/
-COPY services/engine/cpu services/engine/cpu
-RUN python -m services.engine.cpu --all
+COPY services/engine/backends/__init__.py services/engine/backends/
+COPY services/engine/backends/cpu services/engine/backends/cpu
+RUN python -m services.engine.backends.cpu --all
 
 FROM ${BASE_IMAGE}
 
@@ -32,7 +33,7 @@ COPY shared shared
 COPY services services
 COPY antiphon antiphon
 COPY infra/llm_tools llm_tools
-COPY --from=compiled /app/services/engine/cpu/compiled services/engine/cpu/compiled
+COPY --from=compiled /app/services/engine/backends/cpu/compiled services/engine/backends/cpu/compiled
 RUN python -m compileall -q shared services antiphon
 ENV HF_HOME=/models LLM_TOOLS_PATH=/app/llm_tools
 USER 10001

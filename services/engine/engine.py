@@ -320,7 +320,7 @@ def load_model(settings: EngineSettings) -> ModelWorker:
     # Importing torch takes most of the start-up time; the import is here so that a service connects to the bus
     # meanwhile. A later call imports nothing, so it must not use `without_collections`, which would exclude the garbage
     # of this process from all later collections.
-    is_first = "services.engine.worker.load" not in sys.modules
+    is_first = "services.engine.backends.load" not in sys.modules
     with without_collections() if is_first else nullcontext():
-        from services.engine.worker.load import load_worker
+        from services.engine.backends.load import load_worker
     return load_worker(settings)

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from services.engine.backends.load import load_worker
+from services.engine.backends.torch.own_cache.kinds import keeps_own_cache
+from services.engine.backends.torch.own_cache.memory import CacheBytes, plan_caches
+from services.engine.backends.torch.own_cache.model import load_own_cache_model
+from services.engine.backends.torch.own_cache.worker import OwnCacheWorker
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine as ProductEngine
 from services.engine.worker.capacity.kv_cache import Budget
-from services.engine.worker.load import load_worker
 from services.engine.worker.loading.model_files import read_config
-from services.engine.worker.own_cache.kinds import keeps_own_cache
-from services.engine.worker.own_cache.memory import CacheBytes, plan_caches
-from services.engine.worker.own_cache.model import load_own_cache_model
-from services.engine.worker.own_cache.worker import OwnCacheWorker
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 from shared.parameters.sampling import SamplingParams

@@ -12,6 +12,8 @@ from antiphon.offline.adapters import with_adapters
 from services.engine.adapters.delta import AdapterWeights, LoadedAdapter
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.adapters.shards import local_adapter
+from services.engine.backends.torch.staged_worker import StagedWorker
+from services.engine.backends.torch.worker import TorchWorker
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine as ProductEngine
@@ -19,8 +21,7 @@ from services.engine.parallel.communicator import Communicator
 from services.engine.parallel.shard import Shard, local_description
 from services.engine.steps.loop import StepReport
 from services.engine.worker.interface import ModelWorker
-from services.engine.worker.staged_worker import StagedWorker
-from services.engine.worker.torch_worker import TorchWorker, describe_model
+from services.engine.worker.loading.model_files import describe_model
 from shared.config import SettingsError
 from shared.parameters.pooling import POOLING_KINDS, PoolingParams
 from shared.parameters.sampling import SamplingParams

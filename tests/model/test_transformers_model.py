@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
+from services.engine.backends.load import load_worker
+from services.engine.backends.torch.worker import load_model
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
-from services.engine.worker.load import load_worker
 from services.engine.worker.loading.model_files import read_config
-from services.engine.worker.torch_worker import load_model
 from shared.config import EngineSettings
 from shared.errors import ServiceError
 from shared.parameters.sampling import SamplingParams

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from services.engine.adapters.delta import LoadedAdapter
+from services.engine.backends.triton.decode_graphs import DecodeGraphs
+from services.engine.backends.triton.device_inputs import DeviceStep, GraphSize
+from services.engine.backends.triton.worker import TritonWorker
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
-from services.engine.worker.gpu.decode_graphs import DecodeGraphs
-from services.engine.worker.gpu.device_inputs import DeviceStep, GraphSize
-from services.engine.worker.gpu.triton_worker import TritonWorker
 from shared.blocks import adapter_salt
 from shared.config import SettingsError
 from tests.adapters import LLAMA_TARGETS, make_adapter, merge
@@ -142,7 +142,7 @@ def test_steps_with_and_without_adapters_run_in_graphs_of_their_own(models: Mode
 
 
 def test_prompt_adapters_are_refused_with_what_to_do(models: Models) -> None:
-    from services.engine.worker.load import load_worker
+    from services.engine.backends.load import load_worker
     from tests.model.harness import settings
 
     asked = settings(models("llama"), cpu_backend="triton", enable_prompt_adapter=True)

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
+from services.engine.backends.torch.worker import TorchWorker
+from services.engine.backends.triton.decode_graphs import DecodeGraphs
+from services.engine.backends.triton.device_inputs import DeviceStep, GraphSize
+from services.engine.backends.triton.worker import TritonWorker
 from services.engine.core.plan import StepPlan
 from services.engine.worker.capacity.profile import largest_step, make_probe
-from services.engine.worker.gpu.decode_graphs import DecodeGraphs
-from services.engine.worker.gpu.device_inputs import DeviceStep, GraphSize
-from services.engine.worker.gpu.triton_worker import TritonWorker
 from services.engine.worker.interface import ModelWorker, PipelinedWorker
-from services.engine.worker.torch_worker import TorchWorker, describe_model
+from services.engine.worker.loading.model_files import describe_model
 from shared.parameters.sampling import BeamParams
 from tests.model.harness import Models, make_kernel_worker, make_prompt, settings
 from tests.model.looped import Output, run

@@ -9,12 +9,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from services.engine.backends.load import load_worker
+from services.engine.backends.torch.whole_text.kinds import batches
+from services.engine.backends.torch.whole_text.worker import WholeTextWorker
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine, core_limits
 from services.engine.steps.loop import StepReport
-from services.engine.worker.load import load_worker
-from services.engine.worker.whole_text import batches
-from services.engine.worker.whole_text_worker import WholeTextWorker
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 from shared.parameters.pooling import PoolingKind, PoolingParams, unpack_vector

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from services.engine.cpu.compile import QUIET, SOURCE, compile_objects, run
+from services.engine.backends.cpu.compile import QUIET, SOURCE, compile_objects, run
 
 DRIVER = Path(__file__).parent / "driver.cpp"
 COMMON = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", "-I", str(SOURCE), *QUIET)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.cpu.compile import Variant, find_compiler, make_library, usable_variants
-from services.engine.cpu.library import cache_directory, find_library
-from services.engine.cpu.native import Library
-from services.engine.cpu.worker import CpuWorker
+from services.engine.backends.cpu.compile import Variant, find_compiler, make_library, usable_variants
+from services.engine.backends.cpu.library import cache_directory, find_library
+from services.engine.backends.cpu.native import Library
+from services.engine.backends.cpu.worker import CpuWorker
 from shared.config import EngineSettings
 
 VARIANTS = {variant.name: variant for variant in usable_variants()}

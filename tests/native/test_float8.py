@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine.cpu.compile import QUIET, SOURCE, run
+from services.engine.backends.cpu.compile import QUIET, SOURCE, run
 from services.engine.kernels.storage import as_stored
 from tests.native.libraries import VARIANTS, need_compiler
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.engine.cpu.native import Library
+from services.engine.backends.cpu.native import Library
 from services.engine.models.registry import find_family
 from tests.model.harness import make_worker
 from tests.native.libraries import library
@@ -35,8 +35,8 @@ ALLOCATOR_KEEPS = 24 * 2**20
 _LOAD = """
 import sys, threading, torch
 from pathlib import Path
-from services.engine.cpu.decoder import NativeDecoder
-from services.engine.cpu.library import load_library
+from services.engine.backends.cpu.decoder import NativeDecoder
+from services.engine.backends.cpu.library import load_library
 from services.engine.models.registry import find_family
 from services.engine.worker.loading.model_files import read_config
 directory = Path(sys.argv[1])

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from services.engine.backends.cpu import packed as module
+from services.engine.backends.cpu.worker import CpuWorker
 from services.engine.core.plan import CoreLimits
-from services.engine.cpu import packed as module
-from services.engine.cpu.worker import CpuWorker
 from shared.models import overrides
 from tests.model.harness import Engine, make_prompt, settings
 from tests.models import make_model

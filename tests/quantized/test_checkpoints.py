@@ -10,6 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.engine.backends.torch.worker import TorchWorker
+from services.engine.backends.triton.operations import TritonQuantizedLinear
+from services.engine.backends.triton.worker import TritonWorker
 from services.engine.core.plan import CoreLimits
 from services.engine.models.decoder import Decoder
 from services.engine.models.layers.linear import QuantizedLinear
@@ -19,11 +22,8 @@ from services.engine.parallel.linear import Summed
 from services.engine.quantization.choice import WeightForm
 from services.engine.quantization.formats import prepared
 from services.engine.quantization.weight import QuantizedWeight
-from services.engine.triton.operations import TritonQuantizedLinear
-from services.engine.worker.gpu.triton_worker import TritonWorker
 from services.engine.worker.loading.model_files import read_config
 from services.engine.worker.loading.parameters import ParameterReader
-from services.engine.worker.torch_worker import TorchWorker
 from shared.config import SettingsError
 from shared.errors import ServiceError
 from shared.parameters.sampling import SamplingParams

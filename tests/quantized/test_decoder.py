@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from services.engine.cpu.decoder import NativeDecoder
-from services.engine.cpu.native import NativeError, Step, native_weight
+from services.engine.backends.cpu.decoder import NativeDecoder
+from services.engine.backends.cpu.native import NativeError, Step, native_weight
 from services.engine.models.registry import find_family
 from services.engine.quantization.choice import WeightForm
 from services.engine.quantization.rounding import quantize_int4, quantize_int8

@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.engine.backends.load import load_worker
+from services.engine.backends.torch.worker import TorchWorker
+from services.engine.backends.triton.operations import TritonQuantizedLinear
+from services.engine.backends.triton.worker import TritonWorker
 from services.engine.models.decoder import Decoder
 from services.engine.models.layers.linear import QuantizedLinear
 from services.engine.quantization import choice
 from services.engine.quantization.rounding import quantize_fp8
 from services.engine.quantization.weight import QuantizedWeight
-from services.engine.triton.operations import TritonQuantizedLinear
-from services.engine.worker.gpu.triton_worker import TritonWorker
-from services.engine.worker.load import load_worker
-from services.engine.worker.torch_worker import TorchWorker
 from shared.config import SettingsError
 from shared.settings.quantization import Device
 from tests.model.harness import make_prompt, make_worker, settings

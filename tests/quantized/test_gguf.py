@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from services.engine.backends.load import load_worker
 from services.engine.core.plan import CoreLimits
 from services.engine.quantization.formats.gguf import Gguf
 from services.engine.quantization.weight import QuantizedWeight
-from services.engine.worker.load import load_worker
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 from shared.models.model_files import model_directory

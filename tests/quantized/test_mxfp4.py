@@ -8,13 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.engine.backends.cpu.worker import CpuWorker
+from services.engine.backends.torch.worker import TorchWorker
 from services.engine.core.plan import CoreLimits
-from services.engine.cpu.worker import CpuWorker
 from services.engine.models.decoder import Decoder
 from services.engine.models.layers.linear import QuantizedLinear
 from services.engine.models.layers.mlp import ExpertMlp
 from services.engine.quantization.formats.mxfp4 import LEVELS, Mxfp4
-from services.engine.worker.torch_worker import TorchWorker
 from shared.errors import ServiceError
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings
 from tests.models import greedy_reference, make_model

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.cpu.compile import CompileError, usable_variants
+from services.engine.backends.cpu.compile import CompileError, usable_variants
 from tests.native.drivers import HEAP, build
 from tests.native.libraries import need_compiler
 

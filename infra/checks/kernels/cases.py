@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.engine.kernels.sampling import new_columns
-from services.engine.triton.activation import activated
-from services.engine.triton.attention.attention_work import (
+from services.engine.adapters.delta import padded_rank
+from services.engine.backends.triton.kernels.activation import activated
+from services.engine.backends.triton.kernels.attention.attention_work import (
     DeviceWork,
     FewWork,
     Geometry,
@@ -19,19 +19,24 @@ from services.engine.triton.attention.attention_work import (
     ManyWork,
     queries_a_tile,
 )
-from services.engine.triton.attention.decode_attention import attend_few
-from services.engine.triton.attention.latent_attention import RowShape, attend_few_latents, attend_many_latents
-from services.engine.triton.attention.latent_rows import store_latents
-from services.engine.triton.attention.prefill_attention import attend_many
-from services.engine.triton.attention.rope_kv import rotate_and_store
-from services.engine.triton.blocks import copy_blocks, gather_blocks, scatter_blocks
-from services.engine.triton.experts import mixed_experts
-from services.engine.triton.lora import LoraTiles, add_products, padded_rank
-from services.engine.triton.norm import normed
-from services.engine.triton.quantized import KernelWeight, order_rows, quantized_linear
-from services.engine.triton.sampling import Adjustments, choose_tokens
-from services.engine.triton.skinny import skinny_linear
-from services.engine.triton.step_inputs import known_ids, scatter_words
+from services.engine.backends.triton.kernels.attention.decode_attention import attend_few
+from services.engine.backends.triton.kernels.attention.latent_attention import (
+    RowShape,
+    attend_few_latents,
+    attend_many_latents,
+)
+from services.engine.backends.triton.kernels.attention.latent_rows import store_latents
+from services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
+from services.engine.backends.triton.kernels.attention.rope_kv import rotate_and_store
+from services.engine.backends.triton.kernels.blocks import copy_blocks, gather_blocks, scatter_blocks
+from services.engine.backends.triton.kernels.experts import mixed_experts
+from services.engine.backends.triton.kernels.lora import LoraTiles, add_products
+from services.engine.backends.triton.kernels.norm import normed
+from services.engine.backends.triton.kernels.quantized import KernelWeight, order_rows, quantized_linear
+from services.engine.backends.triton.kernels.sampling import Adjustments, choose_tokens
+from services.engine.backends.triton.kernels.skinny import skinny_linear
+from services.engine.backends.triton.kernels.step_inputs import known_ids, scatter_words
+from services.engine.kernels.sampling import new_columns
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -4,6 +4,6 @@ delta          the low-rank product of one matrix, and an adapter as a set of th
 peft_files     reads an adapter directory and maps its tensors on the decoder's parameters
 library        the adapters known to this engine, by version; caches them in memory
 shards         the part of an adapter that one of several ranks has
-torch_layers   the LoRA products in torch operations, added to the model's own matrix products
-triton_layers  the same in Triton kernels
+
+Each backend adds the LoRA products to its own matrix products.
 """

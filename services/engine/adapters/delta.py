@@ -100,3 +100,25 @@ def adapter_bytes(d: DecoderDescription, rank: int, itemsize: int) -> int:
     parts = {"qkv": 3, "o": 1, "up": 2 if d.gated_mlp else 1, "down": 1}
     sizes = target_sizes(d).items()
     return itemsize * sum((out + inner) * rank * parts[name] for (_, name), (out, inner) in sizes)
+
+
+def part_widths(d: DecoderDescription) -> dict[str, tuple[int, ...]]:
+    """Returns the outputs of each part of the matrices that an adapter can change, by their names in `TARGETS`."""
+    return {
+        "qkv": (d.q_size, d.kv_size, d.kv_size),
+        "o": (d.hidden_size,),
+        "up": (d.intermediate_size,) * (2 if d.gated_mlp else 1),
+        "down": (d.hidden_size,),
+    }
+
+
+def padded_rank(rank: int) -> int:
+    """Returns the number of ranks for which a slot on a GPU has room: a power of two, as tensor cores require."""
+    return max(16, 1 << (rank - 1).bit_length())
+
+
+def slots_bytes(d: DecoderDescription, num_slots: int, rank: int, itemsize: int) -> int:
+    """Returns the memory in bytes of `num_slots` slots on a GPU, each with room for an adapter of this rank."""
+    widths, sizes = part_widths(d), target_sizes(d).items()
+    lines = sum(len(widths[name]) * columns + sum(widths[name]) for (_, name), (_, columns) in sizes)
+    return num_slots * padded_rank(rank) * lines * itemsize

@@ -174,7 +174,7 @@ class MultiprocExecutor:
 
     @functools.cached_property
     def _whole(self) -> DecoderDescription:
-        from services.engine.worker.torch_worker import describe_model
+        from services.engine.worker.loading.model_files import describe_model
 
         return describe_model(model_directory(self._settings))
 

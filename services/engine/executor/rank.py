@@ -64,9 +64,9 @@ class RankSettings(EngineSettings):
 def load(settings: EngineSettings, rank: int, meeting: Meeting) -> "tuple[ModelWorker, TorchCommunicator]":
     """Meets the other ranks. Returns a worker with this rank's part of the model, and the communicator."""
     # Imported here because a rank that still waits for another machine does not need torch yet.
+    from services.engine.backends.load import choose_device, load_worker
     from services.engine.parallel.communicator import TorchCommunicator
     from services.engine.parallel.shard import Shard
-    from services.engine.worker.load import choose_device, load_worker
 
     shard = Shard.of_rank(rank, settings.tensor_parallel_size, settings.pipeline_parallel_size)
     ranks = TorchCommunicator(shard, meeting, on_gpu=choose_device(settings.device).type == "cuda")

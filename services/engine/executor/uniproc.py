@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable
 
 from services.engine.adapters.library import AdapterLibrary
+from services.engine.backends.cpu.library import compiled_copy
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
-from services.engine.cpu.library import compiled_copy
 from services.engine.kv.layout import KvMemory
 from services.engine.worker.interface import (
     UNDER_WAY_MAX,

@@ -1,6 +1,6 @@
 """The interface of a decoder's operations. Which implementation is used is chosen once, when a model is loaded.
 
-`TorchOperations` is the reference and runs on any device; `services/engine/triton` has GPU kernels. Called by the
+`TorchOperations` is the reference and runs on any device; `backends/triton/operations` uses GPU kernels. Called by the
 weight loader, which creates the parts, and by the decoder, which combines them.
 """
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from services.engine.backends.torch.worker import scaled_slopes
 from services.engine.kernels.paged_attention import AttentionShape, plan_attention
 from services.engine.models.decoder import Decoder, DecoderWeights, LayerWeights
 from services.engine.models.description import DecoderDescription
@@ -25,7 +26,6 @@ from services.engine.quantizer.plan import Plan, Site
 from services.engine.worker.loading.checkpoint import Checkpoint
 from services.engine.worker.loading.parameters import ParameterReader
 from services.engine.worker.loading.weights import load_layer
-from services.engine.worker.torch_worker import scaled_slopes
 
 _BLOCK_SIZE = 16
 _TOKENS_A_STEP = 2048

@@ -37,8 +37,7 @@ from services.engine.quantizer.plan import Plan, Site, is_quantized, make_plan
 from services.engine.quantizer.scaling import LayerTensors
 from services.engine.quantizer.text import batches_of_file, calibration_batches, held_out_batches
 from services.engine.worker.loading.checkpoint import Checkpoint, weight_files
-from services.engine.worker.loading.model_files import read_config
-from services.engine.worker.torch_worker import useful_threads
+from services.engine.worker.loading.model_files import read_config, useful_threads
 from shared.config import SettingsError
 from shared.settings.quantization import Method, prepared_method
 

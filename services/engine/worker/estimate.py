@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from services.engine.adapters.delta import slots_bytes
 from services.engine.models.config_fields import weight_dtype
 from services.engine.models.description import DecoderDescription
 from services.engine.models.layout import Parameter
@@ -25,6 +26,7 @@ from services.engine.quantization.weight import Quantize, QuantizedWeight
 from services.engine.worker.capacity.budget import (
     cpu_budget,
     device_budget,
+    graphs_bytes,
     heap_bytes,
     kept_adapter_bytes,
     rows_bytes,
@@ -38,7 +40,6 @@ from services.engine.worker.capacity.profile import (
     make_probe,
 )
 from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
-from services.engine.worker.gpu.decode_graphs import graphs_bytes
 from services.engine.worker.loading.model_files import read_config, weight_file_bytes
 from services.engine.worker.loading.parameters import within_layer
 from shared.config import EngineSettings, SettingsError
@@ -154,8 +155,6 @@ def _adapters_bytes(settings: EngineSettings, d: DecoderDescription, dtype: torc
     """Returns the bytes of adapters on the device that computes the model."""
     if backend != "gpu" or not settings.enable_lora:
         return kept_adapter_bytes(settings, d, dtype)
-    from services.engine.adapters.triton_layers import slots_bytes
-
     return slots_bytes(d, settings.max_loras or 0, settings.max_lora_rank, dtype.itemsize)
 
 

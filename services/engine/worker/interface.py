@@ -1,6 +1,6 @@
 """The worker interface, through which the step loop uses a backend.
 
-Implemented by `torch_worker`, `triton_worker` and the C++ worker (`services/engine/cpu/worker`).
+Implemented by the module `worker` of each backend.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable

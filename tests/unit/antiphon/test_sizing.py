@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,13 @@ def test_a_plan_has_sizes_cards_and_the_flags_that_make_the_model_fit(
     words = recommended(capsys.readouterr().out)
     assert words & {"--quantization=ifq", "--quantization=ifq_nf4"}
     assert words & {f"--tensor-parallel-size={count}" for count in (2, 4, 8)}
+
+
+def test_a_plan_needs_no_triton(model: Any) -> None:
+    program = "import sys; sys.modules['triton'] = None; from antiphon.cli import main; sys.exit(main(sys.argv[1:]))"
+    words = "plan", str(model("6-8B")), "--gpu=L20", "--enable-lora"
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "Recommended for " in done.stdout) == (0, True), done.stderr
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llava_next", "idefics3", "glm4v"])

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
+from services.engine.backends import load
 from services.engine.engine import load_model
-from services.engine.worker import load
 from services.engine.worker.interface import ModelWorker
 from shared.config import EngineSettings
 

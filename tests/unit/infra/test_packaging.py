@@ -120,10 +120,11 @@ def test_what_the_images_copy_is_in_the_build_context() -> None:
 def test_the_engines_image_has_the_cpu_backend_for_every_processor_and_no_compiler() -> None:
     build, runtime = dockerfile("engine").rsplit("\nFROM ", 1)
     assert "g++" in build
-    assert "RUN python -m services.engine.cpu --all\n" in build
+    assert "RUN python -m services.engine.backends.cpu --all\n" in build
     assert "g++" not in runtime
-    assert "COPY --from=compiled /app/services/engine/cpu/compiled services/engine/cpu/compiled\n" in runtime
-    assert "services/engine/cpu/compiled" in (ROOT / ".dockerignore").read_text().splitlines()
+    compiled = "services/engine/backends/cpu/compiled"
+    assert f"COPY --from=compiled /app/{compiled} {compiled}\n" in runtime
+    assert compiled in (ROOT / ".dockerignore").read_text().splitlines()
 
 
 def test_the_compose_file_holds_no_password_and_bounds_every_service() -> None:

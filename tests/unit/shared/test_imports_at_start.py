@@ -39,7 +39,7 @@ def test_the_launcher_imports_no_library_of_the_services_before_they_start() -> 
 
 
 def test_a_plain_model_is_loaded_without_readers_of_other_formats() -> None:
-    assert not imported("import services.engine.worker.load, services.engine.cpu.worker", MODEL)
+    assert not imported("import services.engine.backends.load, services.engine.backends.cpu.worker", MODEL)
 
 
 def test_imports_of_a_service_are_not_interrupted_by_garbage_collections() -> None:

@@ -6,6 +6,7 @@ the workers at start-up.
 
 import itertools
 import json
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,11 +14,13 @@ import msgspec
 
 from services.engine.models.config_fields import token_ids
 from services.engine.models.description import DecoderDescription
-from services.engine.models.registry import without_head
+from services.engine.models.registry import find_family, without_head
 from shared.errors import ServiceError
 
 SENTENCE_MODULES = "modules.json"
 """The file with which sentence-transformers lists the parts of an embedding model."""
+SMALL_MODEL_BYTES = 64 * 2**20
+"""Weights smaller than this are read in one or two milliseconds."""
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
@@ -36,6 +39,12 @@ def read_config(model_dir: Path) -> dict[str, Any]:
     if (model_dir / SENTENCE_MODULES).is_file():
         config["architectures"] = [without_head(str(name)) for name in config.get("architectures") or []]
     return config
+
+
+def describe_model(model_dir: Path) -> DecoderDescription:
+    """Returns the description of the model in a directory without loading the weights. Raises `ServiceError`."""
+    config = read_config(model_dir)
+    return find_family(config).describe(config)
 
 
 def _check_names(config: dict[str, Any]) -> None:
@@ -75,6 +84,15 @@ def weight_file_bytes(model_dir: Path) -> int:
     patterns = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
     files = itertools.chain.from_iterable(map(model_dir.glob, patterns))
     return sum(path.stat().st_size for path in files)
+
+
+def useful_threads(model_dir: Path) -> int:
+    """Returns the default number of compute threads: 1 for a small model, else the number of cores.
+
+    A small model's operations are too short to divide: while the other services use a core too, the threads wait for
+    each other longer than they compute.
+    """
+    return 1 if weight_file_bytes(model_dir) < SMALL_MODEL_BYTES else len(os.sched_getaffinity(0))
 
 
 def eos_token_ids(model_dir: Path, description: DecoderDescription) -> frozenset[int]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.engine.cpu.kv_memory import PanelMemory
+from services.engine.backends.cpu.kv_memory import PanelMemory
 from services.engine.kv.layout import KvMemory, place_bytes
 from services.engine.kv.pieces import NativeCopy, checksum
 from services.engine.worker.capacity.kv_cache import KvCache

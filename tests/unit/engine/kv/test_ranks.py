@@ -13,7 +13,7 @@ from services.engine.executor.rank_memory import RankMemory, parts_of, serve_blo
 from services.engine.kv.layout import KvLayout
 from services.engine.kv.pieces import Bytes, checksum
 from services.engine.parallel.shard import Shard, local_description
-from services.engine.worker.torch_worker import describe_model
+from services.engine.worker.loading.model_files import describe_model
 from tests.unit.engine.kv.engines import PROMPT, Running, run, started
 
 TORCH = {"cpu_backend": "torch"}

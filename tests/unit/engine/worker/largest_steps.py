@@ -6,14 +6,14 @@ Prints, in bytes: the planned total, the anonymous memory at its peak, and the p
 import sys
 from pathlib import Path
 
+from services.engine.backends.cpu.worker import CpuWorker
+from services.engine.backends.load import load_worker
+from services.engine.backends.torch.worker import TorchWorker
 from services.engine.core.plan import EngineFacts
 from services.engine.core.request import SequenceSpec
-from services.engine.cpu.worker import CpuWorker
 from services.engine.engine import Engine, core_limits
 from services.engine.steps.loop import StepReport
 from services.engine.worker.capacity import memory
-from services.engine.worker.load import load_worker
-from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings
 from shared.parameters.sampling import SamplingParams
 

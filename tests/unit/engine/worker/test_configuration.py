@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from services.engine.backends.load import load_worker
 from services.engine.worker.configuration import configuration_hash
-from services.engine.worker.load import load_worker
 from shared.config import EngineSettings
 
 

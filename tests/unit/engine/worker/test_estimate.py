@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.cpu.worker import CpuWorker
+from services.engine.backends.cpu.worker import CpuWorker
+from services.engine.backends.load import load_worker
+from services.engine.backends.torch.worker import TorchWorker
 from services.engine.worker.capacity.kv_cache import bytes_per_block
 from services.engine.worker.estimate import CONTEXT_BYTES, Needs, gpu_room, predict
-from services.engine.worker.load import load_worker
-from services.engine.worker.torch_worker import TorchWorker
 from shared.config import EngineSettings, SettingsError
 from shared.models.adapters import with_adapters
 from tests.adapters import make_adapter

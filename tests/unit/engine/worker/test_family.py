@@ -2,12 +2,12 @@
 
 import pytest
 
+from services.engine.backends.load import load_worker
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
 from services.engine.steps.loop import StepReport
 from services.engine.worker.interface import ModelWorker
-from services.engine.worker.load import load_worker
 from shared.config import EngineSettings
 from shared.parameters.sampling import SamplingParams
 from tests.unit.engine.conftest import Checkpoint

@@ -7,7 +7,7 @@ from antiphon.cli import main
 from antiphon.launch import devices, launcher
 from antiphon.offline.engine_args import engine_args
 from antiphon.settings import ServeSettings, of_service
-from services.engine.worker import load
+from services.engine.backends import load
 from services.engine.worker.capacity.memory_advice import measures
 from shared.config import EngineSettings
 from shared.errors import ServiceError

@@ -11,11 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.engine.backends.load import load_worker
 from services.engine.models.registry import find_family
-from services.engine.worker.load import load_worker
 from services.engine.worker.loading.checkpoint import Checkpoint
-from services.engine.worker.loading.model_files import read_config
-from services.engine.worker.torch_worker import useful_threads
+from services.engine.worker.loading.model_files import read_config, useful_threads
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
 

@@ -1,0 +1,180 @@
+"""Chooses the device and the worker for an engine's settings, and loads the worker. Called by the engine."""
+
+import importlib.util
+import logging
+from pathlib import Path
+
+import torch
+
+from services.engine.backends.cpu.worker import load_cpu_worker
+from services.engine.backends.torch.own_cache.kinds import keeps_own_cache
+from services.engine.backends.torch.staged_worker import StagedWorker
+from services.engine.backends.torch.whole_text.kinds import computes_whole
+from services.engine.backends.torch.worker import TorchWorker
+from services.engine.models.registry import has_family
+from services.engine.parallel.communicator import ALONE_RANK, Communicator
+from services.engine.worker.capacity.memory_advice import measures
+from services.engine.worker.interface import ModelWorker
+from services.engine.worker.loading.model_files import read_config
+from shared.config import EngineSettings, SettingsError
+from shared.errors import ServiceError
+from shared.models.model_files import model_directory
+
+logger = logging.getLogger(__name__)
+
+_OLDEST, _OLDEST_WITH_FLOAT8 = (8, 0), (8, 9)
+
+
+def load_worker(settings: EngineSettings, ranks: Communicator = ALONE_RANK) -> ModelWorker:
+    """Returns a loaded worker, or the worker of one of several ranks.
+
+    Raises `SettingsError` or `ServiceError` for settings or a model that cannot work.
+    """
+    model_dir, device = model_directory(settings), choose_device(settings.device)
+    _check_format(settings.load_format, model_dir)
+    try:
+        return _load(settings, model_dir, device, ranks)
+    except torch.OutOfMemoryError as error:
+        reason, on_cpu = str(error).split(". ")[0], device.type == "cpu"
+        raise ServiceError(
+            "invalid_value",
+            f"The model does not fit into the memory of the device ({reason}). {measures(settings, on_cpu=on_cpu)}",
+            param="model",
+        ) from error
+
+
+def _load(settings: EngineSettings, model_dir: Path, device: torch.device, ranks: Communicator) -> ModelWorker:
+    if computes_whole(read_config(model_dir)):
+        if ranks.shard.size > 1:
+            raise SettingsError(
+                "--tensor-parallel-size, --pipeline-parallel-size: encoders and classifiers run on one device"
+            )
+        # Imported here because importing transformers takes seconds, and most models do not need it.
+        from services.engine.backends.torch.whole_text.worker import WholeTextWorker
+
+        return WholeTextWorker(settings, model_dir, device)
+    if keeps_own_cache(read_config(model_dir)):
+        if ranks.shard.size > 1:
+            raise SettingsError(
+                "--tensor-parallel-size, --pipeline-parallel-size: this architecture runs through transformers with a "
+                "cache of its own, on one device; leave the option out"
+            )
+        # Imported here because importing transformers takes seconds, and most models do not need it.
+        from services.engine.backends.torch.own_cache.worker import OwnCacheWorker
+
+        return OwnCacheWorker(settings, model_dir, device)
+    if ranks.shard.size > 1:
+        return _load_rank(settings, model_dir, device, ranks)
+    for notice in cpu_notices(settings) if device.type == "cpu" else ():
+        logger.info("%s", notice)
+    if uses_triton(settings, device, model_dir):
+        # Imported here because Triton is not needed on a CPU.
+        from services.engine.backends.triton.worker import TritonWorker
+
+        return TritonWorker(settings, model_dir, device)
+    if device.type == "cpu" and settings.cpu_backend != "torch":
+        worker = load_cpu_worker(settings, model_dir)
+        if worker is not None:
+            return worker
+    return TorchWorker(settings, model_dir, device)
+
+
+def _check_format(asked: str, model_dir: Path) -> None:
+    """Raises SettingsError if the weights have another format than `--load-format` asks for."""
+    if asked == "auto":
+        return
+    # GGUF files are read only if there are no other weights.
+    others = [] if asked == "safetensors" else [*model_dir.glob("*.safetensors"), *model_dir.glob("pytorch_model*.bin")]
+    if others or not any(model_dir.glob(f"*.{asked}")):
+        raise SettingsError(f"--load-format={asked}: {model_dir} has no file of that kind; leave the option out")
+
+
+def _load_rank(settings: EngineSettings, model_dir: Path, device: torch.device, ranks: Communicator) -> ModelWorker:
+    """Returns the worker of a rank. On a machine with GPUs, it uses the GPU with the rank's number on this machine."""
+    if device.type == "cuda":
+        device = torch.device("cuda", ranks.local_rank)
+        torch.cuda.set_device(device)
+    if ranks.stage is None and uses_triton(settings, device, model_dir):
+        from services.engine.backends.triton.worker import TritonWorker
+
+        return TritonWorker(settings, model_dir, device, ranks)
+    if ranks.shard.rank == 0:
+        logger.info("PyTorch's operations compute: other backends do not divide a model in this way")
+    return (TorchWorker if ranks.stage is None else StagedWorker)(settings, model_dir, device, ranks)
+
+
+def cpu_notices(settings: EngineSettings) -> list[str]:
+    """Returns a notice for each given option that has no effect on a CPU, which has no CUDA graphs."""
+    asked = {
+        "--enforce-eager": settings.enforce_eager,
+        "--max-seq-len-to-capture": settings.max_seq_len_to_capture != EngineSettings().max_seq_len_to_capture,
+    }
+    return [f"{flag} changes nothing on a CPU: every step runs without CUDA graphs" for flag in asked if asked[flag]]
+
+
+def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path) -> bool:
+    """Whether the Triton worker is used. Raises `SettingsError` if it is asked for on a CPU without the interpreter.
+
+    PyTorch's operations are used for a model without a description, and for a device or cache type that the kernels do
+    not support.
+    """
+    if device.type == "cpu":
+        if settings.cpu_backend != "triton":
+            return False
+        if settings.enable_prompt_adapter:
+            raise SettingsError(
+                "--cpu-backend=triton: the kernels compute without virtual tokens; leave out --enable-prompt-adapter"
+            )
+        if settings.enable_mm:
+            raise SettingsError("--cpu-backend=triton: the kernels compute without pictures; leave out --enable-mm")
+        if settings.enable_lora and settings.tensor_parallel_size > 1:
+            raise SettingsError("--cpu-backend=triton: the kernels do not divide adapters; leave out --enable-lora")
+        if not _interprets():
+            raise SettingsError("--cpu-backend=triton is for tests: it needs TRITON_INTERPRET=1 in the environment")
+        logger.warning("the GPU kernels run under Triton's interpreter: very slowly, for tests")
+        return True
+    if settings.cuda_backend != "auto":
+        return False
+    reason = _reason_for_torch(settings, device, model_dir)
+    if reason is not None:
+        logger.warning("the Triton kernels are not used: %s. PyTorch's operations compute instead", reason)
+    return reason is None
+
+
+def _reason_for_torch(settings: EngineSettings, device: torch.device, model_dir: Path) -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    if settings.enable_prompt_adapter:
+        return "they compute without virtual tokens, which prompt adapters need"
+    if settings.enable_mm:
+        return "they compute without pictures"
+    if settings.enable_lora and settings.tensor_parallel_size > 1:
+        return "they compute LoRA adapters on one device only"
+    if not has_family(read_config(model_dir)):
+        return "this architecture runs through transformers"
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < _OLDEST:
+        return "they need a device of compute capability 8.0 or newer"
+    if settings.kv_cache_dtype != "auto" and torch.cuda.get_device_capability(device) < _OLDEST_WITH_FLOAT8:
+        return f"--kv-cache-dtype {settings.kv_cache_dtype} needs compute capability 8.9 or newer there"
+    return None
+
+
+def _interprets() -> bool:
+    """Whether Triton runs kernels in its interpreter. The setting is read when Triton is imported."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    import triton
+
+    return bool(triton.knobs.runtime.interpret)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def choose_device(asked: str) -> torch.device:
+    """Returns the device. `auto` means CUDA if it is available; `cuda` raises `ServiceError` if it is not.
+
+    A CUDA device always has a number, because some functions of PyTorch need one.
+    """
+    available = torch.cuda.is_available()
+    if asked == "cuda" and not available:
+        message = "--device cuda: no CUDA device is available here. Leave the option out, or ask `antiphon doctor` why."
+        raise ServiceError("invalid_value", message, param="device")
+    return torch.device("cuda", torch.cuda.current_device()) if asked != "cpu" and available else torch.device("cpu")

@@ -1,0 +1,86 @@
+"""LoRA adapters of a model with Triton kernels: the slots on the device, and the layers that use them.
+
+A loaded adapter is kept in host memory, in the layout of a slot; filling a slot copies it to the device. Called by the
+GPU worker.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from services.engine.adapters.delta import AdapterWeights, Delta, Place, padded_rank, part_widths, target_sizes
+from services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep
+from services.engine.backends.triton.operations import AdaptedLinear, TritonMlp
+from services.engine.models.decoder import DecoderWeights, LayerWeights
+from services.engine.models.description import DecoderDescription
+
+
+@dataclass(frozen=True, slots=True)
+class HostDelta:
+    """One matrix's delta in the layout of a slot (`triton/lora`), in host memory: `a` and `b` of the model's type."""
+
+    a: Tensor
+    b: Tensor
+
+
+class DeviceAdapters:
+    """The adapter slots of a model on its device. `step` says which rows of the current step use which slot."""
+
+    def __init__(self, d: DecoderDescription, num_slots: int, rank: int, like: Tensor) -> None:
+        """`rank`: the largest rank of an adapter; `like`: a tensor of the model's type on its device."""
+        self.step = LoraStep()
+        self._widths = part_widths(d)
+        self._rank, self._dtype, self._pins = padded_rank(rank), like.dtype, like.device.type == "cuda"
+        self._matrices = {
+            place: LoraMatrix(num_slots, self._widths[place[1]], columns, rank, like)
+            for place, (_, columns) in target_sizes(d).items()
+        }
+
+    def prepare(self, weights: AdapterWeights) -> Mapping[Place, HostDelta]:
+        """Returns the adapter's deltas in the layout of a slot."""
+        return {place: self._laid_out(delta, self._widths[place[1]]) for place, delta in weights.deltas.items()}
+
+    def fill(self, slot: int, deltas: Mapping[Place, HostDelta]) -> None:
+        """Copies an adapter into a slot, in stream order: steps launched before still use the former adapter."""
+        for place, matrix in self._matrices.items():
+            delta = deltas.get(place)
+            for kept, given in ((matrix.a, delta and delta.a), (matrix.b, delta and delta.b)):
+                if given is None:
+                    kept[slot].zero_()
+                else:
+                    kept[slot].copy_(given, non_blocking=True)
+
+    def adapted(self, weights: DecoderWeights) -> DecoderWeights:
+        """Returns the weights with the adapters in all layers."""
+        layers = tuple(self._layer(layer, index) for index, layer in enumerate(weights.layers))
+        return replace(weights, layers=layers)
+
+    def _layer(self, layer: LayerWeights, index: int) -> LayerWeights:
+        mlp = layer.mlp
+        if isinstance(mlp, TritonMlp):
+            up, down = (self._matrices[index, name] for name in ("up", "down"))
+            mlp = replace(mlp, up=AdaptedLinear(mlp.up, up, self.step), down=AdaptedLinear(mlp.down, down, self.step))
+        qkv, o = (self._matrices[index, name] for name in ("qkv", "o"))
+        return replace(
+            layer,
+            qkv=AdaptedLinear(layer.qkv, qkv, self.step),
+            o=AdaptedLinear(layer.o, o, self.step),
+            mlp=mlp,
+        )
+
+    def _laid_out(self, delta: Delta, widths: tuple[int, ...]) -> HostDelta:
+        """Returns a delta with the ranks of each part at that part's positions, padded with zeros."""
+        a = torch.zeros((len(widths) * self._rank, delta.a.shape[1]), dtype=self._dtype)
+        b = torch.zeros((sum(widths), self._rank), dtype=self._dtype)
+        start = 0
+        for part, width in enumerate(widths):
+            # A module has one part of the matrix, or, if it is fused in the checkpoint, several of them.
+            for block in delta.blocks:
+                if block.row <= start and start + width <= block.row_end:
+                    count, ranks = block.rank_end - block.rank, slice(block.rank, block.rank_end)
+                    a[part * self._rank : part * self._rank + count] = delta.a[ranks].to(self._dtype)
+                    b[start : start + width, :count] = delta.b[start : start + width, ranks].to(self._dtype)
+            start += width
+        return HostDelta(a.pin_memory(), b.pin_memory()) if self._pins else HostDelta(a, b)

@@ -1,0 +1,185 @@
+"""Builds the inputs of the GPU kernels from a plan and the state table: flat arrays and the attention's work lists.
+
+    ids, positions [num_tokens]   the step's tokens and their positions in their sequences
+    sources [num_tokens]          row whose last sampled token, kept on the device, replaces the id, because the host
+                                  does not know the token yet; -1: the id from the host is right
+    slots [num_tokens]            KV slot of each token, -1 for the padding of a captured graph
+    logit_tokens, rows, offsets   as in `inputs`, with the tokens of `report` after the sampled ones
+
+Computes indices on the host and puts the arrays into the staging buffer. Called by the GPU worker.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from services.engine.backends.triton.kernels.attention.attention_work import (
+    SPLIT_TOKENS,
+    DeviceWork,
+    Heads,
+    Integers,
+    Sequences,
+    plan_work,
+)
+from services.engine.backends.triton.kernels.lora import TILE_ROWS, LoraTiles, most_tiles, put_tiles
+from services.engine.backends.triton.staging import Staging
+from services.engine.core.plan import StepPlan
+from services.engine.worker.batch.prompt_logprobs import PromptReport, report_of
+from services.engine.worker.batch.state_table import StateTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostStep:
+    """The arrays of a step on the host, see the module."""
+
+    ids: Integers
+    sources: Integers
+    positions: Integers
+    slots: Integers
+    sequences: Sequences
+    logit_tokens: Integers
+    rows: Integers
+    offsets: Integers
+    report: PromptReport | None = None
+    token_slots: Integers | None = None
+    """The adapter slot of each token, -1 for none; None if no token of the step has an adapter."""
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every sequence computes exactly one token and samples the next one."""
+        return len(self.ids) == len(self.sequences.rows) == len(self.rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceStep:
+    """The arrays of a step on the device. `logit_tokens` is None if every token samples.
+
+    `reported_ids`: the prompt tokens whose log probabilities are reported; None if there are none.
+    """
+
+    ids: Tensor
+    sources: Tensor
+    positions: Tensor
+    slots: Tensor
+    attention: Mapping[int | None, DeviceWork]
+    logit_tokens: Tensor | None
+    reported_ids: Tensor | None
+    adapters: LoraTiles | None = None
+    """The tokens with adapters; None if no token of the step has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSize:
+    """The size of a captured graph: number of sequences, with one token each, and their maximum length in tokens.
+
+    `num_slots`: number of adapter slots that its steps may use; 0 for a graph without products of adapters.
+    """
+
+    num_seqs: int
+    max_seq_len: int
+    num_slots: int = 0
+
+    @property
+    def max_tiles(self) -> int:
+        """Maximum number of tiles of tokens with adapters (see `triton/lora`)."""
+        return most_tiles(self.num_seqs, self.num_slots) if self.num_slots else 0
+
+    def max_items(self, split_tokens: int) -> int:
+        """Maximum number of key splits (see `attention_work`) of all sequences together."""
+        return self.num_seqs * -(-self.max_seq_len // split_tokens)
+
+
+def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, block_size: int) -> HostStep:
+    """Returns the step of a plan that the table has applied. `num_known` [rows]: number of tokens the host knows."""
+    columns = [(s.row, s.start, s.num_tokens, s.samples + len(s.draft_token_ids)) for s in plan.scheduled]
+    rows, starts, counts, samples = np.array(columns, dtype=np.int64).T
+    query_starts = counts.cumsum() - counts
+    owner = np.repeat(np.arange(len(rows)), counts)
+    positions = np.arange(len(owner)) + (starts - query_starts)[owner]
+    owners = rows[owner]
+    blocks = table.block_tables[owners, positions // block_size].astype(np.int64)
+    offsets = np.arange(samples.sum()) - np.repeat(samples.cumsum() - samples, samples)
+    known = positions < num_known[owners]
+    report = report_of(plan, table, query_starts)
+    logit_tokens = np.repeat(query_starts + counts - samples, samples) + offsets
+    adapter_slots = table.slots_of(rows)
+    return HostStep(
+        ids=table.token_ids[owners, positions].astype(np.int64),
+        sources=np.where(known, -1, owners),
+        positions=positions,
+        slots=blocks * block_size + positions % block_size,
+        sequences=Sequences(rows, starts + counts, query_starts, counts),
+        logit_tokens=logit_tokens if report is None else np.concatenate((logit_tokens, report.tokens)),
+        rows=np.repeat(rows, samples),
+        offsets=offsets,
+        report=report,
+        token_slots=None if adapter_slots is None else adapter_slots[owner],
+    )
+
+
+def empty_step() -> HostStep:
+    """Returns a step without sequences, for the capture of graphs."""
+    none = np.zeros(0, dtype=np.int64)
+    return HostStep(
+        ids=none,
+        sources=none,
+        positions=none,
+        slots=none,
+        sequences=Sequences(none, none, none, none),
+        logit_tokens=none,
+        rows=none,
+        offsets=none,
+    )
+
+
+def place(
+    step: HostStep,
+    tables: Tensor,
+    windows: Iterable[int | None],
+    heads: Heads,
+    staging: Staging,
+    graph: GraphSize | None = None,
+) -> DeviceStep:
+    """Puts a step's arrays into the staging buffer, padded to the size of the graph that will run it, if any."""
+    count = len(step.ids) if graph is None else graph.num_seqs
+    missing = count - len(step.ids)
+
+    def padded(values: Integers, filling: int) -> Integers:
+        return np.concatenate((values, np.full(missing, filling))) if missing else values
+
+    ids, sources = staging.put(padded(step.ids, 0)), staging.put(padded(step.sources, -1))
+    positions, slots = staging.put(padded(step.positions, 0)), staging.put(padded(step.slots, -1))
+    adapters, max_tiles = None, 0 if graph is None else graph.max_tiles
+    if step.token_slots is not None or max_tiles:
+        row_slots = step.token_slots if step.token_slots is not None else np.zeros(0, dtype=np.int64)
+        adapters = put_tiles(row_slots, staging.put, max_tiles)
+    capacity = (0, 0) if graph is None else (graph.num_seqs, graph.max_items(heads.split_tokens))
+    attention = {window: plan_work(step.sequences, tables, window, heads, staging.put, capacity) for window in windows}
+    every = graph is not None or (len(step.logit_tokens) == len(step.ids) and step.report is None)
+    logit_tokens = None if every else staging.put(step.logit_tokens)
+    reported_ids = None if step.report is None else staging.put(step.report.token_ids, dtype=np.int64)
+    return DeviceStep(
+        ids=ids,
+        sources=sources,
+        positions=positions,
+        slots=slots,
+        attention=attention,
+        logit_tokens=logit_tokens,
+        reported_ids=reported_ids,
+        adapters=adapters,
+    )
+
+
+def staging_bytes(
+    max_tokens: int, max_num_seqs: int, max_model_len: int, num_windows: int, block_size: int, num_slots: int = 0
+) -> int:
+    """Returns the staging bytes that the largest step needs: these arrays, the sampler's parameters, new block ids.
+
+    `num_slots`: number of adapter slots.
+    """
+    items = max_num_seqs * -(-max_model_len // SPLIT_TOKENS)
+    words = 30 * max_tokens + num_windows * (items + 2 * max_tokens + 8 * max_num_seqs) + 40 * max_num_seqs
+    words += (TILE_ROWS + 1) * most_tiles(max_tokens, num_slots) if num_slots else 0
+    return 4 * (words + 4 * max_num_seqs + max_tokens // block_size) + 64 * 64

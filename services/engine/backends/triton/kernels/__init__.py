@@ -1,0 +1,1 @@
+"""GPU kernels in Triton, tested against `services/engine/kernels`."""

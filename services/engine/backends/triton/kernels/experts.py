@@ -1,0 +1,175 @@
+"""A mixture of experts as two grouped matrix products; formula and shapes as in `kernels/experts`.
+
+    1  align    sorts the (token, expert) pairs by expert and pads each expert's pairs to whole tiles of rows
+    2  inner    [pairs, m] = act(x gateᵀ) · (x upᵀ), rows of x gathered by pair
+    3  outer    [pairs, hidden] = weight · inner downᵀ, both with biases if experts have some
+    4  combine  y[token] = residual + Σ of its pairs, in the router's order
+
+The host counts nothing: the sizes of all launches follow from the shapes, so a CUDA graph can capture them. There
+are no atomic additions, so a token's result does not depend on the other tokens. Programs of unused tiles exit
+immediately. Similar to the fused kernels of vLLM and SGLang, with a stable counting sort in place of an atomic one.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from services.engine.backends.triton.kernels.activation import activate_gated
+from services.engine.backends.triton.kernels.runtime import INTERPRETED, ceil_div, launch, power_of_two
+from services.engine.backends.triton.kernels.scores import multiply
+
+_SORTED_AT_ONCE = 1024
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _count_kernel(chosen, counts, num_pairs, AT_ONCE: tl.constexpr):
+    expert = tl.program_id(0)
+    found = tl.zeros((AT_ONCE,), tl.int32)
+    for first in range(0, num_pairs, AT_ONCE):
+        i = first + tl.arange(0, AT_ONCE)
+        found += (tl.load(chosen + i, mask=i < num_pairs, other=-1) == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(found, 0))
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _sort_kernel(
+    chosen, counts, pairs, owners, num_pairs,
+    EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr, TILE: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Writes one expert's pairs, in order, after the tiles of the experts before it, and the owner of each tile."""
+    expert = tl.program_id(0)
+    e = tl.arange(0, EXPERTS_PAD)
+    tiles = tl.cdiv(tl.load(counts + e, mask=e < EXPERTS, other=0), TILE)
+    before, mine = tl.sum(tl.where(e < expert, tiles, 0), 0), tl.sum(tl.where(e == expert, tiles, 0), 0)
+    for tile in range(0, mine):
+        tl.store(owners + before + tile, expert)
+    place = before * TILE
+    for first in range(0, num_pairs, AT_ONCE):
+        i = first + tl.arange(0, AT_ONCE)
+        ours = tl.load(chosen + i, mask=i < num_pairs, other=-1) == expert
+        rank = tl.cumsum(ours.to(tl.int32), 0) - 1
+        tl.store(pairs + place + rank, i, mask=ours)
+        place += tl.sum(ours.to(tl.int32), 0)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def _grouped_kernel(
+    x, weights, biases, shares, out, pairs, owners, num_pairs, width,
+    COLUMNS: tl.constexpr, PER_ROW: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr, PIECE: tl.constexpr,
+    ACTIVATION: tl.constexpr, OUTER: tl.constexpr,
+):  # fmt: skip
+    expert = tl.load(owners + tl.program_id(1))
+    if expert >= 0:
+        n, c = tl.program_id(0) * WIDE + tl.arange(0, WIDE), tl.arange(0, PIECE)
+        pair = tl.load(pairs + tl.program_id(1) * ROWS + tl.arange(0, ROWS))
+        real = pair < num_pairs
+        source = x + (tl.where(real, pair, 0) // PER_ROW).to(tl.int64)[:, None] * COLUMNS
+        parts = width if OUTER else 2 * width
+        lines = weights + (expert.to(tl.int64) * parts + tl.minimum(n, width - 1))[:, None] * COLUMNS
+        acc, up = tl.zeros((ROWS, WIDE), tl.float32), tl.zeros((ROWS, WIDE), tl.float32)
+        for first in range(0, COLUMNS, PIECE):
+            inside = (first + c < COLUMNS)[None, :]
+            part = tl.load(source + (first + c)[None, :], mask=inside & real[:, None], other=0.0)
+            acc = multiply(part, tl.trans(tl.load(lines + (first + c)[None, :], mask=inside, other=0.0)), acc)
+            if not OUTER:
+                below = lines + width.to(tl.int64) * COLUMNS + (first + c)[None, :]
+                up = multiply(part, tl.trans(tl.load(below, mask=inside, other=0.0)), up)
+        if biases is not None:
+            added = biases + expert.to(tl.int64) * parts + n
+            acc += tl.load(added, mask=n < width, other=0.0).to(tl.float32)[None, :]
+            if not OUTER:
+                up += tl.load(added + width, mask=n < width, other=0.0).to(tl.float32)[None, :]
+        if OUTER:
+            acc = acc * tl.load(shares + pair, mask=real, other=0.0).to(tl.float32)[:, None]
+        else:
+            acc = activate_gated(acc, up, ACTIVATION)
+        place = out + pair.to(tl.int64)[:, None] * width + n[None, :]
+        tl.store(place, acc.to(out.dtype.element_ty), mask=real[:, None] & (n < width)[None, :])
+
+
+@triton.jit
+def _combine_kernel(parts, residual, out, width, PER_TOKEN: tl.constexpr, PIECE: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * PIECE + tl.arange(0, PIECE)
+    acc = tl.zeros((PIECE,), tl.float32)
+    for k in tl.static_range(PER_TOKEN):
+        acc += tl.load(parts + (token * PER_TOKEN + k) * width + i, mask=i < width, other=0.0).to(tl.float32)
+    if residual is not None:
+        acc += tl.load(residual + token * width + i, mask=i < width, other=0.0).to(tl.float32)
+    tl.store(out + token * width + i, acc.to(out.dtype.element_ty), mask=i < width)
+
+
+def mixed_experts(
+    x: Tensor,
+    shares: Tensor,
+    chosen: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: str,
+    residual: Tensor | None = None,
+    biases: tuple[Tensor | None, Tensor | None] = (None, None),
+) -> Tensor:
+    """Returns y [n, hidden], see the module.
+
+    `shares`, `chosen` [n, k]: the router's weights and experts; `biases`: of both matrices, [experts, out].
+    """
+    tokens, per_token = chosen.shape
+    experts, hidden, inner_width = down.shape
+    num_pairs = tokens * per_token
+    rows = _tile_rows(num_pairs, experts)
+    pairs, owners = _align(chosen, experts, rows)
+    inner = torch.empty((num_pairs, inner_width), dtype=x.dtype, device=x.device)
+    outer = torch.empty((num_pairs, hidden), dtype=x.dtype, device=x.device)
+    wide, piece, warps, stages = _shape(rows, x.dtype.itemsize)
+    shared = {"ROWS": rows, "WIDE": wide, "PIECE": piece, "ACTIVATION": activation, "warps": warps, "stages": stages}
+    launch(
+        _grouped_kernel, (ceil_div(inner_width, wide), len(owners)),
+        x, gate_up, biases[0], None, inner, pairs, owners, num_pairs, inner_width,
+        COLUMNS=hidden, PER_ROW=per_token, OUTER=False, **shared,
+    )  # fmt: skip
+    launch(
+        _grouped_kernel, (ceil_div(hidden, wide), len(owners)),
+        inner, down, biases[1], shares, outer, pairs, owners, num_pairs, hidden,
+        COLUMNS=inner_width, PER_ROW=1, OUTER=True, **shared,
+    )  # fmt: skip
+    out = torch.empty_like(x)
+    grid = (tokens, ceil_div(hidden, 1024))
+    launch(_combine_kernel, grid, outer, residual, out, hidden, warps=4, PER_TOKEN=per_token, PIECE=1024)
+    return out
+
+
+def _align(chosen: Tensor, experts: int, rows: int) -> tuple[Tensor, Tensor]:
+    """Returns (`pairs`, `owners`).
+
+    `pairs` [tiles · rows]: pair numbers sorted by expert; the number of pairs in padding rows. `owners` [tiles]: the
+    expert of each tile; -1 for unused tiles.
+    """
+    num_pairs = chosen.numel()
+    tiles = min(num_pairs, ceil_div(num_pairs, rows) + experts)
+    chosen = chosen.to(torch.int32).contiguous()
+    counts = torch.empty(experts, dtype=torch.int32, device=chosen.device)
+    pairs = torch.full((tiles * rows,), num_pairs, dtype=torch.int32, device=chosen.device)
+    owners = torch.full((tiles,), -1, dtype=torch.int32, device=chosen.device)
+    at_once = min(_SORTED_AT_ONCE, power_of_two(num_pairs, 16))
+    launch(_count_kernel, (experts,), chosen, counts, num_pairs, warps=4, AT_ONCE=at_once)
+    launch(
+        _sort_kernel, (experts,), chosen, counts, pairs, owners, num_pairs,
+        warps=4, EXPERTS=experts, EXPERTS_PAD=power_of_two(experts), TILE=rows, AT_ONCE=at_once,
+    )  # fmt: skip
+    return pairs, owners
+
+
+def _tile_rows(num_pairs: int, experts: int) -> int:
+    """Returns the rows of a tile, 16, 64 or 128, by the average number of pairs of an expert. Tensor cores need 16."""
+    average = num_pairs // experts
+    return 128 if average > 96 else 64 if average > 24 else 16
+
+
+def _shape(rows: int, itemsize: int) -> tuple[int, int, int, int]:
+    """Returns (columns of a tile of the result, columns of a tile of the operands, warps, stages)."""
+    if INTERPRETED:
+        return 64, 64, 4, 2
+    if itemsize > 2:
+        return 32, 32, 4, 2
+    return {16: (32, 128, 4, 4), 64: (64, 64, 4, 3), 128: (64, 64, 8, 3)}[rows]

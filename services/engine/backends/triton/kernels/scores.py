@@ -1,0 +1,74 @@
+"""Functions that both attention kernels share: scores of a tile of keys, and the update of the running softmax.
+
+    s = scale · q·k;  with a soft cap: cap · tanh(s / cap);  with linear biases: + slope · (key - query position)
+    m' = max(m, max s);  l' = l · 2^(m - m') + Σ 2^(s - m');  acc' = acc · 2^(m - m') + Σ 2^(s - m') v
+
+Scores are multiplied by log2(e), so that the exponential is the hardware's 2^x. The running softmax is the online
+normaliser calculation (arXiv 1805.02867) as used by FlashAttention-2 (arXiv 2307.08691).
+"""
+
+import triton
+import triton.language as tl
+
+from services.engine.backends.triton.kernels.runtime import LOG2E, UPCAST
+
+
+@triton.jit
+def load_rows(
+    cache, blocks, offsets, visible, head, d,
+    BLOCK_SIZE: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Returns keys or values [tokens, D padded] of one head. Padding is 0; if MASKED, invisible tokens are 0 too."""
+    slots = blocks.to(tl.int64) * BLOCK_SIZE + offsets
+    places = cache + ((slots * KV_HEADS + head) * D)[:, None] + d[None, :]
+    if MASKED:
+        return tl.load(places, mask=visible[:, None] & (d < D)[None, :], other=0.0)
+    elif d.shape[0] != D:
+        return tl.load(places, mask=(d < D)[None, :], other=0.0)
+    else:
+        return tl.load(places)
+
+
+@triton.jit
+def multiply(a, b, acc):
+    """Returns acc + a b. b, which may be an 8-bit float, is converted to the type of a."""
+    b = b.to(a.dtype)
+    if UPCAST:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def make_scores(q, k, scale, softcap, slopes, distances, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
+    """Returns scores [queries, keys] times log2(e), without mask. `distances`: key positions minus query positions."""
+    zero = tl.zeros((q.shape[0], k.shape[0]), tl.float32)
+    scores = multiply(q, tl.trans(k), zero)
+    if SOFTCAP:
+        # tanh(x) = 1 - 2 / (e^2x + 1) does not overflow and is exact enough if the cap is a few tens.
+        scores = softcap * LOG2E * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2E * scale / softcap)) + 1.0))
+    else:
+        scores = scores * (scale * LOG2E)
+    if ALIBI:
+        scores += (slopes * LOG2E)[:, None] * distances.to(tl.float32)
+    return scores
+
+
+@triton.jit
+def accumulate(scores, v, best, total, acc, dtype: tl.constexpr):
+    """Adds a tile with masked scores to the running softmax. Returns (best [rows], total [rows], acc [rows, D])."""
+    new_best = tl.maximum(best, tl.max(scores, 1))
+    # A row without any visible key has the best score -inf, and -inf minus -inf would be NaN.
+    anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
+    weights = tl.exp2(scores - anchor[:, None])
+    shrink = tl.exp2(best - anchor)
+    total = total * shrink + tl.sum(weights, 1)
+    acc = multiply(weights.to(dtype), v, acc * shrink[:, None])
+    return new_best, total, acc
+
+
+@triton.jit
+def with_sink(total, best, sinks, heads, asked):
+    """Returns the total of the running softmax plus each row's sink (a score without a value)."""
+    sink = tl.load(sinks + heads, mask=asked, other=0.0) * LOG2E
+    # Rows without any visible key have the best score -inf and the values 0.
+    return total + tl.exp2(sink - tl.where(best == float("-inf"), sink, best))

@@ -1,0 +1,379 @@
+"""Implements a decoder's operations (the interface is in `models/operations`) with the Triton kernels.
+
+Products with quantized weights use `quantized_linear`. Other products of many rows use the vendor's library
+(`F.linear`), which is at least as fast as a Triton kernel. Products of up to `FEW_ROWS` rows use `skinny_linear`, which
+reads the weight once and fuses residual and activation. A decoder layer then takes nine launches: norm,
+query-key-value, rotation + cache, attention (two), output + residual, norm, gate·up, down + residual. The norm is not
+fused with the product behind it: on an H100 that made the product take twice as long.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from services.engine.backends.triton.kernels.activation import activated
+from services.engine.backends.triton.kernels.attention.attention_work import DeviceWork, Geometry
+from services.engine.backends.triton.kernels.attention.decode_attention import attend_few
+from services.engine.backends.triton.kernels.attention.latent_attention import (
+    RowShape,
+    attend_few_latents,
+    attend_many_latents,
+)
+from services.engine.backends.triton.kernels.attention.latent_rows import store_latents
+from services.engine.backends.triton.kernels.attention.prefill_attention import attend_many
+from services.engine.backends.triton.kernels.attention.rope_kv import make_table, rotate_and_store
+from services.engine.backends.triton.kernels.experts import mixed_experts
+from services.engine.backends.triton.kernels.lora import LoraMatrix, LoraStep
+from services.engine.backends.triton.kernels.norm import normed
+from services.engine.backends.triton.kernels.quantized import kernel_weight, quantized_linear
+from services.engine.backends.triton.kernels.skinny import skinny_linear
+from services.engine.kernels.alibi import alibi_slopes
+from services.engine.models.description import (
+    ActivationKind,
+    DecoderDescription,
+    LatentAttention,
+    NormKind,
+    RopeParameters,
+)
+from services.engine.models.layers.attention import Attention, StepInputs
+from services.engine.models.layers.latent_attention import LatentWeights
+from services.engine.models.layers.linear import Linear
+from services.engine.models.layers.mlp import ExpertMatrices, ExpertParts, Mlp
+from services.engine.models.layers.norm import Norm
+from services.engine.models.layers.rope import inverse_frequencies
+from services.engine.parallel.shard import ALONE, Shard
+from services.engine.quantization.weight import QuantizedWeight
+
+logger = logging.getLogger(__name__)
+
+FEW_ROWS = 8
+"""Maximum rows for `skinny_linear`: up to here a product takes only the time of reading its weight, with any tile size.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TritonNorm:
+    """A `Norm`: a layer norm if it has a bias, else an RMS norm."""
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Norm`."""
+        return normed(x, self.weight, self.bias, self.eps)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Norm`."""
+        return normed(x, self.weight, self.bias, self.eps, residual)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonLinear:
+    """A `Linear`: `weight` [out, in], contiguous."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        if x.shape[0] <= FEW_ROWS:
+            return skinny_linear(x.contiguous(), self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Linear`. For many rows the residual is overwritten, because the library can add in place for free."""
+        if x.shape[0] <= FEW_ROWS:
+            return skinny_linear(x, self.weight, self.bias, residual=residual)
+        residual.addmm_(x, self.weight.t())
+        return residual if self.bias is None else residual.add_(self.bias)
+
+
+class TritonQuantizedLinear:
+    """A `Linear` with a quantized weight, stored only in the kernel's layout."""
+
+    def __init__(self, weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.weight, self._bias = kernel_weight(weight, dtype), bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return quantized_linear(x.contiguous(), self.weight, self._bias)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return quantized_linear(x.contiguous(), self.weight, self._bias, residual)
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedLinear:
+    """A `Linear` with the LoRA adapters of the step.
+
+    In a step without adapters it is the plain, possibly fused layer.
+    """
+
+    linear: Linear
+    adapters: LoraMatrix
+    step: LoraStep
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return self._added(self.linear(x), x)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Linear`."""
+        return self._added(self.linear.add_to(residual, x), x)
+
+    def _added(self, y: Tensor, x: Tensor) -> Tensor:
+        return y if self.step.tiles is None else self.adapters.add(y, x, self.step.tiles)
+
+
+def fusable(linear: Linear) -> TritonLinear | None:
+    """Returns the layer if its product can be fused with other operations in this step; else None."""
+    if isinstance(linear, AdaptedLinear):
+        linear = linear.linear if linear.step.tiles is None else linear
+    return linear if isinstance(linear, TritonLinear) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TritonMlp:
+    """An `Mlp` of two products, with or without a gate."""
+
+    up: Linear
+    down: Linear
+    activation: ActivationKind
+    gated: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        return self.down(self.inner(x))
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        return self.down.add_to(residual, self.inner(x))
+
+    def inner(self, x: Tensor) -> Tensor:
+        """Returns the input of the second product."""
+        up = fusable(self.up) if self.gated and x.shape[0] <= FEW_ROWS else None
+        if up is not None:
+            return skinny_linear(x.contiguous(), up.weight, up.bias, activation=self.activation)
+        return activated(self.up(x), self.activation, self.gated)
+
+
+@dataclass(frozen=True, slots=True)
+class TritonExpertMlp:
+    """An `Mlp` that is a mixture of experts, with unquantized matrices."""
+
+    parts: ExpertParts
+    gate_up: Tensor
+    down: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        return self._mixed(None, x)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        return self._mixed(residual, x)
+
+    def _mixed(self, residual: Tensor | None, x: Tensor) -> Tensor:
+        x, p = x.contiguous(), self.parts
+        shares, chosen = p.route(x)
+        biases = p.up_bias, p.down_bias
+        mixed = mixed_experts(x, shares, chosen, self.gate_up, self.down, p.activation, residual, biases)
+        return mixed if p.shared is None else p.shared.added_to(mixed, x)
+
+
+class TritonAttention:
+    """An `Attention` that takes its work lists (`DeviceWork`) from `StepInputs.attention`. Positions are int32."""
+
+    def __init__(
+        self,
+        description: DecoderDescription,
+        qk_norms: tuple[Tensor | None, ...],
+        like: Tensor,
+        sinks: tuple[Tensor | None, ...],
+        num_positions: int,
+        shard: Shard,
+    ) -> None:
+        self._description, self._qk_norms = description, qk_norms
+        self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
+        self._tables = {None: None, **_tables(self._ropes, num_positions, like)}
+        slopes = None
+        if description.alibi_scale is not None:
+            every = alibi_slopes(description.num_heads * shard.tp_size) * description.alibi_scale
+            slopes = every.chunk(shard.tp_size)[shard.tp_rank].to(like.device)
+        scale = description.head_dim**-0.5 if description.query_scale is None else description.query_scale
+        self._geometries = tuple(
+            Geometry(
+                kv_heads=description.num_kv_heads,
+                scale=scale,
+                softcap=description.attention_softcap,
+                slopes=slopes,
+                sinks=each,
+            )
+            for each in sinks
+        )
+
+    def prepare(self, positions: Tensor) -> Tensor:
+        """See `Attention`."""
+        return positions
+
+    def attend(self, layer: int, qkv: Tensor, prepared: Tensor, step: StepInputs) -> Tensor:
+        """See `Attention`."""
+        d, rope = self._description, self._ropes[layer]
+        caches = step.key_caches[layer], step.value_caches[layer]
+        norms = self._qk_norms[layer]
+        if norms is not None and d.whole_qk_norm:
+            self._norm_whole(qkv, norms)
+            norms = None
+        rotate_and_store(
+            qkv, prepared, step.slot_mapping, *caches, d.num_heads, self._tables[rope],
+            rope is not None and rope.interleaved, norms, d.norm_eps, d.qk_norm_rotated,
+        )  # fmt: skip
+        queries = qkv.view(-1, d.num_heads + 2 * d.num_kv_heads, d.head_dim)[:, : d.num_heads]
+        attended = qkv.new_empty((qkv.shape[0], d.num_heads, d.head_dim))
+        work: DeviceWork = step.attention[d.sliding_windows[layer]]
+        if work.few is not None:
+            attend_few(queries, *caches, attended, work, self._geometries[layer])
+        if work.many is not None:
+            attend_many(queries, *caches, attended, work, self._geometries[layer])
+        return attended.view(-1, d.q_size)
+
+    def _norm_whole(self, qkv: Tensor, norms: Tensor) -> None:
+        """Norms all query heads together, and all key heads, in place."""
+        d = self._description
+        queries, keys = qkv[:, : d.q_size], qkv[:, d.q_size : d.q_size + d.kv_size]
+        queries.copy_(normed(queries, norms[: d.num_heads].flatten(), None, d.norm_eps))
+        keys.copy_(normed(keys, norms[d.num_heads :].flatten(), None, d.norm_eps))
+
+
+class TritonLatentAttention:
+    """An `Attention` over latents in the absorbed form, with work lists like `TritonAttention`.
+
+    The products with the matrices of each head, W_key and W_value, use the vendor's library.
+    """
+
+    def __init__(
+        self,
+        description: DecoderDescription,
+        shape: LatentAttention,
+        weights: tuple[LatentWeights, ...],
+        like: Tensor,
+        num_positions: int,
+    ) -> None:
+        self._num_heads, self._shape, self._weights = description.num_heads, shape, weights
+        self._ropes = tuple(description.rope_of(layer) for layer in range(description.num_layers))
+        self._tables = _tables(self._ropes, num_positions, like)
+        scale = shape.query_dim**-0.5 if description.query_scale is None else description.query_scale
+        self._row = RowShape(shape.rank, shape.rope_dim, scale)
+
+    def prepare(self, positions: Tensor) -> Tensor:
+        """See `Attention`."""
+        return positions
+
+    def attend(self, layer: int, qkv: Tensor, prepared: Tensor, step: StepInputs) -> Tensor:
+        """See `Attention`; `qkv` as in `models/layers/latent_attention`."""
+        shape, weights, rope = self._shape, self._weights[layer], self._ropes[layer]
+        assert rope is not None
+        key_up, value_up = weights.up.split((shape.nope_dim, shape.value_dim), dim=1)
+        first, cache = qkv[:, : qkv.shape[1] - shape.row_size], step.key_caches[layer]
+        if weights.query_up is not None:
+            assert weights.query_norm is not None
+            first = weights.query_up(normed(first, weights.query_norm, None, shape.norm_eps))
+        queries = first.unflatten(1, (self._num_heads, shape.query_dim))
+        absorbed = qkv.new_empty((len(qkv), self._num_heads, shape.row_size))
+        store_latents(
+            qkv, queries, absorbed, prepared, step.slot_mapping, cache, self._tables[rope], rope.interleaved,
+            weights.norm, shape.norm_eps,
+        )  # fmt: skip
+        _by_head(queries[..., : shape.nope_dim], key_up, absorbed[..., : shape.rank])
+        attended = qkv.new_empty((len(qkv), self._num_heads, shape.rank))
+        work: DeviceWork = step.attention[None]
+        if work.few is not None:
+            attend_few_latents(absorbed, cache, attended, work, self._row)
+        if work.many is not None:
+            attend_many_latents(absorbed, cache, attended, work, self._row)
+        values = qkv.new_empty((len(qkv), self._num_heads, shape.value_dim))
+        _by_head(attended, value_up.transpose(1, 2), values)
+        return values.flatten(1)
+
+
+def _by_head(x: Tensor, matrices: Tensor, out: Tensor) -> None:
+    """Writes x [n, heads, a] times the matrix [heads, a, b] of each head into `out` [n, heads, b]."""
+    torch.bmm(x.transpose(0, 1), matrices, out=out.transpose(0, 1))
+
+
+def _tables(ropes: tuple[RopeParameters | None, ...], num_positions: int, like: Tensor) -> dict[RopeParameters, Tensor]:
+    """Returns the table of each rotary embedding (`make_table`), with the type and on the device of `like`."""
+    return {
+        rope: make_table(inverse_frequencies(rope).to(like.device), rope.attention_factor, num_positions, like.dtype)
+        for rope in set(ropes)
+        if rope is not None
+    }
+
+
+class TritonOperations:
+    """`Operations` with Triton kernels, for activations of a type.
+
+    `num_positions`: number of tokens of the longest context.
+    """
+
+    def __init__(self, num_positions: int, dtype: torch.dtype, shard: Shard = ALONE) -> None:
+        self._num_positions, self._dtype, self._shard = num_positions, dtype, shard
+        self._told = False
+
+    def norm(self, kind: NormKind, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
+        """See `Operations`."""
+        factor = weight.to(torch.float32) + 1.0 if kind == "rms_plus_one" else weight
+        return TritonNorm(factor, bias if kind == "layer" else None, eps)
+
+    def linear(self, weight: "Tensor | QuantizedWeight", bias: Tensor | None = None) -> Linear:
+        """See `Operations`."""
+        if isinstance(weight, QuantizedWeight):
+            return TritonQuantizedLinear(weight, bias, self._dtype)
+        # The interpreter writes its arguments back after a launch, and the mapped pages of a checkpoint are read-only.
+        return TritonLinear(weight.clone() if weight.device.type == "cpu" else weight.contiguous(), bias)
+
+    def unpacked_linear(self, weight: Tensor) -> Linear:
+        """See `Operations`."""
+        return self.linear(weight)
+
+    def mlp(self, up: Linear, down: Linear, activation: ActivationKind, gated: bool) -> Mlp:
+        """See `Operations`."""
+        return TritonMlp(up, down, activation, gated)
+
+    def expert_mlp(self, parts: ExpertParts) -> Mlp:
+        """See `Operations`."""
+        return TritonExpertMlp(parts, self._plain_experts(parts.gate_up), self._plain_experts(parts.down))
+
+    def _plain_experts(self, matrices: ExpertMatrices) -> Tensor:
+        """Returns matrices [experts, out, in] in the activations' type, as the grouped products require."""
+        if isinstance(matrices, Tensor):
+            return matrices
+        if not self._told:
+            logger.warning(
+                "quantization: the Triton kernels multiply plain experts: quantized ones become %s weights while "
+                "loading, which take the memory of an unquantized model; with --cuda-backend=torch they stay quantized",
+                str(self._dtype).removeprefix("torch."),
+            )
+            self._told = True
+        return torch.stack([matrix.dequantized().to(self._dtype) for matrix in matrices])
+
+    def attention(
+        self,
+        description: DecoderDescription,
+        qk_norms: tuple[Tensor | None, ...],
+        like: Tensor,
+        sinks: tuple[Tensor | None, ...],
+    ) -> Attention:
+        """See `Operations`."""
+        return TritonAttention(description, qk_norms, like, sinks, self._num_positions, self._shard)
+
+    def latent_attention(
+        self, description: DecoderDescription, shape: LatentAttention, weights: tuple[LatentWeights, ...], like: Tensor
+    ) -> Attention:
+        """See `Operations`."""
+        return TritonLatentAttention(description, shape, weights, like, self._num_positions)

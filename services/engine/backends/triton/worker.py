@@ -1,0 +1,497 @@
+"""The GPU worker: runs the decoder with Triton kernels and CUDA graphs, and takes a plan while another one runs.
+
+    launch    copies blocks, fills rows, stages the step's arrays and copies them in one piece, starts the graph or the
+              kernels, samples, starts the copy of the tokens to the host; does not wait for the step
+    collect   waits for that copy; writes the tokens to the rows and into the result
+
+A sampled token stays on the device for the next step of its sequence, so a plan may schedule a sequence whose last
+token the host does not know yet. `launch` waits for a step with draft tokens, because the accepted tokens determine the
+next step's input. Runs on CPU tensors under Triton's interpreter, for tests. Called by the step loop, from one thread.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from msgspec.structs import replace
+from numpy.typing import NDArray
+from torch import Tensor
+
+from services.engine.adapters.delta import LoadedAdapter, Place, slots_bytes
+from services.engine.adapters.library import AdapterLibrary
+from services.engine.backends.triton.adapters import DeviceAdapters, HostDelta
+from services.engine.backends.triton.decode_graphs import DecodeGraphs, graph_sizes
+from services.engine.backends.triton.device_blocks import DeviceBlocks
+from services.engine.backends.triton.device_inputs import (
+    DeviceStep,
+    GraphSize,
+    HostStep,
+    empty_step,
+    flatten_for_device,
+    place,
+    staging_bytes,
+)
+from services.engine.backends.triton.device_sampler import Chosen, DeviceSampler, DraftTokens, StagedSampling, report
+from services.engine.backends.triton.kernels.attention.attention_work import Heads, Integers
+from services.engine.backends.triton.kernels.step_inputs import known_ids, scatter_words
+from services.engine.backends.triton.operations import TritonOperations
+from services.engine.backends.triton.staging import Staging, sent
+from services.engine.core.plan import EngineFacts, StepPlan, StepResult
+from services.engine.kv.layout import KvMemory
+from services.engine.kv.pieces import NativeCopy
+from services.engine.models.config_fields import weight_dtype
+from services.engine.models.decoder import Decoder, DecoderWeights
+from services.engine.models.layers.attention import StepInputs
+from services.engine.models.registry import find_family
+from services.engine.parallel.communicator import ALONE_RANK, Communicator
+from services.engine.parallel.shard import local_description
+from services.engine.quantization.choice import weight_form
+from services.engine.sampling.grammar import grammar_compiler
+from services.engine.worker.batch.acceptance import accept
+from services.engine.worker.batch.mask_turns import MaskTurns
+from services.engine.worker.batch.pooling import NO_SUMS, PoolingRows, pooling_kind, span_sums, with_vectors
+from services.engine.worker.batch.prompt_logprobs import PromptReport, ReportedLogits, packed, report_logits
+from services.engine.worker.batch.sampler import NOTHING_SAMPLED, Sampled
+from services.engine.worker.batch.state_table import StateTable
+from services.engine.worker.capacity.budget import Backend, graphs_bytes, plan_measured
+from services.engine.worker.capacity.kv_cache import KvPlan, context_length
+from services.engine.worker.capacity.profile import largest_step
+from services.engine.worker.configuration import configuration_hash, content_hash, hardware
+from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
+from services.engine.worker.extras import check_extras, check_offload, make_library
+from services.engine.worker.interface import UNDER_WAY_MAX
+from services.engine.worker.loading.model_files import eos_token_ids, read_config
+from services.engine.worker.loading.weights import load_weights
+from shared.config import EngineSettings
+from shared.messages import PromptLogprobs
+from shared.parameters.grammar import Grammar
+from shared.parameters.pooling import PoolingKind
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _UnderWay:
+    """A launched step with logits. The copies of its results to the host are complete when `arrived` has occurred.
+
+    `places`: position of each sampled token in its row (not used for a step with draft tokens). `sampling` and `chosen`
+    are None if no sequence samples; `report` and `reported` are None if no log probabilities of prompts are reported.
+    """
+
+    plan: StepPlan
+    rows: Integers
+    places: Integers
+    sampling: StagedSampling | None
+    chosen: Chosen | None
+    report: PromptReport | None
+    reported: ReportedLogits | None
+    arrived: "torch.cuda.Event | None"
+
+    def wait(self) -> None:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+
+    def sampled(self) -> Sampled:
+        """Returns the sampled tokens. The step must have been waited for."""
+        if self.chosen is None or self.sampling is None:
+            return NOTHING_SAMPLED
+        chosen = self.chosen
+        return report(chosen.tokens.numpy(), chosen.logprobs.tolist(), chosen.top, self.sampling.batch)
+
+    def prompt_logprobs(self) -> tuple[PromptLogprobs, ...]:
+        """Returns the log probabilities of prompts. The step must have been waited for."""
+        return () if self.report is None or self.reported is None else packed(self.report, self.reported)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """The sums of a launched step's hidden states (`PoolingRows.spans`) on the host.
+
+    The copy to the host is complete when `arrived` has occurred.
+
+    `values` is None if the step has no spans.
+    """
+
+    plan: StepPlan
+    values: Tensor | None = None
+    arrived: "torch.cuda.Event | None" = None
+
+    def wait(self) -> NDArray[np.float32]:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        return NO_SUMS if self.values is None else self.values.numpy()
+
+
+class TritonWorker:
+    """A `PipelinedWorker` for GPUs."""
+
+    adapters: AdapterLibrary | None = None
+    """See `AdapterWorker`. Prompt adapters are not among them."""
+
+    @torch.inference_mode()
+    def __init__(
+        self, settings: EngineSettings, model_dir: Path, device: torch.device, ranks: Communicator = ALONE_RANK
+    ) -> None:
+        """Loads the model, or the part given by `ranks.shard`; pipeline stages are not supported.
+
+        Raises `ServiceError` or `SettingsError` for a model or settings that cannot work.
+        """
+        assert ranks.stage is None
+        self._device, self._ranks = device, ranks
+        check_offload(settings, device)
+        config = read_config(model_dir)
+        check_extras(settings, config)
+        family = find_family(config)
+        whole = family.describe(config)
+        self._description = local_description(whole, ranks.shard)
+        self._dtype = choose_dtype(settings.dtype, weight_dtype(config), device)
+        self._cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
+        form = weight_form(settings, model_dir, config, device, native=True)
+        backend = f"triton {hardware(device)} {form.name} {ranks.shard.tp_size}"
+        self._configuration = configuration_hash(model_dir, backend, self._dtype, self._cache_dtype)
+        self._content = content_hash(model_dir, form.name, self._dtype)
+        operations = TritonOperations(context_length(settings, whole), self._dtype, ranks.shard)
+        weights = load_weights(model_dir, whole, family.layout(whole), self._dtype, device, operations, form, ranks)
+        self._weights_bytes = weights.nbytes
+        self._slots: DeviceAdapters | None = None
+        if settings.enable_lora:
+            assert ranks.shard.size == 1, "adapters are not divided among ranks"
+            weights = self._with_adapters(settings, config, weights)
+        self._model = Decoder(self._description, weights, operations)
+        self._windows = tuple(dict.fromkeys(self._description.sliding_windows))
+        group = self._description.num_heads // self._description.num_kv_heads
+        self._heads = Heads(group, self._dtype.itemsize, latent=self._description.latent is not None)
+        self._pooling_kind: PoolingKind = pooling_kind(model_dir)
+        self._under_way: deque[_UnderWay | StepResult] = deque()
+        self._sums: deque[_Sums] = deque()
+        """The sums of the steps in `_under_way`, in the same order."""
+        self._graphs: DecodeGraphs | None = None
+        self._adapted_graphs: DecodeGraphs | None = None
+        """The graphs for steps with adapters."""
+        eos = eos_token_ids(model_dir, self._description)
+        self._grammars = grammar_compiler(settings, eos, self._description.vocab_size)
+        self._prepare_state(settings, eos)
+
+    def facts(self) -> EngineFacts:
+        """See `ModelWorker`."""
+        return self._facts
+
+    def compile_grammar(self, grammar: Grammar) -> None:
+        """See `GrammarWorker`."""
+        self._grammars.compile(grammar)
+
+    def kv_memory(self, native: NativeCopy | None = None) -> KvMemory:
+        """See `KvWorker`."""
+        return self._blocks.memory(native)
+
+    def run(self, plan: StepPlan) -> StepResult:
+        """See `ModelWorker`. All plans launched before must have been collected."""
+        assert not self._under_way, "a plan is under way"
+        self.launch(plan)
+        return self.collect()
+
+    def takes_another(self) -> bool:
+        """See `PipelinedWorker`."""
+        return len(self._under_way) < UNDER_WAY_MAX and not any(map(self._waited_for, self._under_way))
+
+    def _waited_for(self, step: "_UnderWay | StepResult") -> bool:
+        """Whether the next step depends on the tokens of a step under way: its masks, or which sequences go on."""
+        if isinstance(step, StepResult):
+            return not all(step.token_ids)
+        return self._table.needs_tokens(step.rows)
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> None:
+        """See `PipelinedWorker`."""
+        self._fill_slots(plan)
+        self._blocks.carry_out(plan)
+        self._table.apply(plan)
+        self._pooling.join(plan)
+        for sequence in plan.new:
+            self._num_known[sequence.row] = len(sequence.token_ids)
+        if plan.empty:
+            self._under_way.append(StepResult(step=plan.step))
+            self._sums.append(_Sums(plan))
+            return
+        self._sampler.join(plan.new, self._table)
+        self._staging.begin()
+        step = flatten_for_device(plan, self._table, self._num_known_with_drafts(plan), self._facts.block_size)
+        size = self._graph_for(step)
+        placed = place(step, self._tables, self._windows, self._heads, self._staging, size)
+        sampling = self._stage_sampling(step)
+        self._send(plan)
+        logits = self._compute(plan, placed, size, needs_logits=len(step.logit_tokens) > 0)
+        if logits is None:
+            self._under_way.append(StepResult(step=plan.step))
+            return
+        self._choose(plan, step, logits, sampling, self._reported(step, placed, logits))
+
+    def collect(self) -> StepResult:
+        """See `PipelinedWorker`."""
+        result = self._collect_samples()
+        sums = self._sums.popleft()
+        return with_vectors(result, self._pooling.take(sums.plan, sums.wait()))
+
+    def _collect_samples(self) -> StepResult:
+        step = self._under_way.popleft()
+        if isinstance(step, StepResult):
+            return step
+        step.wait()
+        sampled = step.sampled()
+        self._table.fill(step.rows, step.places, sampled.token_ids)
+        self._num_known[step.rows] = np.maximum(self._num_known[step.rows], step.places + 1)
+        return sampled.result(step.plan.step, step.prompt_logprobs())
+
+    def close(self) -> None:
+        """See `ModelWorker`."""
+        self._under_way.clear()
+        self._sums.clear()
+        del self._graphs, self._adapted_graphs, self._model, self._slots
+        del self._blocks, self._sampler, self._staging, self._tables, self._table
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    # --- start-up -----------------------------------------------------------------------------------------------------
+
+    def _with_adapters(
+        self, settings: EngineSettings, config: Mapping[str, Any], weights: DecoderWeights
+    ) -> DecoderWeights:
+        """Makes the adapter slots and the library of adapters. Returns the weights with adapters in all layers."""
+        num_slots, rank = settings.max_loras or 0, settings.max_lora_rank
+        slots = self._slots = DeviceAdapters(self._description, num_slots, rank, weights.embedding)
+        self.adapters = make_library(settings, config, slots.prepare)
+        size = slots_bytes(self._description, num_slots, rank, self._dtype.itemsize)
+        logger.info("adapters: %d slots of rank %d take %.0f MiB on the device", num_slots, rank, size / 2**20)
+        return slots.adapted(weights)
+
+    def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
+        """Allocates buffers for the largest step, measures steps, and gives the rest of the memory to the KV cache."""
+        d, bounds, block_size = self._description, largest_step(settings, self._description), settings.block_size
+        self._sampler = DeviceSampler(bounds.num_rows, d.vocab_size, self._device)
+        num_slots = 0 if self._slots is None else settings.max_loras or 0
+        sizes = bounds.num_tokens, bounds.num_rows, bounds.context
+        room = staging_bytes(*sizes, len(self._windows), block_size, num_slots)
+        self._staging = Staging(self._device, room)
+        width = -(-bounds.context // block_size)
+        self._tables = torch.zeros((bounds.num_rows, width), dtype=torch.int32, device=self._device)
+        on_device = self._device.type == "cuda"
+        # The all-reduce between ranks is not captured.
+        captures = on_device and not settings.enforce_eager and self._ranks.shard.size == 1
+        backend = Backend(
+            description=d,
+            device=self._device,
+            cache_dtype=self._cache_dtype,
+            make_state=partial(self._make_state, settings, eos),
+            run=self.run,
+            # Attention reads keys and values in the cache, without copying them.
+            context_token_bytes=lambda _: 0,
+            kept_bytes=(2 if num_slots else 1) * graphs_bytes(bounds.num_rows, d.vocab_size) if captures else 0,
+            measures=on_device,
+            weights_bytes=self._weights_bytes,
+            ranks=self._ranks,
+        )
+        self.memory = plan_measured(settings, backend)
+        if captures:
+            captured = min(settings.max_seq_len_to_capture, self._facts.max_model_len)
+            given = graph_sizes(bounds.num_rows), captured, self._prepare_empty, self._logits
+            self._graphs = DecodeGraphs(*given)
+            # Separate graphs, so that steps without adapters do not compute LoRA products.
+            self._adapted_graphs = DecodeGraphs(*given, num_slots) if num_slots else None
+
+    def _make_state(self, settings: EngineSettings, eos: frozenset[int], kv: KvPlan, num_host_blocks: int) -> None:
+        """Creates the KV cache, the swap space, the state table and the facts that depend on their sizes."""
+        d, rows, block_size = self._description, settings.max_num_seqs, settings.block_size
+        self._blocks = DeviceBlocks(d, kv.num_blocks, num_host_blocks, block_size, self._cache_dtype, self._device)
+        self._facts = EngineFacts(
+            num_blocks=kv.num_blocks,
+            block_size=block_size,
+            max_model_len=kv.max_model_len,
+            vocab_size=d.vocab_size,
+            eos_token_ids=eos,
+            num_host_blocks=num_host_blocks,
+            computes_on_host=self._device.type == "cpu",
+            configuration=self._configuration,
+            content=self._content,
+            embedding_size=d.hidden_size,
+            pooling_kind=self._pooling_kind,
+            generates=d.has_head,
+            variant_because="the GPU's library of matrix products orders its sums by the number of tokens of a step",
+        )
+        self._pooling = PoolingRows(d.hidden_size)
+        self._table = StateTable(
+            rows, kv.max_model_len, block_size, d.vocab_size, eos, self._grammars.processor, MaskTurns(self._ranks)
+        )
+        self._num_known = np.zeros(rows, dtype=np.int64)
+
+    def _prepare_empty(self, size: GraphSize) -> DeviceStep:
+        self._staging.begin()
+        placed = place(empty_step(), self._tables, self._windows, self._heads, self._staging, size)
+        self._staging.upload()
+        return placed
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def _fill_slots(self, plan: StepPlan) -> None:
+        for slot, version in plan.adapters:
+            found: LoadedAdapter | None = None if self.adapters is None else self.adapters.find(version)
+            # The new sequence of the plan still references the adapter.
+            assert found is not None, f"the adapter {version} is not loaded"
+            assert self._slots is not None
+            self._slots.fill(slot, cast(Mapping[Place, HostDelta], found.prepared))
+
+    def _num_known_with_drafts(self, plan: StepPlan) -> Integers:
+        """Returns for each row the number of token ids that the host has: known tokens and this plan's draft tokens."""
+        known = self._num_known
+        if any(share.draft_token_ids for share in plan.scheduled):
+            known = known.copy()
+            for share in plan.scheduled:
+                known[share.row] += len(share.draft_token_ids)
+        return known
+
+    def _graph_for(self, step: HostStep) -> GraphSize | None:
+        graphs = self._graphs if step.token_slots is None else self._adapted_graphs
+        if graphs is None or not step.is_decode:
+            return None
+        return graphs.find(len(step.ids), int(step.sequences.seq_lens.max()))
+
+    def _stage_sampling(self, step: HostStep) -> StagedSampling | None:
+        if not len(step.rows):
+            return None
+        batch = self._table.sampling(step.rows, step.offsets, with_counts=False)
+        batch = self._table.with_adjustments(batch, step.rows, step.offsets)
+        return self._sampler.stage(batch, step.rows, self._staging)
+
+    def _send(self, plan: StepPlan) -> None:
+        """Copies the staged arrays to the device and writes new block ids into the block tables there."""
+        width, places, words = self._tables.shape[1], list[int](), list[int]()
+        for sequence in plan.new:
+            places += range(sequence.row * width, sequence.row * width + len(sequence.block_ids))
+            words += sequence.block_ids
+        for share in plan.scheduled:
+            if share.new_block_ids:
+                end = share.row * width + int(self._table.num_blocks[share.row])
+                places += range(end - len(share.new_block_ids), end)
+                words += share.new_block_ids
+        if not places:
+            self._staging.upload()
+            return
+        staged = [self._staging.put_any(np.array(values, dtype=np.int32)) for values in (places, words)]
+        self._staging.upload()
+        scatter_words(self._tables, staged[0], staged[1])
+
+    def _compute(
+        self, plan: StepPlan, step: DeviceStep, size: GraphSize | None, *, needs_logits: bool
+    ) -> Tensor | None:
+        """Runs the model and returns the logits; None unless needed. Starts copying pooled vectors to the host."""
+        spans = self._pooling.spans(plan)
+        if len(spans):
+            hidden = self._forward(step)
+            self._sums.append(_Sums(plan, self._begin_copy(span_sums(hidden, spans)), self._copies_end()))
+            if not needs_logits:
+                return None
+            assert step.logit_tokens is not None, "the tokens of spans need no logits"
+            return self._model.logits(hidden.index_select(0, step.logit_tokens))
+        self._sums.append(_Sums(plan))
+        if needs_logits:
+            graphs = self._graphs if size is None or not size.num_slots else self._adapted_graphs
+            return self._logits(step) if size is None or graphs is None else graphs.replay(size)
+        self._forward(step)
+        return None
+
+    def _forward(self, step: DeviceStep) -> Tensor:
+        known_ids(step.ids, step.sources, self._sampler.last)
+        return self._model.forward(step.ids, step.positions, self._step_inputs(step))
+
+    def _logits(self, step: DeviceStep) -> Tensor:
+        known_ids(step.ids, step.sources, self._sampler.last)
+        return self._model.step_logits(step.ids, step.positions, self._step_inputs(step), step.logit_tokens)
+
+    def _step_inputs(self, step: DeviceStep) -> StepInputs:
+        if self._slots is not None:
+            self._slots.step.tiles = step.adapters
+        kv = self._blocks.kv
+        return StepInputs(step.slots, step.attention, kv.key_caches, kv.value_caches)
+
+    def _reported(self, step: HostStep, placed: DeviceStep, logits: Tensor) -> ReportedLogits | None:
+        if step.report is None or placed.reported_ids is None:
+            return None
+        found = report_logits(logits[len(step.rows) :], placed.reported_ids, step.report.num_top)
+        return ReportedLogits(*map(self._begin_copy, found))
+
+    def _choose(
+        self,
+        plan: StepPlan,
+        step: HostStep,
+        logits: Tensor,
+        sampling: StagedSampling | None,
+        reported: ReportedLogits | None,
+    ) -> None:
+        waits = sampling is not None and bool(sampling.batch.waiting)
+        draft_tokens = _draft_tokens(plan) if waits or step.offsets.any() else None
+        chosen = None
+        if sampling is not None:
+            chosen = self._to_host(self._sampler.choose(logits[: len(step.rows)], sampling, draft_tokens))
+        arrived = self._copies_end()
+        places = step.rows if draft_tokens is not None else self._table.reserve(step.rows)
+        launched = _UnderWay(
+            plan=plan,
+            rows=step.rows,
+            places=places,
+            sampling=sampling,
+            chosen=chosen,
+            report=step.report,
+            reported=reported,
+            arrived=arrived,
+        )
+        self._under_way.append(launched if draft_tokens is None else self._accept(launched))
+
+    def _accept(self, step: _UnderWay) -> StepResult:
+        """Waits for a step with draft tokens and determines the accepted ones.
+
+        Updates each row's last token and penalty counts on the device.
+        """
+        step.wait()
+        result = accept(step.plan, step.sampled(), self._table)
+        rows = [share.row for share in step.plan.scheduled if share.samples]
+        self._num_known[rows] = self._table.num_tokens[rows]
+        for place_in_share in range(max(map(len, result.token_ids))):
+            given = [
+                (row, x[place_in_share])
+                for row, x in zip(rows, result.token_ids, strict=True)
+                if place_in_share < len(x)
+            ]
+            columns = sent(torch.tensor(given, dtype=torch.int64), self._device)
+            penalised = np.flatnonzero(self._table.has_penalties(np.array([row for row, _ in given])))
+            self._sampler.take(columns[:, 0], columns[:, 1], penalised)
+        return replace(result, prompt_logprobs=step.prompt_logprobs())
+
+    def _to_host(self, chosen: Chosen) -> Chosen:
+        """Starts the copies to the host and returns the host tensors."""
+        top = chosen.top
+        if top is not None:
+            top = top[0], self._begin_copy(top[1]), self._begin_copy(top[2])
+        return Chosen(self._begin_copy(chosen.tokens), self._begin_copy(chosen.logprobs), top)
+
+    def _copies_end(self) -> "torch.cuda.Event | None":
+        """Returns an event that occurs when the copies begun so far are complete; None on a CPU."""
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event()
+        event.record()
+        return event
+
+    def _begin_copy(self, values: Tensor) -> Tensor:
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=self._device.type == "cuda")
+        return host.copy_(values, non_blocking=True)
+
+
+def _draft_tokens(plan: StepPlan) -> DraftTokens:
+    """Returns for each sampled token the draft tokens before it."""
+    drafts = [share.draft_token_ids for share in plan.scheduled if share.samples]
+    return DraftTokens(tuple(draft[:end] for draft in drafts for end in range(len(draft) + 1)))

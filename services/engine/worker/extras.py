@@ -1,0 +1,100 @@
+"""What an engine serves besides plain text: checks whether its model and device can, and the library of adapters.
+
+Called by the workers of all backends at start-up.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from services.engine.adapters.delta import AdapterWeights
+from services.engine.adapters.library import AdapterLibrary
+from services.engine.adapters.peft_files import AdapterReader
+from services.engine.adapters.shards import local_adapter
+from services.engine.models.registry import find_family, has_family
+from services.engine.parallel.shard import ALONE, Shard
+from shared.config import EngineSettings, SettingsError
+from shared.models.picture_models import check_takes_pictures
+
+logger = logging.getLogger(__name__)
+
+
+def serves_adapters(settings: EngineSettings) -> bool:
+    """Whether the engine serves adapters of any kind."""
+    return settings.enable_lora or settings.enable_prompt_adapter
+
+
+def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
+    """Raises `SettingsError` if pictures or adapters are enabled for a model that does not support them."""
+    if settings.enable_mm:
+        check_takes_pictures(config)
+    if not serves_adapters(settings):
+        return
+    if not has_family(config):
+        raise SettingsError(
+            "--enable-lora, --enable-prompt-adapter: this architecture runs through transformers, where adapters are "
+            "not computed; merge a LoRA adapter into the model's weights"
+        )
+    if settings.enable_lora and find_family(config).describe(config).latent is not None:
+        raise SettingsError(
+            "--enable-lora: this model has latent attention, where adapters are not computed; merge the LoRA adapter "
+            "into the model's weights"
+        )
+    if settings.enable_prompt_adapter and find_family(config).describe(config).embedding_scale != 1.0:
+        raise SettingsError(
+            "--enable-prompt-adapter: this model scales its embeddings, and how virtual tokens are scaled differs "
+            "between versions of transformers; prompt adapters are not served with it"
+        )
+
+
+def check_stages(settings: EngineSettings, config: Mapping[str, Any], shard: Shard) -> None:
+    """Raises `SettingsError`, on every rank, if pictures add embeddings to layers that are not in the first stage."""
+    if not settings.enable_mm or shard.pp_size == 1 or not has_family(config):
+        return
+    description = find_family(config).describe(config)
+    first, needed = len(Shard(pp_size=shard.pp_size).layers(description.num_layers)), description.picture_layers
+    if first < needed:
+        raise SettingsError(
+            f"--pipeline-parallel-size: pictures of this model add embeddings to the outputs of its first {needed} "
+            f"layers, and the first of {shard.pp_size} stages has {first}; use fewer stages"
+        )
+
+
+def make_library(
+    settings: EngineSettings,
+    config: Mapping[str, Any],
+    prepare: Callable[[AdapterWeights], object],
+    shard: Shard = ALONE,
+) -> AdapterLibrary:
+    """Returns the library of adapters for a model. `prepare` converts an adapter to the backend's form.
+
+    Of several ranks (`shard`), only the first reads adapters. It keeps its own part; the others get theirs from it.
+    """
+    family = find_family(config)
+    description = family.describe(config)
+
+    def prepared(weights: AdapterWeights) -> object:
+        return prepare(weights if shard.rank else local_adapter(weights, description, shard))
+
+    reader = AdapterReader(
+        family.layout(description),
+        settings.max_lora_rank if settings.enable_lora else 0,
+        settings.max_prompt_adapter_token if settings.enable_prompt_adapter else 0,
+        description.hidden_size,
+    )
+    return AdapterLibrary(reader, prepared, settings.max_cpu_loras or 0, settings.max_prompt_adapters or 0)
+
+
+def check_offload(settings: EngineSettings, device: torch.device) -> None:
+    """Raises `SettingsError` if offloading of weights from a GPU is requested. On a CPU the option has no effect."""
+    if not settings.cpu_offload_gb:
+        return
+    if device.type != "cpu":
+        raise SettingsError(
+            f"--cpu-offload-gb: {settings.cpu_offload_gb:g} GiB of weights cannot be kept in host memory on a "
+            f"{device.type} device: every token would wait for their copies. Leave it out; --quantization=ifq halves "
+            "the weights, ifq_nf4 quarters them, and --tensor-parallel-size divides them among devices."
+        )
+    logger.info("--cpu-offload-gb changes nothing on a CPU: all weights are in host memory")

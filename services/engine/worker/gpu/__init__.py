@@ -1,1 +1,0 @@
-"""The GPU worker and its own parts: CUDA graphs, inputs and sampling on the device, blocks, staging."""
