@@ -169,7 +169,7 @@ class Engine:
     @property
     def max_model_len(self) -> int:
         """Maximum number of tokens of one sequence, prompt and output; limited by the model and by the KV cache."""
-        return self._core.max_model_len
+        return self._core.checks.max_model_len
 
     @property
     def has_work(self) -> bool:

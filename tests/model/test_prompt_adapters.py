@@ -126,7 +126,7 @@ def test_what_does_not_go_with_virtual_tokens_is_refused(models: Models, tmp_pat
     with pytest.raises(ServiceError, match="behind a prompt adapter's virtual tokens"):
         core.add(engine.spec("a", [5, 6], (adapter,), SamplingParams(prompt_logprobs=1)))
     with pytest.raises(ServiceError, match="takes at most"):
-        core.add(engine.spec("a", make_prompt(core.max_model_len - 9), (adapter,), greedy(4)))
+        core.add(engine.spec("a", make_prompt(core.checks.max_model_len - 9), (adapter,), greedy(4)))
     with pytest.raises(ServiceError, match="must name the version of each adapter"):
         core.add(SequenceSpec(sequence_id="a", prompt_token_ids=(5,), params=greedy(4), prompt_adapter=adapter))
     for fields, said in (

@@ -468,7 +468,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
             self.end_transfer(0, 1.0)
         assert self.core.pool.num_free == self.facts.num_blocks
         assert self.core.swap.pool.num_free == self.facts.num_host_blocks
-        assert not self.core._groups  # pyright: ignore[reportPrivateUsage]
+        assert not self.core.groups
         assert self.core.residency.rows.num_free == self.limits.max_num_seqs
 
 

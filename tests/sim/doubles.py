@@ -73,7 +73,7 @@ class TaskLoop:
         check_core(self._steps.core)
         self._steps.check_idle()
         now_s, canary = asyncio.get_running_loop().time(), self._steps.canary
-        due_s = self._steps.core.seconds_to_batch(now_s)
+        due_s = self._steps.core.scheduler.seconds_to_batch(now_s)
         due_s = due_s if canary is None else min(due_s, canary.seconds_left(now_s))
         try:
             async with asyncio.timeout(None if due_s == float("inf") else due_s):

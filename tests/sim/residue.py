@@ -42,7 +42,7 @@ def _of_engine(member: Member) -> list[str]:
     if len(sequences):
         found.append(f"keeps {[entry.sequence_id for entry in sequences.entries()]}")
     load = core.load()
-    if core.sequences or load.num_running or load.num_waiting or core.num_groups:
+    if core.sequences or load.num_running or load.num_waiting or core.groups:
         found.append(f"computes {list(core.sequences)}")
     if load.num_free_blocks != engine.facts.num_blocks:
         found.append(f"holds {engine.facts.num_blocks - load.num_free_blocks} blocks")

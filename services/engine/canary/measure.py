@@ -76,12 +76,12 @@ def check_deterministic(executor: Executor, limits: CoreLimits) -> None:
 def _run(executor: Executor, limits: CoreLimits, facts: EngineFacts, num_beside: int) -> Observed | None:
     """Runs the canary, in steps with `num_beside` others, which sample, so that both code paths are tested."""
     core = Core(replace(limits, max_batch_size=None), facts)
-    spec = probe_spec(facts, 0, core.max_model_len)
+    spec = probe_spec(facts, 0, core.checks.max_model_len)
     if spec is None:
         return None
     room = min(num_beside, limits.max_num_seqs) if facts.generates else 0
     for index in range(room):
-        length = min(1 + 7 * index, core.max_model_len - 8)
+        length = min(1 + 7 * index, core.checks.max_model_len - 8)
         if length >= 1:
             params = SamplingParams(max_tokens=8, temperature=float(index % 2), seed=index, ignore_eos=True)
             core.add(

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import msgspec
 
-from services.engine.core.beams.beam_group import BeamGroup, BeamGroups, further_beams
+from services.engine.core.beams.beam_group import BeamGroups, further_beams
 from services.engine.core.kv.block_pool import BlockPool
 from services.engine.core.kv.kv_transfer import KvLoaded, KvReleased, KvTransfers
 from services.engine.core.kv.prefix_cache import PrefixCache
@@ -35,14 +35,11 @@ from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.core.residency import Residency
 from services.engine.core.scheduler import Scheduler
 from services.engine.core.sequence import Sequence, Status, from_spec
-from services.engine.core.stopping import StopRules, Verdict, rules_for
-from shared.blocks import HASH_BYTES, is_salt_of
+from services.engine.core.spec_checks import SpecChecks
+from services.engine.core.stopping import Verdict, rules_for
 from shared.codec import pack_ids
 from shared.errors import ServiceError
 from shared.messages import EngineCounters, EngineLoad, PromptLogprobs
-from shared.parameters.pooling import PoolingParams, generates_nothing
-from shared.parameters.pooling import check as check_pooling
-from shared.parameters.sampling import check_vocabulary
 
 CANARY_PRIORITY = -(2**64)
 """Priority of the engine's own test sequence (`SequenceSpec.canary`): before every priority of a request."""
@@ -63,7 +60,7 @@ class Core:
         num_prompt_logprobs = prompt_logprob_rows(facts.vocab_size)
         self.scheduler = Scheduler(limits, self.residency, self.tally, num_prompt_logprobs, facts.num_stages)
         self.transfers = KvTransfers(facts.block_size, self.pool, self.swap, self.prefix_cache, self.tally)
-        self._groups: dict[tuple[str, bytes], list[Sequence]] = {}
+        self.groups: dict[tuple[str, bytes], list[Sequence]] = {}
         """The live members of each sequence group (sequences with a common prefix), by its name and cache salt."""
         self.beam_groups = BeamGroups(facts.block_size, facts.vocab_size)
         self.sequences: dict[str, Sequence] = {}
@@ -73,24 +70,14 @@ class Core:
         """Outcomes of the canary. The caller of `apply` clears the list."""
         self.failed: list[tuple[str, ServiceError]] = []
         """Sequences that ended because no token could be sampled for them. The caller of `apply` clears the list."""
-        # The last token of a sequence is sampled but never computed, so it needs no slot in a KV block.
-        self.max_model_len = min(facts.max_model_len, facts.num_blocks * facts.block_size + 1)
-        """Maximum tokens of a sequence, prompt and output: the model's limit or the whole pool's capacity, if lower."""
-        self.max_prompt_len = min(facts.max_model_len, facts.num_blocks * facts.block_size)
-        """Maximum tokens of a pooling sequence, which has no output."""
+        self.checks = SpecChecks(limits, facts)
         self.num_speculative_tokens = limits.num_speculative_tokens
-        self._limits = limits
         self._num_added = 0
         self._num_applied = 0
 
     def __contains__(self, sequence_id: str) -> bool:
         """Whether the sequence is live: from `add` until its outcome has a finish reason or until `abort`."""
         return sequence_id in self.sequences
-
-    @property
-    def num_groups(self) -> int:
-        """Number of sequence groups with a live member."""
-        return len(self._groups)
 
     def add(self, spec: SequenceSpec) -> None:
         """Queues a sequence, or adds it to the beam search of its siblings.
@@ -102,10 +89,10 @@ class Core:
         if spec.pooling is not None:
             kind = spec.pooling.kind or self.facts.pooling_kind
             spec = replace(spec, pooling=msgspec.structs.replace(spec.pooling, kind=kind))
-        self._check(spec)
-        rules = rules_for(spec.params, spec.num_prompt_tokens, self.max_model_len, self.facts.eos_token_ids)
+        self.checks.check(spec)
+        rules = rules_for(spec.params, spec.num_prompt_tokens, self.checks.max_model_len, self.facts.eos_token_ids)
         if spec.params.beam is not None:
-            self._check_room_for_beams(spec, rules)
+            self.checks.check_beams(spec, rules)
         sequence = from_spec(spec, rules, self._num_added, self.facts.block_size, self.facts.vocab_size)
         sequence.waits_for_tokens = self.facts.num_stages > 1
         sequence.whole_pictures = self.facts.mutual_pictures
@@ -120,7 +107,7 @@ class Core:
             # This makes it the oldest sequence of all: it is scheduled first once it runs, and preempted last.
             sequence.age = (CANARY_PRIORITY, 0, sequence.age[-1])
         if spec.sequence_group:
-            sequence.siblings = self._groups.setdefault((spec.sequence_group, spec.cache_salt), [])
+            sequence.siblings = self.groups.setdefault((spec.sequence_group, spec.cache_salt), [])
             sequence.siblings.append(sequence)
         if spec.kv_transfer_id:
             self.transfers.open(sequence)
@@ -179,10 +166,6 @@ class Core:
         a plan in flight.
         """
         return self.scheduler.schedule(now_s, urgent_canary=urgent_canary)
-
-    def seconds_to_batch(self, now_s: float) -> float:
-        """Returns the seconds until a gathering batch must start (see `batching`); infinite if no batch gathers."""
-        return self.scheduler.seconds_to_batch(now_s)
 
     def apply(self, plan: StepPlan, result: StepResult, now_s: float = 0.0) -> list[Outcome]:
         """Applies a step's result. Returns one outcome for each live sequence with tokens or a vector, in plan order.
@@ -257,10 +240,13 @@ class Core:
 
         The canary is left out.
         """
-        if not plan.new:
-            return ()
-        canary = {new.sequence_id for new in plan.new if new.row >= len(self.residency.rows)}
-        return tuple(name for name in self.beam_groups.joined(plan) if name not in canary)
+        found: list[str] = []
+        for new in plan.new:
+            if new.params.beam is not None:
+                found += self.beam_groups.joined(new)
+            elif new.row < len(self.residency.rows):
+                found.append(new.sequence_id)
+        return tuple(found)
 
     def scheduled_sequences(self) -> list[Sequence]:
         """Returns the sequences that the scheduler has: the live ones, with a search's beams instead of its members.
@@ -324,14 +310,11 @@ class Core:
         sources = group.report(beam, candidates)
         if sources is None:
             return []
-        if group.search.over:
-            return self._end_search(group)
-        if len(group.beams) < len(sources):
-            self.residency.spread(group.beams, further_beams(group))
-        self.residency.rearrange(group.beams, sources, group.new_tokens())
-        return []
-
-    def _end_search(self, group: BeamGroup) -> list[Outcome]:
+        if not group.search.over:
+            if len(group.beams) < len(sources):
+                self.residency.spread(group.beams, further_beams(group))
+            self.residency.rearrange(group.beams, sources, group.new_tokens())
+            return []
         outcomes = group.outcomes()
         for member, outcome in zip(list(group.members), outcomes, strict=True):
             assert outcome.finish_reason is not None
@@ -365,7 +348,7 @@ class Core:
 
     def _leave(self, sequence: Sequence) -> None:
         """Removes an ended sequence from the scheduler, or from its beam search, which ends with its last member."""
-        if self.beam_groups.has_member(sequence.sequence_id):
+        if sequence.params.beam is not None:
             group = self.beam_groups.leave(sequence)
             for beam in list(group.beams) if group is not None else ():
                 self.scheduler.finish(beam)
@@ -392,10 +375,10 @@ class Core:
     def _leave_group(self, sequence: Sequence) -> None:
         if not sequence.sequence_group:
             return
-        members = self._groups[sequence.sequence_group, sequence.cache_salt]
+        members = self.groups[sequence.sequence_group, sequence.cache_salt]
         members.remove(sequence)
         if not members:
-            del self._groups[sequence.sequence_group, sequence.cache_salt]
+            del self.groups[sequence.sequence_group, sequence.cache_salt]
 
     def _join_beam_group(self, member: Sequence, spec: SequenceSpec) -> None:
         assert spec.params.beam is not None
@@ -403,115 +386,6 @@ class Core:
         if group is not None:
             self._num_added += spec.params.beam.width
             self.scheduler.add(group.leader)
-
-    # --- admission ----------------------------------------------------------------------------------------------------
-
-    def _check(self, spec: SequenceSpec) -> None:
-        _require(bool(spec.prompt_token_ids), "prompt", "The prompt has no tokens.")
-        if spec.adapters:
-            self._check_adapters(spec)
-        if spec.pictures:
-            self._check_pictures(spec)
-        if spec.pooling is not None:
-            self._check_pooling(spec, spec.pooling)
-        else:
-            self._check_output(spec)
-        if spec.kv_transfer_id:
-            alone = spec.params.max_tokens == 1 and not spec.output_token_ids
-            plain = spec.pooling is None and spec.params.beam is None and spec.params.prompt_logprobs is None
-            _require(alone and plain, "kv_transfer_id", "A prompt that is computed for another engine has one output.")
-        for token_ids in (spec.prompt_token_ids, spec.output_token_ids):
-            in_range = not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.facts.vocab_size)
-            _require(in_range, "prompt", f"Token ids must be between 0 and {self.facts.vocab_size - 1}.")
-        _require(
-            all(len(block_hash) == HASH_BYTES for block_hash in spec.block_hashes),
-            "block_hashes",
-            f"Block hashes must have {HASH_BYTES} bytes.",
-        )
-
-    def _check_adapters(self, spec: SequenceSpec) -> None:
-        if spec.adapter is not None and not self._limits.max_loras:
-            message = "This engine serves no LoRA adapters: start it with --enable-lora."
-            raise ServiceError("unsupported_parameter", message, param="model")
-        if spec.prompt_adapter is not None and not self._limits.max_prompt_adapters:
-            message = "This engine serves no prompt adapters: start it with --enable-prompt-adapter."
-            raise ServiceError("unsupported_parameter", message, param="model")
-        if spec.prompt_adapter is not None and spec.params.prompt_logprobs is not None:
-            message = "Log probabilities of the prompt cannot be reported behind a prompt adapter's virtual tokens."
-            raise ServiceError("unsupported_parameter", message, param="prompt_logprobs")
-        # Keys and values depend on the adapter. Without it in the salt, one adapter's blocks would be found for
-        # another's prompts.
-        named = all(is_salt_of(spec.cache_salt, adapter.version) for adapter in spec.adapters)
-        _require(named, "cache_salt", "The salt must name the version of each adapter.")
-
-    def _check_pictures(self, spec: SequenceSpec) -> None:
-        if not self.facts.takes_pictures:
-            message = "This engine takes text only: start it with --enable-mm."
-            raise ServiceError("unsupported_parameter", message, param="messages")
-        alone = spec.prompt_adapter is None and spec.pooling is None
-        _require(alone, "messages", "Pictures work neither with prompt adapters nor for embeddings.")
-        if spec.params.prompt_logprobs is not None:
-            message = "Log probabilities of the prompt cannot be reported for a prompt with pictures."
-            raise ServiceError("unsupported_parameter", message, param="prompt_logprobs")
-        end = 0
-        for picture in spec.pictures:
-            fits = (
-                picture.start >= end and 0 < picture.num_tokens - len(picture.plain) == picture.rows * picture.columns
-            )
-            end = picture.start + picture.num_tokens
-            # Equal keys mean equal KV, so with an empty key another picture's KV would be found.
-            whole = fits and end <= len(spec.prompt_token_ids) and bool(picture.key) and bool(picture.embeddings)
-            _require(whole, "messages", "The pictures do not lie in the prompt as the request says.")
-
-    def _check_pooling(self, spec: SequenceSpec, pooling: PoolingParams) -> None:
-        _require(not spec.output_token_ids, "prompt", "A pooling sequence has no output that it could continue.")
-        check_pooling(pooling, self.facts.embedding_size, len(self.facts.labels))
-        if spec.num_prompt_tokens > self.max_prompt_len:
-            message = (
-                f"{self._what_is_short()} takes at most {self.max_prompt_len} tokens, and the input has "
-                f"{spec.num_prompt_tokens}. Shorten the input."
-            )
-            raise ServiceError("context_length_exceeded", message, param="prompt")
-
-    def _check_output(self, spec: SequenceSpec) -> None:
-        if not self.facts.generates:
-            raise generates_nothing(len(self.facts.labels))
-        num_prompt, num_output = spec.num_prompt_tokens, len(spec.output_token_ids)
-        if num_prompt + num_output >= self.max_model_len:
-            raise ServiceError("context_length_exceeded", self._too_long(num_prompt + num_output), param="prompt")
-        _require(
-            num_output < spec.params.max_tokens,
-            "max_tokens",
-            f"'max_tokens' is {spec.params.max_tokens}, and {num_output} tokens have been generated already.",
-        )
-        check_vocabulary(spec.params, self.facts.vocab_size)
-
-    def _check_room_for_beams(self, spec: SequenceSpec, rules: StopRules) -> None:
-        """Raises ServiceError for a beam search that could not run even if it were alone."""
-        assert spec.params.beam is not None
-        width, num_prompt = spec.params.beam.width, spec.num_prompt_tokens
-        most = min(len(self.residency.rows), self.facts.vocab_size - len(rules.end_token_ids))
-        _require(width <= most, "best_of", f"This engine runs at most {most} beams: lower 'best_of'.")
-        # All beams share the full blocks of the prompt. The last token of each beam is never computed.
-        num_shared = num_prompt // self.facts.block_size
-        num_all = -(-(num_prompt + rules.max_tokens - 1) // self.facts.block_size)
-        num_blocks = num_shared + width * (num_all - num_shared)
-        _require(
-            num_blocks <= self.facts.num_blocks,
-            "max_tokens",
-            f"{width} beams of up to {num_prompt + rules.max_tokens} tokens need {num_blocks} KV blocks, and this "
-            f"engine has {self.facts.num_blocks}: lower 'max_tokens' or 'best_of'.",
-        )
-
-    def _too_long(self, num_tokens: int) -> str:
-        return (
-            f"{self._what_is_short()} takes at most {self.max_model_len} tokens, prompt and output together, and the "
-            f"prompt has {num_tokens}, which leaves no room for output. Shorten the prompt."
-        )
-
-    def _what_is_short(self) -> str:
-        whole_context = self.max_model_len == self.facts.max_model_len
-        return "This model" if whole_context else "This engine's cache"
 
 
 def _prompt_logprobs(sequence: Sequence) -> tuple[PromptLogprobs, ...]:
@@ -534,8 +408,3 @@ def _append(sequence: Sequence, token_ids: tuple[int, ...]) -> Verdict | None:
         if verdict := sequence.rules.verdict(token_id, position):
             return verdict
     return None
-
-
-def _require(ok: bool, param: str, message: str) -> None:
-    if not ok:
-        raise ServiceError("invalid_value", message, param=param)

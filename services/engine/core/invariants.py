@@ -38,7 +38,7 @@ def check_idle(core: Core, now_s: float) -> None:
     # Sequences may lack the blocks that are held until another engine has received them.
     held_for_others = transfers.num_saved_blocks
     num_queued = len(core.sequences) - transfers.num_waiting
-    gathering = math.isfinite(core.seconds_to_batch(now_s))
+    gathering = math.isfinite(core.scheduler.seconds_to_batch(now_s))
     assert gathering or held_for_others or not num_queued, f"{num_queued} sequences wait although nothing runs"
     held = list(residency.rows.holders())
     assert not held, f"rows are held by {[sequence.sequence_id for sequence in held]}"
@@ -48,7 +48,7 @@ def check_idle(core: Core, now_s: float) -> None:
         assert not residency.num_waiting, f"{residency.num_waiting} waiting sequences counted, none live"
         num_host = core.swap.pool.num_blocks - core.swap.pool.num_free - len(list(transfers.host_blocks()))
         assert not num_host, f"{num_host} host blocks are held by no sequence"
-        assert not core.num_groups, f"{core.num_groups} sequence groups without a sequence"
+        assert not core.groups, f"{len(core.groups)} sequence groups without a sequence"
 
 
 def _check_free_list(pool: BlockPool) -> None:
@@ -162,7 +162,7 @@ def _check_counters(core: Core, sequence: Sequence) -> None:
     assert 0 <= computed <= scheduled, f"{name}: {computed} computed, {scheduled} scheduled"
     assert (computed == scheduled) == (sequence.num_in_flight == 0), f"{name}: {scheduled - computed} tokens in flight"
     assert sequence.num_published_blocks * block_size <= computed, f"{name}: blocks published before they were computed"
-    assert sequence.num_tokens <= core.max_model_len, f"{name}: {sequence.num_tokens} tokens"
+    assert sequence.num_tokens <= core.checks.max_model_len, f"{name}: {sequence.num_tokens} tokens"
     known = scheduled + (sequence.again > 0)
     least, most = (-(-count // block_size) for count in (known, known + core.num_speculative_tokens))
     num_blocks = len(sequence.block_table) + (sequence.copied_block is not None)

@@ -147,7 +147,7 @@ class StepLoop:
         Returns False on timeout.
         """
         now_s = self._clock.monotonic()
-        due_s = self.core.seconds_to_batch(now_s)
+        due_s = self.core.scheduler.seconds_to_batch(now_s)
         if self.canary is not None:
             due_s = min(due_s, self.canary.seconds_left(now_s))
         return self._work.wait(min(timeout_s, due_s)) or due_s < timeout_s

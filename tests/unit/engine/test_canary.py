@@ -109,7 +109,7 @@ def test_the_canary_runs_with_all_rows_taken_and_is_not_counted() -> None:
         )
     _step(core, worker)
     before = core.counters()
-    spec = probe_spec(FACTS, 1, core.max_model_len)
+    spec = probe_spec(FACTS, 1, core.checks.max_model_len)
     assert spec is not None
     core.add(spec)
     visible = 0
@@ -131,7 +131,7 @@ def test_the_canary_runs_with_all_rows_taken_and_is_not_counted() -> None:
 def test_an_urgent_canary_goes_before_a_budget_that_requests_would_use_up() -> None:
     core, worker = Core(replace(LIMITS, max_num_batched_tokens=16), FACTS), CountingWorker()
     core.add(SequenceSpec(sequence_id="long#1", prompt_token_ids=(1,) * 50, params=SamplingParams(max_tokens=2)))
-    spec = probe_spec(FACTS, 1, core.max_model_len)
+    spec = probe_spec(FACTS, 1, core.checks.max_model_len)
     assert spec is not None
     core.add(spec)
     _step(core, worker)
@@ -305,7 +305,7 @@ def test_the_canary_ends_whatever_requests_do_and_takes_nothing_from_them(seed: 
         if chance.random() < 0.05 and core.sequences:
             core.abort(chance.choice([name for name in core.sequences if name.startswith("r")] or ["none"]))
         if step % 20 == 0 and not any(name.startswith("#") for name in core.sequences):
-            spec = probe_spec(facts, step, core.max_model_len)
+            spec = probe_spec(facts, step, core.checks.max_model_len)
             assert spec is not None
             core.add(spec)
         for outcome in _step(core, worker, urgent_canary=step % 20 > 10):

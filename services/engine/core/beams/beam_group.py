@@ -21,7 +21,7 @@ import msgspec
 
 from services.engine.core.beams.beam_search import BeamSearch, Finished, num_candidates
 from services.engine.core.kv.block_pool import BlockPool
-from services.engine.core.plan import SampledLogprobs, StepPlan
+from services.engine.core.plan import NewSequence, SampledLogprobs
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.core.sequence import Sequence, from_spec
 from services.engine.core.stopping import StopRules
@@ -115,10 +115,6 @@ class BeamGroups:
         """Returns the group of a beam."""
         return self._by_id[beam.sequence_id]
 
-    def has_member(self, sequence_id: str) -> bool:
-        """Returns whether a live sequence with this id is a member of a group."""
-        return sequence_id in self._by_member
-
     def join(self, member: Sequence, spec: SequenceSpec, number: int) -> BeamGroup | None:
         """Adds a member to the group of its siblings. Returns the group if it is new: its leader must then be queued.
 
@@ -144,18 +140,10 @@ class BeamGroups:
         del self._by_id[group.leader.sequence_id], self._by_key[group.key]
         return group
 
-    def joined(self, plan: StepPlan) -> tuple[str, ...]:
-        """Returns the ids of the sequences that join in a plan, with the members of a group in place of its leader.
-
-        Beams whose tokens are rewritten do not count as joining.
-        """
-        ids: list[str] = []
-        for new in plan.new:
-            if new.params.beam is None:
-                ids.append(new.sequence_id)
-            elif len(new.token_ids) == new.num_prompt_tokens and (group := self._by_id.get(new.sequence_id)):
-                ids += [member.sequence_id for member in group.members]
-        return tuple(ids)
+    def joined(self, new: NewSequence) -> list[str]:
+        """Returns the ids of the members whose leader joins in a plan; none for a beam whose tokens are rewritten."""
+        group = self._by_id.get(new.sequence_id) if len(new.token_ids) == new.num_prompt_tokens else None
+        return [] if group is None else [member.sequence_id for member in group.members]
 
     def _new_group(self, member: Sequence, spec: SequenceSpec, number: int) -> BeamGroup:
         params = _beam_params(member)

@@ -49,12 +49,12 @@ def test_a_batch_that_does_not_fill_starts_after_the_wait_of_its_first() -> None
     core = batching(3, 2.0)
     add(core, "a")
     assert step_at(core, 5.0) == []
-    assert core.seconds_to_batch(5.0) == 2.0
+    assert core.scheduler.seconds_to_batch(5.0) == 2.0
     add(core, "b")
     assert step_at(core, 6.5) == []
-    assert core.seconds_to_batch(6.5) == 0.5
+    assert core.scheduler.seconds_to_batch(6.5) == 0.5
     assert step_at(core, 7.0) == ["a", "b"]
-    assert core.seconds_to_batch(7.0) == math.inf
+    assert core.scheduler.seconds_to_batch(7.0) == math.inf
 
 
 @pytest.mark.spec("S-SRV-059")
