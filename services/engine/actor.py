@@ -1,40 +1,30 @@
 """The engine's actor: receives commands from the bus and publishes token events.
 
-The actor admits sequences (`sequence_table`), passes them to the step loop (`loop`, on a thread of its own) and turns
-each step's report into one `TokenEvents` message for each detokenizer. It makes no scheduling decisions (`core` does)
-and computes nothing (`worker` does). It runs on the event loop; `core`, `loop` and the workers use no asyncio.
+The actor keeps the table of sequences (`sequence_table`), passes new ones to the step loop (`admission`; the loop has a
+thread of its own) and turns each step's report into one `TokenEvents` message for each detokenizer (`publisher`). It
+makes no scheduling decisions (`core` does) and computes nothing (`worker` does). It runs on the event loop; `core`,
+`loop` and the workers use no asyncio.
 """
 
 import asyncio
-import functools
-import itertools
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from collections.abc import Sequence
 
-import msgspec
-
-from services.engine.adapter_actor import AdapterActor, AdapterNotHereError
-from services.engine.adapters.delta import LoadedAdapter
-from services.engine.core.plan import PlacedPicture
-from services.engine.core.request import Outcome, SequenceSpec, with_adapter
-from services.engine.grammar_gate import LoadAdapter
+from services.engine.adapter_actor import AdapterActor
+from services.engine.admission import Admission, StepLoop
+from services.engine.core.request import Outcome
 from services.engine.pictures import PictureLoader
-from services.engine.request_times import RequestTimes
-from services.engine.sequence_table import Entry, GatewayKey, SequenceTable, split
+from services.engine.publisher import Publisher
+from services.engine.records.sequences import SequenceRecords
+from services.engine.sequence_table import Entry, GatewayKey, SequenceTable, core_id, of_core
 from services.engine.steps.events import token_events
 from services.engine.steps.loop import StepReport
-from services.engine.steps.step_recorder import StepRecorder
-from services.engine.tracing import SequenceTraces
 from shared import limits
-from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
+from shared.actors.actor import Actor, Envelope, handles
 from shared.actors.heard import heard_on
 from shared.actors.host import Host
-from shared.blocks import split_hashes
-from shared.codec import encode, unpack_ids
 from shared.errors import ServiceError
 from shared.messages import (
     Ack,
@@ -42,7 +32,6 @@ from shared.messages import (
     Done,
     FinishReason,
     Heartbeat,
-    Message,
     OwnershipQuery,
     OwnershipReply,
     ProgressQuery,
@@ -50,75 +39,50 @@ from shared.messages import (
     Resend,
     Retarget,
     SelfTest,
-    SelfTestReply,
     SequenceRef,
-    SequenceSteps,
-    StepEvent,
-    StepEvents,
-    Submit,
     SubmitBatch,
     SubmitBatchReply,
-    SubmitReply,
-    SubmitStatus,
     TokenEvent,
-    TokenEvents,
     Withdraw,
 )
-from shared.observability import telemetry
-from shared.parameters.sampling import check
 
 log = logging.getLogger(__name__)
-RETRY_AFTER_S = 1.0
-T = TypeVar("T")
 
 
 class EngineActor(Actor):
-    """The actor of one engine.
+    """The actor of one engine: its sequences, and the gateways that own them.
 
-    `exchanges_kv`: whether the engine exchanges KV with others; without it, prompts are always computed here. The
-    callbacks `add` (see `Engine.add`) and `abort` pass commands to the step loop; `record` turns the details of steps
-    in the loop's reports on or off. `adapters` finds the adapters of sequences; None: the engine serves none.
-    `pictures` reads the embeddings of pictures; None: the engine accepts text only. `self_test` starts a test of the
-    engine, after which `answer` must be called. `report` must be called on the event loop.
+    `adapters`, `pictures`: see `Admission`. `report` must be called on the event loop.
     """
 
     def __init__(
         self,
         host: Host,
-        add: Callable[[SequenceSpec, LoadAdapter | None], None],
-        abort: Callable[[str], None],
-        record: Callable[[bool], None] = lambda wanted: None,
+        loop: StepLoop,
         *,
-        exchanges_kv: bool = False,
         adapters: AdapterActor | None = None,
         pictures: PictureLoader | None = None,
-        self_test: Callable[[SelfTest], None] = lambda message: None,
     ) -> None:
         super().__init__(f"engine {host.id}", host.transport)
         self.sequences = SequenceTable()
-        self.finished: dict[str, int] = defaultdict(int)
+        self.records = SequenceRecords(host.clock, loop.record)
+        self.publisher = Publisher(host)
+        self._admission = Admission(
+            host, loop, self.sequences, self.records, adapters=adapters, pictures=pictures, refused=self._refuse
+        )
         self._host = host
-        self._exchanges_kv = exchanges_kv
-        self._add = add
-        self._abort = abort
-        self._adapters = adapters
-        self._pictures = pictures
-        self._arrivals = 0
+        self._abort = loop.abort
         self._draining = False
         self.withdrawn = False
         """Whether an operator drains the engine (`Withdraw`)."""
         self._quiet = asyncio.Event()
         self._gateways: dict[GatewayKey, float] = {}
-        self._traces = SequenceTraces(host.clock)
-        self.times = RequestTimes(host.clock)
-        self._record = record
-        self._steps = StepRecorder(host.clock)
-        self._self_test = self_test
-        self.unsent = 0
-        """Number of messages that could not be sent."""
 
     async def listen(self) -> None:
-        """Subscribes to the engine's control subject and to the gateways' heartbeats."""
+        """Subscribes to the engine's control subject and to the gateways' heartbeats.
+
+        `SelfTest` must be handled by another object (`also_handles`).
+        """
         subjects = self._host.subjects
         control = subjects.engine_control(self._host.id, self._host.instance_id)
         commands = SubmitBatch, Cancel, Done, Resend, Retarget, ProgressQuery, OwnershipReply, Withdraw, SelfTest
@@ -133,8 +97,8 @@ class EngineActor(Actor):
 
         A repeated submit of the same attempt is answered with `duplicate` and starts nothing.
         """
-        batch = envelope.message
-        return SubmitBatchReply(tuple(self._submit(submit) for submit in batch.submits))
+        submits, draining = envelope.message.submits, self._draining or self.withdrawn
+        return SubmitBatchReply(tuple(self._admission.submit(submit, draining=draining) for submit in submits))
 
     @handles(Cancel)
     def on_cancel(self, envelope: Envelope[Cancel]) -> None:
@@ -148,15 +112,12 @@ class EngineActor(Actor):
             if self.sequences.end_by_stop_string(cancel.sequence_id, cancel.attempt):
                 self._end(cancel.sequence_id, cancel.attempt, "stop")
             return
-        if self.sequences.release(cancel.sequence_id, cancel.attempt, self._now()):
-            self._end(cancel.sequence_id, cancel.attempt, "abort")
+        self._release(cancel.sequence_id, cancel.attempt)
 
     @handles(Done)
     def on_done(self, envelope: Envelope[Done]) -> None:
         """Drops a sequence whose owner has received all its tokens. Aborts the sequence if it still runs."""
-        done = envelope.message
-        if self.sequences.release(done.sequence_id, done.attempt, self._now()):
-            self._end(done.sequence_id, done.attempt, "abort")
+        self._release(envelope.message.sequence_id, envelope.message.attempt)
 
     @handles(Resend)
     def on_resend(self, envelope: Envelope[Resend]) -> None:
@@ -201,25 +162,15 @@ class EngineActor(Actor):
         self.sequences.renew_leases(gateway, query.sequences, self._now())
         marks, missing = self.sequences.progress(query.sequences)
         here = self._host.id, self._host.instance_id
-        self._send(query.reply_subject, lambda part: ProgressReply(*here, marks=tuple(part)), marks)
-        self._send(query.reply_subject, lambda part: ProgressReply(*here, missing=tuple(part)), missing)
-
-    @handles(SelfTest)
-    def on_self_test(self, envelope: Envelope[SelfTest]) -> None:
-        """Starts a test of this engine. `answer` publishes its result."""
-        message = envelope.message
-        self._self_test(message)
-
-    def answer(self, message: SelfTest, fault: str) -> None:
-        """Publishes the result of a self-test."""
-        reply = SelfTestReply(message.test_id, self._host.id, self._host.instance_id, fault)
-        self._send(message.reply_subject, lambda part: part[0], (reply,))
+        self.publisher.in_parts(query.reply_subject, lambda part: ProgressReply(*here, marks=tuple(part)), marks)
+        self.publisher.in_parts(query.reply_subject, lambda part: ProgressReply(*here, missing=tuple(part)), missing)
 
     @handles(OwnershipReply)
     def on_ownership_reply(self, envelope: Envelope[OwnershipReply]) -> None:
         """Ends and drops the sequences that their gateway no longer owns."""
         reply = envelope.message
-        self._drop(self.sequences.disowned((reply.gateway_id, reply.gateway_instance_id), reply.released))
+        for entry in self.sequences.disowned((reply.gateway_id, reply.gateway_instance_id), reply.released):
+            self._release(entry.sequence_id, entry.attempt)
 
     @handles(Heartbeat)
     def on_heartbeat(self, envelope: Envelope[Heartbeat]) -> None:
@@ -236,9 +187,7 @@ class EngineActor(Actor):
 
         A message that would be too large is split.
         """
-        self._traces.step(report)
-        self.times.step(report)
-        steps_are_due = bool(report.details) and self._steps.add(report)
+        steps_are_due = self.records.step(report)
         by_subject: dict[str, list[TokenEvent]] = defaultdict(list)
         for sequence_id, error in report.refused:
             self._take(_refusal(sequence_id, error, self.sequences), by_subject)
@@ -246,9 +195,9 @@ class EngineActor(Actor):
             for event in _token_events(outcome, self.sequences):
                 self._take(event, by_subject)
         for subject, events in by_subject.items():
-            self._publish_each(subject, report.step, events)
+            self.publisher.tokens(subject, report.step, events)
         if steps_are_due:
-            self._publish_steps()
+            self.publisher.steps(*self.records.take_steps())
 
     def credits(self, max_num_seqs: int) -> int:
         """Returns the number of sequences that gateways may still place on this engine; negative if it holds too many.
@@ -278,8 +227,9 @@ class EngineActor(Actor):
         now = self._now()
         self.sequences.end_idle_times(now)
         self._gateways = {k: t for k, t in self._gateways.items() if now - t < 10 * limits.ORPHAN_S}
-        self._drop(self.sequences.expire(now, self._gateways))
-        self._publish_steps()
+        for entry in self.sequences.expire(now, self._gateways):
+            self._release(entry.sequence_id, entry.attempt)
+        self.publisher.steps(*self.records.take_steps())
         if not self.sequences.num_live:
             self._quiet.set()
         name, instance = self._host.id, self._host.instance_id
@@ -295,7 +245,7 @@ class EngineActor(Actor):
             )
 
         for gateway, refs in self.sequences.unconfirmed(now, self._gateways).items():
-            self._send(self._host.subjects.gateway_control(*gateway), query, refs)
+            self.publisher.in_parts(self._host.subjects.gateway_control(*gateway), query, refs)
 
     async def drain(self) -> None:
         """Refuses new sequences from now on. Returns when every waiting and running sequence has ended or has moved.
@@ -324,125 +274,23 @@ class EngineActor(Actor):
         left: dict[GatewayKey, list[SequenceRef]] = defaultdict(list)
         for entry in [entry for entry in self.sequences.entries() if not entry.finished]:
             left[entry.gateway].append(SequenceRef(entry.sequence_id, entry.attempt))
-            self.sequences.release(entry.sequence_id, entry.attempt, self._now())
-            self._end(entry.sequence_id, entry.attempt, "abort")
+            self._release(entry.sequence_id, entry.attempt)
         here = self._host.id, self._host.instance_id
         for gateway, refs in left.items():
             log.info("%s hands over %d sequences of %s", self.name, len(refs), gateway[0])
             subject = self._host.subjects.gateway_control(*gateway)
-            self._send(subject, lambda part: ProgressReply(*here, missing=tuple(part)), refs)
-
-    def _submit(self, submit: Submit) -> SubmitReply:
-        status = self.sequences.admit(submit)
-        if (self._draining or self.withdrawn) and status == "accepted":
-            return self._submit_reply(
-                submit, "busy", ServiceError("draining", "The engine is shutting down.", retry_after_s=RETRY_AFTER_S)
-            )
-        if status == "busy":
-            full = ServiceError("server_is_overloaded", "The engine's queue is full.", retry_after_s=RETRY_AFTER_S)
-            return self._submit_reply(submit, "busy", full)
-        if status == "accepted" and submit.pictures and (refused := self._reserve_pictures(submit)) is not None:
-            return refused
-        if status == "accepted":
-            try:
-                self._start(submit)
-            except ServiceError as error:
-                return self._submit_reply(submit, "invalid", error)
-            except AdapterNotHereError:
-                message = f"The adapter {submit.adapter!r} is not here yet."
-                missing = ServiceError("server_is_overloaded", message, retry_after_s=RETRY_AFTER_S)
-                return self._submit_reply(submit, "busy", missing)
-        return self._submit_reply(submit, status)
-
-    def _start(self, submit: Submit) -> None:
-        check(submit.params)
-        if submit.kv_transfer_id and not self._exchanges_kv:
-            raise ServiceError("unsupported_parameter", "This engine computes no prompts for others.")
-        adapter = self._adapter(submit)
-        output = tuple(unpack_ids(submit.output_token_ids))
-        spec = SequenceSpec(
-            sequence_id=core_id(submit.sequence_id, submit.attempt),
-            prompt_token_ids=tuple(unpack_ids(submit.prompt_token_ids)),
-            params=submit.params,
-            output_token_ids=output,
-            block_hashes=tuple(split_hashes(submit.block_hashes)),
-            cache_salt=submit.cache_salt,
-            priority=submit.priority,
-            arrival=self._arrivals,
-            sequence_group=submit.sequence_group,
-            client=submit.client,
-            client_weight=submit.client_weight,
-            client_priority=submit.client_priority,
-            pooling=submit.pooling,
-            kv_source=submit.kv_source if self._exchanges_kv else None,
-            kv_transfer_id=submit.kv_transfer_id,
-            idle_until_s=self._now() + submit.idle_s if submit.idle_s > 0 else 0.0,
-        )
-        if isinstance(adapter, LoadedAdapter):
-            spec = with_adapter(spec, adapter)
-        self._arrivals += 1
-        if self.sequences.release(submit.sequence_id, submit.attempt - 1, self._now()):
-            self._abort(core_id(submit.sequence_id, submit.attempt - 1))
-            self.times.forget(core_id(submit.sequence_id, submit.attempt - 1))
-            self._forget_steps(core_id(submit.sequence_id, submit.attempt - 1))
-        self.sequences.register(submit, len(output), self._now())
-        headers = telemetry.trace_headers(submit.traceparent, submit.tracestate)
-        self._traces.submitted(spec.sequence_id, len(spec.prompt_token_ids), headers)
-        self.times.submitted(spec.sequence_id)
-        if submit.recorded:
-            self._steps.submitted(spec.sequence_id)
-            self._record(True)
-        load = None if adapter is None or isinstance(adapter, LoadedAdapter) else adapter
-        if submit.pictures:
-            self._start_loading(spec, submit, load)
-        else:
-            self._add(spec, load)
-
-    def _reserve_pictures(self, submit: Submit) -> SubmitReply | None:
-        """Returns the refusal if the engine does not accept pictures or has no memory for them now; else None."""
-        if self._pictures is None:
-            message = "This engine takes text only: start it with --enable-mm."
-            return self._submit_reply(submit, "invalid", ServiceError("unsupported_parameter", message))
-        try:
-            self._pictures.reserve(core_id(submit.sequence_id, submit.attempt), submit.pictures, self._is_live)
-        except ServiceError as full:
-            return self._submit_reply(submit, "busy", full)
-        return None
-
-    def _start_loading(self, spec: SequenceSpec, submit: Submit, load_adapter: LoadAdapter | None) -> None:
-        """Starts to read the embeddings of a sequence's pictures.
-
-        Queues the sequence afterwards, unless it has ended meanwhile.
-        """
-        assert self._pictures is not None
-
-        def loaded(placed: tuple[PlacedPicture, ...]) -> None:
-            if self._is_live(spec.sequence_id):
-                self._add(replace(spec, pictures=placed), load_adapter)
-
-        self._pictures.start(submit.pictures, loaded, functools.partial(self._refuse, spec.sequence_id))
-
-    def _is_live(self, core_sequence_id: str) -> bool:
-        return self.sequences.is_live(*_split(core_sequence_id))
+            self.publisher.in_parts(subject, lambda part: ProgressReply(*here, missing=tuple(part)), refs)
 
     async def _refuse(self, core_sequence_id: str, error: ServiceError) -> None:
         by_subject: dict[str, list[TokenEvent]] = defaultdict(list)
         self._take(_refusal(core_sequence_id, error, self.sequences), by_subject)
         for subject, events in by_subject.items():
-            self._publish_each(subject, 0, events)
+            self.publisher.tokens(subject, 0, events)
 
-    def _adapter(self, submit: Submit) -> LoadedAdapter | LoadAdapter | None:
-        if not submit.adapter:
-            return None
-        if self._adapters is None:
-            message = "This engine serves no adapters: start it with --enable-lora or --enable-prompt-adapter."
-            raise ServiceError("unsupported_parameter", message, param="model")
-        return self._adapters.adapter(submit.adapter, submit.adapter_version)
-
-    def _drop(self, entries: list[Entry]) -> None:
-        for entry in entries:
-            if self.sequences.release(entry.sequence_id, entry.attempt, self._now()):
-                self._end(entry.sequence_id, entry.attempt, "abort")
+    def _release(self, sequence_id: str, attempt: int) -> None:
+        """Drops a sequence, and ends it if it waits or runs."""
+        if self.sequences.release(sequence_id, attempt, self._now()):
+            self._end(sequence_id, attempt, "abort")
 
     def _take(self, event: TokenEvent | None, by_subject: dict[str, list[TokenEvent]]) -> None:
         entry = self.sequences.append(event) if event is not None else None
@@ -451,114 +299,29 @@ class EngineActor(Actor):
         if entry.reply_subject:  # the output of a sequence whose prompt is computed for another engine is not used
             by_subject[entry.reply_subject].append(event)
         if event.finish_reason is not None:
-            self._count_end(entry.sequence_id, entry.attempt, event.finish_reason)
+            self.records.ended(core_id(entry.sequence_id, entry.attempt), event.finish_reason)
 
     def _end(self, sequence_id: str, attempt: int, reason: FinishReason) -> None:
         self._abort(core_id(sequence_id, attempt))
-        self._count_end(sequence_id, attempt, reason)
-
-    def _count_end(self, sequence_id: str, attempt: int, reason: FinishReason) -> None:
-        self.finished[reason] += 1
-        self.times.ended(core_id(sequence_id, attempt))
-        self._forget_steps(core_id(sequence_id, attempt))
-        self._traces.ended(core_id(sequence_id, attempt), reason)
-
-    def _forget_steps(self, sequence: str) -> None:
-        self._steps.ended(sequence)
-        if not self._steps.is_needed:
-            self._record(False)
+        self.records.ended(core_id(sequence_id, attempt), reason)
 
     def _replay(self, entry: Entry, position: int) -> None:
         if entry.reply_subject:
-            self._publish_each(entry.reply_subject, 0, self.sequences.replay(entry, position))
-
-    def _publish_each(self, subject: str, step: int, events: Sequence[TokenEvent]) -> None:
-        """Publishes the parts of prompts' log probabilities in messages of their own, then all other events in one."""
-        for event in events:
-            if event.prompt_logprobs is not None:
-                self._publish(subject, step, (event,))
-        others = tuple(event for event in events if event.prompt_logprobs is None)
-        if others:
-            self._publish(subject, step, others)
-
-    def _publish(self, subject: str, step: int, events: tuple[TokenEvent, ...]) -> None:
-        """Publishes events to a detokenizer's subject as one message, or as several if one would be too large.
-
-        Events that cannot be sent are counted, logged and dropped. Their tokens are not lost: the sequence table keeps
-        them, and the owner asks for them when it notices the gap.
-        """
-        message: Message = TokenEvents(self._host.id, self._host.instance_id, step, events)
-        try:
-            self.transport.send(subject, encode(message))
-        except ServiceError as error:
-            halves = split(events) if error.code == "request_too_large" else None
-            if halves is None:
-                self.unsent += 1
-                log.warning("%s could not send tokens to %s: %s", self.name, subject, error)
-                return
-            for half in halves:
-                self._publish(subject, step, half)
-
-    def _publish_steps(self) -> None:
-        """Publishes the steps recorded since the last call. Steps that cannot be sent are dropped and counted."""
-        steps, sequences = self._steps.take()
-        if steps:
-            make = functools.partial(_step_events, self._host.id, self._host.instance_id, tuple(steps))
-            parts: list[tuple[SequenceSteps, ...]] = [(one,) for one in sequences] or [()]
-            self._send(self._host.subjects.steps(self._host.id), make, parts)
-
-    def _send(self, subject: str, make: Callable[[Sequence[T]], Message], items: Sequence[T]) -> None:
-        # A message that cannot be sent is dropped, like a message lost on the bus, and its receiver asks again.
-        try:
-            tell_in_parts(self.transport, subject, make, items)
-        except ServiceError as error:
-            self.unsent += 1
-            log.warning("%s could not send to %s: %s", self.name, subject, error)
-
-    def _submit_reply(self, submit: Submit, status: SubmitStatus, error: ServiceError | None = None) -> SubmitReply:
-        reply = SubmitReply(
-            sequence_id=submit.sequence_id,
-            attempt=submit.attempt,
-            status=status,
-            engine_id=self._host.id,
-            engine_instance_id=self._host.instance_id,
-        )
-        if error is None:
-            return reply
-        return msgspec.structs.replace(reply, code=error.code, message=error.message, retry_after_s=error.retry_after_s)
+            self.publisher.tokens(entry.reply_subject, 0, self.sequences.replay(entry, position))
 
     def _now(self) -> float:
         return self._host.clock.monotonic()
 
 
-def _step_events(
-    engine_id: str, instance_id: str, steps: tuple[StepEvent, ...], parts: Sequence[tuple[SequenceSteps, ...]]
-) -> StepEvents:
-    return StepEvents(engine_id, instance_id, steps, tuple(itertools.chain.from_iterable(parts)))
-
-
-def core_id(sequence_id: str, attempt: int) -> str:
-    """Returns the id that the core uses for one attempt of a sequence.
-
-    Each attempt is a sequence of its own in the core, because a plan in flight may still contain an older attempt.
-    """
-    return f"{sequence_id}#{attempt}"
-
-
-def _split(core_sequence_id: str) -> tuple[str, int]:
-    sequence_id, _, attempt = core_sequence_id.rpartition("#")
-    return sequence_id, int(attempt)
-
-
 def _token_events(outcome: Outcome, table: SequenceTable) -> list[TokenEvent]:
-    sequence_id, attempt = _split(outcome.sequence_id)
+    sequence_id, attempt = of_core(outcome.sequence_id)
     if table.get(sequence_id, attempt) is None:
         return []
     return token_events(outcome, sequence_id, attempt)
 
 
 def _refusal(core_sequence_id: str, error: ServiceError, table: SequenceTable) -> TokenEvent | None:
-    sequence_id, attempt = _split(core_sequence_id)
+    sequence_id, attempt = of_core(core_sequence_id)
     entry = table.get(sequence_id, attempt)
     if entry is None:
         return None

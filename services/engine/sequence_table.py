@@ -291,6 +291,20 @@ class SequenceTable:
             del self._leases[entry.gateway]
 
 
+def core_id(sequence_id: str, attempt: int) -> str:
+    """Returns the id that the core uses for one attempt of a sequence.
+
+    Each attempt is a sequence of its own in the core, because a plan in flight may still contain an older attempt.
+    """
+    return f"{sequence_id}#{attempt}"
+
+
+def of_core(core_sequence_id: str) -> tuple[str, int]:
+    """Returns the sequence id and the attempt of an id of the core."""
+    sequence_id, _, attempt = core_sequence_id.rpartition("#")
+    return sequence_id, int(attempt)
+
+
 def split(events: tuple[TokenEvent, ...]) -> tuple[tuple[TokenEvent, ...], tuple[TokenEvent, ...]] | None:
     """Returns the events in two halves; a single event is split between its tokens. None if it has at most one token.
 

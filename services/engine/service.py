@@ -8,9 +8,11 @@ import msgspec
 
 from services.engine.actor import EngineActor
 from services.engine.adapter_actor import AdapterActor
+from services.engine.admission import StepLoop
 from services.engine.canary.canary import WrongResultError
 from services.engine.engine import Engine, MakeWorker
 from services.engine.pictures import PictureLoader
+from services.engine.self_tests import SelfTests
 from services.engine.steps.loop import Driver, StepReport
 from services.engine.steps.progress import ProgressMonitor
 from services.engine.steps.reports import ReportQueue
@@ -20,7 +22,7 @@ from shared.actors.host import Host
 from shared.actors.presence import sleep_to_beat
 from shared.clock import Clock
 from shared.config import EngineSettings, check_engine
-from shared.messages import EngineStatus, ModelFacts, SelfTest, ServiceName, ServiceState
+from shared.messages import EngineStatus, ModelFacts, ServiceName, ServiceState
 from shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
 from shared.models.model_files import DEMO_NAME, described, model_aliases, model_directory, model_name
 
@@ -49,7 +51,6 @@ class EngineService:
         self._make_worker = make_worker
         self._status: EngineStatus | None = None
         self._ended: asyncio.Future[None] | None = None
-        self._tests: set[asyncio.Task[None]] = set()
         self.fault = ""
 
     async def start(self, host: Host) -> None:
@@ -63,16 +64,15 @@ class EngineService:
             self.engine.in_flight, self._reports, host.clock, on_host=self.engine.facts.computes_on_host
         )
         self._adapters = self._make_adapters(host)
-        exchanges = self.engine.connector is not None
-        self.actor = EngineActor(
-            host,
-            self.engine.add,
-            self.engine.abort,
-            self.engine.record,
-            exchanges_kv=exchanges,
-            adapters=self._adapters,
-            pictures=self._make_pictures(host),
-            self_test=self._start_self_test,
+        loop = StepLoop(
+            add=self.engine.add,
+            abort=self.engine.abort,
+            record=self.engine.record,
+            exchanges_kv=self.engine.connector is not None,
+        )
+        self.actor = EngineActor(host, loop, adapters=self._adapters, pictures=self._make_pictures(host))
+        self.actor.also_handles(
+            SelfTests(host, self.engine, self.actor.publisher, fault=lambda: self.fault, on_fault=self._on_fault)
         )
         self._refresh()
         self._adapters_task: asyncio.Task[None] | None = None
@@ -160,21 +160,6 @@ class EngineService:
             self._event_loop.call_later, FAULT_NOTICE_S, self._end, WrongResultError(fault)
         )
 
-    def _start_self_test(self, message: SelfTest) -> None:
-        task = asyncio.create_task(self._test_self(message))
-        self._tests.add(task)
-        task.add_done_callback(self._tests.discard)
-
-    async def _test_self(self, message: SelfTest) -> None:
-        """Runs the canary and checks all weights immediately, and publishes the result. See `SelfTest`."""
-        canary, guard = self.engine.canary, self.engine.guard
-        parts = [part.run_now() for part in (canary, guard) if part is not None]
-        if parts:
-            await asyncio.wait([asyncio.wrap_future(part) for part in parts], timeout=limits.SELF_TEST_S / 2)
-        self.actor.answer(message, self.fault)
-        if message.ends and not self.fault:
-            self._on_fault("a comparison with other engines has shown that it computes other tokens than they do")
-
     def _report(self, report: StepReport) -> None:
         if self.fault:
             return  # the latest results may be wrong; other engines compute them again
@@ -236,12 +221,12 @@ class EngineService:
             max_num_seqs=self.engine.limits.max_num_seqs,
             load=self.engine.load(),
             counters=self.engine.counters(),
-            finished=tuple(self.actor.finished.items()),
+            finished=tuple(self.actor.records.finished.items()),
             model_aliases=model_aliases(settings),
             configuration=facts.configuration + (DETERMINISTIC if settings.deterministic else ""),
             content=facts.content,
             embedding_size=facts.embedding_size,
-            histograms=self.actor.times.histograms(),
+            histograms=self.actor.records.times.histograms(),
             role=settings.role,
             kv_address=self.engine.connector.address if self.engine.connector is not None else "",
             takes_pictures=facts.takes_pictures,

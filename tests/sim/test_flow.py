@@ -320,7 +320,7 @@ def test_forty_thousand_live_sequences_fit_the_bus(model_dir, monkeypatch):
         assert max(tap.largest.values()) <= limits.BATCH_BYTES_MAX
         assert payload.num_refused() == oversized
         assert not any(society.bus.counters[name] for name in ("dropped", "slow_consumer", "lost_partition"))
-        assert sum(engine.actor.unsent for engine in society.engines()) == 0
+        assert sum(engine.actor.publisher.unsent for engine in society.engines()) == 0
         for generation in generations:
             await generation.cancel("the test is over")
         await asyncio.sleep(limits.OWNERSHIP_CHECK_S + 2.0)

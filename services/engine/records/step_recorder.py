@@ -6,6 +6,7 @@ Times are differences of this process's monotonic clock.
 
 from collections.abc import Sequence
 
+from services.engine.sequence_table import of_core
 from services.engine.steps.loop import StepDetail, StepReport
 from shared import limits
 from shared.clock import Clock
@@ -45,7 +46,7 @@ class StepRecorder:
 
     def submitted(self, sequence: str) -> None:
         """Records the arrival of a sequence whose steps are recorded."""
-        self._live[sequence] = _Live(self._clock.monotonic() * _MICROSECONDS, *_split(sequence))
+        self._live[sequence] = _Live(self._clock.monotonic() * _MICROSECONDS, *of_core(sequence))
 
     def ended(self, sequence: str) -> None:
         """Forgets a sequence that has ended. Does nothing for one that is not recorded."""
@@ -88,7 +89,7 @@ class StepRecorder:
         )
 
     def _recorded(self, sequences: Sequence[str]) -> tuple[SequenceRef, ...]:
-        return tuple(SequenceRef(*_split(name)) for name in map(_member, sequences) if name in self._live)
+        return tuple(SequenceRef(*of_core(name)) for name in map(_member, sequences) if name in self._live)
 
     def _add_rows(
         self, detail: StepDetail, event: StepEvent, num_output: dict[str, int], last: frozenset[str] | None
@@ -126,11 +127,6 @@ def _last_here(details: Sequence[StepDetail]) -> list[frozenset[str] | None]:
 def _member(core_sequence_id: str) -> str:
     """Returns the id of a beam's sequence: the part of the beam's id before a space. Other ids are unchanged."""
     return core_sequence_id.partition(" ")[0]
-
-
-def _split(core_sequence_id: str) -> tuple[str, int]:
-    sequence_id, _, attempt = core_sequence_id.rpartition("#")
-    return sequence_id, int(attempt)
 
 
 def _microseconds(seconds: float) -> int:

@@ -5,8 +5,8 @@ import pytest
 from services.engine.core.plan import CoreLimits, EngineFacts
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine
+from services.engine.records.step_recorder import StepRecorder
 from services.engine.steps.loop import StepReport
-from services.engine.steps.step_recorder import StepRecorder
 from shared import limits
 from shared.messages import SequenceSteps
 from shared.observability.step_rows import STEP_COLUMNS, unpacked

@@ -1,9 +1,9 @@
 """The engine's histograms of waiting, prefill and decoding."""
 
 from services.engine.core.request import Outcome
-from services.engine.request_times import RequestTimes
+from services.engine.records.request_times import RequestTimes
 from services.engine.steps.loop import StepReport
-from tests.unit.engine.test_step_recorder import Hand
+from tests.unit.engine.records.test_step_recorder import Hand
 
 
 def report(
