@@ -11,15 +11,14 @@ so the owner opens the stream on another detokenizer and the text continues.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from services.detokenizer.early_events import EarlyEvent, EarlyEvents
+from services.detokenizer.owners import Owners, StreamEntry
 from shared import limits
 from shared.actors.actor import Actor, Envelope, handles, tell_in_parts
 from shared.actors.heard import heard_on
 from shared.actors.host import Host
-from shared.bus.transport import Headers
 from shared.codec import DecodeError, encode
 from shared.errors import ServiceError
 from shared.messages import (
@@ -50,30 +49,6 @@ RETRY_AFTER_S = 1.0
 ORPHAN_CHECK_S = limits.ORPHAN_S / 5
 
 
-@dataclass(slots=True, kw_only=True)
-class _OpenStream:
-    """A stream with its subjects and times. `started_ns` and `headers` are used for the trace."""
-
-    stream: TextStream
-    reply_subject: str
-    """The text subject of the stream's gateway; also identifies the gateway."""
-    engine_subject: str
-    opened_at: float
-    started_ns: int
-    headers: Headers | None
-    confirmed_at: float
-    """Latest of these times: the stream was opened; it got tokens; its gateway was asked whether it owns the stream."""
-    resent_at: float = float("-inf")
-
-
-@dataclass(slots=True)
-class _Gateway:
-    """A gateway: its control subject and the time of its last heartbeat."""
-
-    control_subject: str
-    heard_at: float
-
-
 class DetokenizerActor(Actor):
     """One detokenizer on the bus. `late_events` counts dropped token events, which no open stream expected."""
 
@@ -86,12 +61,12 @@ class DetokenizerActor(Actor):
         self._vocabulary = vocabulary
         self._model = model
         self._streams_max = streams_max
-        self._streams: dict[str, _OpenStream] = {}
+        self._streams: dict[str, StreamEntry] = {}
         self.idle = asyncio.Event()
         """Set while no stream is open."""
         self.idle.set()
         self._early = EarlyEvents()
-        self._gateways: dict[str, _Gateway] = {}
+        self._owners = Owners(host.subjects)
         self._orphans_at = float("-inf")
 
     async def listen(self) -> None:
@@ -143,10 +118,8 @@ class DetokenizerActor(Actor):
     def on_heartbeat(self, envelope: Envelope[Heartbeat]) -> None:
         """Records that a gateway is alive."""
         beat = heard_on(self, envelope, self._host.subjects)
-        if beat is None:
-            return
-        subjects, gateway = self._host.subjects, (beat.id, beat.instance_id)
-        self._gateways[subjects.gateway_text(*gateway)] = _Gateway(subjects.gateway_control(*gateway), self._now())
+        if beat is not None:
+            self._owners.heard(beat, self._now())
 
     # --- tokens to text ---
 
@@ -157,8 +130,8 @@ class DetokenizerActor(Actor):
         began_s = self._now()
         engine_subject = self._host.subjects.engine_control(message.engine_id, message.engine_instance_id)
         outbox: dict[str, list[TextEvent]] = {}
-        gaps: list[_OpenStream] = []
-        ended: list[_OpenStream] = []
+        gaps: list[StreamEntry] = []
+        ended: list[StreamEntry] = []
         for event in message.events:
             entry = self._streams.get(event.sequence_id)
             if entry is None or entry.stream.attempt < event.attempt:
@@ -187,13 +160,12 @@ class DetokenizerActor(Actor):
         """Asks again for missing tokens, and closes streams without an owner. Called a few times a second."""
         now = self._now()
         if not self.transport.connected:
-            # While this process is disconnected, missing heartbeats do not show that a gateway is dead.
-            for gateway in self._gateways.values():
-                gateway.heard_at = now
+            self._owners.excuse(now)
         self.late_events += self._early.expire(now)
         if now - self._orphans_at >= ORPHAN_CHECK_S:
             self._orphans_at = now
-            self._drop_orphans(now)
+            for entry in self._owners.orphans(self._streams.values(), now):
+                self._forget(entry)
             self._check_ownership(now)
         for entry in list(self._streams.values()):
             self._ask_again(entry)
@@ -227,7 +199,7 @@ class DetokenizerActor(Actor):
         self.idle.clear()
         self._push_early(entry)
 
-    def _make(self, message: OpenStream) -> _OpenStream:
+    def _make(self, message: OpenStream) -> StreamEntry:
         if message.model not in ("", self._model):
             raise ServiceError("model_not_found", f"The model '{message.model}' does not exist.", param="model")
         if message.stop and not self._vocabulary.has_text:
@@ -239,7 +211,7 @@ class DetokenizerActor(Actor):
             raise ServiceError("invalid_value", "The prompt holds token ids that the model does not have.") from None
         clock, headers = self._host.clock, telemetry.trace_headers(message.traceparent, message.tracestate)
         now = clock.monotonic()
-        return _OpenStream(
+        return StreamEntry(
             stream=stream,
             reply_subject=message.reply_subject,
             engine_subject=message.engine_subject,
@@ -259,7 +231,7 @@ class DetokenizerActor(Actor):
         )
         self.late_events += not self._early.hold(early)
 
-    def _push_early(self, entry: _OpenStream) -> None:
+    def _push_early(self, entry: StreamEntry) -> None:
         """Passes the held tokens, which arrived before their stream was open, to the stream."""
         began_s = self._now()
         for early in self._early.take(entry.stream.sequence_id, entry.stream.attempt):
@@ -276,7 +248,7 @@ class DetokenizerActor(Actor):
         elif entry.stream.gap is not None:
             self._ask_again(entry)
 
-    def _push(self, entry: _OpenStream, event: TokenEvent) -> list[TextEvent]:
+    def _push(self, entry: StreamEntry, event: TokenEvent) -> list[TextEvent]:
         entry.confirmed_at = self._now()
         try:
             return entry.stream.push(event)
@@ -315,12 +287,12 @@ class DetokenizerActor(Actor):
             return
         self.text_events += len(events)
 
-    def _tell_engine(self, entry: _OpenStream) -> None:
+    def _tell_engine(self, entry: StreamEntry) -> None:
         stream = entry.stream
         if stream.stopped:
             self._publish(entry.engine_subject, encode(Cancel(stream.sequence_id, stream.attempt, "stop")))
 
-    def _ask_again(self, entry: _OpenStream) -> None:
+    def _ask_again(self, entry: StreamEntry) -> None:
         """Asks the engine for a stream's missing tokens, at most once in `RESEND_INTERVAL_S`."""
         now, gap = self._now(), entry.stream.gap
         if gap is None or now - entry.resent_at < limits.RESEND_INTERVAL_S:
@@ -339,28 +311,10 @@ class DetokenizerActor(Actor):
         except ServiceError as error:
             if error.code == "request_too_large":
                 raise
-            self.unsent += 1
-            log.warning("%s could not send to %s: %s", self.name, subject, error)
-
-    def _drop_orphans(self, now: float) -> None:
-        for entry in [entry for entry in self._streams.values() if self._orphaned(entry, now)]:
-            self._forget(entry)
-        self._gateways = {k: g for k, g in self._gateways.items() if now - g.heard_at <= 2 * limits.ORPHAN_S}
-
-    def _orphaned(self, entry: _OpenStream, now: float) -> bool:
-        gateway = self._gateways.get(entry.reply_subject)
-        return now - max(entry.opened_at, gateway.heard_at if gateway else entry.opened_at) > limits.ORPHAN_S
+            self._count_unsent(subject, error)
 
     def _check_ownership(self, now: float) -> None:
-        """Asks gateways whether they still own streams that got no tokens for ORPHAN_S: a `CloseStream` may be lost."""
-        due: dict[str, list[_OpenStream]] = {}
-        for entry in sorted(self._streams.values(), key=lambda each: each.confirmed_at):
-            if now - entry.confirmed_at <= limits.ORPHAN_S:
-                break
-            asked = due.setdefault(entry.reply_subject, [])
-            if entry.reply_subject in self._gateways and len(asked) < limits.LIVENESS_BATCH_MAX:
-                asked.append(entry)
-                entry.confirmed_at = now
+        """Asks gateways whether they still own streams that got no tokens for long."""
         name, instance = self._host.id, self._host.instance_id
         control = self._host.subjects.detokenizer_control(name, instance)
 
@@ -373,21 +327,17 @@ class DetokenizerActor(Actor):
                 sequences=tuple(part),
             )
 
-        for reply_subject, entries in due.items():
-            refs = [SequenceRef(entry.stream.sequence_id, entry.stream.attempt) for entry in entries]
-            if refs:
-                self._ask_owner(self._gateways[reply_subject].control_subject, query, refs)
+        for subject, refs in self._owners.unconfirmed(self._streams.values(), now).items():
+            try:
+                tell_in_parts(self.transport, subject, query, refs)
+            except ServiceError as error:
+                self._count_unsent(subject, error)
 
-    def _ask_owner(
-        self, subject: str, query: Callable[[Sequence[SequenceRef]], OwnershipQuery], refs: Sequence[SequenceRef]
-    ) -> None:
-        try:
-            tell_in_parts(self.transport, subject, query, refs)
-        except ServiceError as error:
-            self.unsent += 1
-            log.warning("%s could not send to %s: %s", self.name, subject, error)
+    def _count_unsent(self, subject: str, error: ServiceError) -> None:
+        self.unsent += 1
+        log.warning("%s could not send to %s: %s", self.name, subject, error)
 
-    def _forget(self, entry: _OpenStream, reason: str | None = None) -> None:
+    def _forget(self, entry: StreamEntry, reason: str | None = None) -> None:
         if self._streams.get(entry.stream.sequence_id) is entry:
             del self._streams[entry.stream.sequence_id]
             self._early.close(entry.stream.sequence_id, entry.stream.attempt)
