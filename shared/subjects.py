@@ -57,13 +57,22 @@ def new_instance_id() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Subjects:
-    """Builds the subjects of one deployment. Several deployments can share a server under different namespaces."""
+class _Namespace:
+    """Where the subjects of a deployment begin."""
 
     namespace: str = "antiphon"
 
     def __post_init__(self) -> None:
         assert _TOKEN.fullmatch(self.namespace), self.namespace
+
+    def _join(self, *tokens: str) -> str:
+        return ".".join((self.namespace, f"v{PROTOCOL_VERSION}", *tokens))
+
+
+class ServiceSubjects(_Namespace):
+    """Subjects of the services that have models, and of the launchers."""
+
+    __slots__ = ()
 
     def tokenize(self, model: str) -> str:
         """Requests to the tokenizers of a model, a queue group. `model` is the unchanged served name."""
@@ -88,10 +97,6 @@ class Subjects:
     def vision_direct(self, vision_id: str, instance_id: str) -> str:
         """Requests to one image service, which has the embeddings."""
         return self._join("vis", vision_id, instance_id, "req")
-
-    def gateway_pictures(self, gateway_id: str, instance_id: str) -> str:
-        """Requests for the files of pictures that one gateway process has."""
-        return self._join("gw", gateway_id, instance_id, "img")
 
     def engine_control(self, engine_id: str, instance_id: str) -> str:
         """Commands to one engine process."""
@@ -129,6 +134,16 @@ class Subjects:
         """Token events to one detokenizer process."""
         return self._join("det", detokenizer_id, instance_id, "tok")
 
+    def steps(self, engine_id: str = "*") -> str:
+        """Step events of one engine, or of all engines."""
+        return self._join("step", engine_id)
+
+
+class GatewaySubjects(_Namespace):
+    """Subjects of one gateway process."""
+
+    __slots__ = ()
+
     def gateway_text(self, gateway_id: str, instance_id: str) -> str:
         """Text events to one gateway process."""
         return self._join("gw", gateway_id, instance_id, "txt")
@@ -145,29 +160,15 @@ class Subjects:
         """Messages of other gateways, to one gateway process."""
         return self._join("gw", gateway_id, instance_id, "peer")
 
-    def heartbeat(self, service: str, member_id: str) -> str:
-        """Heartbeats of one member (a running service process)."""
-        return self._join("hb", service, member_id)
+    def gateway_pictures(self, gateway_id: str, instance_id: str) -> str:
+        """Requests for the files of pictures that one gateway process has."""
+        return self._join("gw", gateway_id, instance_id, "img")
 
-    def heartbeats(self, service: str = "*") -> str:
-        """Heartbeats of all members of one service, or of all services."""
-        return self._join("hb", service, "*")
 
-    def inbox(self, service: str, member_id: str) -> str:
-        """Prefix of the reply subjects of one member."""
-        return self._join("inbox", service, member_id)
+class StoredSubjects(_Namespace):
+    """Subjects whose messages the bus keeps."""
 
-    def replies(self) -> str:
-        """The reply subjects of all members. Each has a part that only those who were asked know."""
-        return self._join("inbox", "*", "*", ">")
-
-    def usage(self) -> str:
-        """Usage records of all gateways. No service of the deployment subscribes to them."""
-        return self._join("usage")
-
-    def steps(self, engine_id: str = "*") -> str:
-        """Step events of one engine, or of all engines."""
-        return self._join("step", engine_id)
+    __slots__ = ()
 
     def stream_record(self, request_id: str) -> str:
         """The record of one stream; `*`: the records of all."""
@@ -189,12 +190,35 @@ class Subjects:
         """The events of one request that runs in the background; `*`: the events of all."""
         return self._join("bg", "ev", request_id)
 
+
+class Subjects(ServiceSubjects, GatewaySubjects, StoredSubjects):
+    """Builds the subjects of one deployment. Several deployments can share a server under different namespaces."""
+
+    __slots__ = ()
+
+    def heartbeat(self, service: str, member_id: str) -> str:
+        """Heartbeats of one member (a running service process)."""
+        return self._join("hb", service, member_id)
+
+    def heartbeats(self, service: str = "*") -> str:
+        """Heartbeats of all members of one service, or of all services."""
+        return self._join("hb", service, "*")
+
+    def inbox(self, service: str, member_id: str) -> str:
+        """Prefix of the reply subjects of one member."""
+        return self._join("inbox", service, member_id)
+
+    def replies(self) -> str:
+        """The reply subjects of all members. Each has a part that only those who were asked know."""
+        return self._join("inbox", "*", "*", ">")
+
+    def usage(self) -> str:
+        """Usage records of all gateways. No service of the deployment subscribes to them."""
+        return self._join("usage")
+
     def everything(self) -> str:
         """Every subject of the deployment."""
         return self._join(">")
-
-    def _join(self, *tokens: str) -> str:
-        return ".".join((self.namespace, f"v{PROTOCOL_VERSION}", *tokens))
 
 
 def bucket_name(namespace: str, name: str) -> str:

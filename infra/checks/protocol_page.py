@@ -146,7 +146,7 @@ def subjects_section(modules: Sequence[Module]) -> Iterator[str]:
     for listener in listeners(modules):
         heard[listener.subject_method].append(listener)
     rows: list[tuple[str, str, str, str]] = []
-    for name, method in vars(Subjects).items():
+    for name, method in [item for kind in (*Subjects.__bases__, Subjects) for item in vars(kind).items()]:
         if name.startswith("_") or name == "everything" or not inspect.isfunction(method):
             continue
         found = heard[name]
