@@ -77,6 +77,22 @@ OnError = Callable[[str, Exception], None]
 OnChange = Callable[[], None]
 
 
+def _choose_server(servers: list[Server], _: dict[str, Any]) -> tuple[Server | None, float]:
+    return random.choice(servers), random.uniform(*RECONNECT_WAIT_S)
+
+
+_OPTIONS = {
+    "connect_timeout": CONNECT_TIMEOUT_S,
+    "ping_interval": PING_INTERVAL_S,
+    "max_outstanding_pings": PINGS_OUTSTANDING_MAX,
+    "max_reconnect_attempts": -1,
+    "reconnect_to_server_handler": _choose_server,
+    "reconnect_time_wait": RECONNECT_WAIT_S[0],
+    "pending_size": limits.OUTBOUND_BYTES_MAX,
+}
+"""The client's options that are the same for every connection."""
+
+
 class _Subscription:
     """See `transport.Subscription`."""
 
@@ -154,9 +170,19 @@ class NatsTransport:
         """
         transport = cls(name, own := own_bus([*urls]), observes=observes)
         transport.on_error, transport.on_disconnect, transport.on_reconnect = on_error, on_disconnect, on_reconnect
-        options = transport._options(
-            [_UNUSED] if own else urls, inbox_prefix, read_credentials(credentials) if credentials else None
-        )
+        user, password = read_credentials(credentials) if credentials else (None, None)
+        options: dict[str, Any] = {
+            **_OPTIONS,
+            "servers": [_UNUSED] if own else [*urls],
+            "name": name,
+            "user": user,
+            "password": password,
+            "inbox_prefix": inbox_prefix,
+            "error_cb": transport._on_error,
+            "disconnected_cb": transport._on_disconnected,
+            "reconnected_cb": transport._on_reconnected,
+            "closed_cb": transport._on_closed,
+        }
         if tls is not None:
             options["tls"] = tls
         await transport._open(options, ", ".join(without_credentials(url) for url in urls), wait_s)
@@ -182,7 +208,7 @@ class NatsTransport:
 
     async def publish(self, subject: str, payload: bytes, *, reply: str = "", headers: Headers | None = None) -> None:
         """See Transport. Does not wait for the server: the bytes are sent in the next iteration of the event loop."""
-        self._check(subject, payload, headers)
+        _check(subject, payload, headers, self._client.max_payload)
         if not self._has_room(len(payload)):
             await self._make_room(len(payload))
         try:
@@ -195,7 +221,7 @@ class NatsTransport:
 
     def send(self, subject: str, payload: bytes) -> None:
         """See Transport."""
-        self._check(subject, payload, None)
+        _check(subject, payload, None, self._client.max_payload)
         if not self._has_room(len(payload)):
             raise _service_error(errors.OutboundBufferLimitError())
         try:
@@ -222,7 +248,7 @@ class NatsTransport:
         self, subject: str, payload: bytes, *, timeout_s: float, headers: Headers | None = None
     ) -> Delivery:
         """See Transport. Also raises ServiceError, as `publish` does."""
-        self._check(subject, payload, headers)
+        _check(subject, payload, headers, self._client.max_payload)
         try:
             message = await self._client.request(
                 subject, payload, timeout=timeout_s, headers=None if headers is None else dict(headers)
@@ -243,7 +269,12 @@ class NatsTransport:
         try:
             async with asyncio.timeout(BARRIER_TIMEOUT_S):
                 while not await self._crossed():
-                    await self._reconnected()
+                    if self._client.is_closed:
+                        message = "The connection to the message bus is closed."
+                        raise ServiceError("bus_unavailable", message, retry_after_s=1.0)
+                    if not self._client.is_connected:
+                        self._up.clear()
+                    await self._up.wait()
         except TimeoutError:
             raise ServiceError("bus_unavailable", "The message bus does not answer.", retry_after_s=1.0) from None
 
@@ -289,27 +320,6 @@ class NatsTransport:
         await self._lost.wait()
 
     # --- connecting ---
-
-    def _options(self, urls: Sequence[str], inbox_prefix: str, login: tuple[str, str] | None) -> dict[str, Any]:
-        user, password = login or (None, None)
-        return {
-            "servers": list(urls),
-            "name": self.name,
-            "user": user,
-            "password": password,
-            "inbox_prefix": inbox_prefix,
-            "connect_timeout": CONNECT_TIMEOUT_S,
-            "ping_interval": PING_INTERVAL_S,
-            "max_outstanding_pings": PINGS_OUTSTANDING_MAX,
-            "max_reconnect_attempts": -1,
-            "reconnect_to_server_handler": _choose_server,
-            "reconnect_time_wait": RECONNECT_WAIT_S[0],
-            "pending_size": limits.OUTBOUND_BYTES_MAX,
-            "error_cb": self._on_error,
-            "disconnected_cb": self._on_disconnected,
-            "reconnected_cb": self._on_reconnected,
-            "closed_cb": self._on_closed,
-        }
 
     async def _open(self, options: dict[str, Any], shown: str, wait_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -396,15 +406,6 @@ class NatsTransport:
 
     # --- helpers ---
 
-    def _check(self, subject: str, payload: bytes, headers: Headers | None) -> None:
-        if len(subject) > SUBJECT_CHARS_MAX:
-            raise ServiceError("internal_error", "A subject of the bus is too long.")
-        size = len(payload)
-        if headers is not None:
-            size += sum(len(key) + 4 * len(value) for key, value in headers.items()) + 64
-        if size > self._client.max_payload:
-            raise too_large(size, self._client.max_payload)
-
     def _has_room(self, size: int) -> bool:
         return self._client.pending_data_size + size <= limits.OUTBOUND_BYTES_MAX
 
@@ -428,12 +429,16 @@ class NatsTransport:
             return False
         return self._client.is_connected and losses == self._losses
 
-    async def _reconnected(self) -> None:
-        if self._client.is_closed:
-            raise ServiceError("bus_unavailable", "The connection to the message bus is closed.", retry_after_s=1.0)
-        if not self._client.is_connected:
-            self._up.clear()
-        await self._up.wait()
+
+def _check(subject: str, payload: bytes, headers: Headers | None, max_payload: int) -> None:
+    """Raises ServiceError for a message because of which the server would close the connection."""
+    if len(subject) > SUBJECT_CHARS_MAX:
+        raise ServiceError("internal_error", "A subject of the bus is too long.")
+    size = len(payload)
+    if headers is not None:
+        size += sum(len(key) + 4 * len(value) for key, value in headers.items()) + 64
+    if size > max_payload:
+        raise too_large(size, max_payload)
 
 
 async def _close_client(client: NatsClient) -> None:
@@ -444,10 +449,6 @@ async def _close_client(client: NatsClient) -> None:
     except (TimeoutError, OSError, errors.Error) as error:
         log.debug("closing the connection: %r", error)
     client.abandon_round_trips()
-
-
-def _choose_server(servers: list[Server], _: dict[str, Any]) -> tuple[Server | None, float]:
-    return random.choice(servers), random.uniform(*RECONNECT_WAIT_S)
 
 
 def _kind(error: Exception) -> str:
