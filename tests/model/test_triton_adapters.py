@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from services.engine.adapters.delta import LoadedAdapter
-from services.engine.backends.triton.decode_graphs import DecodeGraphs
+from services.engine.backends.triton.decode_graphs import DecodeGraphs, StepGraphs
 from services.engine.backends.triton.device_inputs import DeviceStep, GraphSize
 from services.engine.backends.triton.worker import TritonWorker
 from services.engine.core.plan import CoreLimits
@@ -133,7 +133,7 @@ def test_steps_with_and_without_adapters_run_in_graphs_of_their_own(models: Mode
     eager = [adapted.generate(mixed), adapted.generate([(prompt, None)])]
     with torch.inference_mode():
         plain, with_adapters = Recomputed(worker, 0), Recomputed(worker, 2)
-    worker._graphs, worker._adapted_graphs = cast(DecodeGraphs, plain), cast(DecodeGraphs, with_adapters)
+    worker._graphs = StepGraphs(cast(DecodeGraphs, plain), cast(DecodeGraphs, with_adapters))
     assert adapted.generate(mixed) == eager[0]
     assert (plain.replayed, set(with_adapters.replayed)) == ([], {2})
     assert adapted.generate([(prompt, None)]) == eager[1]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from services.engine.backends.torch.worker import TorchWorker
-from services.engine.backends.triton.decode_graphs import DecodeGraphs
+from services.engine.backends.triton.decode_graphs import DecodeGraphs, StepGraphs
 from services.engine.backends.triton.device_inputs import DeviceStep, GraphSize
 from services.engine.backends.triton.worker import TritonWorker
 from services.engine.core.plan import StepPlan
@@ -171,7 +171,7 @@ def test_steps_find_their_places_in_captured_graphs_and_padding_changes_nothing(
     plain = run(worker, requests, 4)
     with torch.inference_mode():
         graphs = Recomputed(worker)
-        worker._graphs = cast("DecodeGraphs", graphs)
+        worker._graphs = StepGraphs(cast("DecodeGraphs", graphs), None)
         captured = run(worker, requests, 4)
     assert captured.tokens == plain.tokens
     # Three sequences in places for four; two once one has grown beyond what was captured or ended.

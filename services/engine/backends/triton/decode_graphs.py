@@ -9,12 +9,13 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from services.engine.backends.triton.device_inputs import DeviceStep, GraphSize
+from services.engine.backends.triton.device_inputs import DeviceStep, GraphSize, HostStep
 
 logger = logging.getLogger(__name__)
 
@@ -71,3 +72,27 @@ class DecodeGraphs:
         assert self._logits is not None, "no graph was captured"
         self._graphs[size.num_seqs].replay()
         return self._logits[: size.num_seqs]
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraphs:
+    """The graphs of steps without adapters, and those of steps with adapters.
+
+    They are separate, so that steps without adapters do not compute LoRA products.
+    """
+
+    plain: DecodeGraphs
+    adapted: DecodeGraphs | None
+
+    def find(self, step: HostStep) -> GraphSize | None:
+        """Returns the size of the graph for a step; None if none fits."""
+        graphs = self.plain if step.token_slots is None else self.adapted
+        if graphs is None or not step.is_decode:
+            return None
+        return graphs.find(len(step.ids), int(step.sequences.seq_lens.max()))
+
+    def replay(self, size: GraphSize) -> Tensor:
+        """See `DecodeGraphs.replay`."""
+        graphs = self.adapted if size.num_slots else self.plain
+        assert graphs is not None, "no graph was captured"
+        return graphs.replay(size)

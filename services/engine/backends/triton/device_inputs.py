@@ -24,6 +24,7 @@ from services.engine.backends.triton.kernels.attention.attention_work import (
     plan_work,
 )
 from services.engine.backends.triton.kernels.lora import TILE_ROWS, LoraTiles, most_tiles, put_tiles
+from services.engine.backends.triton.kernels.step_inputs import scatter_words
 from services.engine.backends.triton.staging import Staging
 from services.engine.core.plan import StepPlan
 from services.engine.worker.batch.prompt_logprobs import PromptReport, report_of
@@ -170,6 +171,28 @@ def place(
         reported_ids=reported_ids,
         adapters=adapters,
     )
+
+
+def send(plan: StepPlan, table: StateTable, tables: Tensor, staging: Staging) -> None:
+    """Copies the staged arrays of a step to the device, and writes a plan's new block ids into the tables there.
+
+    `tables` [rows, blocks]: the block table of each row, on the device.
+    """
+    width, places, words = tables.shape[1], list[int](), list[int]()
+    for sequence in plan.new:
+        places += range(sequence.row * width, sequence.row * width + len(sequence.block_ids))
+        words += sequence.block_ids
+    for share in plan.scheduled:
+        if share.new_block_ids:
+            end = share.row * width + int(table.num_blocks[share.row])
+            places += range(end - len(share.new_block_ids), end)
+            words += share.new_block_ids
+    if not places:
+        staging.upload()
+        return
+    staged = [staging.put_any(np.array(values, dtype=np.int32)) for values in (places, words)]
+    staging.upload()
+    scatter_words(tables, staged[0], staged[1])
 
 
 def staging_bytes(

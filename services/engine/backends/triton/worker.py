@@ -12,7 +12,6 @@ next step's input. Runs on CPU tensors under Triton's interpreter, for tests. Ca
 import logging
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -20,13 +19,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 from msgspec.structs import replace
-from numpy.typing import NDArray
 from torch import Tensor
 
 from services.engine.adapters.delta import LoadedAdapter, Place, slots_bytes
 from services.engine.adapters.library import AdapterLibrary
 from services.engine.backends.triton.adapters import DeviceAdapters, HostDelta
-from services.engine.backends.triton.decode_graphs import DecodeGraphs, graph_sizes
+from services.engine.backends.triton.decode_graphs import DecodeGraphs, StepGraphs, graph_sizes
 from services.engine.backends.triton.device_blocks import DeviceBlocks
 from services.engine.backends.triton.device_inputs import (
     DeviceStep,
@@ -35,12 +33,14 @@ from services.engine.backends.triton.device_inputs import (
     empty_step,
     flatten_for_device,
     place,
+    send,
     staging_bytes,
 )
-from services.engine.backends.triton.device_sampler import Chosen, DeviceSampler, DraftTokens, StagedSampling, report
+from services.engine.backends.triton.device_sampler import DeviceSampler, DraftTokens, StagedSampling
 from services.engine.backends.triton.kernels.attention.attention_work import Heads, Integers
-from services.engine.backends.triton.kernels.step_inputs import known_ids, scatter_words
+from services.engine.backends.triton.kernels.step_inputs import known_ids
 from services.engine.backends.triton.operations import TritonOperations
+from services.engine.backends.triton.results import HostCopies, Sums, UnderWay
 from services.engine.backends.triton.staging import Staging, sent
 from services.engine.core.plan import EngineFacts, StepPlan, StepResult
 from services.engine.kv.layout import KvMemory
@@ -55,9 +55,8 @@ from services.engine.quantization.choice import weight_form
 from services.engine.sampling.grammar import grammar_compiler
 from services.engine.worker.batch.acceptance import accept
 from services.engine.worker.batch.mask_turns import MaskTurns
-from services.engine.worker.batch.pooling import NO_SUMS, PoolingRows, pooling_kind, span_sums, with_vectors
-from services.engine.worker.batch.prompt_logprobs import PromptReport, ReportedLogits, packed, report_logits
-from services.engine.worker.batch.sampler import NOTHING_SAMPLED, Sampled
+from services.engine.worker.batch.pooling import PoolingRows, pooling_kind, span_sums, with_vectors
+from services.engine.worker.batch.prompt_logprobs import ReportedLogits, report_logits
 from services.engine.worker.batch.state_table import StateTable
 from services.engine.worker.capacity.budget import Backend, graphs_bytes, plan_measured
 from services.engine.worker.capacity.kv_cache import KvPlan, context_length
@@ -69,63 +68,10 @@ from services.engine.worker.interface import UNDER_WAY_MAX
 from services.engine.worker.loading.model_files import eos_token_ids, read_config
 from services.engine.worker.loading.weights import load_weights
 from shared.config import EngineSettings
-from shared.messages import PromptLogprobs
 from shared.parameters.grammar import Grammar
 from shared.parameters.pooling import PoolingKind
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _UnderWay:
-    """A launched step with logits. The copies of its results to the host are complete when `arrived` has occurred.
-
-    `places`: position of each sampled token in its row (not used for a step with draft tokens). `sampling` and `chosen`
-    are None if no sequence samples; `report` and `reported` are None if no log probabilities of prompts are reported.
-    """
-
-    plan: StepPlan
-    rows: Integers
-    places: Integers
-    sampling: StagedSampling | None
-    chosen: Chosen | None
-    report: PromptReport | None
-    reported: ReportedLogits | None
-    arrived: "torch.cuda.Event | None"
-
-    def wait(self) -> None:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-
-    def sampled(self) -> Sampled:
-        """Returns the sampled tokens. The step must have been waited for."""
-        if self.chosen is None or self.sampling is None:
-            return NOTHING_SAMPLED
-        chosen = self.chosen
-        return report(chosen.tokens.numpy(), chosen.logprobs.tolist(), chosen.top, self.sampling.batch)
-
-    def prompt_logprobs(self) -> tuple[PromptLogprobs, ...]:
-        """Returns the log probabilities of prompts. The step must have been waited for."""
-        return () if self.report is None or self.reported is None else packed(self.report, self.reported)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sums:
-    """The sums of a launched step's hidden states (`PoolingRows.spans`) on the host.
-
-    The copy to the host is complete when `arrived` has occurred.
-
-    `values` is None if the step has no spans.
-    """
-
-    plan: StepPlan
-    values: Tensor | None = None
-    arrived: "torch.cuda.Event | None" = None
-
-    def wait(self) -> NDArray[np.float32]:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return NO_SUMS if self.values is None else self.values.numpy()
 
 
 class TritonWorker:
@@ -143,7 +89,7 @@ class TritonWorker:
         Raises `ServiceError` or `SettingsError` for a model or settings that cannot work.
         """
         assert ranks.stage is None
-        self._device, self._ranks = device, ranks
+        self._device, self._ranks, self._copies = device, ranks, HostCopies(device)
         check_offload(settings, device)
         config = read_config(model_dir)
         check_extras(settings, config)
@@ -168,12 +114,10 @@ class TritonWorker:
         group = self._description.num_heads // self._description.num_kv_heads
         self._heads = Heads(group, self._dtype.itemsize, latent=self._description.latent is not None)
         self._pooling_kind: PoolingKind = pooling_kind(model_dir)
-        self._under_way: deque[_UnderWay | StepResult] = deque()
-        self._sums: deque[_Sums] = deque()
+        self._under_way: deque[UnderWay | StepResult] = deque()
+        self._sums: deque[Sums] = deque()
         """The sums of the steps in `_under_way`, in the same order."""
-        self._graphs: DecodeGraphs | None = None
-        self._adapted_graphs: DecodeGraphs | None = None
-        """The graphs for steps with adapters."""
+        self._graphs: StepGraphs | None = None
         eos = eos_token_ids(model_dir, self._description)
         self._grammars = grammar_compiler(settings, eos, self._description.vocab_size)
         self._prepare_state(settings, eos)
@@ -200,7 +144,7 @@ class TritonWorker:
         """See `PipelinedWorker`."""
         return len(self._under_way) < UNDER_WAY_MAX and not any(map(self._waited_for, self._under_way))
 
-    def _waited_for(self, step: "_UnderWay | StepResult") -> bool:
+    def _waited_for(self, step: "UnderWay | StepResult") -> bool:
         """Whether the next step depends on the tokens of a step under way: its masks, or which sequences go on."""
         if isinstance(step, StepResult):
             return not all(step.token_ids)
@@ -217,15 +161,15 @@ class TritonWorker:
             self._num_known[sequence.row] = len(sequence.token_ids)
         if plan.empty:
             self._under_way.append(StepResult(step=plan.step))
-            self._sums.append(_Sums(plan))
+            self._sums.append(Sums(plan))
             return
         self._sampler.join(plan.new, self._table)
         self._staging.begin()
-        step = flatten_for_device(plan, self._table, self._num_known_with_drafts(plan), self._facts.block_size)
-        size = self._graph_for(step)
+        step = flatten_for_device(plan, self._table, _with_drafts(self._num_known, plan), self._facts.block_size)
+        size = None if self._graphs is None else self._graphs.find(step)
         placed = place(step, self._tables, self._windows, self._heads, self._staging, size)
         sampling = self._stage_sampling(step)
-        self._send(plan)
+        send(plan, self._table, self._tables, self._staging)
         logits = self._compute(plan, placed, size, needs_logits=len(step.logit_tokens) > 0)
         if logits is None:
             self._under_way.append(StepResult(step=plan.step))
@@ -252,7 +196,7 @@ class TritonWorker:
         """See `ModelWorker`."""
         self._under_way.clear()
         self._sums.clear()
-        del self._graphs, self._adapted_graphs, self._model, self._slots
+        del self._graphs, self._model, self._slots
         del self._blocks, self._sampler, self._staging, self._tables, self._table
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -300,9 +244,7 @@ class TritonWorker:
         if captures:
             captured = min(settings.max_seq_len_to_capture, self._facts.max_model_len)
             given = graph_sizes(bounds.num_rows), captured, self._prepare_empty, self._logits
-            self._graphs = DecodeGraphs(*given)
-            # Separate graphs, so that steps without adapters do not compute LoRA products.
-            self._adapted_graphs = DecodeGraphs(*given, num_slots) if num_slots else None
+            self._graphs = StepGraphs(DecodeGraphs(*given), DecodeGraphs(*given, num_slots) if num_slots else None)
 
     def _make_state(self, settings: EngineSettings, eos: frozenset[int], kv: KvPlan, num_host_blocks: int) -> None:
         """Creates the KV cache, the swap space, the state table and the facts that depend on their sizes."""
@@ -345,45 +287,12 @@ class TritonWorker:
             assert self._slots is not None
             self._slots.fill(slot, cast(Mapping[Place, HostDelta], found.prepared))
 
-    def _num_known_with_drafts(self, plan: StepPlan) -> Integers:
-        """Returns for each row the number of token ids that the host has: known tokens and this plan's draft tokens."""
-        known = self._num_known
-        if any(share.draft_token_ids for share in plan.scheduled):
-            known = known.copy()
-            for share in plan.scheduled:
-                known[share.row] += len(share.draft_token_ids)
-        return known
-
-    def _graph_for(self, step: HostStep) -> GraphSize | None:
-        graphs = self._graphs if step.token_slots is None else self._adapted_graphs
-        if graphs is None or not step.is_decode:
-            return None
-        return graphs.find(len(step.ids), int(step.sequences.seq_lens.max()))
-
     def _stage_sampling(self, step: HostStep) -> StagedSampling | None:
         if not len(step.rows):
             return None
         batch = self._table.sampling(step.rows, step.offsets, with_counts=False)
         batch = self._table.with_adjustments(batch, step.rows, step.offsets)
         return self._sampler.stage(batch, step.rows, self._staging)
-
-    def _send(self, plan: StepPlan) -> None:
-        """Copies the staged arrays to the device and writes new block ids into the block tables there."""
-        width, places, words = self._tables.shape[1], list[int](), list[int]()
-        for sequence in plan.new:
-            places += range(sequence.row * width, sequence.row * width + len(sequence.block_ids))
-            words += sequence.block_ids
-        for share in plan.scheduled:
-            if share.new_block_ids:
-                end = share.row * width + int(self._table.num_blocks[share.row])
-                places += range(end - len(share.new_block_ids), end)
-                words += share.new_block_ids
-        if not places:
-            self._staging.upload()
-            return
-        staged = [self._staging.put_any(np.array(values, dtype=np.int32)) for values in (places, words)]
-        self._staging.upload()
-        scatter_words(self._tables, staged[0], staged[1])
 
     def _compute(
         self, plan: StepPlan, step: DeviceStep, size: GraphSize | None, *, needs_logits: bool
@@ -392,15 +301,14 @@ class TritonWorker:
         spans = self._pooling.spans(plan)
         if len(spans):
             hidden = self._forward(step)
-            self._sums.append(_Sums(plan, self._begin_copy(span_sums(hidden, spans)), self._copies_end()))
+            self._sums.append(Sums(plan, self._copies.begin(span_sums(hidden, spans)), self._copies.end()))
             if not needs_logits:
                 return None
             assert step.logit_tokens is not None, "the tokens of spans need no logits"
             return self._model.logits(hidden.index_select(0, step.logit_tokens))
-        self._sums.append(_Sums(plan))
+        self._sums.append(Sums(plan))
         if needs_logits:
-            graphs = self._graphs if size is None or not size.num_slots else self._adapted_graphs
-            return self._logits(step) if size is None or graphs is None else graphs.replay(size)
+            return self._logits(step) if size is None or self._graphs is None else self._graphs.replay(size)
         self._forward(step)
         return None
 
@@ -422,7 +330,7 @@ class TritonWorker:
         if step.report is None or placed.reported_ids is None:
             return None
         found = report_logits(logits[len(step.rows) :], placed.reported_ids, step.report.num_top)
-        return ReportedLogits(*map(self._begin_copy, found))
+        return ReportedLogits(*map(self._copies.begin, found))
 
     def _choose(
         self,
@@ -436,10 +344,10 @@ class TritonWorker:
         draft_tokens = _draft_tokens(plan) if waits or step.offsets.any() else None
         chosen = None
         if sampling is not None:
-            chosen = self._to_host(self._sampler.choose(logits[: len(step.rows)], sampling, draft_tokens))
-        arrived = self._copies_end()
+            chosen = self._copies.begin_chosen(self._sampler.choose(logits[: len(step.rows)], sampling, draft_tokens))
+        arrived = self._copies.end()
         places = step.rows if draft_tokens is not None else self._table.reserve(step.rows)
-        launched = _UnderWay(
+        launched = UnderWay(
             plan=plan,
             rows=step.rows,
             places=places,
@@ -451,7 +359,7 @@ class TritonWorker:
         )
         self._under_way.append(launched if draft_tokens is None else self._accept(launched))
 
-    def _accept(self, step: _UnderWay) -> StepResult:
+    def _accept(self, step: UnderWay) -> StepResult:
         """Waits for a step with draft tokens and determines the accepted ones.
 
         Updates each row's last token and penalty counts on the device.
@@ -471,27 +379,18 @@ class TritonWorker:
             self._sampler.take(columns[:, 0], columns[:, 1], penalised)
         return replace(result, prompt_logprobs=step.prompt_logprobs())
 
-    def _to_host(self, chosen: Chosen) -> Chosen:
-        """Starts the copies to the host and returns the host tensors."""
-        top = chosen.top
-        if top is not None:
-            top = top[0], self._begin_copy(top[1]), self._begin_copy(top[2])
-        return Chosen(self._begin_copy(chosen.tokens), self._begin_copy(chosen.logprobs), top)
-
-    def _copies_end(self) -> "torch.cuda.Event | None":
-        """Returns an event that occurs when the copies begun so far are complete; None on a CPU."""
-        if self._device.type != "cuda":
-            return None
-        event = torch.cuda.Event()
-        event.record()
-        return event
-
-    def _begin_copy(self, values: Tensor) -> Tensor:
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=self._device.type == "cuda")
-        return host.copy_(values, non_blocking=True)
-
 
 def _draft_tokens(plan: StepPlan) -> DraftTokens:
     """Returns for each sampled token the draft tokens before it."""
     drafts = [share.draft_token_ids for share in plan.scheduled if share.samples]
     return DraftTokens(tuple(draft[:end] for draft in drafts for end in range(len(draft) + 1)))
+
+
+def _with_drafts(num_known: Integers, plan: StepPlan) -> Integers:
+    """Returns for each row the number of token ids that the host has: known tokens and this plan's draft tokens."""
+    if not any(share.draft_token_ids for share in plan.scheduled):
+        return num_known
+    known = num_known.copy()
+    for share in plan.scheduled:
+        known[share.row] += len(share.draft_token_ids)
+    return known
