@@ -3,6 +3,7 @@
 - A file (Python or C++) has at most 600 lines, besides those in `LONG` with their reason; a function at most 60, unless
   it contains a comment `# long: WHY`.
 - A folder of the product, of `bench` or of `infra` has at most 14 modules, besides those in `WIDE` with their reason.
+- A class of the product has at most 25 methods, properties among them, besides those in `MANY`, which are to be split.
 - A dataclass or struct of the product with more than four fields is `kw_only`, unless the line of its name has a
   comment `# positional: WHY`.
 - The product never unpickles data, evaluates text as code, or passes text to a shell.
@@ -21,6 +22,7 @@ from pathlib import Path
 FILE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 60
 FOLDER_MODULES_MAX = 14
+CLASS_METHODS_MAX = 25
 POSITIONAL_FIELDS_MAX = 4
 SHOWN = 10
 SIZED = ("services", "shared", "antiphon", "infra", "bench", "tests", "examples")
@@ -28,6 +30,7 @@ CPP = ("*.h", "*.cpp")
 PRODUCT = ("services", "shared", "antiphon")
 WIDE = {"services/engine/models/families": "one short module for each model family, all of the same form"}
 LONG = {"shared/limits.py": "one table of constants, each with its reason"}
+MANY = {"RequestActor", "GatewayActor", "Dispatcher"}
 _STRUCTS = {"msgspec.Struct", "Message", "Part"}
 _EXCUSE = re.compile(r"#\s*long:\s*\w+")
 _UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
@@ -59,6 +62,7 @@ def main() -> int:
         if name.parts[0] in PRODUCT:
             problems += [f"{name}:{line}: {what}" for line, what in unsafe(tree, name.as_posix())]
             problems += [f"{name}:{line}: {what}" for line, what in positional(tree, text)]
+            problems += [f"{name}:{line}: {what}" for line, what in many_methods(tree)]
     for path in source_files(root, SIZED, CPP):
         problems += too_long(str(path.relative_to(root)), path.read_text(encoding="utf-8"))
     problems += [
@@ -100,6 +104,15 @@ def measured(tree: ast.AST, text: str, name: str) -> Iterator[Function]:
             end = node.end_lineno or node.lineno
             excused = any(_EXCUSE.search(line) for line in lines[node.lineno - 1 : end])
             yield Function(end - node.lineno + 1, f"{name}:{node.lineno} {node.name}", excused)
+
+
+def many_methods(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yields (line, problem) for every class with too many methods of its own."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and node.name not in MANY:
+            count = sum(isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef)) for one in node.body)
+            if count > CLASS_METHODS_MAX:
+                yield node.lineno, f"{node.name} has {count} methods, more than {CLASS_METHODS_MAX}"
 
 
 def positional(tree: ast.AST, text: str) -> Iterator[tuple[int, str]]:

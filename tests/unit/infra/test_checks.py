@@ -55,6 +55,14 @@ def test_a_folder_with_more_than_14_modules_does_not_pass(tmp_path: Path) -> Non
     assert "services/engine: 15 modules, more than 14" in done.stdout
 
 
+def test_a_class_with_more_than_25_methods_does_not_pass(tmp_path: Path) -> None:
+    methods = "".join(f"    def method_{number}(self): ...\n" for number in range(25))
+    assert check(tmp_path / "a", "services", f"class One:\n{methods}").returncode == 0
+    done = check(tmp_path / "b", "services", f"class One:\n{methods}    @property\n    def more(self): ...\n")
+    assert done.returncode == 1
+    assert "services/module.py:1: One has 26 methods, more than 25" in done.stdout
+
+
 FIVE = "    a: int\n    b: int\n    c: int\n    d: int\n    e: int\n"
 
 
