@@ -19,7 +19,8 @@ class AdapterSlots:
         self._versions = [""] * num_slots
         self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_slots))
         """Slots that no sequence uses, the least recently used first."""
-        self._filled: dict[int, str] = {}
+        self.filled: dict[int, str] = {}
+        """The slots filled since the last `announce`."""
 
     def __len__(self) -> int:
         return len(self._versions)
@@ -34,32 +35,25 @@ class AdapterSlots:
         return not version or version in self._slots or bool(self._idle)
 
     def take(self, version: str) -> int:
-        """Returns the slot of an adapter for one more sequence; `NO_SLOT` for "". There must be room."""
-        if not version:
-            return NO_SLOT
+        """Returns the slot of an adapter for one more sequence. There must be room."""
         slot = self._slots.get(version)
         if slot is None:
             slot = next(iter(self._idle))
             self._slots.pop(self._versions[slot], None)
-            self._slots[version], self._versions[slot], self._filled[slot] = slot, version, version
+            self._slots[version], self._versions[slot], self.filled[slot] = slot, version, version
         self._idle.pop(slot, None)
         self._num_users[slot] += 1
         return slot
 
     def give_back(self, slot: int) -> None:
         """Records that a sequence no longer uses the slot that `take` returned."""
-        if slot == NO_SLOT:
-            return
         self._num_users[slot] -= 1
         assert self._num_users[slot] >= 0, f"adapter slot {slot} was given back twice"
         if not self._num_users[slot]:
             self._idle[slot] = None
 
     def announce(self) -> tuple[tuple[int, str], ...]:
-        """Returns (slot, version) of each slot filled since the last call.
-
-        To be called only for a plan that will be run.
-        """
-        filled = tuple(self._filled.items())
-        self._filled.clear()
+        """Returns (slot, version) of each slot in `filled`. To be called only for a plan that will be run."""
+        filled = tuple(self.filled.items())
+        self.filled.clear()
         return filled

@@ -39,8 +39,8 @@ class Yielding:
     `queue` has those of them that wait.
     """
 
-    def __init__(self) -> None:
-        self.queue = WaitingQueue(idle=True)
+    def __init__(self, queue: WaitingQueue) -> None:
+        self.queue = queue
 
     @property
     def num_rows(self) -> int:
@@ -79,7 +79,7 @@ class Residency:
         self.block_size, self.pool, self.prefix_cache, self.swap = block_size, pool, prefix_cache, swap
         self.waiting = WaitingQueue()
         """The waiting sequences that are neither idle nor the canary."""
-        self.yielding = Yielding()
+        self.yielding = Yielding(WaitingQueue(idle=True))
         self.running: list[Sequence] = []
         """In order of age, oldest first; the idle ones are last."""
         self.rows = RowTable(
@@ -138,7 +138,7 @@ class Residency:
             draft.copies.append((found.copied, new_blocks[0]))
         if found.from_host:
             self.swap.bring_back(head, first=num_shared)
-        else:
+        elif head.host_blocks:
             self.swap.drop(head)
         head.start_at(start)
         self._note_first_run(head, draft.step, num_shared * self.block_size if found.from_host else start)
@@ -284,7 +284,8 @@ class Residency:
     def forget(self, sequence: Sequence) -> None:
         """Removes a queued sequence, whose status has just become finished, from its queue and from the host."""
         self.queue_of(sequence).forget(sequence)
-        self.swap.drop(sequence)
+        if sequence.host_blocks:
+            self.swap.drop(sequence)
 
     def _drop_further_beams(self, beams: list[Sequence]) -> Sequence:
         """Ends all beams except the leader, with which the search begins anew. Returns the leader."""

@@ -55,6 +55,8 @@ class RowTable:
 
     def has_slots(self, sequence: Sequence) -> bool:
         """Whether the sequence's adapters can get slots now."""
+        if sequence.adapter is None and sequence.prompt_adapter is None:
+            return True
         return self.adapters.has_room(sequence.adapter_version) and self.prompt_adapters.has_room(
             sequence.prompt_adapter_version
         )
@@ -66,8 +68,10 @@ class RowTable:
     def take(self, sequence: Sequence) -> None:
         """Assigns the lowest free row to the sequence, and its adapters' slots. There must be a free row and slots."""
         sequence.row = self._num_rows if sequence.canary else heapq.heappop(self._free)
-        sequence.adapter_slot = self.adapters.take(sequence.adapter_version)
-        sequence.prompt_slot = self.prompt_adapters.take(sequence.prompt_adapter_version)
+        if sequence.adapter is not None:
+            sequence.adapter_slot = self.adapters.take(sequence.adapter_version)
+        if sequence.prompt_adapter is not None:
+            sequence.prompt_slot = self.prompt_adapters.take(sequence.prompt_adapter_version)
         self._holders[sequence.row] = sequence
 
     def give_back(self, sequence: Sequence) -> None:
@@ -79,8 +83,10 @@ class RowTable:
         self.vacate(sequence)
         self._vacant.discard(sequence.row)
         sequence.row = -1
-        self.adapters.give_back(sequence.adapter_slot)
-        self.prompt_adapters.give_back(sequence.prompt_slot)
+        if sequence.adapter is not None:
+            self.adapters.give_back(sequence.adapter_slot)
+        if sequence.prompt_adapter is not None:
+            self.prompt_adapters.give_back(sequence.prompt_slot)
         sequence.adapter_slot = sequence.prompt_slot = NO_SLOT
 
     def vacate(self, sequence: Sequence) -> None:

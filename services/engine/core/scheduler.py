@@ -18,6 +18,8 @@ a bounded size.
 Not here: stop conditions and results (`core`), rows and blocks (`residency`). Called by `core`.
 """
 
+import math
+
 from services.engine.core.lanes import LANES
 from services.engine.core.lanes.admission import Admission
 from services.engine.core.lanes.lane import Lane, Shared
@@ -46,7 +48,7 @@ class Scheduler:
         self._prompt_logprobs = prompt_logprobs
         self._num_stages = num_stages
         self._times = StepTimes()
-        self._speculation = SpeculationController(self._times)
+        self._speculation = SpeculationController(self._times) if limits.num_speculative_tokens else None
         self._admission = Admission(limits, residency)
         shared = Shared(
             limits=limits,
@@ -76,10 +78,11 @@ class Scheduler:
         An empty plan uses no step number, and freed rows and swap copies stay pending for the next plan.
         """
         draft = self._new_draft(now_s, urgent_canary)
-        for lane in self.lanes:
+        lanes = [lane for lane in self.lanes if not lane.sleeps]
+        for lane in lanes:
             lane.begin(draft)
         draft.may_join = self._admission.opens(now_s)
-        for lane in self.lanes:
+        for lane in lanes:
             if not draft.closed or lane.takes_leftovers:
                 lane.schedule(draft)
         return self._close(draft)
@@ -90,11 +93,14 @@ class Scheduler:
         The caller then calls `Residency.apply_result` for each sequence of the step.
         """
         self._admission.step_ended(step, now_s)
-        self._speculation.step_ended(self._times.ended(step, now_s), num_accepted)
+        ended = self._times.ended(step, now_s)
+        if self._speculation is not None:
+            self._speculation.step_ended(ended, num_accepted)
 
     def seconds_to_batch(self, now_s: float) -> float:
         """Returns the seconds until a gathering batch must start (see `batching`); infinite if no batch gathers."""
-        return self._admission.batches.seconds_left(now_s)
+        batches = self._admission.batches
+        return math.inf if batches is None else batches.seconds_left(now_s)
 
     def _lane_of(self, sequence: Sequence) -> Lane:
         lane = next((lane for lane in self.lanes if lane.owns(sequence)), None)
@@ -103,7 +109,7 @@ class Scheduler:
 
     def _new_draft(self, now_s: float, urgent_canary: bool) -> StepDraft:
         num_running = len(self._residency.running)
-        proposers = self._speculation.num_proposers(num_running, now_s)
+        proposers = 0 if self._speculation is None else self._speculation.num_proposers(num_running, now_s)
         budget = self._limits.step_tokens(num_running, proposers)
         room = part_of(num_running, self._num_stages) if self._num_stages > 1 else budget
         return StepDraft(
@@ -127,7 +133,8 @@ class Scheduler:
         # Only steps in which every sequence decodes one token tell how long a token takes.
         if draft.num_tokens == len(draft.scheduled) + draft.num_draft_tokens:
             self._times.planned(draft.step, draft.now_s, len(draft.scheduled), draft.num_draft_tokens)
-        rows, (swap_out, swap_in) = self._residency.rows, self._residency.swap.announce()
+        rows, swap = self._residency.rows, self._residency.swap
+        swap_out, swap_in = swap.announce() if swap.out or swap.back else ((), ())
         return StepPlan(
             step=draft.step,
             freed_rows=rows.announce(),
@@ -138,5 +145,5 @@ class Scheduler:
             copies=tuple(draft.copies),
             num_tokens=draft.num_tokens,
             num_prompt_logprobs=self._prompt_logprobs - draft.prompt_logprobs,
-            adapters=rows.adapters.announce(),
+            adapters=rows.adapters.announce() if rows.adapters.filled else (),
         )

@@ -24,9 +24,10 @@ class SwapSpace:
         self._block_size = block_size
         self._device = device
         self._tally = tally
-        self._out: dict[int, int] = {}
-        """Maps a host block to the device block to be copied to it. A later copy to the same host block replaces it."""
-        self._in: list[tuple[int, int]] = []
+        self.out: dict[int, int] = {}
+        """The pending copies out: host block → device block. A later copy to the same host block replaces it."""
+        self.back: list[tuple[int, int]] = []
+        """The pending copies in: (host, device)."""
 
     def store(self, sequence: Sequence) -> bool:
         """Swaps out a sequence; returns False if it must be recomputed instead.
@@ -44,7 +45,7 @@ class SwapSpace:
             return False
         sequence.host_blocks = host_blocks
         sequence.num_host_tokens, sequence.num_host_skipped = computed, 0
-        self._out.update(zip(host_blocks, sequence.block_table, strict=False))
+        self.out.update(zip(host_blocks, sequence.block_table, strict=False))
         self._tally.swapped_out_blocks += count
         return True
 
@@ -57,7 +58,7 @@ class SwapSpace:
         """
         host_blocks = self.pool.allocate(count)
         for block in host_blocks or ():
-            self._out.pop(block, None)
+            self.out.pop(block, None)
         return host_blocks
 
     def bring_back(self, sequence: Sequence, first: int) -> None:
@@ -66,7 +67,7 @@ class SwapSpace:
         Frees the host blocks before them. `first` is at least `num_host_skipped`.
         """
         used = sequence.host_blocks[first - sequence.num_host_skipped :]
-        self._in += zip(used, sequence.block_table[first:], strict=False)
+        self.back += zip(used, sequence.block_table[first:], strict=False)
         self._tally.swapped_in_blocks += len(used)
         self.drop(sequence, used)
 
@@ -82,8 +83,8 @@ class SwapSpace:
 
         Frees the host blocks that are copied in. To be called only for a plan that will be run.
         """
-        out, back = tuple((device, host) for host, device in self._out.items()), tuple(self._in)
+        out, back = tuple((device, host) for host, device in self.out.items()), tuple(self.back)
         self.pool.free([host for host, _ in back])
-        self._out.clear()
-        self._in.clear()
+        self.out.clear()
+        self.back.clear()
         return out, back

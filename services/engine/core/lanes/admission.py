@@ -18,12 +18,14 @@ class Admission:
     """The gates before the queue, and what its head lacked when it did not fit."""
 
     def __init__(self, limits: CoreLimits, residency: Residency) -> None:
-        self.batches = BatchGate(limits.max_batch_size, limits.batch_wait_timeout)
+        size, wait_s = limits.max_batch_size, limits.batch_wait_timeout
+        self.batches = None if size is None else BatchGate(size, wait_s)
         ratio, num_blocks = limits.kv_cache_ratio, residency.pool.num_blocks
         self.reserved_blocks = 0 if ratio is None else num_blocks - int(ratio * num_blocks)
         """Number of blocks that must stay free when a sequence joins running ones."""
         self._reserved_rows = num_reserved_rows(limits.max_num_seqs)
-        self._delay = AdmissionDelay(limits.scheduler_delay_factor)
+        factor = limits.scheduler_delay_factor
+        self._delay = AdmissionDelay(factor) if factor else None
         self._limits = limits
         self._residency = residency
         self._shortage: Shortage | None = None
@@ -34,27 +36,35 @@ class Admission:
         """Whether waiting sequences may join in the step that is being planned. To be called once for each plan."""
         queue = self._residency.waiting
         head = queue.head()
-        self.batches.look(head, queue.num_waiting, now_s)
-        if head is None or not self.batches.admits(head, 0):
+        if self.batches is not None:
+            self.batches.look(head, queue.num_waiting, now_s)
+        if head is None or not self._has_gathered(head, 0):
             return False
         # `passed` must be asked in any case: it starts the head's wait.
-        return self._delay.passed(now_s) or not self._residency.num_ordinary
+        return self._delay is None or self._delay.passed(now_s) or not self._residency.num_ordinary
 
     def admits(self, head: Sequence, draft: StepDraft) -> bool:
         """Whether the head may join a step for which the gates are open, besides those that join already."""
-        return self.batches.admits(head, len(draft.joined)) and draft.limited(head, 1) > 0
+        return self._has_gathered(head, len(draft.joined)) and draft.limited(head, 1) > 0
+
+    def _has_gathered(self, head: Sequence, num_joined: int) -> bool:
+        """Whether the batch of the head starts, in a plan that `num_joined` sequences have already joined."""
+        return self.batches is None or self.batches.admits(head, num_joined)
 
     def planned(self, draft: StepDraft) -> None:
         """Records which sequences join in a complete plan. To be called before they run."""
+        if self.batches is None and self._delay is None:
+            return
         ordinary = [sequence for sequence in draft.joined if not sequence.idle]
-        if any(sequence.status is not Status.PREEMPTED for sequence in ordinary):
+        if self.batches is not None and any(sequence.status is not Status.PREEMPTED for sequence in ordinary):
             self.batches.started()
-        if ordinary:
+        if self._delay is not None and ordinary:
             self._delay.joined(draft.step, draft.now_s)
 
     def step_ended(self, step: int, now_s: float) -> None:
         """Records that a step has ended."""
-        self._delay.step_ended(step, now_s)
+        if self._delay is not None:
+            self._delay.step_ended(step, now_s)
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ class CanaryLane(Lane):
     """Has at most one waiting sequence."""
 
     takes_leftovers = True
+    sleeps = True
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
@@ -40,11 +41,11 @@ class CanaryLane(Lane):
         """See `Lane`."""
         assert self._residency.rows.has_canary_row, "there is no row for a canary"
         assert self._sequence is None, "a canary waits already"
-        self._sequence = sequence
+        self._sequence, self.sleeps = sequence, False
 
     def forget(self, sequence: Sequence) -> None:
         """See `Lane`."""
-        self._sequence = None
+        self._sequence, self.sleeps = None, True
 
     def waiting(self) -> Iterable[Sequence]:
         """See `Lane`."""
@@ -58,7 +59,7 @@ class CanaryLane(Lane):
         blocks = residency.pool.allocate(residency.blocks_for(num_all)) if draft.budget > 0 else None
         if blocks is None:
             return
-        self._sequence = None
+        self._sequence, self.sleeps = None, True
         residency.rows.take(sequence)
         sequence.block_table = blocks
         sequence.first_scheduled_step = draft.step

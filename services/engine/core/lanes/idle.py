@@ -19,6 +19,7 @@ from services.engine.core.adapter_slots import NO_SLOT
 from services.engine.core.lanes.lane import Lane, Shared
 from services.engine.core.lanes.running import continue_running
 from services.engine.core.policy.mask_waits import left_out
+from services.engine.core.policy.waiting import WaitingQueue
 from services.engine.core.residency import Residency, Yielding
 from services.engine.core.sequence import IDLE_AGE, Sequence, Status
 from services.engine.core.step_draft import StepDraft, part_of
@@ -31,11 +32,14 @@ _AGE = attrgetter("age")
 
 
 class IdleLane(Lane):
-    """Schedules the idle sequences after all others, and ends their time in the lane."""
+    """Schedules the idle sequences after all others, and ends their time in the lane. Without any the lane sleeps."""
+
+    sleeps = True
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
-        self._idle = self._residency.yielding = IdleSequences(self._residency)
+        self._nobody = self._residency.yielding
+        self._idle = IdleSequences(self._residency, self._nobody.queue)
         self._due_s = math.inf
         """Lower bound of the time at which the next sequence leaves the idle lane."""
         self._prompt_tokens = 0
@@ -57,7 +61,10 @@ class IdleLane(Lane):
         """Schedules the idle sequences with the rest of the step; further idle sequences may join."""
         residency, queue = self._residency, self._idle.queue
         # Read `withheld` only here: the earlier lanes may just have asked idle sequences in flight to give way.
-        if self._idle.withheld or not (self._idle.running or queue.num_waiting):
+        if not (self._idle.running or queue.num_waiting):
+            self.sleeps, residency.yielding = True, self._nobody
+            return
+        if self._idle.withheld:
             return
         divided = self._limits.enable_chunked_prefill and (residency.num_ordinary or draft.scheduled)
         # The rest and what is scheduled are together the budget of the whole step.
@@ -72,6 +79,7 @@ class IdleLane(Lane):
 
     def add(self, sequence: Sequence) -> None:
         """See `Lane`."""
+        self.sleeps, self._residency.yielding = False, self._idle
         self._due_s = min(self._due_s, sequence.idle_until_s)
         super().add(sequence)
 
@@ -123,8 +131,8 @@ class IdleLane(Lane):
 class IdleSequences(Yielding):
     """The idle sequences: the rows, slots and blocks of the running ones, and their queue."""
 
-    def __init__(self, residency: Residency) -> None:
-        super().__init__()
+    def __init__(self, residency: Residency, queue: WaitingQueue) -> None:
+        super().__init__(queue)
         self.withheld = False
         """Whether the current plan leaves out the idle sequences, because ordinary ones need their rows or blocks."""
         self._residency = residency

@@ -30,6 +30,8 @@ class Lane:
 
     takes_leftovers = False
     """Whether the lane schedules even if an earlier one has closed the step (`StepDraft.closed`)."""
+    sleeps = False
+    """Whether the lane has nothing to do in any step, until a sequence that it owns is added."""
 
     def __init__(self, shared: Shared) -> None:
         self._limits, self._num_stages = shared.limits, shared.num_stages

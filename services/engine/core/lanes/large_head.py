@@ -13,6 +13,7 @@ class LargeHeadLane(Lane):
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
+        self.sleeps = self._limits.enable_chunked_prefill
         self._went_first = False
         """Whether the head was scheduled before the running sequences in the last step."""
 
@@ -22,7 +23,7 @@ class LargeHeadLane(Lane):
             return
         admission, num_others = self._admission, self._residency.num_ordinary
         went_first, self._went_first = self._went_first and num_others > 0, False
-        head = None if self._limits.enable_chunked_prefill or went_first else admission.head()
+        head = None if went_first else admission.head()
         if head is None or head.num_tokens + num_others <= draft.budget:
             return
         tokens, blocks = self._demand_of_others()

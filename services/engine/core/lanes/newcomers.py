@@ -28,14 +28,17 @@ class NewcomersLane(Lane):
 
     def __init__(self, shared: Shared) -> None:
         super().__init__(shared)
+        # Without chunked prefill the head of the queue has its own way to come first (`large_head`).
+        self.sleeps = not self._limits.enable_chunked_prefill
         self.last_step = -OTHER_STEPS
         """The last step without the running sequences."""
 
     def schedule(self, draft: StepDraft) -> None:
         """Schedules newcomers, if this step may be theirs. Then the step is closed."""
+        if not draft.may_join:
+            return
         running = self._residency.running[: self._residency.num_ordinary]
-        # Without chunked prefill the head of the queue has its own way to come first (`large_head`).
-        if not draft.may_join or not self._limits.enable_chunked_prefill or not self._may_go_first(draft.step, running):
+        if not self._may_go_first(draft.step, running):
             return
         admission = self._admission
         while (head := self._next(running, draft.num_tokens)) is not None:

@@ -12,21 +12,19 @@ from services.engine.core.sequence import Sequence, Status
 
 
 class BatchGate:
-    """Decides when sequences at the head of the queue may join. With `size` None they may always. Times in seconds."""
+    """Decides when sequences at the head of the queue may join. Times in seconds."""
 
-    def __init__(self, size: int | None, wait_s: float) -> None:
+    def __init__(self, size: int, wait_s: float) -> None:
         self._size = size
         self._wait_s = wait_s
         self._gathering_since_s: float | None = None
-        self._open = size is None
+        self._open = False
 
     def look(self, head: Sequence | None, num_waiting: int, now_s: float) -> None:
         """Decides, once at the beginning of each plan, whether the gathered batch may start.
 
         `head` is the first waiting sequence; None if the queue is empty.
         """
-        if self._size is None:
-            return
         if head is None:
             self._gathering_since_s = None
         elif self._gathering_since_s is None:
@@ -35,7 +33,7 @@ class BatchGate:
 
     def admits(self, head: Sequence, num_joined: int) -> bool:
         """Returns whether the head may join a plan that `num_joined` sequences have already joined."""
-        if self._size is None or head.status is Status.PREEMPTED:
+        if head.status is Status.PREEMPTED:
             return True
         return self._open and num_joined < self._size
 

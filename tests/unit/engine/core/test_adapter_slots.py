@@ -1,11 +1,10 @@
 """Adapter slots: who holds one, which is refilled, and what the worker is told."""
 
-from services.engine.core.adapter_slots import NO_SLOT, AdapterSlots
+from services.engine.core.adapter_slots import AdapterSlots
 
 
 def test_an_adapter_keeps_its_slot_until_another_one_needs_it() -> None:
     slots = AdapterSlots(2)
-    assert slots.take("") == NO_SLOT
     first, second = slots.take("a"), slots.take("b")
     assert {first, second} == {0, 1}
     assert sorted(slots.announce()) == [(0, "a"), (1, "b")]
