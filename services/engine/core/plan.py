@@ -155,6 +155,11 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the plan has nothing to compute."""
         return not self.scheduled
 
+    @property
+    def copies_blocks(self) -> bool:
+        """Whether the plan copies blocks, in any of the three groups."""
+        return bool(self.swap_out or self.swap_in or self.copies)
+
 
 class SampledLogprobs(msgspec.Struct, frozen=True, gc=False):
     """Log probabilities of a sampled token and of the best candidates, best first (raw distribution)."""

@@ -28,8 +28,9 @@ class SequenceRecords:
 
     def submitted(self, sequence: str, submit: Submit, num_prompt_tokens: int) -> None:
         """Records the arrival of a sequence."""
-        headers = telemetry.trace_headers(submit.traceparent, submit.tracestate)
-        self._traces.submitted(sequence, num_prompt_tokens, headers)
+        if submit.traceparent:
+            headers = telemetry.trace_headers(submit.traceparent, submit.tracestate)
+            self._traces.submitted(sequence, num_prompt_tokens, headers)
         self.times.submitted(sequence)
         if submit.recorded:
             self._steps.submitted(sequence)
@@ -37,7 +38,8 @@ class SequenceRecords:
 
     def step(self, report: StepReport) -> bool:
         """Records a step. Returns whether it is time to publish the recorded steps (`take_steps`)."""
-        self._traces.step(report)
+        if self._traces.lives:
+            self._traces.step(report)
         self.times.step(report)
         return bool(report.details) and self._steps.add(report)
 
@@ -45,7 +47,8 @@ class SequenceRecords:
         """Records the end of a sequence."""
         self.finished[reason] += 1
         self.times.ended(sequence)
-        self._traces.ended(sequence, reason)
+        if self._traces.lives:
+            self._traces.ended(sequence, reason)
         self._forget_steps(sequence)
 
     def superseded(self, sequence: str) -> None:

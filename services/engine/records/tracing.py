@@ -24,29 +24,27 @@ class _Life:
 
 
 class SequenceTraces:
-    """Times of each live sequence, by the core's sequence id."""
+    """Times of each live sequence that is traced, by the core's sequence id."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lives: dict[str, _Life] = {}
+        self.lives: dict[str, _Life] = {}
 
     def submitted(self, sequence: str, num_prompt_tokens: int, headers: Headers | None) -> None:
-        """Records that a sequence has entered the queue. Does nothing without tracing or without trace headers."""
-        if telemetry.enabled() and headers:
-            self._lives[sequence] = _Life(
+        """Records that a sequence has entered the queue. Does nothing without tracing."""
+        if telemetry.enabled():
+            self.lives[sequence] = _Life(
                 headers=headers, num_prompt_tokens=num_prompt_tokens, submitted_ns=self._clock.time_ns()
             )
 
     def step(self, report: StepReport) -> None:
         """Records the sequences that joined in a step, their first tokens and their token counts."""
-        if not self._lives:
-            return
         for sequence in report.joined:
-            life = self._lives.get(sequence)
+            life = self.lives.get(sequence)
             if life is not None and not life.scheduled_ns:
                 life.scheduled_ns = report.started_ns
         for outcome in report.outcomes:
-            life = self._lives.get(outcome.sequence_id)
+            life = self.lives.get(outcome.sequence_id)
             if life is not None:
                 life.first_token_ns = life.first_token_ns or report.ended_ns
                 life.num_tokens += len(outcome.token_ids)
@@ -54,7 +52,7 @@ class SequenceTraces:
 
     def ended(self, sequence: str, reason: str) -> None:
         """Reports the spans of a sequence that has ended."""
-        life = self._lives.pop(sequence, None)
+        life = self.lives.pop(sequence, None)
         if life is None:
             return
         now = self._clock.time_ns()

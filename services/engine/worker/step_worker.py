@@ -162,10 +162,12 @@ class StepWorker(ABC):
         Returns the step to compute; None if the plan computes nothing.
         """
         self._fill_slots(plan)
-        copy_blocks(plan, self._cache, self._host_cache)
+        if plan.copies_blocks:
+            copy_blocks(plan, self._cache, self._host_cache)
         self._table.apply(plan)
         self._take_virtual_tokens(plan)
-        self._pooling.join(plan)
+        if self._pooling.params or any(new.pooling is not None for new in plan.new):
+            self._pooling.join(plan)
         if plan.empty:
             return None
         step = flatten(plan, self._table, self._facts.block_size)
@@ -173,8 +175,9 @@ class StepWorker(ABC):
             step = replace(step, spatial=spatial_positions(plan, step, self._spatial))
         if self._spans:
             step = replace(step, mutual=[self._spans.get(share.row, ()) for share in plan.scheduled])
-        spans = self._pooling.spans(plan)
-        return replace(step, spans=spans) if len(spans) else step
+        if self._pooling.params and len(spans := self._pooling.spans(plan)):
+            step = replace(step, spans=spans)
+        return step
 
     def _after_step(self) -> None:
         """Limits the growth of the heap. Subclasses call it when a step has ended."""

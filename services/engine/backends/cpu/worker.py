@@ -217,7 +217,7 @@ class CpuWorker(StepWorker):
         if self._waits_for_results(plan):
             self._under_way = deque(map(self._landed, self._under_way))
         step = self._begin(plan)
-        self._freed_tensors |= _copies(plan)
+        self._freed_tensors |= plan.copies_blocks
         if step is None:
             self._under_way.append(StepResult(step=plan.step))
             return
@@ -267,7 +267,7 @@ class CpuWorker(StepWorker):
 
         This is so if the plan copies blocks, or if tokens of a step in flight are still to be sampled or verified.
         """
-        return _copies(plan) or self._chooses_here()
+        return plan.copies_blocks or self._chooses_here()
 
     def _chooses_here(self) -> bool:
         """Whether tokens of a step in flight will be sampled or verified in Python after the step has ended."""
@@ -278,8 +278,10 @@ class CpuWorker(StepWorker):
         if isinstance(earlier, StepResult):
             return earlier
         self._decoder.model.collect()
-        vectors = self._pooling.take(earlier.plan, earlier.answer.sums)
-        return with_vectors(self._sampled(earlier), vectors)
+        result = self._sampled(earlier)
+        if not self._pooling.params:
+            return result
+        return with_vectors(result, self._pooling.take(earlier.plan, earlier.answer.sums))
 
     def _sampled(self, earlier: _UnderWay) -> StepResult:
         """Samples the tokens of a step that has ended and appends them to the rows."""
@@ -293,8 +295,3 @@ class CpuWorker(StepWorker):
         else:
             self._table.append(step.rows, sampled.token_ids)
         return sampled.result(plan.step, reported)
-
-
-def _copies(plan: StepPlan) -> bool:
-    """Whether a plan copies blocks."""
-    return bool(plan.swap_out or plan.swap_in or plan.copies)

@@ -103,7 +103,7 @@ def flatten_for_device(plan: StepPlan, table: StateTable, num_known: Integers, b
     blocks = table.block_tables[owners, positions // block_size].astype(np.int64)
     offsets = np.arange(samples.sum()) - np.repeat(samples.cumsum() - samples, samples)
     known = positions < num_known[owners]
-    report = report_of(plan, table, query_starts)
+    report = report_of(plan, table, query_starts) if plan.num_prompt_logprobs else None
     logit_tokens = np.repeat(query_starts + counts - samples, samples) + offsets
     adapter_slots = table.slots_of(rows)
     return HostStep(

@@ -89,7 +89,7 @@ def flatten(plan: StepPlan, table: StateTable, block_size: int) -> FlatStep:
     positions = np.arange(len(owner)) + (starts - query_start_loc[:-1])[owner]
     block_tables = table.block_tables[rows, : -(-int(seq_lens.max()) // block_size)].astype(np.int64)
     offsets = np.arange(samples.sum()) - np.repeat(samples.cumsum() - samples, samples)
-    report = report_of(plan, table, query_start_loc[:-1])
+    report = report_of(plan, table, query_start_loc[:-1]) if plan.num_prompt_logprobs else None
     logit_tokens = np.repeat(query_start_loc[1:] - samples, samples) + offsets
     slots = table.slots_of(rows)
     ids = table.token_ids[rows[owner], positions].astype(np.int64)

@@ -46,16 +46,17 @@ class PoolingRows:
 
     def __init__(self, embedding_size: int) -> None:
         self._size = embedding_size
-        self._params: dict[int, PoolingParams] = {}
+        self.params: dict[int, PoolingParams] = {}
+        """Their parameters. Without any, the other methods have nothing to do."""
         self._sums: dict[int, NDArray[np.float64]] = {}
 
     def join(self, plan: StepPlan) -> None:
         """Removes the sequences whose rows the plan frees, and adds those that get a row."""
-        for row in plan.freed_rows if self._params else ():
+        for row in plan.freed_rows if self.params else ():
             self._forget(row)
         for sequence in plan.new:
             if sequence.pooling is not None:
-                self._params[sequence.row] = sequence.pooling
+                self.params[sequence.row] = sequence.pooling
                 self._sums[sequence.row] = np.zeros(self._size)
 
     def spans(self, plan: StepPlan) -> Integers:
@@ -63,12 +64,12 @@ class PoolingRows:
 
         Tokens are counted from the beginning of the step.
         """
-        if not self._params:
+        if not self.params:
             return NO_SPANS
         found: list[tuple[int, int]] = []
         first = 0
         for share in plan.scheduled:
-            params = self._params.get(share.row)
+            params = self.params.get(share.row)
             if params is not None and (span := _span(share, params)) is not None:
                 found.append((first + span[0], first + span[1]))
             first += share.num_tokens
@@ -76,12 +77,12 @@ class PoolingRows:
 
     def take(self, plan: StepPlan, sums: NDArray[np.float32]) -> tuple[bytes, ...]:
         """Adds a step's sums [n, hidden] for `spans`. Returns the packed vectors that the step completes."""
-        if not self._params:
+        if not self.params:
             return ()
         vectors: list[bytes] = []
         parts = iter(sums)
         for share in plan.scheduled:
-            params = self._params.get(share.row)
+            params = self.params.get(share.row)
             if params is None:
                 continue
             if _span(share, params) is not None:
@@ -93,7 +94,7 @@ class PoolingRows:
         return tuple(vectors)
 
     def _forget(self, row: int) -> None:
-        self._params.pop(row, None)
+        self.params.pop(row, None)
         self._sums.pop(row, None)
 
 

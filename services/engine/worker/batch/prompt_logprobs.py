@@ -51,13 +51,11 @@ class ReportedLogits(NamedTuple):
     top_logprobs: Tensor
 
 
-def report_of(plan: StepPlan, table: StateTable, first_tokens: Integers) -> PromptReport | None:
-    """Returns the report of a step; None if there is nothing to report.
+def report_of(plan: StepPlan, table: StateTable, first_tokens: Integers) -> PromptReport:
+    """Returns the report of a step with prompt tokens to report (`StepPlan.num_prompt_logprobs`).
 
     `first_tokens`: index of each scheduled sequence's first token in the step. The table must have applied the plan.
     """
-    if not plan.num_prompt_logprobs:
-        return None
     spans: list[tuple[int, int, int]] = []
     tokens: list[Integers] = []
     token_ids: list[Integers] = []
