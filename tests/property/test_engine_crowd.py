@@ -9,8 +9,7 @@ from collections import Counter
 
 import pytest
 
-from services.engine.core.lanes import newcomers
-from services.engine.core.policy import mask_waits
+from services.engine.core.lanes import newcomers, running
 from tests.property.test_engine_core import EngineCoreMachine
 
 RUNS = 60
@@ -73,7 +72,7 @@ def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: Counter[str] = Counter()
-    monkeypatch.setattr(mask_waits, "TRIED_MAX", 1)
+    monkeypatch.setattr(running, "TRIED_MAX", 1)
     if seed % 2:
         # So that newcomers get steps of their own although few sequences fit.
         monkeypatch.setattr(newcomers, "RUNNING_MIN", 1)

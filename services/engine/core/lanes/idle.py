@@ -17,8 +17,7 @@ from operator import attrgetter
 
 from services.engine.core.adapter_slots import NO_SLOT
 from services.engine.core.lanes.lane import Lane, Shared
-from services.engine.core.lanes.running import continue_running
-from services.engine.core.policy.mask_waits import left_out
+from services.engine.core.lanes.running import continue_running, left_out
 from services.engine.core.policy.waiting import WaitingQueue
 from services.engine.core.residency import Residency, Yielding
 from services.engine.core.sequence import IDLE_AGE, Sequence, Status

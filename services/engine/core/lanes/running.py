@@ -1,14 +1,16 @@
 """The lane of the running sequences: the next tokens of those that are not idle, oldest first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from services.engine.core.lanes.lane import Lane, Shared
 from services.engine.core.policy.decode_turns import DecodeTurns
-from services.engine.core.policy.mask_waits import left_out
 from services.engine.core.policy.prefill_shares import shares_of
 from services.engine.core.residency import Residency
 from services.engine.core.sequence import Sequence
 from services.engine.core.step_draft import StepDraft
+
+TRIED_MAX = 8
+"""Sequences in a step that wait for the masks of their grammars. One that gets a token makes room for another."""
 
 
 class RunningLane(Lane):
@@ -81,3 +83,16 @@ def continue_running(
                 return False
         index += 1
     return len(running) == num_running
+
+
+def left_out(running: Iterable[Sequence]) -> frozenset[int]:
+    """Returns the rows of sequences that the next step leaves out because they wait for the masks of their grammars.
+
+    Their last token (`StepResult.token_ids`) would be computed in vain if the worker computes other masks again. So
+    only a few of them, those that have been left out longest, are tried in each step.
+    """
+    waiting = [sequence for sequence in running if sequence.again]
+    if len(waiting) <= TRIED_MAX:
+        return frozenset()
+    waiting.sort(key=lambda sequence: sequence.again)
+    return frozenset(sequence.row for sequence in waiting[TRIED_MAX:])
