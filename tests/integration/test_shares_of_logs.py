@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from services.gateway.edge.access.kept_pictures import KeptPictures, kept_picture
 from services.gateway.edge.access.log_part import GatewayLogs
 from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.guests.images.kept import KeptPictures, kept_picture
+from services.gateway.guests.background.store import BackgroundStore, EventBatch
 from services.gateway.guests.responses.stored.log_store import LogResponseStore
 from services.gateway.guests.responses.stored.store import StoredResponse
-from services.gateway.guests.resume.background.store import BackgroundStore, EventBatch
 from services.gateway.guests.resume.record import StreamRecord
 from services.gateway.guests.resume.store import StreamStore
 from shared import limits
@@ -84,7 +84,7 @@ async def gone(find: Callable[[str], Awaitable[Any]], name: str) -> None:
 
 
 async def test_a_flood_of_responses_leaves_those_of_other_keys(logs: list[GatewayLogs]):
-    stores = [LogResponseStore(one.host, KeptPictures(one)) for one in logs]
+    stores = [LogResponseStore(KeptPictures(one)) for one in logs]
     for number in range(4):
         await stores[number % 2].put(response("alice", number))
     for number in range(60):

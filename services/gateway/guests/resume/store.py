@@ -4,8 +4,8 @@ import logging
 
 import msgspec
 
+from services.gateway.edge.access.kept_pictures import KeptPictures
 from services.gateway.edge.access.log_part import GatewayLogs
-from services.gateway.guests.images.kept import KeptPictures
 from services.gateway.guests.resume.body_pictures import WholeBody, whole_body
 from services.gateway.guests.resume.journal_reader import JournalReader
 from services.gateway.guests.resume.record import (

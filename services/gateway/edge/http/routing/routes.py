@@ -23,7 +23,7 @@ class JsonLines(Response):
 
 
 class Resumable(Protocol):
-    """Makes the streams of a route resumable: `guests.resume`."""
+    """Makes the streams of a route resumable."""
 
     def resumable(self, path: str, endpoint: Endpoint) -> Endpoint:
         """Returns an endpoint whose streams are recorded."""

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
+from services.gateway.edge.access.kept_pictures import KeptPictures
 from services.gateway.edge.access.log_part import GatewayLogs
-from services.gateway.guests.images.kept import KeptPictures
 from services.gateway.guests.resume.record import StreamRecord, decoded_record, encoded
 from shared.bus.durable_log import LogUnavailableError
 from shared.deployment import stores
