@@ -43,8 +43,6 @@ _LOAD, _UNLOAD = msgspec.json.Decoder(LoadLoraBody), msgspec.json.Decoder(Unload
 class TheApi(Api):
     """See Api. Without the guest there are no adapters to load."""
 
-    order = 2
-
     def add(self, routes: Routes, serving: Serving) -> None:
         """See Api."""
         directory = serving.guests.offered(AdapterDirectory)

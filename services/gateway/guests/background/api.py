@@ -13,7 +13,6 @@ from services.gateway.guests.responses.endpoints import ResponseEndpoints
 class TheApi(Api):
     """See Api."""
 
-    order = 2
     always = True
 
     def __init__(self) -> None:

@@ -146,10 +146,6 @@ class RecordedResponses:
         """See Recorded."""
         return len(self._streams.running)
 
-    def is_taken_over(self, request: Request) -> bool:
-        """See Recorded."""
-        return hasattr(request.state, "taken_over")
-
     async def find(self, request_id: str) -> RecordedResponse | None:
         """See Recorded. Takes the response over if its gateway is gone."""
         with _told():

@@ -23,8 +23,6 @@ from services.gateway.guests.files.store import FileStore
 class TheApi(Api):
     """See Api."""
 
-    order = 2
-
     def add(self, routes: Routes, serving: Serving) -> None:
         """See Api."""
         files = serving.guests.offered(FileStore)

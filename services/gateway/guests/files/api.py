@@ -28,8 +28,6 @@ _FIELDS = ("purpose", _ANCHOR, _SECONDS)
 class TheApi(Api):
     """See Api."""
 
-    order = 2
-
     def add(self, routes: Routes, serving: Serving) -> None:
         """See Api. Offers the files to the other guests."""
         self._store = FileStore(serving.settings.files_directory)

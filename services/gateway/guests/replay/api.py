@@ -72,7 +72,6 @@ _FORK = msgspec.json.Decoder(ForkBody)
 class TheApi(Api):
     """See Api. Finds the requests of all gateways."""
 
-    order = 2
     always = True
 
     def add(self, routes: Routes, serving: Serving) -> None:

@@ -24,7 +24,6 @@ _BODY = Body(ResponsesBody, ("input",))
 class TheApi(Api):
     """See Api. All gateways know the responses of each if the gateway keeps something on the bus."""
 
-    order = 2
     always = True  # a gateway without the routes continues background responses of others
 
     def add(self, routes: Routes, serving: Serving) -> None:

@@ -27,13 +27,13 @@ from services.gateway.guests.responses.conversations.conversations import Conver
 from services.gateway.guests.responses.conversations.record import NAME, check_room, turns_before
 from services.gateway.guests.responses.encoder import ResponseEncoder
 from services.gateway.guests.responses.event_log import EventLog
-from services.gateway.guests.responses.input_items import Input
+from services.gateway.guests.responses.input_items import Input, Item
 from services.gateway.guests.responses.response_object import ID_PREFIX, ResponseObject, output_turn
 from services.gateway.guests.responses.schemas import ResponsesBody
 from services.gateway.guests.responses.socket import warm_up
 from services.gateway.guests.responses.socket.memory import SocketTurn, turn_of
 from services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse, unknown_response
-from services.gateway.guests.responses.stored.unfinished import Recorded, Unfinished
+from services.gateway.guests.responses.stored.unfinished import Kept, Recorded, Unfinished
 from services.gateway.guests.responses.tools import Tools
 from shared import limits
 from shared.bus.durable_log import LogUnavailableError
@@ -130,8 +130,22 @@ class ResponseEndpoints:
         key_name, num_bytes = current_call().key.name, len(request.state.body)
         encoder, socket = ResponseEncoder(described, context), turn_of(request)
 
+        def record_of(final: dict[str, Any], events: list[bytes]) -> StoredResponse:
+            return StoredResponse(
+                response=final,
+                input_items=given.items,
+                turns=[*turns, output_turn(final["output"])],
+                encoded_bytes=num_bytes + encoder.num_bytes,
+                events=events,
+                key_name=key_name,
+            )
+
+        async def kept(final: dict[str, Any], events: list[bytes]) -> StoredResponse:
+            await self._append_later(described.conversation_id, given, final)
+            return record_of(final, events)
+
         async def store() -> None:
-            record = self._record(encoder, given, turns, num_bytes, key_name)
+            record = record_of(encoder.response, [])
             await self._append(described.conversation_id, given, record.response)
             if socket is not None:
                 await socket.responses.keep(record)
@@ -139,7 +153,7 @@ class ResponseEndpoints:
                 await self.store.put(record)
 
         if body.background:
-            return await self._start(request, context, encoder, given, turns, num_bytes, described.conversation_id)
+            return await self._start(request, context, encoder, kept, given.items)
         keeps = body.store or socket is not None or described.conversation_id is not None
         return await self._serving.answer(request, context, encoder, store if keeps else nothing)
 
@@ -313,45 +327,24 @@ class ResponseEndpoints:
         )
 
     async def _start(
-        self,
-        request: Request,
-        context: RequestContext,
-        encoder: ResponseEncoder,
-        given: Input,
-        turns: list[Turn],
-        num_bytes: int,
-        conversation_id: str | None,
+        self, request: Request, context: RequestContext, encoder: ResponseEncoder, kept: Kept, items: list[Item]
     ) -> Response:
+        """Starts a background response. `items`: those of its input."""
+
         async def store(ended: BackgroundResponse) -> None:
-            record = self._record(encoder, given, turns, num_bytes, key_name, ended.events.events)
-            await self._append_later(conversation_id, given, record.response)
-            await self.store.put(record)
+            await self.store.put(await kept(encoder.response, ended.events.events))
 
-        async def kept(final: dict[str, Any], events: list[bytes]) -> StoredResponse:
-            await self._append_later(conversation_id, given, final)
-            return StoredResponse(
-                response=final,
-                input_items=given.items,
-                turns=[*turns, output_turn(final["output"])],
-                encoded_bytes=num_bytes + encoder.num_bytes,
-                events=events,
-                key_name=key_name,
-            )
-
-        key_name, recorded = current_call().key.name, self.recorded
-        if recorded is None or not recorded.is_taken_over(request):
+        call, recorded = current_call(), self.recorded
+        if not call.was_admitted:
             self._background.check_room(0 if recorded is None else recorded.num_running())
         begun = None if recorded is None else await recorded.start(request, context, encoder, kept)
         request.state.body = b""
-        if begun is not None:
-            if context.stream:
-                return LoggedAnswer(begun.read, 0, self._serving.settings.keep_alive_s)
-            return json_response(await begun.response())
-        run = self._serving.runner(request, context, encoder)
-        running = await self._background.start(BackgroundResponse(run, encoder, given.items, key_name), store)
+        if begun is None:
+            run = self._serving.runner(request, context, encoder)
+            begun = await self._background.start(BackgroundResponse(run, encoder, items, call.key.name), store)
         if context.stream:
-            return LoggedAnswer(running.read, 0, self._serving.settings.keep_alive_s)
-        return json_response(encoder.snapshot())
+            return LoggedAnswer(begun.read, 0, self._serving.settings.keep_alive_s)
+        return json_response(await begun.response())
 
     async def _append(self, conversation_id: str | None, given: Input, response: dict[str, Any]) -> None:
         """Appends the items of a response that has ended to its conversation. Raises ServiceError."""
@@ -373,25 +366,6 @@ class ResponseEndpoints:
             if error.code == "bus_unavailable" and self.recorded is not None:
                 raise LogUnavailableError(error.message) from error
             log.warning("the response %s is not in its conversation: %s", response["id"], error)
-
-    def _record(
-        self,
-        encoder: ResponseEncoder,
-        given: Input,
-        turns: list[Turn],
-        num_bytes: int,
-        key_name: str,
-        events: list[bytes] | None = None,
-    ) -> StoredResponse:
-        """Returns a response that has ended. `num_bytes`: size of its request's body; `key_name`: its API key's."""
-        return StoredResponse(
-            response=encoder.response,
-            input_items=given.items,
-            turns=[*turns, encoder.output_turn()],
-            encoded_bytes=num_bytes + encoder.num_bytes,
-            events=events or [],
-            key_name=key_name,
-        )
 
     async def _stored(self, response_id: str, *, with_pictures: bool = False) -> StoredResponse:
         """Returns a stored response. Raises ServiceError if there is none, or if it belongs to another key."""

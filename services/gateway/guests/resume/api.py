@@ -9,8 +9,6 @@ from services.gateway.guests.resume.streams import Streams
 class TheApi(Api):
     """See Api."""
 
-    order = 2
-
     def add(self, routes: Routes, serving: Serving) -> None:
         """See Api."""
         streams = serving.guests.offered(Streams)

@@ -55,10 +55,6 @@ class Recorded(Protocol):
         """Returns the number of those that run in this gateway."""
         ...
 
-    def is_taken_over(self, request: Request) -> bool:
-        """Whether a request runs a response that another gateway has begun."""
-        ...
-
     async def find(self, request_id: str) -> Unfinished | None:
         """Returns a response that has not ended, whichever gateway runs it."""
         ...
