@@ -13,7 +13,7 @@ from starlette.routing import Route, WebSocketRoute
 from services.gateway import apis
 from services.gateway.apis.finding import find_apis
 from services.gateway.app import create_app
-from services.gateway.guests.adapters.directory import AdapterDirectory
+from services.gateway.guests.adapters.guest import AdapterDirectory
 from services.gateway.path.guest import Guests
 from shared import limits
 from shared.config import GatewaySettings

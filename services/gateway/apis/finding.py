@@ -10,7 +10,7 @@ from services.gateway.apis.openai.base import Api
 
 
 def find_apis(*rooms: ModuleType) -> list[Api]:
-    """Returns the API of each folder with a module `api`, in the order of their routes: by `Api.order`, then by room."""
+    """Returns the API of each folder with a module `api`, in the order of routes: by `Api.order`, then by room."""
     made: list[Api] = [module.TheApi() for room in rooms for module in modules(room, "api")]
     return sorted(made, key=lambda one: one.order)
 

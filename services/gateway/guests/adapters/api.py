@@ -13,7 +13,7 @@ from services.gateway.apis.openai.serving import Serving
 from services.gateway.edge.http import request_body
 from services.gateway.edge.http.routing.openapi import Body
 from services.gateway.edge.http.routing.routes import Routes
-from services.gateway.guests.adapters.directory import AdapterDirectory
+from services.gateway.guests.adapters.guest import AdapterDirectory
 from shared.errors import ServiceError
 
 
