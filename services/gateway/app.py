@@ -26,7 +26,7 @@ from services.gateway.edge.http.edge import Edge
 from services.gateway.edge.http.routing.routes import Routes
 from services.gateway.edge.metrics import GatewayMetrics
 from services.gateway.ops.admin.engines import EngineEndpoints
-from services.gateway.ops.admin.models import Comparisons, ModelEndpoints
+from services.gateway.ops.admin.models import ModelEndpoints
 from services.gateway.ops.console.page import ConsolePage
 from services.gateway.ops.console.requests import RequestEndpoints
 from services.gateway.ops.console.topology import TopologyEndpoint
@@ -63,10 +63,6 @@ def _no_members() -> Sequence[tuple[Heartbeat, float]]:
     return ()
 
 
-def not_compared(model: str, version: int) -> None:
-    """Returns None: no shadow requests have run on this version."""
-
-
 def create_app(
     backend: Backend,
     settings: GatewaySettings,
@@ -80,7 +76,6 @@ def create_app(
     engine_controls: EngineControls | None = None,
     guests: Guests | None = None,
     versions: VersionDirectory | None = None,
-    comparisons: Comparisons = not_compared,
 ) -> FastAPI:
     """Returns the ASGI application. Its `state.apis` are told of the moments in the gateway's life (`Lifetime`).
 
@@ -89,8 +84,7 @@ def create_app(
     heartbeat of each engine; it is called at each scrape of `/metrics`. `records` stores and finds the records of
     requests; by default there are none. `members` returns the topology. `engine_controls` drains engines. `guests` have
     further metrics, and offer APIs what these do not make themselves; without guests streams are not recorded, and
-    responses are kept in this gateway's memory. `versions` changes the versions of models, and `comparisons` returns
-    the results of shadow requests.
+    responses are kept in this gateway's memory. `versions` changes the versions of models.
     """
     usage, quotas = usage or UsageLedger(), quotas or Quotas(clock=SystemClock())
     keys, guests = keys or ApiKeys(settings.api_keys), guests or Guests()
@@ -106,14 +100,14 @@ def create_app(
     _allow_pages(app, settings)
     serving = Serving(backend, metrics, settings, keys, guests)
     schemas = {start: schema for api in apis for start, schema in api.error_schemas.items()}
-    routes = Routes(app, schemas, serving.streams)
+    routes = Routes(app, schemas, None if serving.streams is None else serving.streams.resumable)
     app.state.apis = [api for api in apis if settings.use_openai or api.always]
     for api in app.state.apis:
         api.add(routes, serving)
     _add_probes(routes, ServiceEndpoints(backend, metrics), heartbeats)
     _add_console(routes, records, members)
     EngineEndpoints(engine_controls).add(routes)
-    ModelEndpoints(versions, comparisons).add(routes)
+    ModelEndpoints(versions, guests).add(routes)
     if not settings.use_openai:
         _refuse_apis(app)
     routes.describe()

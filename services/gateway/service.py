@@ -79,7 +79,6 @@ class GatewayService:
             engine_controls=self._actor.engine_controls,
             guests=self._actor.guests,
             versions=self._actor.versions,
-            comparisons=self._actor.guests.version_facts,
         )
         self._parts: list[Lifetime] = [*self._actor.guests, *self._app.state.apis]
         self._background += [asyncio.create_task(work) for part in self._parts for work in part.work()]

@@ -69,9 +69,9 @@ class Deployment:
         )
         logs = GatewayLogs(host, "memory", lambda: len(self.living))
         pictures = KeptPictures(logs)
-        tokens = StreamStore(logs, pictures)
+        tokens = StreamStore(pictures)
         streams = Streams(host, tokens, 30.0)
-        background = BackgroundStreams(host, BackgroundStore(logs, pictures), tokens, streams.journal, self._living)
+        background = BackgroundStreams(host, BackgroundStore(pictures), tokens, streams.journal, self._living)
         running = asyncio.create_task(streams.journal.run())
         async with serving(backend, offers=[pictures, streams, background], **self._options) as port:
             await until(lambda: streams.journal.is_open)

@@ -152,7 +152,7 @@ async def test_a_flood_of_streams_leaves_those_of_other_keys(nats_connect: Any, 
 
 
 async def test_a_record_is_dropped_only_after_its_run_and_only_by_its_owner(logs: list[GatewayLogs]):
-    one, two = [StreamStore(each, KeptPictures(each)) for each in logs]
+    one, two = [StreamStore(KeptPictures(each)) for each in logs]
     await one.open()
     for name in ("running", "moved", "ended"):
         assert await one.create(record("bob", name))
@@ -187,7 +187,7 @@ async def test_a_record_is_dropped_only_after_its_run_and_only_by_its_owner(logs
 async def test_the_events_of_ended_background_responses_are_dropped_before_those_of_running_ones(
     logs: list[GatewayLogs],
 ):
-    one, two = [BackgroundStore(each, KeptPictures(each)) for each in logs]
+    one, two = [BackgroundStore(KeptPictures(each)) for each in logs]
     await one.open()
 
     async def write(owner: str, name: str) -> None:
@@ -219,7 +219,7 @@ async def test_the_events_of_ended_background_responses_are_dropped_before_those
 
 
 async def test_a_background_request_that_has_no_room_is_not_recorded(logs: list[GatewayLogs]):
-    store = BackgroundStore(logs[0], KeptPictures(logs[0]))
+    store = BackgroundStore(KeptPictures(logs[0]))
     await store.open()
     for number in range(5):
         assert await store.create(record("bob", str(number)))

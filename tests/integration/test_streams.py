@@ -52,7 +52,7 @@ key = "sk-two"
 
 def store_of(host: Host) -> StreamStore:
     logs = GatewayLogs(host, "memory", lambda: 2)
-    return StreamStore(logs, KeptPictures(logs))
+    return StreamStore(KeptPictures(logs))
 
 
 @contextlib.asynccontextmanager
@@ -160,7 +160,7 @@ async def test_a_stream_with_a_large_picture_is_resumed_with_it(nats_connect, na
         assert [seen(request) for request in backend.requests] == [[("user", ["What?", large])]] * 4
         other = await call(port, "POST", CHAT, {**body, "seed": 2}, {"last-event-id": last})
         assert "another body" in other.error["message"]
-        files = streams._store.pictures  # pyright: ignore[reportPrivateUsage]
+        files = streams.store.pictures
         await files.part.log.clear(files.subjects(ANONYMOUS.name, kept_picture(large))[0])
         lost = await call(port, "POST", CHAT, body, {"last-event-id": last})
         assert (lost.status, lost.error["code"]) == (410, "stream_expired")

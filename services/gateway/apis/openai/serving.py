@@ -30,7 +30,7 @@ from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.edge.http.disconnect import ClientGoneError, HandedOverError, unless_gone
 from services.gateway.edge.http.errors import as_service_error
 from services.gateway.edge.http.json_response import encoded_response
-from services.gateway.edge.http.routing.routes import Resumable
+from services.gateway.edge.http.routing.direct_route import Endpoint
 from services.gateway.edge.http.server.connection import CHUNKS, CLOSE
 from services.gateway.edge.metrics import GatewayMetrics
 from services.gateway.path.generation import (
@@ -108,8 +108,12 @@ class RecordedStream(Protocol):
         ...
 
 
-class StreamBook(Resumable):
+class StreamBook:
     """Records streams, so that a client can resume them. Offered by a guest."""
+
+    def resumable(self, path: str, endpoint: Endpoint) -> Endpoint:
+        """Returns the endpoint of a route, whose streams are then recorded."""
+        raise NotImplementedError
 
     async def begin(self, request: Request, context: RequestContext) -> RecordedStream | None:
         """Returns the record of a new or resumed stream; None if it is not recorded. Raises ServiceError."""

@@ -17,9 +17,7 @@ def make(gateway: GatewayActor, settings: GatewaySettings) -> None:
         # A draining gateway has handed its background responses over to the others.
         return {(beat.id, beat.instance_id) for beat in gateway.gateways() if beat.state != "draining"}
 
-    pictures = streams.store.pictures
-    requests = BackgroundStreams(
-        gateway.host, BackgroundStore(pictures.logs, pictures), streams.store, streams.journal, living
-    )
+    store = BackgroundStore(streams.store.pictures)
+    requests = BackgroundStreams(gateway.host, store, streams.store, streams.journal, living)
     streams.receivers.append(requests.on_taken)
     gateway.guests.offer(requests)

@@ -16,5 +16,5 @@ def make(gateway: GatewayActor, settings: GatewaySettings) -> Streams | None:
     def heard() -> set[tuple[str, str]]:
         return {(beat.id, beat.instance_id) for beat in gateway.gateways()}
 
-    store, records_all = StreamStore(pictures.logs, pictures), settings.record_streams == "all"
+    store, records_all = StreamStore(pictures), settings.record_streams == "all"
     return Streams(gateway.host, store, settings.stream_grace, records_all=records_all, heard=heard)
