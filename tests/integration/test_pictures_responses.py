@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from services.gateway.edge.access.kept_pictures import kept_picture
+from services.gateway.guests.responses import input_items, pictures
+from shared.errors import ServiceError
 from shared.messages import StreamTaken
 from shared.security.api_keys import ANONYMOUS
 from tests.integration.edge import ScriptedBackend, call, serving, text_batches
@@ -136,6 +138,13 @@ async def test_pictures_are_refused_where_no_model_takes_them():
         many = await call(port, "POST", PATH, {"input": asked(inline), "previous_response_id": made})
         assert (many.status, many.error["param"]) == (400, "input[0].content[0].image_url")
         assert "at most 2 pictures" in many.error["message"]
+
+
+async def test_without_files_a_picture_that_names_one_is_refused():
+    named = input_items.read(asked(WORDS, {"type": "input_image", "file_id": "file-a"}), "id").turns
+    with pytest.raises(ServiceError, match="has none") as refused:
+        await pictures.read_files(named, None)
+    assert refused.value.param == "input[0].content[1].file_id"
 
 
 @pytest.mark.nats
