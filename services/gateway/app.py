@@ -1,7 +1,6 @@
 """Builds the gateway's HTTP application: its routes and middleware.
 
-The endpoints are in one package for each API: `openai`, `native`, `anthropic`, `responses`, `ollama`, `files`,
-`batches`.
+The endpoints are in one package for each API, in `apis` and, where they are a guest's, in `guests`.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +9,8 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.responses import PlainTextResponse
 
+from services.gateway import apis as api_room
+from services.gateway import guests as guest_room
 from services.gateway.apis.finding import find_apis
 from services.gateway.apis.openai.service_endpoints import LoadEndpoint, ServiceEndpoints
 from services.gateway.apis.openai.serving import Serving
@@ -22,27 +23,10 @@ from services.gateway.edge.http import errors as http_errors
 from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.edge.http.browsers import BrowserRules
 from services.gateway.edge.http.edge import Edge
-from services.gateway.edge.http.in_process import InProcessClient
-from services.gateway.edge.http.routing.routes import EventStream, Routes
+from services.gateway.edge.http.routing.routes import Routes
 from services.gateway.edge.metrics import GatewayMetrics
-from services.gateway.guests.batches.batches import Batches
-from services.gateway.guests.batches.endpoints import BatchEndpoints
-from services.gateway.guests.batches.store import BatchStore
-from services.gateway.guests.files.endpoints import FileEndpoints
-from services.gateway.guests.files.store import FileStore
-from services.gateway.guests.replay.endpoints import ReplayEndpoints
-from services.gateway.guests.responses.conversations.conversations import Conversations
-from services.gateway.guests.responses.conversations.endpoints import ConversationEndpoints
-from services.gateway.guests.responses.conversations.store import ConversationStore, MemoryConversationStore
-from services.gateway.guests.responses.endpoints import ResponseEndpoints
-from services.gateway.guests.responses.pictures import PictureFiles
-from services.gateway.guests.responses.routes import add_conversations, add_responses
-from services.gateway.guests.responses.socket.connection import SocketEndpoint
-from services.gateway.guests.responses.stored.store import ResponseStore
-from services.gateway.guests.resume.background.requests import BackgroundStreams
-from services.gateway.guests.resume.streams import Streams
 from services.gateway.ops.admin.engines import EngineEndpoints
-from services.gateway.ops.admin.models import Comparisons, ModelEndpoints
+from services.gateway.ops.admin.models import ModelEndpoints
 from services.gateway.ops.console.page import ConsolePage
 from services.gateway.ops.console.requests import RequestEndpoints
 from services.gateway.ops.console.topology import TopologyEndpoint
@@ -50,7 +34,7 @@ from services.gateway.ops.metrics.engines import EngineCollector
 from services.gateway.ops.metrics.members import MemberCollector
 from services.gateway.ops.timeline import RecordDirectory, Recorder
 from services.gateway.path.generation import Backend
-from services.gateway.path.guest import Guest
+from services.gateway.path.guest import Guests
 from services.gateway.path.models.versions import VersionDirectory
 from services.gateway.path.placement.engine_controls import EngineControls
 from shared.clock import SystemClock
@@ -79,10 +63,6 @@ def _no_members() -> Sequence[tuple[Heartbeat, float]]:
     return ()
 
 
-def not_compared(model: str, version: int) -> None:
-    """Returns None: no shadow requests have run on this version."""
-
-
 def create_app(
     backend: Backend,
     settings: GatewaySettings,
@@ -94,52 +74,41 @@ def create_app(
     records: RecordDirectory | None = None,
     members: Callable[[], Sequence[tuple[Heartbeat, float]]] = _no_members,
     engine_controls: EngineControls | None = None,
-    streams: Streams | None = None,
-    finished_responses: ResponseStore | None = None,
-    background: BackgroundStreams | None = None,
-    conversations: ConversationStore | None = None,
-    guests: Sequence[Guest] = (),
+    guests: Guests | None = None,
     versions: VersionDirectory | None = None,
-    comparisons: Comparisons = not_compared,
 ) -> FastAPI:
-    """Returns the ASGI application.
+    """Returns the ASGI application. Its `state.apis` are told of the moments in the gateway's life (`Lifetime`).
 
     `keys`: the accepted API keys, by default those of `--api-keys`. `quotas`: their limits, by default counted by this
     gateway alone. `usage` receives the usage records; by default they are dropped. `heartbeats` returns the last
     heartbeat of each engine; it is called at each scrape of `/metrics`. `records` stores and finds the records of
-    requests; by default there are none. `members` returns the topology. `engine_controls` drains engines. `streams`
-    records streams; by default none can be resumed. `finished_responses` stores the responses of `/v1/responses`, by
-    default in this gateway's memory, and so does `conversations` those of `/v1/conversations`; `background` stores
-    unfinished background responses. `versions` changes the versions of models, and `comparisons` returns the results of
-    shadow requests. `guests` have further routes and metrics.
+    requests; by default there are none. `members` returns the topology. `engine_controls` drains engines. `guests` have
+    further metrics, and offer APIs what these do not make themselves; without guests streams are not recorded, and
+    responses are kept in this gateway's memory. `versions` changes the versions of models.
     """
     usage, quotas = usage or UsageLedger(), quotas or Quotas(clock=SystemClock())
+    keys, guests = keys or ApiKeys(settings.api_keys), guests or Guests()
     records = records or RecordDirectory(Recorder(0))
+    guests.offer(records)
     backend = GuardedBackend(backend, quotas, usage, settings.request_timeout, records.recorder.begin)
     collectors = [collector for guest in guests for collector in guest.collectors()]
     metrics = GatewayMetrics(EngineCollector(heartbeats), MemberCollector(members), UsageCollector(usage), *collectors)
-    app, apis = _application(), find_apis()
+    app, apis = _application(), find_apis(api_room, guest_room)
     formats = http_errors.ErrorFormats({start: form for api in apis for start, form in api.error_formats.items()})
     http_errors.install(app, metrics.count_error, formats)
-    keys, files = keys or ApiKeys(settings.api_keys), FileStore(settings.files_directory)
     _add_edge(app, settings, keys, quotas, metrics, formats, [path for api in apis for path in api.streaming])
     _allow_pages(app, settings)
-    serving = Serving(backend, metrics, settings, streams)
-    routes = Routes(app, {start: schema for api in apis for start, schema in api.error_schemas.items()}, streams)
-    for api in apis:
-        if settings.use_openai or api.always:
-            api.add(routes, serving)
+    serving = Serving(backend, metrics, settings, keys, guests)
+    schemas = {start: schema for api in apis for start, schema in api.error_schemas.items()}
+    routes = Routes(app, schemas, None if serving.streams is None else serving.streams.resumable)
+    app.state.apis = [api for api in apis if settings.use_openai or api.always]
+    for api in app.state.apis:
+        api.add(routes, serving)
     _add_probes(routes, ServiceEndpoints(backend, metrics), heartbeats)
     _add_console(routes, records, members)
     EngineEndpoints(engine_controls).add(routes)
-    ModelEndpoints(versions, comparisons).add(routes)
-    ReplayEndpoints(records, serving).add(routes)
-    kept = Conversations(conversations or MemoryConversationStore())
-    own = ResponseEndpoints(serving, finished_responses, background, keys, PictureFiles(files), kept)
-    app.state.responses, app.state.batches = own.recorded, None
-    if settings.use_openai:
-        app.state.batches = _add_guests(routes, backend, guests, streams, own, kept, files, keys, metrics)
-    else:
+    ModelEndpoints(versions, guests).add(routes)
+    if not settings.use_openai:
         _refuse_apis(app)
     routes.describe()
     return app
@@ -151,30 +120,6 @@ def _add_console(
     RequestEndpoints(records).add(routes)
     routes.get("/admin/topology", TopologyEndpoint(members).topology)
     ConsolePage().add(routes)
-
-
-def _add_guests(
-    routes: Routes,
-    backend: Backend,
-    guests: Sequence[Guest],
-    streams: Streams | None,
-    made: ResponseEndpoints,
-    conversations: Conversations,
-    files: FileStore,
-    keys: ApiKeys,
-    metrics: GatewayMetrics,
-) -> Batches:
-    """Adds the routes of guests. Returns the batches, which send requests themselves."""
-    for route in (route for guest in guests for route in guest.routes(backend)):
-        routes.post(route.path, route.endpoint, route.body)
-    if streams is not None:
-        routes.get("/v1/streams/{stream_id}", streams.retrieve, EventStream)
-    add_responses(routes, made, SocketEndpoint(lambda: routes.app, metrics.count_error))
-    add_conversations(routes, ConversationEndpoints(conversations))
-    FileEndpoints(files).add(routes)
-    running = Batches(BatchStore(files), InProcessClient(lambda: routes.app), keys)
-    BatchEndpoints(running).add(routes)
-    return running
 
 
 def _add_edge(
@@ -209,13 +154,6 @@ def _application() -> FastAPI:
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # the gateway has its own
     )
-
-
-async def continue_batches(app: FastAPI) -> None:
-    """Continues the batches of gateways that have ended. Called when the application can answer requests."""
-    running: Batches | None = app.state.batches
-    if running is not None:
-        await running.continue_all()
 
 
 def _allow_pages(app: FastAPI, settings: GatewaySettings) -> None:

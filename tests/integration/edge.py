@@ -18,11 +18,6 @@ from services.gateway.app import create_app
 from services.gateway.edge.access.usage import UsageLedger
 from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.edge.http.server.uvicorn_server import Server, server_config
-from services.gateway.guests.responses.conversations.store import ConversationStore
-from services.gateway.guests.responses.stored.recorded import RecordedResponses
-from services.gateway.guests.responses.stored.store import ResponseStore
-from services.gateway.guests.resume.background.requests import BackgroundStreams
-from services.gateway.guests.resume.streams import Streams
 from services.gateway.ops.timeline import RecordDirectory, Recorder
 from services.gateway.path.generation import (
     GenerationRequest,
@@ -32,7 +27,7 @@ from services.gateway.path.generation import (
     Take,
     TokenCounts,
 )
-from services.gateway.path.guest import Guest
+from services.gateway.path.guest import Guests
 from services.gateway.path.models.catalog import find_model, unknown_model, wanted_name
 from services.gateway.path.sequence_state import SequenceState
 from shared.config import GatewaySettings
@@ -197,15 +192,15 @@ async def serving(
     usage: UsageLedger | None = None,
     recorder: Recorder | None = None,
     members: Callable[[], list[tuple[Heartbeat, float]]] = list,
-    streams: Streams | None = None,
-    finished_responses: ResponseStore | None = None,
-    background: BackgroundStreams | None = None,
-    conversations: ConversationStore | None = None,
-    guests: Sequence[Guest] = (),
+    offers: Sequence[object] = (),
     **settings: Any,
 ) -> AsyncIterator[int]:
-    """A real server on a free port. At the end every request must be over; a leak would show as a hanging test."""
-    given = GatewaySettings(**settings)
+    """A real server on a free port. At the end every request must be over; a leak would show as a hanging test.
+
+    `offers`: what guests offer to the APIs.
+    """
+    given, guests = GatewaySettings(**settings), Guests()
+    guests.offer(*offers)
     app = create_app(
         backend,
         given,
@@ -214,10 +209,6 @@ async def serving(
         heartbeats=heartbeats,
         records=None if recorder is None else RecordDirectory(recorder, "gateway-1"),
         members=members,
-        streams=streams,
-        finished_responses=finished_responses,
-        background=background,
-        conversations=conversations,
         guests=guests,
     )
     config = server_config(app, given)
@@ -226,14 +217,13 @@ async def serving(
     server.lifespan = config.lifespan_class(config)
     listener = socket.create_server(("127.0.0.1", 0))
     await server.startup(sockets=[listener])
-    responses: RecordedResponses | None = app.state.responses
-    watching = None if responses is None else asyncio.create_task(responses.watch())
+    for api in app.state.apis:
+        await api.answering()
     try:
         yield listener.getsockname()[1]
     finally:
-        if responses is not None and watching is not None:
-            watching.cancel()
-            await responses.leave()
+        for api in app.state.apis:
+            await api.leave()
         # The server's own shutdown is in steps of 100 ms.
         await server.stop_accepting()
         listener.close()

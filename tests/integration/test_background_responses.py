@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from services.gateway.edge.access.kept_pictures import KeptPictures
 from services.gateway.edge.access.log_part import GatewayLogs
 from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.guests.images.kept import KeptPictures
-from services.gateway.guests.responses.conversations.log_store import LogConversationStore
-from services.gateway.guests.responses.stored.log_store import LogResponseStore
-from services.gateway.guests.resume.background.requests import BackgroundStreams
-from services.gateway.guests.resume.background.store import BackgroundStore
+from services.gateway.guests.background.requests import BackgroundStreams
+from services.gateway.guests.background.store import BackgroundStore
 from services.gateway.guests.resume.store import StreamStore
 from services.gateway.guests.resume.streams import Streams
 from services.gateway.ops.timeline import Recorder
@@ -71,14 +69,11 @@ class Deployment:
         )
         logs = GatewayLogs(host, "memory", lambda: len(self.living))
         pictures = KeptPictures(logs)
-        tokens = StreamStore(logs, pictures)
+        tokens = StreamStore(pictures)
         streams = Streams(host, tokens, 30.0)
-        background = BackgroundStreams(host, BackgroundStore(logs, pictures), tokens, streams.journal, self._living)
+        background = BackgroundStreams(host, BackgroundStore(pictures), tokens, streams.journal, self._living)
         running = asyncio.create_task(streams.journal.run())
-        store = LogResponseStore(host, pictures)
-        options = {**self._options, "streams": streams, "background": background, "finished_responses": store}
-        options["conversations"] = LogConversationStore(host, pictures)
-        async with serving(backend, **options) as port:
+        async with serving(backend, offers=[pictures, streams, background], **self._options) as port:
             await until(lambda: streams.journal.is_open)
             yield Gateway(port, backend, background)
         running.cancel()

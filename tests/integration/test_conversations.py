@@ -1,20 +1,16 @@
 """Conversations, and the responses that belong to them: with OpenAI's client, and at two gateways with a real bus."""
 
 import asyncio
+import functools
 from typing import Any
 
 import openai
 import pytest
 
-from services.gateway.edge.access.log_part import GatewayLogs
 from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.guests.images.kept import KeptPictures
-from services.gateway.guests.responses.conversations.log_store import LogConversationStore
 from services.gateway.guests.responses.conversations.record import Conversation, turns_before, with_items
-from services.gateway.guests.responses.conversations.store import MemoryConversationStore
+from services.gateway.guests.responses.stored.store import MemoryRecords
 from shared import limits
-from shared.actors.host import Host
-from shared.clock import SystemClock
 from shared.security.api_keys import keys_of_text
 from tests.integration.edge import ScriptedBackend, call, serving, text_batches
 from tests.integration.seen_pictures import ONE, TWO, URL, data_url, eye, seen
@@ -29,6 +25,7 @@ from tests.integration.test_background_responses import (
 )
 from tests.integration.test_openai_client import client
 from tests.integration.test_responses_socket import opened, response
+from tests.integration.test_stored_responses import pictures_of
 from tests.integration.test_streams import KEY_FILE
 
 PATH, RESPONSES = "/v1/conversations", "/v1/responses"
@@ -152,9 +149,9 @@ async def test_a_conversation_has_a_largest_number_of_items(monkeypatch: pytest.
 
 @pytest.mark.nats
 async def test_no_other_key_finds_a_conversation(nats_connect: Any, nats_server: Any, subjects: Any):
-    store = store_of(await nats_connect(nats_server, "one"), subjects)
+    pictures = pictures_of(await nats_connect(nats_server, "one"), subjects)
     keys = ApiKeys("", keys_of_text(KEY_FILE, is_json=False, source=""))
-    async with serving(ScriptedBackend(), keys=keys, conversations=store) as port:
+    async with serving(ScriptedBackend(), keys=keys, offers=[pictures]) as port:
         own, foreign = ({"authorization": f"Bearer sk-{name}"} for name in ("one", "two"))
         name = (await call(port, "POST", PATH, {"items": [USER]}, own)).json["id"]
         item = (await call(port, "GET", f"{PATH}/{name}/items", headers=own)).json["data"][0]["id"]
@@ -176,17 +173,12 @@ async def test_no_other_key_finds_a_conversation(nats_connect: Any, nats_server:
         assert (await call(port, "GET", f"{PATH}/{name}", headers=own)).status == 200
 
 
-def store_of(transport: Any, subjects: Any, living: int = 1) -> LogConversationStore:
-    host = Host(transport=transport, subjects=subjects, clock=SystemClock(), id="gateway-1", instance_id="boot")
-    return LogConversationStore(host, KeptPictures(GatewayLogs(host, "memory", lambda: living)))
-
-
 @pytest.mark.nats
 async def test_gateways_share_conversations_and_lose_no_item(nats_connect: Any, nats_server: Any, subjects: Any):
-    stores = [store_of(await nats_connect(nats_server, name), subjects) for name in ("one", "two")]
+    one, two = [pictures_of(await nats_connect(nats_server, name), subjects) for name in ("one", "two")]
     async with (
-        serving(ScriptedBackend(), conversations=stores[0]) as first,
-        serving(ScriptedBackend(), conversations=stores[1]) as second,
+        serving(ScriptedBackend(), offers=[one]) as first,
+        serving(ScriptedBackend(), offers=[two]) as second,
     ):
         name = (await call(first, "POST", PATH, {})).json["id"]
         ports = [first, second] * 3
@@ -207,8 +199,8 @@ async def test_gateways_share_conversations_and_lose_no_item(nats_connect: Any, 
 @pytest.mark.nats
 async def test_pictures_stay_in_the_conversation(nats_connect: Any, nats_server: Any, subjects: Any):
     backend = eye()
-    store = store_of(await nats_connect(nats_server, "one"), subjects)
-    async with serving(backend, conversations=store) as port:
+    pictures = pictures_of(await nats_connect(nats_server, "one"), subjects)
+    async with serving(backend, offers=[pictures]) as port:
         one, two = ({"type": "input_image", "image_url": url} for url in (data_url(ONE), URL))
         name = (await call(port, "POST", PATH, {"items": [{**USER, "content": [one]}]})).json["id"]
         asked = [{"role": "user", "content": [two]}]
@@ -259,9 +251,9 @@ def test_a_request_that_runs_again_does_not_see_what_it_has_appended():
 
 
 async def test_a_conversation_without_room_is_refused(monkeypatch: pytest.MonkeyPatch):
-    store = MemoryConversationStore()
-    monkeypatch.setattr(store._records._kept, "max_bytes", 2000)
-    async with serving(ScriptedBackend(), conversations=store) as port:
+    small = functools.partialmethod(MemoryRecords.__init__, max_bytes=2000)
+    monkeypatch.setattr(MemoryRecords, "__init__", small)
+    async with serving(ScriptedBackend()) as port:
         name = (await call(port, "POST", PATH, {})).json["id"]
         too_large = await call(port, "POST", f"{PATH}/{name}/items", {"items": [{**USER, "content": "a" * 3000}]})
         assert too_large.status == 413

@@ -3,23 +3,28 @@
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import Route, WebSocketRoute
 
+from services.gateway import apis
 from services.gateway.apis.finding import find_apis
 from services.gateway.app import create_app
+from services.gateway.guests.adapters.guest import AdapterDirectory
+from services.gateway.path.guest import Guests
 from shared import limits
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
-from tests.integration.adapter_routes import AdapterRoutes
 from tests.integration.edge import CARD, Connection, ScriptedBackend, call, serving, text_batches
 from tests.support.heartbeats import engine_status, heartbeat
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+NO_ADAPTERS = AsyncMock(spec=AdapterDirectory)
+"""Stands for the guest that has adapters, so that the routes for them are there."""
 OPEN = {"/livez", "/readyz", "/health", "/ping", "/", "/console/{name:path}"}
 
 
@@ -38,12 +43,14 @@ def routes(app: FastAPI) -> list[tuple[str, str, set[str]]]:
 
 
 def every_route() -> list[tuple[str, str, set[str]]]:
-    return routes(create_app(ScriptedBackend(), GatewaySettings(), guests=[AdapterRoutes()]))
+    guests = Guests()
+    guests.offer(NO_ADAPTERS)
+    return routes(create_app(ScriptedBackend(), GatewaySettings(), guests=guests))
 
 
 def has_own_errors(path: str) -> bool:
     """Whether error objects under a path do not have OpenAI's format."""
-    return any(path.startswith(tuple(api.error_formats)) for api in find_apis())
+    return any(path.startswith(tuple(api.error_formats)) for api in find_apis(apis))
 
 
 @pytest.mark.spec("S-API-005", "S-API-007")
@@ -75,7 +82,7 @@ async def test_probes_tell_what_is_missing():
 
 
 async def test_every_route_refuses_the_methods_it_does_not_have():
-    async with serving(ScriptedBackend(), guests=[AdapterRoutes()]) as port:
+    async with serving(ScriptedBackend(), offers=[NO_ADAPTERS]) as port:
         for _, path, allowed in every_route():
             for method in METHODS:
                 if method in allowed:
@@ -315,7 +322,7 @@ async def test_metrics_show_requests_answers_and_engines():
 
 
 async def test_the_openapi_document_lists_the_routes_and_their_bodies():
-    async with serving(ScriptedBackend(), guests=[AdapterRoutes()]) as port:
+    async with serving(ScriptedBackend(), offers=[NO_ADAPTERS]) as port:
         document = (await call(port, "GET", "/openapi.json")).json
         assert (await call(port, "GET", "/docs")).status == 200
         assert set((await call(port, "GET", "/version")).json) == {"version"}

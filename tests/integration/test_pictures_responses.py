@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.gateway.guests.images.kept import kept_picture
+from services.gateway.edge.access.kept_pictures import kept_picture
+from services.gateway.guests.responses import input_items, pictures
+from shared.errors import ServiceError
 from shared.messages import StreamTaken
 from shared.security.api_keys import ANONYMOUS
 from tests.integration.edge import ScriptedBackend, call, serving, text_batches
@@ -20,7 +22,7 @@ from tests.integration.test_background_responses import (
     is_in,
 )
 from tests.integration.test_openai_client import client
-from tests.integration.test_stored_responses import store_of
+from tests.integration.test_stored_responses import pictures_of
 
 PATH = "/v1/responses"
 PICTURE: Any = {"type": "input_image", "detail": "auto"}
@@ -138,13 +140,20 @@ async def test_pictures_are_refused_where_no_model_takes_them():
         assert "at most 2 pictures" in many.error["message"]
 
 
+async def test_without_files_a_picture_that_names_one_is_refused():
+    named = input_items.read(asked(WORDS, {"type": "input_image", "file_id": "file-a"}), "id").turns
+    with pytest.raises(ServiceError, match="has none") as refused:
+        await pictures.read_files(named, None)
+    assert refused.value.param == "input[0].content[1].file_id"
+
+
 @pytest.mark.nats
 async def test_the_bus_keeps_a_picture_once_for_all_responses(nats_connect: Any, nats_server: Any, subjects: Any):
-    one, two = [store_of(await nats_connect(nats_server, name), subjects) for name in ("one", "two")]
+    one, two = [pictures_of(await nats_connect(nats_server, name), subjects) for name in ("one", "two")]
     large = random.Random(1).randbytes(1_300_000)
     inline: Any = {"type": "input_image", "image_url": data_url(large, "webp")}
     backend = eye()
-    async with serving(eye(), finished_responses=one) as first, serving(backend, finished_responses=two) as second:
+    async with serving(eye(), offers=[one]) as first, serving(backend, offers=[two]) as second:
         made = (await call(first, "POST", PATH, {"input": asked(WORDS, inline)})).json
         items = (await call(second, "GET", f"{PATH}/{made['id']}/input_items")).json["data"]
         assert items[0]["content"][1]["image_url"] == data_url(large, "webp")
@@ -153,11 +162,10 @@ async def test_the_bus_keeps_a_picture_once_for_all_responses(nats_connect: Any,
             assert more.status == 200
             assert seen(backend.requests[-1])[0] == ("user", ["What is this", large])
             made = more.json
-        kept = one._records._pictures  # pyright: ignore[reportPrivateUsage]
-        parts = await kept.part.log.all_following(subjects.response("*"), 1)
+        parts = await one.part.log.all_following(subjects.response("*"), 1)
         assert len(large) < sum(len(part.payload) for part in parts) < 1.1 * len(large)
         # A log that is full drops messages: the response is still known, but cannot be continued.
-        await kept.part.log.clear(kept.subjects(ANONYMOUS.name, kept_picture(large))[1])
+        await one.part.log.clear(one.subjects(ANONYMOUS.name, kept_picture(large))[1])
         assert (await call(first, "GET", f"{PATH}/{made['id']}")).json == made
         lost = await call(first, "POST", PATH, {"input": "and?", "previous_response_id": made["id"]})
         assert (lost.status, lost.error["param"]) == (400, "previous_response_id")

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from services.gateway.edge.access.kept_pictures import KeptPictures, kept_picture
 from services.gateway.edge.access.log_part import GatewayLogs
 from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.guests.images.kept import KeptPictures, kept_picture
+from services.gateway.guests.background.store import BackgroundStore, EventBatch
 from services.gateway.guests.responses.stored.log_store import LogResponseStore
 from services.gateway.guests.responses.stored.store import StoredResponse
-from services.gateway.guests.resume.background.store import BackgroundStore, EventBatch
 from services.gateway.guests.resume.record import StreamRecord
 from services.gateway.guests.resume.store import StreamStore
 from shared import limits
@@ -84,7 +84,7 @@ async def gone(find: Callable[[str], Awaitable[Any]], name: str) -> None:
 
 
 async def test_a_flood_of_responses_leaves_those_of_other_keys(logs: list[GatewayLogs]):
-    stores = [LogResponseStore(one.host, KeptPictures(one)) for one in logs]
+    stores = [LogResponseStore(KeptPictures(one)) for one in logs]
     for number in range(4):
         await stores[number % 2].put(response("alice", number))
     for number in range(60):
@@ -152,7 +152,7 @@ async def test_a_flood_of_streams_leaves_those_of_other_keys(nats_connect: Any, 
 
 
 async def test_a_record_is_dropped_only_after_its_run_and_only_by_its_owner(logs: list[GatewayLogs]):
-    one, two = [StreamStore(each, KeptPictures(each)) for each in logs]
+    one, two = [StreamStore(KeptPictures(each)) for each in logs]
     await one.open()
     for name in ("running", "moved", "ended"):
         assert await one.create(record("bob", name))
@@ -187,7 +187,7 @@ async def test_a_record_is_dropped_only_after_its_run_and_only_by_its_owner(logs
 async def test_the_events_of_ended_background_responses_are_dropped_before_those_of_running_ones(
     logs: list[GatewayLogs],
 ):
-    one, two = [BackgroundStore(each, KeptPictures(each)) for each in logs]
+    one, two = [BackgroundStore(KeptPictures(each)) for each in logs]
     await one.open()
 
     async def write(owner: str, name: str) -> None:
@@ -219,7 +219,7 @@ async def test_the_events_of_ended_background_responses_are_dropped_before_those
 
 
 async def test_a_background_request_that_has_no_room_is_not_recorded(logs: list[GatewayLogs]):
-    store = BackgroundStore(logs[0], KeptPictures(logs[0]))
+    store = BackgroundStore(KeptPictures(logs[0]))
     await store.open()
     for number in range(5):
         assert await store.create(record("bob", str(number)))

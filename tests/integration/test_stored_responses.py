@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
+from services.gateway.edge.access.kept_pictures import KeptPictures
 from services.gateway.edge.access.log_part import GatewayLogs
-from services.gateway.guests.images.kept import KeptPictures
-from services.gateway.guests.responses.stored.log_store import LogResponseStore
 from shared.actors.host import Host
 from shared.clock import SystemClock
 from tests.integration.edge import ScriptedBackend, call, serving
@@ -15,17 +14,18 @@ pytestmark = pytest.mark.nats
 PATH = "/v1/responses"
 
 
-def store_of(transport: Any, subjects: Any) -> LogResponseStore:
+def pictures_of(transport: Any, subjects: Any) -> KeptPictures:
+    """What a gateway offers that keeps its responses on the bus."""
     host = Host(transport=transport, subjects=subjects, clock=SystemClock(), id="gateway-1", instance_id="boot")
-    return LogResponseStore(host, KeptPictures(GatewayLogs(host, "memory")))
+    return KeptPictures(GatewayLogs(host, "memory"))
 
 
 async def test_a_response_of_one_gateway_is_known_to_another(nats_connect, nats_server, subjects):
-    one, two = [store_of(await nats_connect(nats_server, name), subjects) for name in ("one", "two")]
+    one, two = [pictures_of(await nats_connect(nats_server, name), subjects) for name in ("one", "two")]
     backend = ScriptedBackend()
     async with (
-        serving(ScriptedBackend(), finished_responses=one) as first,
-        serving(backend, finished_responses=two) as second,
+        serving(ScriptedBackend(), offers=[one]) as first,
+        serving(backend, offers=[two]) as second,
     ):
         made = (await call(first, "POST", PATH, {"input": "hi", "instructions": "Be brief."})).json
         path = f"{PATH}/{made['id']}"
@@ -43,9 +43,9 @@ async def test_a_response_of_one_gateway_is_known_to_another(nats_connect, nats_
 
 
 async def test_without_the_bus_a_response_is_given_but_not_found(private_nats_server, nats_connect, subjects):
-    store = store_of(await nats_connect(private_nats_server, "one"), subjects)
+    pictures = pictures_of(await nats_connect(private_nats_server, "one"), subjects)
     private_nats_server.kill()
-    async with serving(ScriptedBackend(), finished_responses=store) as port:
+    async with serving(ScriptedBackend(), offers=[pictures]) as port:
         made = await call(port, "POST", PATH, {"input": "hi"})
         assert made.status == 200
         lost = await call(port, "GET", f"{PATH}/{made.json['id']}")

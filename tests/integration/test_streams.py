@@ -16,9 +16,9 @@ import pytest
 from msgspec.structs import replace
 
 from services.gateway.apis.openai.request_context import RequestContext
+from services.gateway.edge.access.kept_pictures import KeptPictures, kept_picture
 from services.gateway.edge.access.log_part import GatewayLogs
 from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.guests.images.kept import KeptPictures, kept_picture
 from services.gateway.guests.resume.running import RunningStream
 from services.gateway.guests.resume.store import StreamStore
 from services.gateway.guests.resume.streams import Streams
@@ -52,7 +52,7 @@ key = "sk-two"
 
 def store_of(host: Host) -> StreamStore:
     logs = GatewayLogs(host, "memory", lambda: 2)
-    return StreamStore(logs, KeptPictures(logs))
+    return StreamStore(KeptPictures(logs))
 
 
 @contextlib.asynccontextmanager
@@ -63,7 +63,7 @@ async def gateway(
     heard = options.pop("heard", set)
     streams = Streams(host, store_of(host), options.pop("grace_s", 30.0), records_all=True, heard=heard)
     running = asyncio.create_task(streams.journal.run())
-    async with serving(backend, streams=streams, **options) as port:
+    async with serving(backend, offers=[streams], **options) as port:
         async with asyncio.timeout(60):
             while not streams.journal.is_open:
                 await asyncio.sleep(0.01)
@@ -160,7 +160,7 @@ async def test_a_stream_with_a_large_picture_is_resumed_with_it(nats_connect, na
         assert [seen(request) for request in backend.requests] == [[("user", ["What?", large])]] * 4
         other = await call(port, "POST", CHAT, {**body, "seed": 2}, {"last-event-id": last})
         assert "another body" in other.error["message"]
-        files = streams._store.pictures  # pyright: ignore[reportPrivateUsage]
+        files = streams.store.pictures
         await files.part.log.clear(files.subjects(ANONYMOUS.name, kept_picture(large))[0])
         lost = await call(port, "POST", CHAT, body, {"last-event-id": last})
         assert (lost.status, lost.error["code"]) == (410, "stream_expired")
@@ -337,7 +337,7 @@ async def test_a_gateway_that_shuts_down_waits_for_no_client_to_come_back(nats_c
             generation = await opened(backend, connection)
         await asyncio.sleep(0.2)
         assert not generation.stopped.is_set()
-        streams.leave()
+        await streams.leave()
         await asyncio.wait_for(generation.stopped.wait(), 60)
         assert await endings(recorder) == [("cancelled", "draining")]
 
@@ -494,8 +494,8 @@ async def test_without_a_store_streams_have_no_ids_and_cannot_be_resumed(nats_co
         instance_id="boot",
     )
     unopened = Streams(host, store_of(host), 0.0)
-    for streams, code in ((None, "not_found"), (unopened, "bus_unavailable")):
-        async with serving(ScriptedBackend(), streams=streams) as port:
+    for offers, code in (((), "not_found"), ((unopened,), "bus_unavailable")):
+        async with serving(ScriptedBackend(), offers=offers) as port:
             first = await call(port, "POST", CHAT, BODY)
             assert first.status == 200
             assert not ids_of(first.body)

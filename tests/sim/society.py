@@ -99,8 +99,8 @@ class Gateway:
 
     async def start(self, host: Host) -> None:
         self.actor = GatewayActor(host)
-        self.guests = {type(guest): guest for guest in make_guests(self.actor, GatewaySettings())}
-        self.actor.add_guests(list(self.guests.values()))
+        make_guests(self.actor, GatewaySettings())
+        self.guests = {type(guest): guest for guest in self.actor.guests}
         await self.actor.listen()
         self._tasks = [asyncio.create_task(self.actor.run()), asyncio.create_task(self.actor.watch())]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from services.gateway.guests.lockstep.coordinator import Lockstep
+from services.gateway.guests.lockstep.guest import Lockstep
 from services.gateway.path.sequence_state import Address
 from shared import limits
 from tests.sim.model import HashModel

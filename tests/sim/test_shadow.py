@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.guests.shadow.traffic import Comparison, ShadowTraffic
+from services.gateway.guests.shadow.guest import Comparison, ShadowTraffic
 from services.gateway.path.generation import GenerationRequest, ResumedOutput
 from shared import limits
 from shared.deployment.model_versions import ModelState, ModelStates, ModelVersion

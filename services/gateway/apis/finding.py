@@ -1,15 +1,29 @@
-"""Finds the APIs."""
+"""Finds the APIs and guests: modules of a certain name in the folders of a room, none of which names the folders."""
 
+import importlib
 import importlib.util
 import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
 
-from services.gateway import apis
 from services.gateway.apis.openai.base import Api
 
 
-def find_apis() -> list[Api]:
-    """Returns the API of each folder that has a module `api`, in the order of their routes."""
-    folders = [found.name for found in pkgutil.iter_modules(apis.__path__, f"{apis.__name__}.") if found.ispkg]
-    found = [name for name in folders if importlib.util.find_spec(f"{name}.api") is not None]
-    made: list[Api] = [importlib.import_module(f"{name}.api").TheApi() for name in found]
+def find_apis(*rooms: ModuleType) -> list[Api]:
+    """Returns the API of each folder with a module `api`, in the order of routes: by `Api.order`, then by room."""
+    made: list[Api] = [module.TheApi() for room in rooms for module in modules(room, "api")]
     return sorted(made, key=lambda one: one.order)
+
+
+def modules(room: ModuleType, name: str) -> Iterator[ModuleType]:
+    """Yields the modules of this name, one of each folder in a room that has it.
+
+    A folder that cannot do without others has their names in `NEEDS`. It comes after them, and not at all if one is not
+    there. Those that it needs need none themselves.
+    """
+    folders = [found.name for found in pkgutil.iter_modules(room.__path__) if found.ispkg]
+    packages = [importlib.import_module(f"{room.__name__}.{folder}") for folder in folders]
+    needs: dict[str, tuple[str, ...]] = {one.__name__: getattr(one, "NEEDS", ()) for one in packages}
+    for package in sorted(needs, key=lambda one: bool(needs[one])):
+        if set(folders).issuperset(needs[package]) and importlib.util.find_spec(f"{package}.{name}") is not None:
+            yield importlib.import_module(f"{package}.{name}")

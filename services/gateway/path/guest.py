@@ -2,16 +2,15 @@
 
 A guest is a folder in `services.gateway.guests` with a module `guest`, whose function `make` returns a `Guest`. The
 path calls the methods below and does not know which guests there are; a method that a guest leaves as it is costs a
-request nothing. A request that uses no guest has no `RequestGuest`.
+request nothing. A request that uses no guest has no `RequestGuest`. Routes of guests are APIs (`apis.openai.base`).
 """
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from prometheus_client.registry import Collector
 
-from services.gateway.path.generation import Backend, GenerationRequest, ModelCard
+from services.gateway.path.generation import GenerationRequest, ModelCard
 from services.gateway.path.messages import Prompt, RequestMessages
 from services.gateway.path.sequence_state import Address, SequenceState
 from shared.errors import ServiceError
@@ -25,14 +24,7 @@ from shared.messages import (
     TokenEvent,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """A route of the HTTP server. `body`: what is told of its body in the API's description (`openapi.Body`)."""
-
-    path: str
-    endpoint: Callable[..., Any]
-    body: Any
+T = TypeVar("T")
 
 
 class Running(Protocol):
@@ -117,7 +109,27 @@ class RequestGuest:
         """The request has ended, with or without an error. Called once."""
 
 
-class Guest:
+class Lifetime:
+    """The moments in the life of a gateway at which guests and APIs do something. The base class does nothing."""
+
+    def work(self) -> Iterable[Coroutine[Any, Any, None]]:
+        """Returns what runs from the start until the gateway ends. If one of them ends, the gateway does."""
+        return ()
+
+    async def answering(self) -> None:
+        """The gateway can answer requests. Awaited before it takes the first one from a client."""
+
+    async def leave(self) -> None:
+        """The gateway begins to shut down. Requests on open connections are still answered."""
+
+    def hand_over(self) -> None:
+        """Ends what other gateways can continue: the requests take longer than the shutdown may take."""
+
+    async def finish(self) -> None:
+        """The last request has ended. The bus still answers."""
+
+
+class Guest(Lifetime):
     """A guest in one gateway. The base class does nothing. Its handlers of messages are marked with `handles`."""
 
     async def listen(self) -> None:
@@ -128,10 +140,6 @@ class Guest:
 
     def collectors(self) -> Iterable[Collector]:
         """Returns the guest's metrics."""
-        return ()
-
-    def routes(self, backend: Backend) -> Iterable[Route]:
-        """Returns the routes of its own that the HTTP server has, under the APIs of OpenAI's form."""
         return ()
 
     # --- requests ---
@@ -204,10 +212,11 @@ class Guest:
 
 
 class Guests:
-    """The guests of one gateway, each of whose hooks calls those that have it."""
+    """The guests of one gateway, each of whose hooks calls those that have it, and what they offer each other."""
 
     def __init__(self) -> None:
         self.all: tuple[Guest, ...] = ()
+        self._offers: list[object] = []
         self._admitting: tuple[Guest, ...] = ()
         self._joining: tuple[Guest, ...] = ()
         self._judging: tuple[Guest, ...] = ()
@@ -218,6 +227,14 @@ class Guests:
         self._admitting = self._with(Guest.admit)
         self._joining = self._with(Guest.joins)
         self._judging = self._with(Guest.eligible)
+
+    def offer(self, *things: object) -> None:
+        """Lets other guests and APIs find something by its type, so that none needs to know who makes it."""
+        self._offers += things
+
+    def offered(self, kind: type[T]) -> T | None:
+        """Returns the guest or what was offered of a type. None: there is none, for example without its folder."""
+        return next((one for one in (*self.all, *self._offers) if isinstance(one, kind)), None)
 
     def _with(self, hook: Callable[..., Any]) -> tuple[Guest, ...]:
         return tuple(one for one in self.all if getattr(type(one), hook.__name__) is not hook)

@@ -5,44 +5,62 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 GATEWAY = ROOT / "services/gateway"
-GUESTS = GATEWAY / "guests"
-KNOWN_BY_NAME = {"batches", "files", "images", "replay", "responses", "resume"}
-"""Guests that `service` and `app` still make themselves, for their stores and endpoints."""
-FREE = sorted({path.name for path in GUESTS.iterdir() if (path / "__init__.py").exists()} - KNOWN_BY_NAME)
+GUESTS = sorted(path.parent.name for path in (GATEWAY / "guests").glob("*/__init__.py"))
+NEEDS = {name: getattr(import_module(f"services.gateway.guests.{name}"), "NEEDS", ()) for name in GUESTS}
 APIS = ("anthropic", "native", "ollama")
 """All but OpenAI's, in whose terms the others are written."""
-FOLDERS = [*(f"guests.{name}" for name in FREE), *(f"apis.{name}" for name in APIS)]
+FOLDERS = [*(f"guests.{name}" for name in GUESTS), *(f"apis.{name}" for name in APIS)]
+STILL = (
+    "tests/unit/gateway/test_actor.py",
+    "tests/integration/test_openai_client.py",
+    "tests/integration/test_long_prompts.py::test_a_text_of_more_than_a_megabyte_and_a_half_is_served",
+    "tests/sim/test_flow.py::test_more_urgent_requests_go_first",
+)
+"""What works without any of them: the gateway's actor, its edge, the process, and its part in a simulated system."""
+ALSO = "tests/integration/test_responses_client.py::test_a_background_response_runs_without_its_client"
+"""What works without any other than the responses, which use several guests."""
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The modules that a file imports, and what it imports from them."""
+    """The modules that a file imports, and what it imports from them, each with a dot behind it."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (one.name for one in node.names)
+            yield from (f"{one.name}." for one in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{one.name}" for one in node.names)
+            yield from (f"{node.module}.{one.name}." for one in node.names)
+
+
+@pytest.fixture(scope="module")
+def product() -> dict[Path, set[str]]:
+    """What each file of the product imports."""
+    paths = [path for folder in ("services", "shared", "antiphon") for path in (ROOT / folder).rglob("*.py")]
+    return {path: set(imported(path)) for path in paths}
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_nobody_imports_a_guest_or_an_api_but_itself(name: str):
-    own = GATEWAY / name.replace(".", "/")
+def test_nobody_imports_a_guest_or_an_api_but_itself_and_those_that_need_it(name: str, product: dict[Path, set[str]]):
+    allowed = {name, *(f"guests.{other}" for other in GUESTS if name.removeprefix("guests.") in NEEDS[other])}
+    own = {GATEWAY / each.replace(".", "/") for each in allowed}
     found = [
         path
-        for folder in ("services", "shared", "antiphon")
-        for path in (ROOT / folder).rglob("*.py")
-        if own not in path.parents
-        and any((module + ".").startswith(f"services.gateway.{name}.") for module in imported(path))
+        for path, modules in product.items()
+        if own.isdisjoint(path.parents) and any(one.startswith(f"services.gateway.{name}.") for one in modules)
     ]
     assert not found
 
 
+def test_what_is_needed_needs_nothing_itself():
+    assert not [name for name in GUESTS for other in NEEDS[name] if NEEDS[other]]
+
+
+@pytest.mark.nats
 @pytest.mark.parametrize("name", FOLDERS)
 def test_without_its_folder_requests_are_served(name: str, tmp_path: Path):
     for folder in ("shared", "antiphon", "tests", "infra", "pyproject.toml"):
@@ -53,13 +71,9 @@ def test_without_its_folder_requests_are_served(name: str, tmp_path: Path):
             (tmp_path / "services" / part.name).symlink_to(part)
     shutil.copytree(ROOT / "services/gateway", tmp_path / "services/gateway")
     shutil.rmtree(tmp_path / "services/gateway" / name.replace(".", "/"))
-    tests = ["tests/sim/test_flow.py", "tests/unit/gateway/test_actor.py", "tests/integration/test_conversations.py"]
+    tests = STILL if name == "guests.responses" else (*STILL, ALSO)
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", *tests],
         cwd=tmp_path, env={"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout[-3000:]
-
-
-def test_those_that_are_known_by_name_are_guests_too():
-    assert all((GUESTS / name / "__init__.py").exists() for name in KNOWN_BY_NAME)

@@ -30,13 +30,10 @@ class MessageEndpoints:
         defaults = serving.defaults_of(request)
         wanted, answer = convert.messages(body, card, request.state.request_id, defaults, serving.settings)
         context = RequestContext(
-            kind="chat",
             arrival=arrival,
             card=card,
             request=wanted,
             stream=bool(body.stream),
-            include_usage=True,
-            echoes=("",),
             id_prefix=ID_PREFIX,
             answer_format=answer,
         )

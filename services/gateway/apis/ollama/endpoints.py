@@ -68,8 +68,6 @@ class OllamaEndpoints:
             card=card,
             request=wanted.request,
             stream=given(body.stream, True),
-            include_usage=True,
-            echoes=("",),
             answer_format=wanted.answer,
         )
         return await self._serving.answer(request, context, LineEncoder(context, form))

@@ -6,10 +6,14 @@ from services.gateway.apis.openai.serving import Serving
 from services.gateway.edge.http.errors import ErrorFormat
 from services.gateway.edge.http.routing.openapi import ErrorSchema
 from services.gateway.edge.http.routing.routes import Routes
+from services.gateway.path.guest import Lifetime
 
 
-class Api:
-    """One API, a folder in `services.gateway.apis`. The class attributes are keyed by the beginning of paths."""
+class Api(Lifetime):
+    """One API, a folder in `services.gateway.apis`, or the routes of a guest, in its folder.
+
+    The class attributes are keyed by the beginning of paths.
+    """
 
     order = 1
     """Routes are tried in their order: those of APIs with a lower number first."""

@@ -49,18 +49,18 @@ class Arrival:
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The context of one generation.
+    """The context of one generation. By default it answers one conversation and tells the numbers of tokens.
 
     `echoes`: for each prompt, the text before its answers; empty strings unless the request asks for an echo.
     """
 
-    kind: Kind
+    kind: Kind = "chat"
     arrival: Arrival
     card: ModelCard
     request: GenerationRequest
     stream: bool
-    include_usage: bool
-    echoes: tuple[str, ...]
+    include_usage: bool = True
+    echoes: tuple[str, ...] = ("",)
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     """Whether tokens in log probabilities are written as their ids."""

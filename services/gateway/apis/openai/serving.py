@@ -26,9 +26,11 @@ from services.gateway.apis.openai.request_meter import RequestMeter
 from services.gateway.apis.openai.tracing import RequestTrace
 from services.gateway.edge.access.call import current_call
 from services.gateway.edge.http import sse
+from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.edge.http.disconnect import ClientGoneError, HandedOverError, unless_gone
 from services.gateway.edge.http.errors import as_service_error
 from services.gateway.edge.http.json_response import encoded_response
+from services.gateway.edge.http.routing.direct_route import Endpoint
 from services.gateway.edge.http.server.connection import CHUNKS, CLOSE
 from services.gateway.edge.metrics import GatewayMetrics
 from services.gateway.path.generation import (
@@ -39,6 +41,7 @@ from services.gateway.path.generation import (
     ResumedOutput,
     SequenceUpdate,
 )
+from services.gateway.path.guest import Guests
 from shared.codec import unpack_ids
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
@@ -105,12 +108,16 @@ class RecordedStream(Protocol):
         ...
 
 
-class StreamBook(Protocol):
-    """Records streams, so that a client can resume them: `streams.Streams`."""
+class StreamBook:
+    """Records streams, so that a client can resume them. Offered by a guest."""
+
+    def resumable(self, path: str, endpoint: Endpoint) -> Endpoint:
+        """Returns the endpoint of a route, whose streams are then recorded."""
+        raise NotImplementedError
 
     async def begin(self, request: Request, context: RequestContext) -> RecordedStream | None:
         """Returns the record of a new or resumed stream; None if it is not recorded. Raises ServiceError."""
-        ...
+        raise NotImplementedError
 
 
 BeforeEnd = Callable[[], Awaitable[None]]
@@ -134,13 +141,16 @@ class Serving:
         backend: Backend,
         metrics: GatewayMetrics,
         settings: GatewaySettings,
-        streams: StreamBook | None = None,
+        keys: ApiKeys,
+        guests: Guests,
     ) -> None:
-        """`streams` records streams; by default none are recorded."""
+        """`guests`: what they offer is for APIs. Without a `StreamBook` no streams are recorded."""
         self.backend = backend
         self.metrics = metrics
         self.settings = settings
-        self._streams = streams
+        self.keys = keys
+        self.guests = guests
+        self.streams = guests.offered(StreamBook)
         self.defaults = RequestDefaults(
             draw_seed=seeds_of(settings.seed),
             chat_temperature=settings.default_chat_temperature,
@@ -218,8 +228,8 @@ class Serving:
     ) -> Response:
         """Runs a generation and returns its answer, whole or as a stream. Raises ServiceError."""
         recorded: RecordedStream | None = None
-        if context.stream and self._streams is not None:
-            recorded = await self._streams.begin(request, context)
+        if context.stream and self.streams is not None:
+            recorded = await self.streams.begin(request, context)
         request.state.body = b""  # a recorded stream has what it needs of it
         run = self.runner(request, context, encoder, before_end, recorded)
         if context.stream:

@@ -1,5 +1,5 @@
 """LoRA adapters in the gateway: the list of adapters, loading and unloading, and the endpoints for it.
 
-directory    the adapters of all models that this gateway knows; loads and unloads adapters
-endpoints    `POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`
+guest    the adapters of all models that this gateway knows; loads and unloads adapters
+api      `POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`
 """

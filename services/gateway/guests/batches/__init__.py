@@ -2,7 +2,7 @@
 
 | module      | what it does                                                                     |
 |-------------|----------------------------------------------------------------------------------|
-| `endpoints` | creates, lists, retrieves and cancels batches                                    |
+| `api`       | creates, lists, retrieves and cancels batches                                    |
 | `batches`   | starts batches, and continues those whose gateway has ended                      |
 | `runner`    | runs one batch                                                                   |
 | `places`    | limits the requests of all batches that run at the same time                     |
@@ -12,3 +12,6 @@
 | `store`     | stores records in the directory of files; a lock determines who runs a batch     |
 | `schemas`   | the body that creates a batch                                                    |
 """
+
+NEEDS = ("files",)
+"""See `apis.finding`: what a batch reads and writes are files."""

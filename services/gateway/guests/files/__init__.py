@@ -2,7 +2,7 @@
 
 | module      | what it does                                                            |
 |-------------|-------------------------------------------------------------------------|
-| `endpoints` | uploads, lists, retrieves and deletes files                             |
+| `api`       | uploads, lists, retrieves and deletes files                             |
 | `multipart` | reads the form in which a file is uploaded, piece by piece              |
 | `store`     | the files that a call's key may see                                     |
 | `directory` | the files of all keys on the disk, and the room that is left for a key  |

@@ -14,11 +14,12 @@ from services.gateway.guests.files import temporary
 from services.gateway.guests.files.clock import WallClock
 from services.gateway.guests.files.directory import ID_PREFIX, FileDirectory, StoredFile
 from services.gateway.guests.files.writer import FileWriter
+from services.gateway.guests.offers import UploadedFiles
 from shared.errors import ServiceError
 from shared.files import limits as file_limits
 
 
-class FileStore:
+class FileStore(UploadedFiles):
     """The files in one directory. A call (`access.call`) finds only the files that its key may see."""
 
     def __init__(

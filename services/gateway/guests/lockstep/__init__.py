@@ -7,5 +7,5 @@
 | `verdict`     | decides which of two engines is wrong: by a third one, repetition, or self-tests     |
 | `copies`      | runs a copy of a sequence on one engine, whose tokens come to the gateway            |
 | `sequence`    | one sequence in lockstep: runs its copy and resolves differences                     |
-| `coordinator` | the lockstep of one gateway: selects requests, routes messages, counts results       |
+| `guest`       | the lockstep of one gateway: selects requests, routes messages, counts results       |
 """

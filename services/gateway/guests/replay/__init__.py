@@ -4,5 +4,5 @@ checks       checks a record that a client sends
 rerun        makes a request from a recorded one
 comparison   runs it and compares the tokens
 output       the recorded tokens with their texts
-endpoints    `GET /v1/requests/{id}/record` and `…/output`, `POST …/replay` and `…/fork`, `POST /v1/replay`
+api          `GET /v1/requests/{id}/record` and `…/output`, `POST …/replay` and `…/fork`, `POST /v1/replay`
 """

@@ -2,6 +2,7 @@
 
 | module            | what it does                                                              |
 |-------------------|---------------------------------------------------------------------------|
+| `api`             | the routes, and the stores of what is kept                                |
 | `endpoints`       | creates, retrieves, streams, cancels and deletes responses                |
 | `schemas`         | the body of a request, and the fields that are refused or have no effect  |
 | `input_items`     | reads the input of a request: items, and the conversation that they form  |
@@ -12,7 +13,7 @@
 | `encoder`         | encodes a response, whole or as events, with its output items             |
 | `background`      | runs responses without a client in this gateway alone                     |
 | `event_log`       | the events of one background response                                     |
-| `stored/`         | finished responses, and background responses that any gateway continues   |
+| `stored/`         | finished responses, and what is asked of those that run in the background |
 | `conversations/`  | conversations, to which responses may belong                              |
 | `socket/`         | the same API on a WebSocket, with one connection for many responses       |
 """

@@ -1,7 +1,8 @@
 """Runs background responses, without a connected client. Clients read the events from a log, from any position."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 from services.gateway.apis.openai.serving import ResponseRunner
 from services.gateway.edge.http.errors import as_service_error
@@ -15,11 +16,11 @@ _RETRY_AFTER_S = 5.0
 
 
 class BackgroundResponse:
-    """One running response."""
+    """One running response. Implements `stored.unfinished.Unfinished`."""
 
-    def __init__(self, run: ResponseRunner, encoder: ResponseEncoder, input_items: list[Item], key_name: str) -> None:
+    def __init__(self, run: ResponseRunner, encoder: ResponseEncoder, items: list[Item], key_name: str) -> None:
         self.encoder = encoder
-        self.input_items = input_items
+        self._items = items
         self.key_name = key_name
         self.events = EventLog()
         self._run = run
@@ -30,12 +31,29 @@ class BackgroundResponse:
         await self.events.write(self.encoder.queued())
         self._task = asyncio.create_task(self._generate(store))
 
-    async def cancel(self) -> None:
-        """Cancels the response unless it has ended. Returns when it is stored."""
+    def read(self, first: int) -> AsyncIterator[bytes]:
+        """See Unfinished."""
+        return self.events.read(first)
+
+    async def response(self) -> dict[str, Any]:
+        """See Unfinished."""
+        return self.encoder.snapshot()
+
+    async def items(self) -> list[Item]:
+        """See Unfinished."""
+        return self._items
+
+    async def is_stored(self) -> bool:
+        """See Unfinished. It is forgotten here as soon as it is stored."""
+        return False
+
+    async def cancel(self) -> dict[str, Any]:
+        """See Unfinished."""
         assert self._task is not None
         if not self.encoder.is_final:
             self._task.cancel("cancelled_by_api")
         await asyncio.wait([self._task])
+        return self.encoder.response
 
     async def _generate(self, store: Callable[["BackgroundResponse"], Awaitable[None]]) -> None:
         try:

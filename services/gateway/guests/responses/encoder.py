@@ -17,10 +17,9 @@ from services.gateway.apis.openai.bodies.sealed import seal
 from services.gateway.apis.openai.request_context import RequestContext
 from services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, Reasoning
 from services.gateway.edge.http import sse
-from services.gateway.guests.responses.response_object import FINAL, ResponseObject, Status, output_turn, usage
+from services.gateway.guests.responses.response_object import FINAL, ResponseObject, Status, usage
 from services.gateway.guests.responses.tools import INPUT, Kind, Tools, names_of
 from shared.errors import ServiceError
-from shared.request.conversation import Turn
 
 Logprobs = list[dict[str, Any]]
 """Log probabilities in OpenAI's format, one object for each token."""
@@ -218,10 +217,6 @@ class ResponseEncoder:
         self.response = described.build("queued", [])
         self.num_bytes = 0
         """Size of the last encoded event that has the whole response."""
-
-    def output_turn(self) -> Turn:
-        """Returns the output as a turn of the conversation that another response may continue."""
-        return output_turn(self._output.items)
 
     @property
     def next_number(self) -> int:

@@ -2,8 +2,7 @@
 
 import contextlib
 import logging
-import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,36 +17,24 @@ from services.gateway.apis.openai.request_context import Arrival, RequestContext
 from services.gateway.apis.openai.serving import Serving, nothing
 from services.gateway.edge.access.call import current_call, ignore, may_see
 from services.gateway.edge.http import request_body, sse
-from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.edge.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.edge.http.json_response import json_response
 from services.gateway.edge.http.request_id import is_id
+from services.gateway.guests.offers import UploadedFiles
 from services.gateway.guests.responses import compaction, convert, input_items, pictures, schemas
 from services.gateway.guests.responses.background import BackgroundResponse, BackgroundResponses
 from services.gateway.guests.responses.conversations.conversations import Conversations
 from services.gateway.guests.responses.conversations.record import NAME, check_room, turns_before
-from services.gateway.guests.responses.conversations.store import MemoryConversationStore
 from services.gateway.guests.responses.encoder import ResponseEncoder
 from services.gateway.guests.responses.event_log import EventLog
-from services.gateway.guests.responses.input_items import Input
-from services.gateway.guests.responses.pictures import PictureFiles
+from services.gateway.guests.responses.input_items import Input, Item
 from services.gateway.guests.responses.response_object import ID_PREFIX, ResponseObject, output_turn
 from services.gateway.guests.responses.schemas import ResponsesBody
 from services.gateway.guests.responses.socket import warm_up
 from services.gateway.guests.responses.socket.memory import SocketTurn, turn_of
-from services.gateway.guests.responses.stored import snapshot
-from services.gateway.guests.responses.stored.recorded import RecordedResponses, final_of
-from services.gateway.guests.responses.stored.store import (
-    MemoryResponseStore,
-    ResponseStore,
-    StoredResponse,
-    unknown_response,
-)
+from services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse, unknown_response
+from services.gateway.guests.responses.stored.unfinished import Kept, Recorded, Unfinished
 from services.gateway.guests.responses.tools import Tools
-from services.gateway.guests.resume.background.event_writer import EventReader
-from services.gateway.guests.resume.background.requests import BackgroundStreams
-from services.gateway.guests.resume.background.store import History
-from services.gateway.guests.resume.record import StreamRecord
 from shared import limits
 from shared.bus.durable_log import LogUnavailableError
 from shared.errors import ServiceError
@@ -56,6 +43,8 @@ from shared.request.conversation import Turn
 
 log = logging.getLogger(__name__)
 _CONTINUED = ("completed", "incomplete")
+ReadEvents = Callable[[int], AsyncIterator[bytes]]
+"""Yields events from a number on, see `Unfinished.read`."""
 
 
 class ResponseEndpoints:
@@ -64,25 +53,16 @@ class ResponseEndpoints:
     def __init__(
         self,
         serving: Serving,
-        store: ResponseStore | None = None,
-        streams: BackgroundStreams | None = None,
-        keys: ApiKeys | None = None,
-        files: PictureFiles | None = None,
-        conversations: Conversations | None = None,
+        store: ResponseStore,
+        conversations: Conversations,
     ) -> None:
-        """`streams` records background responses, so that other gateways can continue them; default: they cannot.
-
-        `keys` finds the API keys of these responses. `files` reads pictures that are uploaded files; by default there
-        are none. `conversations`: those to which responses may belong, by default kept in this gateway's memory.
-        """
+        """`conversations`: those to which responses may belong."""
+        self.store = store
+        self.recorded: Recorded | None = None
+        """Runs background responses that other gateways can continue. By default they cannot."""
         self._serving = serving
-        self._store = MemoryResponseStore(time.monotonic) if store is None else store
         self._background = BackgroundResponses()
-        self._files = files
-        self._conversations = conversations or Conversations(MemoryConversationStore())
-        self.recorded: RecordedResponses | None = None
-        if streams is not None and keys is not None:
-            self.recorded = RecordedResponses(serving, self._store, streams, keys, self.create)
+        self._conversations = conversations
 
     async def create(self, request: Request) -> Response:
         """Creates a response: whole, as a stream, or in the background."""
@@ -111,8 +91,7 @@ class ResponseEndpoints:
         return given
 
     async def _read_files(self, turns: list[Turn]) -> None:
-        if self._files is not None:
-            await self._files.read_into(turns)
+        await pictures.read_files(turns, self._serving.guests.offered(UploadedFiles))
 
     async def _warmed_up(
         self, request: Request, arrival: Arrival, body: ResponsesBody, told: Tools, socket: SocketTurn
@@ -136,7 +115,7 @@ class ResponseEndpoints:
         )
         await socket.responses.keep(record)
         if body.store:
-            await self._store.put(record)
+            await self.store.put(record)
         return Response(events, headers={"content-type": sse.CONTENT_TYPE.decode()})
 
     async def _created(
@@ -151,16 +130,30 @@ class ResponseEndpoints:
         key_name, num_bytes = current_call().key.name, len(request.state.body)
         encoder, socket = ResponseEncoder(described, context), turn_of(request)
 
+        def record_of(final: dict[str, Any], events: list[bytes]) -> StoredResponse:
+            return StoredResponse(
+                response=final,
+                input_items=given.items,
+                turns=[*turns, output_turn(final["output"])],
+                encoded_bytes=num_bytes + encoder.num_bytes,
+                events=events,
+                key_name=key_name,
+            )
+
+        async def kept(final: dict[str, Any], events: list[bytes]) -> StoredResponse:
+            await self._append_later(described.conversation_id, given, final)
+            return record_of(final, events)
+
         async def store() -> None:
-            record = self._record(encoder, given, turns, num_bytes, key_name)
+            record = record_of(encoder.response, [])
             await self._append(described.conversation_id, given, record.response)
             if socket is not None:
                 await socket.responses.keep(record)
             if body.store:
-                await self._store.put(record)
+                await self.store.put(record)
 
         if body.background:
-            return await self._start(request, context, encoder, given, turns, num_bytes, described.conversation_id)
+            return await self._start(request, context, encoder, kept, given.items)
         keeps = body.store or socket is not None or described.conversation_id is not None
         return await self._serving.answer(request, context, encoder, store if keeps else nothing)
 
@@ -176,21 +169,14 @@ class ResponseEndpoints:
         if stream:
             first = 0 if starting_after is None else starting_after + 1
             return LoggedAnswer(await self._events(response_id), first, self._serving.settings.keep_alive_s)
-        if running := self._running(response_id):
-            return json_response(running.encoder.snapshot())
-        recorded, record = await self._unfinished(response_id)
-        if recorded is not None and record is not None:
-            return json_response(await recorded.response(record))
+        if unfinished := await self._unfinished(response_id):
+            return json_response(await unfinished.response())
         return json_response((await self._stored(response_id)).response)
 
     async def cancel(self, response_id: str) -> Response:
         """Cancels a background response. Does nothing if it has ended."""
-        if running := self._running(response_id):
-            await running.cancel()
-            return json_response(running.encoder.response)
-        recorded, record = await self._unfinished(response_id)
-        if recorded is not None and record is not None:
-            return json_response(await recorded.cancel(record))
+        if unfinished := await self._unfinished(response_id):
+            return json_response(await unfinished.cancel())
         response = (await self._stored(response_id)).response
         if not response["background"]:
             raise _not_in_background(response_id, "cancelled")
@@ -198,13 +184,10 @@ class ResponseEndpoints:
 
     async def delete(self, response_id: str) -> Response:
         """Removes a response from the store. A response that runs in the background is cancelled first."""
-        if running := self._running(response_id):
-            await running.cancel()
-        recorded, record = await self._unfinished(response_id)
-        if recorded is not None and record is not None:
-            await recorded.cancel(record)
+        if unfinished := await self._unfinished(response_id):
+            await unfinished.cancel()
         await self._stored(response_id)
-        if not await self._store.delete(response_id):
+        if not await self.store.delete(response_id):
             raise unknown_response(response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
@@ -217,11 +200,8 @@ class ResponseEndpoints:
             for number, value in enumerate(request.query_params.getlist(name)):
                 if value != schemas.PICTURE_URLS:
                     unsupported(f"include[{number}]", f"Including '{value}' in input items is")
-        recorded, record = await self._unfinished(response_id)
-        if running := self._running(response_id):
-            items = running.input_items
-        elif recorded is not None and record is not None:
-            items = await recorded.items(record)
+        if unfinished := await self._unfinished(response_id):
+            items = await unfinished.items()
         else:
             items = (await self._stored(response_id, with_pictures=True)).input_items
         return json_response(page(items, limit=limit, order=order, after=after))
@@ -249,9 +229,8 @@ class ResponseEndpoints:
         param, socket = "previous_response_id", turn_of(request)
         if socket is not None and (known := await socket.responses.get(response_id)) is not None:
             return pictures.earlier(known.turns)
-        recorded, unfinished = await self._unfinished(response_id)
-        is_running = recorded is not None and unfinished is not None and not await recorded.is_stored(unfinished)
-        if is_running or self._running(response_id):
+        unfinished = await self._unfinished(response_id)
+        if unfinished is not None and not await unfinished.is_stored():
             refuse(param, f"names the response '{response_id}', which is in progress")
         try:
             record = await self._stored(response_id, with_pictures=True)
@@ -339,58 +318,33 @@ class ResponseEndpoints:
             body, conversation, told, card, request_id, serving.defaults_of(request), serving.settings
         )
         return RequestContext(
-            kind="chat",
             arrival=arrival,
             card=card,
             request=wanted,
             stream=bool(body.stream),
-            include_usage=True,
-            echoes=("",),
             id_prefix=ID_PREFIX,
             answer_format=answer,
         )
 
     async def _start(
-        self,
-        request: Request,
-        context: RequestContext,
-        encoder: ResponseEncoder,
-        given: Input,
-        turns: list[Turn],
-        num_bytes: int,
-        conversation_id: str | None,
+        self, request: Request, context: RequestContext, encoder: ResponseEncoder, kept: Kept, items: list[Item]
     ) -> Response:
+        """Starts a background response. `items`: those of its input."""
+
         async def store(ended: BackgroundResponse) -> None:
-            record = self._record(encoder, given, turns, num_bytes, key_name, ended.events.events)
-            await self._append_later(conversation_id, given, record.response)
-            await self._store.put(record)
+            await self.store.put(await kept(encoder.response, ended.events.events))
 
-        async def kept(history: History) -> StoredResponse:
-            final = final_of(history)
-            await self._append_later(conversation_id, given, final)
-            return StoredResponse(
-                response=final,
-                input_items=given.items,
-                turns=[*turns, output_turn(final["output"])],
-                encoded_bytes=num_bytes + encoder.num_bytes,
-                events=history.events,
-                key_name=key_name,
-            )
-
-        key_name, recorded = current_call().key.name, self.recorded
-        if recorded is None or not recorded.is_taken_over(request):
+        call, recorded = current_call(), self.recorded
+        if not call.was_admitted:
             self._background.check_room(0 if recorded is None else recorded.num_running())
         begun = None if recorded is None else await recorded.start(request, context, encoder, kept)
         request.state.body = b""
-        if recorded is not None and begun is not None:
-            if context.stream:
-                return LoggedAnswer(recorded.reader(begun), 0, self._serving.settings.keep_alive_s)
-            return json_response(snapshot.response_of(begun.writer.shown()))
-        run = self._serving.runner(request, context, encoder)
-        running = await self._background.start(BackgroundResponse(run, encoder, given.items, key_name), store)
+        if begun is None:
+            run = self._serving.runner(request, context, encoder)
+            begun = await self._background.start(BackgroundResponse(run, encoder, items, call.key.name), store)
         if context.stream:
-            return LoggedAnswer(running.events, 0, self._serving.settings.keep_alive_s)
-        return json_response(encoder.snapshot())
+            return LoggedAnswer(begun.read, 0, self._serving.settings.keep_alive_s)
+        return json_response(await begun.response())
 
     async def _append(self, conversation_id: str | None, given: Input, response: dict[str, Any]) -> None:
         """Appends the items of a response that has ended to its conversation. Raises ServiceError."""
@@ -413,58 +367,28 @@ class ResponseEndpoints:
                 raise LogUnavailableError(error.message) from error
             log.warning("the response %s is not in its conversation: %s", response["id"], error)
 
-    def _record(
-        self,
-        encoder: ResponseEncoder,
-        given: Input,
-        turns: list[Turn],
-        num_bytes: int,
-        key_name: str,
-        events: list[bytes] | None = None,
-    ) -> StoredResponse:
-        """Returns a response that has ended. `num_bytes`: size of its request's body; `key_name`: its API key's."""
-        return StoredResponse(
-            response=encoder.response,
-            input_items=given.items,
-            turns=[*turns, encoder.output_turn()],
-            encoded_bytes=num_bytes + encoder.num_bytes,
-            events=events or [],
-            key_name=key_name,
-        )
-
     async def _stored(self, response_id: str, *, with_pictures: bool = False) -> StoredResponse:
         """Returns a stored response. Raises ServiceError if there is none, or if it belongs to another key."""
-        record = await self._store.get(response_id)
+        record = await self.store.get(response_id)
         if record is None or not may_see(record.key_name):
             raise unknown_response(response_id)
-        return await self._store.with_pictures(record) if with_pictures else record
+        return await self.store.with_pictures(record) if with_pictures else record
 
-    def _running(self, response_id: str) -> BackgroundResponse | None:
-        """Returns a running background response of this gateway, if the current call's key created it."""
-        found = self._background.get(response_id)
+    async def _unfinished(self, response_id: str) -> Unfinished | None:
+        """Returns a background response that has not ended, if the current call's key created it."""
+        request_id = response_id.removeprefix(ID_PREFIX)
+        found: Unfinished | None = self._background.get(response_id)
+        if found is None and self.recorded is not None and is_id(request_id):
+            found = await self.recorded.find(request_id)
         return found if found is not None and may_see(found.key_name) else None
 
-    async def _unfinished(self, response_id: str) -> tuple[RecordedResponses | None, StreamRecord | None]:
-        """Returns `self.recorded` and the record of a background response, whichever gateway runs it.
-
-        The record is None if there is none, or if another key created the response.
-        """
-        request_id = response_id.removeprefix(ID_PREFIX)
-        if self.recorded is None or not is_id(request_id):
-            return None, None
-        found = await self.recorded.find(request_id)
-        return self.recorded, found if found is not None and may_see(found.key_name) else None
-
-    async def _events(self, response_id: str) -> EventLog | EventReader:
-        if running := self._running(response_id):
-            return running.events
-        recorded, unfinished = await self._unfinished(response_id)
-        if recorded is not None and unfinished is not None:
-            return recorded.events(unfinished)
+    async def _events(self, response_id: str) -> ReadEvents:
+        if unfinished := await self._unfinished(response_id):
+            return unfinished.read
         record = await self._stored(response_id)
         if not record.response["background"]:
             raise _not_in_background(response_id, "streamed again")
-        return EventLog(record.events, ended=True)
+        return EventLog(record.events, ended=True).read
 
 
 class LoggedAnswer(Response):
@@ -473,10 +397,10 @@ class LoggedAnswer(Response):
     The background response continues if the client disconnects.
     """
 
-    def __init__(self, events: EventLog | EventReader, first: int, keep_alive_s: float) -> None:
+    def __init__(self, read: ReadEvents, first: int, keep_alive_s: float) -> None:
         # The constructor of Response is not called, because it would render a body.
         self.background = None
-        self._events = events
+        self._read = read
         self._first = first
         self._keep_alive_s = keep_alive_s
 
@@ -489,7 +413,7 @@ class LoggedAnswer(Response):
             return
 
     async def _write(self, channel: sse.EventChannel) -> None:
-        async for data in self._events.read(self._first):
+        async for data in self._read(self._first):
             await channel.write(data)
         await channel.end(b"")
 

@@ -1,12 +1,13 @@
 """The pictures in the input of a response: content parts `input_image`, and the uploaded files that some parts name."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import msgspec
 
 from services.gateway.apis.openai.bodies.content_blocks import check_fields
 from services.gateway.apis.openai.bodies.picture_parts import tell_detail
+from services.gateway.guests.offers import UploadedFiles
 from shared.errors import ServiceError
 from shared.request.checks import missing, refuse
 from shared.request.conversation import ContentPart, NamedPart, Turn
@@ -21,7 +22,7 @@ _NO_EFFECT = {"prompt_cache_breakpoint": None}
 
 
 class FilePart(NamedPart, kw_only=True):
-    """A picture that is an uploaded file. `PictureFiles` reads it."""
+    """A picture that is an uploaded file. `read_files` reads it."""
 
     file_id: str
 
@@ -103,53 +104,24 @@ def with_files(items: Sequence[dict[str, Any]], turns: Sequence[Turn]) -> list[d
     return changed
 
 
-class UploadedFile(Protocol):
-    """The description of an uploaded file."""
-
-    @property
-    def bytes(self) -> int:
-        """Its size in bytes."""
-        ...
-
-    @property
-    def purpose(self) -> str:
-        """What it was uploaded for."""
-        ...
+async def read_files(turns: Sequence[Turn], files: UploadedFiles | None) -> None:
+    """Puts uploaded files into the turns that name them. Raises ServiceError that names the part."""
+    for part in parts_of(turns):
+        if isinstance(part, FilePart):
+            if files is None:
+                refuse(part.param, "names an uploaded file, and this server has none")
+            part.image_url = data_url(await _file(part, files))
 
 
-class UploadedFiles(Protocol):
-    """The uploaded files of the key of the current call: `files.store.FileStore`."""
-
-    async def get(self, file_id: str) -> UploadedFile:
-        """Returns the description of a file. Raises ServiceError('not_found')."""
-        ...
-
-    async def read(self, file_id: str) -> bytes:
-        """Returns the data of a file. Raises FileNotFoundError."""
-        ...
-
-
-class PictureFiles:
-    """Reads pictures that are uploaded files."""
-
-    def __init__(self, store: UploadedFiles) -> None:
-        self._store = store
-
-    async def read_into(self, turns: Sequence[Turn]) -> None:
-        """Puts the files into the turns that name them. Raises ServiceError that names the part."""
-        for part in parts_of(turns):
-            if isinstance(part, FilePart):
-                part.image_url = data_url(await self._file(part))
-
-    async def _file(self, part: FilePart) -> bytes:
-        try:
-            found = await self._store.get(part.file_id)
-        except ServiceError as error:
-            raise ServiceError("invalid_value", f"'{part.param}': {error.message}", param=part.param) from None
-        if found.purpose not in FILE_PURPOSES:
-            refuse(part.param, f"must name a file with the purpose {' or '.join(map(repr, FILE_PURPOSES))}")
-        check_file_size(found.bytes, part.param)
-        try:
-            return await self._store.read(part.file_id)
-        except FileNotFoundError:
-            refuse(part.param, "names a file that was deleted")
+async def _file(part: FilePart, files: UploadedFiles) -> bytes:
+    try:
+        found = await files.get(part.file_id)
+    except ServiceError as error:
+        raise ServiceError("invalid_value", f"'{part.param}': {error.message}", param=part.param) from None
+    if found.purpose not in FILE_PURPOSES:
+        refuse(part.param, f"must name a file with the purpose {' or '.join(map(repr, FILE_PURPOSES))}")
+    check_file_size(found.bytes, part.param)
+    try:
+        return await files.read(part.file_id)
+    except FileNotFoundError:
+        refuse(part.param, "names a file that was deleted")

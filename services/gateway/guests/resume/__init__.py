@@ -3,7 +3,6 @@
     streams.resumable(path, endpoint)   the endpoint, with its streams recorded and resumed by `Last-Event-ID`
     streams.retrieve                    `GET /v1/streams/{id}`
     streams.journal.run()               writes tokens and records in a task, so that the token path does not wait
-    background.requests.BackgroundStreams     the same for requests that have no client
 
 | module             | what it does                                                           |
 |--------------------|------------------------------------------------------------------------|
@@ -17,5 +16,5 @@
 | `record`           | what is stored of a stream                                             |
 | `store`            | the two logs on the bus that hold records and journals                 |
 | `body_pictures`    | takes pictures out of the body of a recorded request                   |
-| `background/`      | the same for requests that have no client                              |
+| `guest`, `api`     | make the streams of a gateway; their route                             |
 """

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from services.gateway.guests.images.kept import KeptPicture, kept_picture
+from services.gateway.edge.access.kept_pictures import KeptPicture, kept_picture
 from shared.request.pictures import PictureInput
 
 _WORTH_BYTES = 1024

@@ -4,8 +4,7 @@ import logging
 
 import msgspec
 
-from services.gateway.edge.access.log_part import GatewayLogs
-from services.gateway.guests.images.kept import KeptPictures
+from services.gateway.edge.access.kept_pictures import KeptPictures
 from services.gateway.guests.resume.body_pictures import WholeBody, whole_body
 from services.gateway.guests.resume.journal_reader import JournalReader
 from services.gateway.guests.resume.record import (
@@ -24,9 +23,9 @@ log = logging.getLogger(__name__)
 class StreamStore:
     """The store of one gateway. Its methods raise LogUnavailableError."""
 
-    def __init__(self, logs: GatewayLogs, pictures: KeptPictures) -> None:
+    def __init__(self, pictures: KeptPictures) -> None:
         """`pictures`: the picture files that were taken out of the bodies in records."""
-        self.pictures = pictures
+        self.pictures, logs = pictures, pictures.logs
         self._host, self._subjects = logs.host, logs.host.subjects
         self._records = logs.part(stores.stream_records(self._subjects, logs.storage), self._is_own)
         # Not divided by keys: it has only tokens that were computed, and each message has those of many streams.

@@ -9,13 +9,15 @@ on any gateway.
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.apis.openai.request_context import RequestContext
+from services.gateway.apis.openai.serving import StreamBook
 from services.gateway.edge.access.call import current_call, may_see
 from services.gateway.edge.http import request_body
 from services.gateway.edge.http.request_id import is_id
@@ -30,7 +32,9 @@ from services.gateway.guests.resume.positioned import PositionedEvents
 from services.gateway.guests.resume.record import Accepted, StreamRecord, accepted_of
 from services.gateway.guests.resume.running import RunningStream, taken
 from services.gateway.guests.resume.store import StreamStore, body_of, unavailable
+from services.gateway.path.guest import Guest
 from shared import limits
+from shared.actors.actor import Envelope, handles
 from shared.actors.host import Host
 from shared.bus.durable_log import LogUnavailableError
 from shared.codec import encode
@@ -45,8 +49,8 @@ _STORED_AFTER_S = (0.01, 0.03, 0.1, 0.2)
 """Pauses before a record that is not found is looked up again, seconds."""
 
 
-class Streams:
-    """Implements `serving.StreamBook`.
+class Streams(Guest, StreamBook):
+    """The recorded streams. They are a guest of the gateway, and what the APIs record streams with.
 
     `grace_s`: how long a stream continues without its client, if the client asked for a resumable stream.
     `records_all`: all streams are recorded, also if the client did not ask for it. `heard` returns the ids and instance
@@ -63,9 +67,11 @@ class Streams:
         heard: Callable[[], set[tuple[str, str]]] = set,
     ) -> None:
         self.journal = Journal(store)
+        self.store = store
+        self.receivers: list[Callable[[StreamTaken], None]] = [self.on_taken]
+        """Who is told that another gateway has taken over a stream."""
         self._heard = heard
         self._host = host
-        self._store = store
         self._grace_s = grace_s
         self._records_all = records_all
         self._endpoints: dict[str, Endpoint] = {}
@@ -116,7 +122,7 @@ class Streams:
                 return None
             record = msgspec.structs.replace(record, body=cut.body, pictures=cut.pictures)
         # If the journal is not open, it writes the record when it is open again.
-        if self.journal.is_open and not await self._store.create(record):
+        if self.journal.is_open and not await self.store.create(record):
             return None
         nothing = tuple(Accepted() for _ in range(context.num_sequences))
         events = PositionedEvents(record.request_id, context.num_sequences)
@@ -129,7 +135,7 @@ class Streams:
         request_id = journaled.record.request_id
         if self._running.get(request_id) is stream:
             del self._running[request_id]
-        self._store.release(request_id)
+        self.store.release(request_id)
         self.journal.remove(journaled)
         # Breaks a reference cycle, which would need the garbage collector.
         journaled.on_lost = _nothing
@@ -140,22 +146,37 @@ class Streams:
         if stream is not None and stream.journaled is not None and stream.journaled.record.token < message.token:
             stream.take_away()
 
-    def leave(self) -> None:
-        """Ends the streams that continue without their clients, because the gateway shuts down."""
+    @handles(StreamTaken)
+    def on_stream_taken(self, envelope: Envelope[StreamTaken]) -> None:
+        """Ends the run of what another gateway has resumed."""
+        message = envelope.message
+        for receive in self.receivers:
+            receive(message)
+
+    def work(self) -> list[Coroutine[Any, Any, None]]:
+        """See Lifetime."""
+        return [self.journal.run()]
+
+    async def leave(self) -> None:
+        """See Lifetime. Ends the streams that continue without their clients."""
         self._grace_s = 0.0
         for stream in list(self._running.values()):
             stream.leave()
 
     def hand_over(self) -> None:
-        """Ends the streams whose clients resume them, because the gateway does not run until they have ended."""
+        """See Lifetime. Ends the streams whose clients resume them."""
         for stream in list(self._running.values()):
             if stream.journaled is not None and stream.journaled.record.outlives_client:
                 stream.hand_over()
 
+    async def finish(self) -> None:
+        """See Lifetime."""
+        await self.journal.close()
+
     async def _keep_pictures(self, cut: CutBody) -> bool:
         """Writes the picture files that were taken out of a body. Returns whether the bus has them."""
         try:
-            await self._store.pictures.put(current_call().key.name, cut.files)
+            await self.store.pictures.put(current_call().key.name, cut.files)
         except LogUnavailableError as error:
             log.warning("a stream with pictures is not recorded: %s", error)
             return False
@@ -184,11 +205,11 @@ class Streams:
         stored.
         """
         for pause_s in _STORED_AFTER_S:
-            found = await self._store.find(request_id)
+            found = await self.store.find(request_id)
             if found is not None:
                 return found
             await asyncio.sleep(pause_s)
-        return await self._store.find(request_id)
+        return await self.store.find(request_id)
 
     async def _claim(self, request_id: str, position: Position, path: str, body: bytes) -> Claim:
         for _ in range(_CLAIMS_MAX):
@@ -196,7 +217,7 @@ class Streams:
             if found is None or not may_see(found[0].key_name) or (path and found[0].path != path):
                 raise _unknown(request_id)
             record, revision = found
-            whole = await body_of(record, self._store.pictures)
+            whole = await body_of(record, self.store.pictures)
             if not whole.is_whole:
                 raise _expired(request_id, "its pictures are not kept any more")
             if path and body != whole.body:
@@ -220,13 +241,13 @@ class Streams:
             await here.over()
             accepted = here.journaled.accepted
         else:
-            accepted = accepted_of(record, await self._store.journal(record))
+            accepted = accepted_of(record, await self.store.journal(record))
         _check_position(position, accepted)
         owner = record.owner_id, record.owner_instance_id
         own, heard = (self._host.id, self._host.instance_id), self._heard()
         owner_died = own in heard and owner not in heard
         claimed = claimed_record(record, self._host, accepted, self.journal.position + 1, owner_died=owner_died)
-        new_revision = await self._store.replace(claimed, revision)
+        new_revision = await self.store.replace(claimed, revision)
         if new_revision is None:
             return None
         if owner != own:
@@ -246,7 +267,7 @@ class Streams:
         stream = RunningStream(events, self._grace_s if record.outlives_client else 0.0, self.ended)
         stream.journaled = JournaledStream(record, replayed, stream.take_away)
         self._running[record.request_id] = stream
-        self._store.use(record.request_id)
+        self.store.use(record.request_id)
         self.journal.add(stream.journaled)
         return stream
 

@@ -1,6 +1,5 @@
 """The endpoints `GET /admin/models`, `POST /admin/models` (a new version), `…/rollback` and `…/shadow`."""
 
-from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,6 +12,7 @@ from services.gateway.edge.http import request_body
 from services.gateway.edge.http.json_response import NOT_KEPT, json_response
 from services.gateway.edge.http.routing.openapi import Body
 from services.gateway.edge.http.routing.routes import Routes
+from services.gateway.path.guest import Guests
 from services.gateway.path.models.versions import VersionDirectory
 from shared.deployment.model_versions import ModelState
 from shared.errors import ServiceError
@@ -20,7 +20,6 @@ from shared.messages import ChangeModel
 from shared.request.checks import given, refuse
 
 B = TypeVar("B", bound=msgspec.Struct)
-Comparisons = Callable[[str, int], dict[str, Any] | None]
 
 
 class SetModelBody(msgspec.Struct, kw_only=True):
@@ -53,11 +52,11 @@ DEFAULT_SHARE = 0.05
 class ModelEndpoints:
     """The endpoints of one gateway. `versions` is None for a gateway without a bus.
 
-    `comparisons` returns the results of this gateway's shadow requests, by model and number of the version.
+    `guests` know more of versions, such as the results of shadow requests.
     """
 
-    def __init__(self, versions: VersionDirectory | None, comparisons: Comparisons) -> None:
-        self._given, self._comparisons = versions, comparisons
+    def __init__(self, versions: VersionDirectory | None, guests: Guests) -> None:
+        self._given, self._guests = versions, guests
 
     def add(self, routes: Routes) -> None:
         """Adds the routes."""
@@ -101,7 +100,7 @@ class ModelEndpoints:
         return json_response({"object": "model"} if state is None else self._facts(state), headers=NOT_KEPT)
 
     def _facts(self, state: ModelState) -> dict[str, Any]:
-        return _facts(state, self._comparisons)
+        return _facts(state, self._guests)
 
 
 async def _read(request: Request, body: type[B]) -> B:
@@ -110,7 +109,7 @@ async def _read(request: Request, body: type[B]) -> B:
     return request_fields.read(data, msgspec.json.Decoder(body), request_fields.OWN)
 
 
-def _facts(state: ModelState, compared: Comparisons) -> dict[str, Any]:
+def _facts(state: ModelState, guests: Guests) -> dict[str, Any]:
     return {
         "object": "model",
         "id": state.name,
@@ -124,7 +123,7 @@ def _facts(state: ModelState, compared: Comparisons) -> dict[str, Any]:
                 "created": one.created,
                 "reason": one.reason or None,
                 "shadow_share": one.share or None,
-                "copies": compared(state.name, one.number),
+                "copies": guests.version_facts(state.name, one.number),
             }
             for one in state.versions
         ],

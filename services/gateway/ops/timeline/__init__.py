@@ -8,7 +8,7 @@
     timeline.contention                 which other requests the engines computed while one request waited
     trace_events_of(timeline)           the timeline in the format of trace viewers
 
-A record has no text, and prompts and tokens only with `--record-content-mb` (`guests.replay`). All its times are
+A record has no text, and prompts and tokens only with `--record-content-mb`. All its times are
 differences of one process's monotonic clock: the gateway's since the arrival of the request, an engine's since the
 sequence reached that engine. Times of two machines are never subtracted from each other, except to find the requests
 that the engines computed while another one waited (`timeline.contention`).

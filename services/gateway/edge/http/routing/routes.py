@@ -1,13 +1,14 @@
 """Adds routes to the HTTP server, with their part of `/openapi.json`."""
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 from fastapi import FastAPI
 from starlette.responses import JSONResponse, Response
 
 from services.gateway.edge.http.routing import openapi
 from services.gateway.edge.http.routing.direct_route import DirectRoute, Endpoint, is_direct
+
+Resumable = Callable[[str, Endpoint], Endpoint]
 
 
 class EventStream(Response):
@@ -22,27 +23,19 @@ class JsonLines(Response):
     media_type = "application/jsonl"
 
 
-class Resumable(Protocol):
-    """Makes the streams of a route resumable: `guests.resume`."""
-
-    def resumable(self, path: str, endpoint: Endpoint) -> Endpoint:
-        """Returns an endpoint whose streams are recorded."""
-        ...
-
-
 class Routes:
     """The routes of one application. `errors`: the schema of error objects under a path, if it is not OpenAI's.
 
-    `streams` makes streams resumable; None: they are not.
+    `resumable` makes the streams of an endpoint, for its path, resumable; None: they are not.
     """
 
     def __init__(
-        self, app: FastAPI, errors: Mapping[str, openapi.ErrorSchema], streams: Resumable | None = None
+        self, app: FastAPI, errors: Mapping[str, openapi.ErrorSchema], resumable: Resumable | None = None
     ) -> None:
         self.app = app
         self.bodies: dict[str, openapi.Body] = {}
         """The body of each POST route that has one, by its path."""
-        self._errors, self._streams = errors, streams
+        self._errors, self._resumable = errors, resumable
 
     def post(self, path: str, endpoint: Callable[..., object], body: openapi.Body | None = None) -> None:
         """Adds a route. `body` is described in the OpenAPI schema; the endpoint reads it."""
@@ -60,7 +53,7 @@ class Routes:
 
     def post_resumable(self, path: str, endpoint: Endpoint, body: openapi.Body) -> None:
         """Adds a route whose streams can be resumed, if streams are recorded."""
-        self.post(path, endpoint if self._streams is None else self._streams.resumable(path, endpoint), body)
+        self.post(path, endpoint if self._resumable is None else self._resumable(path, endpoint), body)
 
     def get(self, path: str, endpoint: Callable[..., object], answer: type[Response] = JSONResponse) -> None:
         """Adds a route. `answer`: a response class whose media type appears in the OpenAPI schema."""

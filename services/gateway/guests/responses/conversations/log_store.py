@@ -4,12 +4,11 @@ import re
 
 import msgspec
 
-from services.gateway.guests.images.kept import KeptPictures
+from services.gateway.edge.access.kept_pictures import KeptPictures
 from services.gateway.guests.responses.conversations.record import ID_PREFIX, Conversation
 from services.gateway.guests.responses.conversations.store import Versioned, too_large
 from services.gateway.guests.responses.stored import stored_pictures
 from services.gateway.guests.responses.stored.log_records import LogRecords
-from shared.actors.host import Host
 from shared.bus.durable_log import LogUnavailableError
 
 _ID = re.compile(rf"{ID_PREFIX}[A-Za-z0-9]{{1,59}}")
@@ -19,8 +18,8 @@ _DECODER = msgspec.msgpack.Decoder(Conversation)
 class LogConversationStore:
     """Implements `store.ConversationStore` on a durable log."""
 
-    def __init__(self, host: Host, pictures: KeptPictures) -> None:
-        self._records = LogRecords(host, pictures, "Conversations")
+    def __init__(self, pictures: KeptPictures) -> None:
+        self._records = LogRecords(pictures, "Conversations")
 
     async def get(self, conversation_id: str, *, with_pictures: bool) -> Versioned | None:
         """See ConversationStore."""

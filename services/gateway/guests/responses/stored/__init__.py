@@ -1,4 +1,4 @@
-"""Responses that outlive their request: finished ones, and background responses that any gateway continues.
+"""Responses that outlive their request: finished ones, and background responses.
 
 | module            | what it does                                                         |
 |-------------------|----------------------------------------------------------------------|
@@ -6,6 +6,5 @@
 | `log_store`       | keeps finished responses on the bus, for all gateways                |
 | `log_records`     | keeps records of any kind on the bus                                 |
 | `stored_pictures` | takes the files of pictures out of stored responses                  |
-| `recorded`        | runs background responses that any gateway can show and take over    |
-| `snapshot`        | rebuilds a response from its events                                  |
+| `unfinished`      | what the endpoints ask of background responses that have not ended   |
 """

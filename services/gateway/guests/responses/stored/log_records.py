@@ -6,8 +6,7 @@ They are in the log of finished responses, of which each API key has its share (
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
-from services.gateway.guests.images.kept import KeptPicture, KeptPictures
-from shared.actors.host import Host
+from services.gateway.edge.access.kept_pictures import KeptPicture, KeptPictures
 from shared.bus.durable_log import Logged, LogUnavailableError
 from shared.errors import ServiceError
 
@@ -15,8 +14,8 @@ from shared.errors import ServiceError
 class LogRecords:
     """The records of one kind. `what` begins the sentence that says that the log does not answer."""
 
-    def __init__(self, host: Host, pictures: KeptPictures, what: str) -> None:
-        self._subject = host.subjects.response
+    def __init__(self, pictures: KeptPictures, what: str) -> None:
+        self._subject = pictures.subject
         self._pictures = pictures
         self._part = pictures.part
         self._what = what

@@ -5,11 +5,10 @@ import re
 
 import msgspec
 
-from services.gateway.guests.images.kept import KeptPictures
+from services.gateway.edge.access.kept_pictures import KeptPictures
 from services.gateway.guests.responses.stored import stored_pictures
 from services.gateway.guests.responses.stored.log_records import LogRecords
 from services.gateway.guests.responses.stored.store import StoredResponse
-from shared.actors.host import Host
 from shared.bus.durable_log import LogUnavailableError
 from shared.errors import ServiceError
 
@@ -26,8 +25,8 @@ class LogResponseStore:
     ServiceError('bus_unavailable') if the log does not answer.
     """
 
-    def __init__(self, host: Host, pictures: KeptPictures) -> None:
-        self._records = LogRecords(host, pictures, "Responses")
+    def __init__(self, pictures: KeptPictures) -> None:
+        self._records = LogRecords(pictures, "Responses")
 
     async def put(self, record: StoredResponse) -> None:
         """See ResponseStore."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.guests.images.kept import KeptPicture, kept_picture
+from services.gateway.edge.access.kept_pictures import KeptPicture, kept_picture
 from services.gateway.guests.responses import pictures
 from services.gateway.guests.responses.input_items import Item
 from services.gateway.guests.responses.stored.store import StoredResponse

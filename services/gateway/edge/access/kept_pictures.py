@@ -36,9 +36,10 @@ class KeptPictures:
     """
 
     def __init__(self, logs: GatewayLogs) -> None:
-        host = logs.host
-        self.part = logs.part(stores.responses(host.subjects, logs.storage))
-        self._subject = host.subjects.response
+        self.logs = logs
+        self.subject = logs.host.subjects.response
+        """Returns the subject of an entry of the log."""
+        self.part = logs.part(stores.responses(logs.host.subjects, logs.storage))
 
     async def put(self, key: str, files: Mapping[KeptPicture, bytes]) -> None:
         """Writes files of an API key. Returns when the bus has them.
@@ -71,7 +72,7 @@ class KeptPictures:
         """Returns the subjects of the parts of a file."""
         count = -(-name.size // limits.IMAGE_PART_BYTES)
         digest = hashlib.sha256(f"{key} {name.digest}".encode()).hexdigest()
-        return [self._subject(f"picture-{digest}-{number}") for number in range(count)]
+        return [self.subject(f"picture-{digest}-{number}") for number in range(count)]
 
     async def _file(self, subjects: list[str]) -> bytes:
         parts = list[bytes]()

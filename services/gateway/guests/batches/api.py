@@ -1,32 +1,41 @@
-"""The endpoints of batches."""
+"""The API of batches."""
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.gateway.apis.openai.base import Api
 from services.gateway.apis.openai.bodies import request_fields
 from services.gateway.apis.openai.bodies.metadata import check_metadata
 from services.gateway.apis.openai.listing import check_query, page
+from services.gateway.apis.openai.serving import Serving
 from services.gateway.edge.http import request_body
+from services.gateway.edge.http.in_process import InProcessClient
 from services.gateway.edge.http.json_response import json_response
 from services.gateway.edge.http.routing.openapi import Body
 from services.gateway.edge.http.routing.routes import Routes
 from services.gateway.guests.batches import schemas
 from services.gateway.guests.batches.batches import Batches
 from services.gateway.guests.batches.schemas import BatchBody
+from services.gateway.guests.batches.store import BatchStore
+from services.gateway.guests.files.store import FileStore
 
 
-class BatchEndpoints:
-    """The endpoints of batches."""
+class TheApi(Api):
+    """See Api."""
 
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-
-    def add(self, routes: Routes) -> None:
-        """Adds the routes."""
+    def add(self, routes: Routes, serving: Serving) -> None:
+        """See Api."""
+        files = serving.guests.offered(FileStore)
+        assert files is not None  # NEEDS
+        self._batches = Batches(BatchStore(files), InProcessClient(lambda: routes.app), serving.keys)
         routes.post("/v1/batches", self.create, Body(BatchBody, ("input_file_id", "endpoint", "completion_window")))
         routes.get("/v1/batches", self.list)
         routes.get("/v1/batches/{batch_id}", self.retrieve)
         routes.post("/v1/batches/{batch_id}/cancel", self.cancel)
+
+    async def answering(self) -> None:
+        """See Lifetime. Continues the batches of gateways that have ended."""
+        await self._batches.continue_all()
 
     async def create(self, request: Request) -> Response:
         """Starts a batch. Its input is checked afterwards: a batch with an invalid line becomes `failed`."""

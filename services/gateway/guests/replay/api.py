@@ -1,4 +1,4 @@
-"""The endpoints `GET /v1/requests/{id}/record` and `…/output`, `POST …/replay` and `…/fork`, and `POST /v1/replay`.
+"""The API `GET /v1/requests/{id}/record` and `…/output`, `POST …/replay` and `…/fork`, and `POST /v1/replay`.
 
 A key can read and repeat the requests that it has made; a key with the scope `admin` can do so with those of all keys.
 A request that runs again counts as a request of the key that asks for it.
@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.apis.openai.answers.stream_encoder import OpenAIEncoder
+from services.gateway.apis.openai.base import Api
 from services.gateway.apis.openai.bodies import request_fields
 from services.gateway.apis.openai.body import StreamOptions, TokenFields
 from services.gateway.apis.openai.listing import check_query
@@ -25,7 +26,7 @@ from services.gateway.guests.replay.checks import check_record
 from services.gateway.guests.replay.comparison import replay
 from services.gateway.guests.replay.output import output_of
 from services.gateway.guests.replay.rerun import forked
-from services.gateway.ops.timeline import RecordDirectory
+from services.gateway.ops.timeline import RecordDirectory, Recorder
 from shared.errors import ServiceError
 from shared.messages import RecordQuery
 from shared.recorded_request import RecordedContent, decode
@@ -68,14 +69,14 @@ _REPLAY, _RECORD = msgspec.json.Decoder(ReplayBody), msgspec.json.Decoder(Record
 _FORK = msgspec.json.Decoder(ForkBody)
 
 
-class ReplayEndpoints:
-    """The endpoints of one gateway, which find the requests of all gateways."""
+class TheApi(Api):
+    """See Api. Finds the requests of all gateways."""
 
-    def __init__(self, records: RecordDirectory, serving: Serving) -> None:
-        self._records, self._serving = records, serving
+    always = True
 
-    def add(self, routes: Routes) -> None:
-        """Adds the routes."""
+    def add(self, routes: Routes, serving: Serving) -> None:
+        """See Api."""
+        self._records, self._serving = serving.guests.offered(RecordDirectory) or RecordDirectory(Recorder(0)), serving
         routes.get("/v1/requests/{request_id}/record", self.record)
         routes.get("/v1/requests/{request_id}/output", self.output)
         routes.post("/v1/requests/{request_id}/replay", self.replay, Body(ReplayBody))

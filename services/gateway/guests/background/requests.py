@@ -15,8 +15,8 @@ from starlette.requests import Request
 
 from services.gateway.apis.openai.request_context import RequestContext
 from services.gateway.apis.openai.serving import ResponseRunner
-from services.gateway.guests.resume.background.event_writer import EventWriter
-from services.gateway.guests.resume.background.store import BackgroundStore, EventBatch, History
+from services.gateway.guests.background.event_writer import EventWriter
+from services.gateway.guests.background.store import BackgroundStore, EventBatch, History
 from services.gateway.guests.resume.body_pictures import without_pictures
 from services.gateway.guests.resume.claim import Claim, claimed_record, is_recordable, new_record, uncounted
 from services.gateway.guests.resume.journal import Journal, JournaledStream
@@ -42,7 +42,7 @@ class BackgroundRun:
     def __init__(self, stream: RunningStream, writer: EventWriter, record: StreamRecord) -> None:
         self.stream = stream
         self.writer = writer
-        self.key_name = record.key_name
+        self.record = record
 
     async def run(self, runner: ResponseRunner) -> None:
         """Runs the request to its end. Raises ServiceError: 'stream_taken' if another gateway has it now."""

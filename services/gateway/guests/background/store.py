@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from services.gateway.edge.access.log_part import GatewayLogs
-from services.gateway.guests.images.kept import KeptPictures
+from services.gateway.edge.access.kept_pictures import KeptPictures
 from services.gateway.guests.resume.record import StreamRecord, decoded_record, encoded
 from shared.bus.durable_log import LogUnavailableError
 from shared.deployment import stores
@@ -65,9 +64,9 @@ _encode = msgspec.msgpack.Encoder().encode
 class BackgroundStore:
     """The store of one gateway. Its methods raise LogUnavailableError."""
 
-    def __init__(self, logs: GatewayLogs, pictures: KeptPictures) -> None:
+    def __init__(self, pictures: KeptPictures) -> None:
         """`pictures`: the picture files that were taken out of the bodies in records."""
-        self.pictures = pictures
+        self.pictures, logs = pictures, pictures.logs
         self._subjects = subjects = logs.host.subjects
         self._is_open = False
         self._records = logs.part(stores.background_records(subjects, logs.storage))

@@ -7,12 +7,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from services.gateway.apis.openai.base import Api
 from services.gateway.apis.openai.bodies import request_fields
+from services.gateway.apis.openai.serving import Serving
 from services.gateway.edge.http import request_body
 from services.gateway.edge.http.routing.openapi import Body
-from services.gateway.guests.adapters.directory import AdapterDirectory
-from services.gateway.path.generation import Backend
-from services.gateway.path.guest import Route
+from services.gateway.edge.http.routing.routes import Routes
+from services.gateway.guests.adapters.guest import AdapterDirectory
 from shared.errors import ServiceError
 
 
@@ -39,18 +40,16 @@ class UnloadLoraBody(msgspec.Struct, kw_only=True):
 _LOAD, _UNLOAD = msgspec.json.Decoder(LoadLoraBody), msgspec.json.Decoder(UnloadLoraBody)
 
 
-class AdapterEndpoints:
-    """The endpoints that load and unload LoRA adapters."""
+class TheApi(Api):
+    """See Api. Without the guest there are no adapters to load."""
 
-    def __init__(self, backend: Backend, directory: AdapterDirectory) -> None:
-        self._backend, self._directory = backend, directory
-
-    def routes(self) -> list[Route]:
-        """Returns the routes."""
-        return [
-            Route("/v1/load_lora_adapter", self.load, Body(LoadLoraBody)),
-            Route("/v1/unload_lora_adapter", self.unload, Body(UnloadLoraBody)),
-        ]
+    def add(self, routes: Routes, serving: Serving) -> None:
+        """See Api."""
+        directory = serving.guests.offered(AdapterDirectory)
+        if directory is not None:
+            self._backend, self._directory = serving.backend, directory
+            routes.post("/v1/load_lora_adapter", self.load, Body(LoadLoraBody))
+            routes.post("/v1/unload_lora_adapter", self.unload, Body(UnloadLoraBody))
 
     async def load(self, request: Request) -> Response:
         """Loads an adapter on all engines. After the answer, requests may name the adapter."""

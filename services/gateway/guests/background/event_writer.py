@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 
 from services.gateway.edge.http import sse
-from services.gateway.guests.resume.background.store import BackgroundStore, EventBatch, History
+from services.gateway.guests.background.store import BackgroundStore, EventBatch, History
 from services.gateway.guests.resume.record import StreamRecord
 from services.gateway.guests.resume.running import taken
 from shared import limits

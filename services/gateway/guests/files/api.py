@@ -1,9 +1,11 @@
-"""The endpoints of files: upload, list, retrieve, download, delete."""
+"""The API of files: upload, list, retrieve, download, delete."""
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
+from services.gateway.apis.openai.base import Api
 from services.gateway.apis.openai.listing import check_query, page
+from services.gateway.apis.openai.serving import Serving
 from services.gateway.edge.http import request_body
 from services.gateway.edge.http.json_response import json_response
 from services.gateway.edge.http.routing.routes import JsonLines, Routes
@@ -23,14 +25,13 @@ _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 _FIELDS = ("purpose", _ANCHOR, _SECONDS)
 
 
-class FileEndpoints:
-    """The endpoints of files."""
+class TheApi(Api):
+    """See Api."""
 
-    def __init__(self, store: FileStore) -> None:
-        self._store = store
-
-    def add(self, routes: Routes) -> None:
-        """Adds the routes."""
+    def add(self, routes: Routes, serving: Serving) -> None:
+        """See Api. Offers the files to the other guests."""
+        self._store = FileStore(serving.settings.files_directory)
+        serving.guests.offer(self._store)
         routes.post("/v1/files", self.upload)
         routes.get("/v1/files", self.list)
         routes.get("/v1/files/{file_id}", self.retrieve)

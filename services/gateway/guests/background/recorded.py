@@ -1,12 +1,13 @@
-"""Background responses that survive their gateway: any gateway can show, stream, cancel and continue them.
+"""The background responses of one gateway, recorded so that any gateway can show, stream, cancel and continue them.
 
 A response has ended when its last batch of events is in the log. Then it is stored like any other response, and its
 record is removed.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -17,16 +18,16 @@ from services.gateway.apis.openai.body import read_body
 from services.gateway.apis.openai.request_context import RequestContext
 from services.gateway.apis.openai.serving import Serving
 from services.gateway.edge.access.call import Call, serving
-from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.edge.http.errors import as_service_error
+from services.gateway.guests.background import snapshot
+from services.gateway.guests.background.event_writer import EventReader, EventWriter
+from services.gateway.guests.background.requests import BackgroundRun, BackgroundStreams
+from services.gateway.guests.background.store import History
 from services.gateway.guests.responses import input_items, schemas
 from services.gateway.guests.responses.encoder import ResponseEncoder
 from services.gateway.guests.responses.response_object import FINAL
-from services.gateway.guests.responses.stored import snapshot
 from services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
-from services.gateway.guests.resume.background.event_writer import EventReader, EventWriter
-from services.gateway.guests.resume.background.requests import BackgroundRun, BackgroundStreams
-from services.gateway.guests.resume.background.store import History
+from services.gateway.guests.responses.stored.unfinished import Kept
 from services.gateway.guests.resume.claim import Claim, stored_request
 from services.gateway.guests.resume.record import StreamRecord
 from services.gateway.guests.resume.store import body_of
@@ -39,12 +40,90 @@ _PERMANENT = ("invalid_api_key", "permission_denied", "invalid_value")
 _RETRY_S = 1.0
 _WATCH_S = 1.0
 """Interval at which a gateway checks whether other gateways are gone, seconds."""
-Kept = Callable[[History], Awaitable[StoredResponse]]
-"""Returns the stored form of a response that has ended with these events. Raises LogUnavailableError."""
+
+
+class RecordedResponse:
+    """One background response that has not ended. Implements `stored.unfinished.Unfinished`."""
+
+    def __init__(self, streams: BackgroundStreams, store: ResponseStore, record: StreamRecord) -> None:
+        self._streams, self._store, self._record = streams, store, record
+        self.key_name = record.key_name
+
+    def read(self, first: int) -> AsyncIterator[bytes]:
+        """See Unfinished."""
+        here = self._streams.running.get(self._record.request_id)
+        writer = None if here is None else here.writer
+        return EventReader(self._streams.store, self._record.request_id, writer).read(first)
+
+    async def response(self) -> dict[str, Any]:
+        """See Unfinished."""
+        here = self._streams.running.get(self._record.request_id)
+        if here is not None and (events := here.writer.shown()):
+            return snapshot.response_of(events)
+        with _told():
+            history = await self._streams.store.history(self._record.request_id)
+            if not history.events:
+                raise LogUnavailableError("the events of the response are not on the bus yet")
+        return final_of(history)
+
+    async def items(self) -> list[input_items.Item]:
+        """See Unfinished."""
+        with _told():
+            return await self._items()
+
+    async def is_stored(self) -> bool:
+        """See Unfinished."""
+        if (await self.response())["status"] not in FINAL:
+            return False
+        with _told():
+            return await self._stored_elsewhere()
+
+    async def cancel(self) -> dict[str, Any]:
+        """See Unfinished. The response may run on any gateway."""
+
+        def ending(history: History) -> tuple[tuple[bytes, ...], bytes]:
+            return (), msgspec.json.encode(snapshot.cancelled_of(history.events))
+
+        with _told():
+            history = await self._streams.stop(self._record, ending)
+            if history.final:
+                await self._store.keep(await self.kept(history))
+                await self._streams.store.forget(self._record.request_id)
+            else:
+                await self._stored_elsewhere()
+        return final_of(history)
+
+    async def kept(self, history: History) -> StoredResponse:
+        """Returns the stored form of a cancelled or failed response, which no other response can continue.
+
+        Raises LogUnavailableError.
+        """
+        record = self._record
+        return StoredResponse(
+            response=final_of(history),
+            input_items=await self._items(),
+            turns=[],
+            encoded_bytes=len(record.body) + len(history.final),
+            events=history.events,
+            key_name=record.key_name,
+        )
+
+    async def _items(self) -> list[input_items.Item]:
+        whole = await body_of(self._record, self._streams.store.pictures)
+        body = read_body(whole.body, schemas.RESPONSES_DECODER)
+        return input_items.read(body.input, self._record.request_id).items
+
+    async def _stored_elsewhere(self) -> bool:
+        """Waits until a response that has ended is stored, for a limited time. Returns whether it is."""
+        for _ in range(int(limits.STREAM_STORE_TIMEOUT_S / limits.STREAM_FLUSH_S)):
+            if await self._streams.store.find(self._record.request_id) is None:
+                return True
+            await asyncio.sleep(limits.STREAM_FLUSH_S)
+        return False
 
 
 class RecordedResponses:
-    """The background responses of one gateway.
+    """The background responses of one gateway. Implements `stored.unfinished.Recorded`.
 
     `create`: the endpoint, with which responses of other gateways are run again.
     """
@@ -54,116 +133,47 @@ class RecordedResponses:
         serving: Serving,
         store: ResponseStore,
         streams: BackgroundStreams,
-        keys: ApiKeys,
         create: Callable[[Request], Awaitable[Response]],
     ) -> None:
-        self.streams = streams
+        self._streams = streams
         self._serving = serving
         self._store = store
-        self._keys = keys
         self._create = create
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """Tasks that take over or run a response, by request id."""
 
     def num_running(self) -> int:
-        """Returns the number of responses that run in this gateway."""
-        return len(self.streams.running)
+        """See Recorded."""
+        return len(self._streams.running)
 
-    async def find(self, request_id: str) -> StreamRecord | None:
-        """Returns the record of a response that has not ended. Takes it over if its gateway is gone."""
-        try:
-            await self.streams.store.ready()
-            found = await self.streams.store.find(request_id)
-        except LogUnavailableError as error:
-            raise _unavailable(error) from error
+    async def find(self, request_id: str) -> RecordedResponse | None:
+        """See Recorded. Takes the response over if its gateway is gone."""
+        with _told():
+            await self._streams.store.ready()
+            found = await self._streams.store.find(request_id)
         if found is None:
             return None
         self._adopt(*found)
-        return found[0]
-
-    async def response(self, record: StreamRecord) -> dict[str, Any]:
-        """Returns the present state of a response for clients.
-
-        Raises ServiceError, 'bus_unavailable' or 'not_found'.
-        """
-        here = self.streams.running.get(record.request_id)
-        if here is not None and (events := here.writer.shown()):
-            return snapshot.response_of(events)
-        try:
-            history = await self.streams.store.history(record.request_id)
-        except LogUnavailableError as error:
-            raise _unavailable(error) from error
-        if not history.events:
-            raise _unavailable(LogUnavailableError("the events of the response are not on the bus yet"))
-        return final_of(history)
-
-    def events(self, record: StreamRecord) -> EventReader:
-        """Returns a reader for the events of a response that has not ended."""
-        here = self.streams.running.get(record.request_id)
-        return EventReader(self.streams.store, record.request_id, None if here is None else here.writer)
-
-    async def items(self, record: StreamRecord) -> list[input_items.Item]:
-        """Returns the input items of a response that has not ended. Raises ServiceError('bus_unavailable')."""
-        try:
-            return await self._items(record)
-        except LogUnavailableError as error:
-            raise _unavailable(error) from error
-
-    async def is_stored(self, record: StreamRecord) -> bool:
-        """Whether a response has ended and is stored. A response whose end clients have seen is stored very soon."""
-        if (await self.response(record))["status"] not in FINAL:
-            return False
-        try:
-            return await self._stored_elsewhere(record.request_id)
-        except LogUnavailableError as error:
-            raise _unavailable(error) from error
-
-    def reader(self, run: BackgroundRun) -> EventReader:
-        """Returns a reader for the events of a response that runs in this gateway."""
-        return EventReader(self.streams.store, run.writer.request_id, run.writer)
-
-    def is_taken_over(self, request: Request) -> bool:
-        """Whether a request runs a response that another gateway has begun."""
-        return hasattr(request.state, "taken_over")
+        return self._one(found[0])
 
     async def start(
         self, request: Request, context: RequestContext, encoder: ResponseEncoder, kept: Kept
-    ) -> BackgroundRun | None:
-        """Runs a response that begins, or one that this gateway has taken over. None if it is not recorded."""
+    ) -> RecordedResponse | None:
+        """See Recorded."""
         taken_over: tuple[Claim, EventWriter] | None = getattr(request.state, "taken_over", None)
         if taken_over is None:
-            run = await self.streams.begin(request, context)
+            run = await self._streams.begin(request, context)
             if run is None:
                 return None
             await run.writer.write(encoder.queued())
             await run.writer.flush()
         else:
-            run = self.streams.resumed(*taken_over, context)
+            run = self._streams.resumed(*taken_over, context)
             encoder.queued()  # The events are already in the log.
         request_id = context.request.request_id
         task = asyncio.create_task(self._run(request, context, encoder, run, kept))
         self._keep(request_id, task)
-        return run
-
-    async def cancel(self, record: StreamRecord) -> dict[str, Any]:
-        """Cancels a response, on whichever gateway it runs, and stores it.
-
-        If it has ended, waits until it is stored.
-        """
-
-        def ending(history: History) -> tuple[tuple[bytes, ...], bytes]:
-            return (), msgspec.json.encode(snapshot.cancelled_of(history.events))
-
-        try:
-            history = await self.streams.stop(record, ending)
-            if history.final:
-                await self._store.keep(await self._kept(record, history))
-                await self.streams.store.forget(record.request_id)
-            else:
-                await self._stored_elsewhere(record.request_id)
-        except LogUnavailableError as error:
-            raise _unavailable(error) from error
-        return final_of(history)
+        return self._one(run.record)
 
     async def watch(self) -> None:
         """Takes over the responses of gateways that are gone, until it is cancelled."""
@@ -172,7 +182,7 @@ class RecordedResponses:
         is_due = True
         while True:
             await asyncio.sleep(_WATCH_S)
-            living = self.streams.living()
+            living = self._streams.living()
             if not living:
                 continue
             # A gateway counts as gone if it is missing in two checks: after a loss of the bus, heartbeats do not all
@@ -184,17 +194,20 @@ class RecordedResponses:
 
     async def leave(self) -> None:
         """Ends all runs in this gateway, because it shuts down; other gateways continue them."""
-        await self.streams.leave()
+        await self._streams.leave()
         for task in list(self._tasks.values()):
             task.cancel()
 
     # --- inside ---
 
+    def _one(self, record: StreamRecord) -> RecordedResponse:
+        return RecordedResponse(self._streams, self._store, record)
+
     async def _adopt_all(self) -> bool:
         """Takes over all responses that no gateway runs. Returns False if the bus did not answer."""
         try:
-            await self.streams.store.open()
-            async for record, revision in self.streams.store.unfinished():
+            await self._streams.store.open()
+            async for record, revision in self._streams.store.unfinished():
                 self._adopt(record, revision)
         except LogUnavailableError as error:
             log.warning("background responses of gateways that are gone wait for the bus: %s", error)
@@ -202,12 +215,12 @@ class RecordedResponses:
         return True
 
     def _adopt(self, record: StreamRecord, revision: int) -> None:
-        if self.streams.is_orphan(record) and record.request_id not in self._tasks:
+        if self._streams.is_orphan(record) and record.request_id not in self._tasks:
             self._keep(record.request_id, asyncio.create_task(self._take_over(record, revision)))
 
     async def _take_over(self, record: StreamRecord, revision: int) -> None:
         try:
-            taken_over = await self.streams.take_over(record, revision)
+            taken_over = await self._streams.take_over(record, revision)
         except LogUnavailableError as error:
             log.warning("the background response %s is not taken over yet: %s", record.request_id, error)
             return
@@ -226,14 +239,14 @@ class RecordedResponses:
         """
         record, history = claim.record, writer.history
         if history.ended and final_of(history)["status"] not in ("completed", "incomplete"):
-            await self._store_it(record.request_id, lambda: self._kept(record, history))
+            await self._store_it(record.request_id, lambda: self._one(record).kept(history))
             return
         attempts = int(limits.BACKGROUND_RETRY_S / _RETRY_S)
         for attempt in range(1, attempts + 1):
             request = stored_request(claim)
             request.state.taken_over = claim, writer
             try:
-                key = self._keys.named(record.key_name, record.path)
+                key = self._serving.keys.named(record.key_name, record.path)
                 name, timeout = record.client_request_id, record.timeout
                 with serving(Call(key=key, client_request_id=name, timeout=timeout, was_admitted=True)):
                     await self._create(request)
@@ -261,7 +274,7 @@ class RecordedResponses:
         if writer.history.ended:
 
             async def stored() -> StoredResponse:
-                return await kept(writer.history)
+                return await kept(final_of(writer.history), writer.history.events)
 
             await self._store_it(request.state.request_id, stored)
 
@@ -281,45 +294,21 @@ class RecordedResponses:
         log.warning("the background response %s cannot go on: %s", record.request_id, error)
         try:
             try:
-                history = await self.streams.stop(record, ending)
+                history = await self._streams.stop(record, ending)
             except ServiceError:  # its events are lost, so its end cannot be recorded
-                await self.streams.store.forget(record.request_id)
+                await self._streams.store.forget(record.request_id)
                 return
         except LogUnavailableError as unavailable:
             log.warning("the failure of the response %s is not stored: %s", record.request_id, unavailable)
             return
-        await self._store_it(record.request_id, lambda: self._kept(record, history))
-
-    async def _items(self, record: StreamRecord) -> list[input_items.Item]:
-        whole = await body_of(record, self.streams.store.pictures)
-        body = read_body(whole.body, schemas.RESPONSES_DECODER)
-        return input_items.read(body.input, record.request_id).items
-
-    async def _kept(self, record: StreamRecord, history: History) -> StoredResponse:
-        """Returns the stored form of a cancelled or failed response, which no other response can continue."""
-        return StoredResponse(
-            response=final_of(history),
-            input_items=await self._items(record),
-            turns=[],
-            encoded_bytes=len(record.body) + len(history.final),
-            events=history.events,
-            key_name=record.key_name,
-        )
-
-    async def _stored_elsewhere(self, request_id: str) -> bool:
-        """Waits until a response that has ended is stored, for a limited time. Returns whether it is."""
-        for _ in range(int(limits.STREAM_STORE_TIMEOUT_S / limits.STREAM_FLUSH_S)):
-            if await self.streams.store.find(request_id) is None:
-                return True
-            await asyncio.sleep(limits.STREAM_FLUSH_S)
-        return False
+        await self._store_it(record.request_id, lambda: self._one(record).kept(history))
 
     async def _store_it(self, request_id: str, kept: Callable[[], Awaitable[StoredResponse]]) -> None:
         """Stores a response that has ended, as soon as the bus answers."""
         while True:
             try:
                 await self._store.keep(await kept())
-                await self.streams.store.forget(request_id)
+                await self._streams.store.forget(request_id)
                 return
             except LogUnavailableError as error:
                 log.warning("the response of the request %s waits for the bus: %s", request_id, error)
@@ -342,5 +331,11 @@ def final_of(history: History) -> dict[str, Any]:
     return msgspec.json.decode(history.final) if history.final else snapshot.response_of(history.events)
 
 
-def _unavailable(error: LogUnavailableError) -> ServiceError:
-    return ServiceError("bus_unavailable", f"Background responses cannot be looked up now: {error}.", retry_after_s=1.0)
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Has clients get an error if the bus does not answer in the block."""
+    try:
+        yield
+    except LogUnavailableError as error:
+        told = f"Background responses cannot be looked up now: {error}."
+        raise ServiceError("bus_unavailable", told, retry_after_s=1.0) from error

@@ -1,0 +1,23 @@
+"""Makes the recorded requests of a gateway, if it records streams."""
+
+from services.gateway.guests.background.requests import BackgroundStreams
+from services.gateway.guests.background.store import BackgroundStore
+from services.gateway.guests.resume.streams import Streams
+from services.gateway.path.actor import GatewayActor
+from shared.config import GatewaySettings
+
+
+def make(gateway: GatewayActor, settings: GatewaySettings) -> None:
+    """See `guests.make_guests`. The requests are offered to `api`."""
+    streams = gateway.guests.offered(Streams)
+    if streams is None:
+        return
+
+    def living() -> set[tuple[str, str]]:
+        # A draining gateway has handed its background responses over to the others.
+        return {(beat.id, beat.instance_id) for beat in gateway.gateways() if beat.state != "draining"}
+
+    store = BackgroundStore(streams.store.pictures)
+    requests = BackgroundStreams(gateway.host, store, streams.store, streams.journal, living)
+    streams.receivers.append(requests.on_taken)
+    gateway.guests.offer(requests)

@@ -1,0 +1,29 @@
+"""What one guest offers to others (`Guests.offer`), so that they need not know its folder."""
+
+from typing import Protocol
+
+
+class UploadedFile(Protocol):
+    """The description of an uploaded file."""
+
+    @property
+    def bytes(self) -> int:
+        """Its size in bytes."""
+        ...
+
+    @property
+    def purpose(self) -> str:
+        """What it was uploaded for."""
+        ...
+
+
+class UploadedFiles:
+    """The uploaded files of the key of the current call."""
+
+    async def get(self, file_id: str) -> UploadedFile:
+        """Returns the description of a file. Raises ServiceError('not_found')."""
+        raise NotImplementedError
+
+    async def read(self, file_id: str) -> bytes:
+        """Returns the data of an existing file, which the caller knows to be small. Raises FileNotFoundError."""
+        raise NotImplementedError

@@ -1,0 +1,63 @@
+"""The API of responses and conversations, and where it keeps them."""
+
+import time
+
+from services.gateway.apis.openai.base import Api
+from services.gateway.apis.openai.serving import Serving
+from services.gateway.edge.access.kept_pictures import KeptPictures
+from services.gateway.edge.http.routing.openapi import Body
+from services.gateway.edge.http.routing.routes import Routes
+from services.gateway.guests.responses.conversations.conversations import Conversations
+from services.gateway.guests.responses.conversations.endpoints import ConversationEndpoints
+from services.gateway.guests.responses.conversations.log_store import LogConversationStore
+from services.gateway.guests.responses.conversations.schemas import ChangeBody, ConversationBody, ItemsBody
+from services.gateway.guests.responses.conversations.store import MemoryConversationStore
+from services.gateway.guests.responses.endpoints import ResponseEndpoints
+from services.gateway.guests.responses.schemas import ResponsesBody
+from services.gateway.guests.responses.socket.connection import SocketEndpoint
+from services.gateway.guests.responses.stored.log_store import LogResponseStore
+from services.gateway.guests.responses.stored.store import MemoryResponseStore
+
+_BODY = Body(ResponsesBody, ("input",))
+
+
+class TheApi(Api):
+    """See Api. All gateways know the responses of each if the gateway keeps something on the bus."""
+
+    always = True  # a gateway without the routes continues background responses of others
+
+    def add(self, routes: Routes, serving: Serving) -> None:
+        """See Api. Offers the endpoints to the other guests."""
+        pictures = serving.guests.offered(KeptPictures)
+        if pictures is None:
+            store, conversations = MemoryResponseStore(time.monotonic), Conversations(MemoryConversationStore())
+        else:
+            store, conversations = LogResponseStore(pictures), Conversations(LogConversationStore(pictures))
+        endpoints = ResponseEndpoints(serving, store, conversations)
+        serving.guests.offer(endpoints)
+        if serving.settings.use_openai:
+            _add_responses(routes, endpoints, SocketEndpoint(lambda: routes.app, serving.metrics.count_error))
+            _add_conversations(routes, ConversationEndpoints(conversations))
+
+
+def _add_responses(routes: Routes, endpoints: ResponseEndpoints, socket: SocketEndpoint) -> None:
+    routes.post_resumable("/v1/responses", endpoints.create, _BODY)
+    routes.post("/v1/responses/input_tokens", endpoints.count_tokens, _BODY)
+    routes.post("/v1/responses/compact", endpoints.compact, _BODY)
+    routes.get("/v1/responses/{response_id}", endpoints.retrieve)
+    routes.delete("/v1/responses/{response_id}", endpoints.delete)
+    routes.post("/v1/responses/{response_id}/cancel", endpoints.cancel)
+    routes.get("/v1/responses/{response_id}/input_items", endpoints.input_items)
+    routes.app.router.add_websocket_route("/v1/responses", socket.serve)
+
+
+def _add_conversations(routes: Routes, endpoints: ConversationEndpoints) -> None:
+    one, items = "/v1/conversations/{conversation_id}", "/v1/conversations/{conversation_id}/items"
+    routes.post("/v1/conversations", endpoints.create, Body(ConversationBody))
+    routes.get(one, endpoints.retrieve)
+    routes.post(one, endpoints.update, Body(ChangeBody, ("metadata",)))
+    routes.delete(one, endpoints.delete)
+    routes.get(items, endpoints.list_items)
+    routes.post(items, endpoints.create_items, Body(ItemsBody, ("items",)))
+    routes.get(f"{items}/{{item_id}}", endpoints.retrieve_item)
+    routes.delete(f"{items}/{{item_id}}", endpoints.delete_item)

@@ -1,0 +1,16 @@
+"""The API of resumable streams: `GET /v1/streams/{id}`."""
+
+from services.gateway.apis.openai.base import Api
+from services.gateway.apis.openai.serving import Serving
+from services.gateway.edge.http.routing.routes import EventStream, Routes
+from services.gateway.guests.resume.streams import Streams
+
+
+class TheApi(Api):
+    """See Api."""
+
+    def add(self, routes: Routes, serving: Serving) -> None:
+        """See Api."""
+        streams = serving.guests.offered(Streams)
+        if streams is not None:
+            routes.get("/v1/streams/{stream_id}", streams.retrieve, EventStream)
