@@ -10,7 +10,7 @@ from services.gateway.edge.access.quotas import Quotas
 from services.gateway.edge.access.usage import Receiver, UsageLedger
 from services.gateway.edge.access.usage_sinks import BusSink, sink_of
 from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.edge.http.server.uvicorn_server import Server, listen, others, server_config
+from services.gateway.edge.http.server.uvicorn_server import Server, listen, server_config
 from services.gateway.guests import make_guests
 from services.gateway.guests.images.kept import KeptPictures
 from services.gateway.guests.responses.conversations.log_store import LogConversationStore
@@ -101,7 +101,7 @@ class GatewayService:
             versions=self._actor.versions,
             comparisons=self._actor.guests.version_facts,
         )
-        self._server = Server(server_config(self._app, self._settings), others(self._settings))
+        self._server = Server(server_config(self._app, self._settings))
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))
 
     def status(self) -> GatewayStatus:
