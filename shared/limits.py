@@ -361,14 +361,14 @@ FIRST_HEARTBEATS_S = 1.5 * TOKENIZER_HEARTBEAT_INTERVAL_S
 """How long a new gateway waits for heartbeats before it answers requests. Every living member sends a heartbeat in this
 time."""
 LEASE_S = 0.4
-"""Time without a heartbeat and without text of its sequences after which a member counts as dead, unless
+"""Time without a heartbeat and without an answer after which a member counts as dead, unless
 `LEASE_INTERVALS` of its intervals are longer. Leases are checked when heartbeats are due: a frozen member counts as
 dead at the third heartbeat that is missing, so that two lost or late ones do not count as a death."""
 LEASE_INTERVALS = 2.5
 """Number of its own heartbeat intervals for which a member may be silent before it counts as dead. It gives members
 with longer intervals a longer lease."""
 STATUS_AGE_MAX_S = 2.0
-"""Age of its last heartbeat up to which text and answers renew the lease of a member. The load and state in an older
+"""Age of its last heartbeat up to which answers renew the lease of a member. The load and state in an older
 heartbeat say nothing any more, so the member then counts as dead although something of it still answers."""
 RECONNECT_S = 0.6
 """After a process was disconnected from the bus, no lease ends and no member is asked for this time: after a restart of

@@ -149,7 +149,6 @@ class GatewayActor(Actor):
         message = envelope.message
         engine = Address(message.engine_id, message.engine_instance_id)
         sender = Address(message.detokenizer_id, message.detokenizer_instance_id)
-        self.members.heard("engine", *engine, self._now())
         for event in message.events:
             found = self.backend.find(event.sequence_id)
             if found is None or not found[0].has_stream(found[1], sender):
