@@ -50,8 +50,8 @@ class NatsClient(Client):
     ) -> None:
         super().__init__()
         self._on_failure, self._own, self._observes = on_failure, own, observes
-        self._receivers: dict[bytes, Receive] = {}
-        """By the id of the subscription, as the server writes it."""
+        self._receivers: dict[int, Receive] = {}
+        """By the id of the subscription."""
         self._replies: dict[str, asyncio.Future[Msg]] = {}
         self._own_inbox = ""
         """Begins the reply subjects of this client's requests; empty before the first one."""
@@ -93,13 +93,13 @@ class NatsClient(Client):
             receive(message.subject, message.data, message.reply, message.headers)
 
         subscription = await self.subscribe(subject, queue, queued)  # pyright: ignore[reportUnknownMemberType]
-        self._receivers[b"%d" % subscription._id] = receive  # type: ignore[reportPrivateUsage]
+        self._receivers[subscription._id] = receive  # type: ignore[reportPrivateUsage]
         return subscription
 
     async def unsubscribe_from(self, subscription: Subscription) -> None:
         """Returns when the server has sent the subscription's last message. Raises Error if the connection is lost."""
         await subscription.drain()
-        self._receivers.pop(b"%d" % subscription._id, None)  # type: ignore[reportPrivateUsage]
+        self._receivers.pop(subscription._id, None)  # type: ignore[reportPrivateUsage]
 
     def _on_reply(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None) -> None:
         waiting = self._replies.pop(subject.rpartition(".")[2], None)
@@ -107,18 +107,19 @@ class NatsClient(Client):
             waiting.set_result(Msg(self, subject, reply, payload, headers))
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        receive = self._receivers.get(b"%d" % sid)
+        receive = self._receivers.get(sid)
         if receive is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
+        to, answer = subject.decode(errors="replace"), reply.decode(errors="replace")
         if headers and _STORED in headers and not self._observes and receive != self._on_reply:
-            self._on_failure(StoredMessageError(f"a stored message on {subject.decode(errors='replace')} is dropped"))
+            self._on_failure(StoredMessageError(f"a stored message on {to} is dropped"))
             return
         found = await self._process_headers(headers)  # pyright: ignore[reportUnknownMemberType]
         try:
-            receive(subject.decode(), data, reply.decode(), found)
+            receive(to, data, answer, found)
         except Exception as error:
             self._on_failure(error)
 
