@@ -361,14 +361,14 @@ FIRST_HEARTBEATS_S = 1.5 * TOKENIZER_HEARTBEAT_INTERVAL_S
 """How long a new gateway waits for heartbeats before it answers requests. Every living member sends a heartbeat in this
 time."""
 LEASE_S = 0.4
-"""Time without a heartbeat and without text of its sequences after which a member counts as dead, unless
+"""Time without a heartbeat and without an answer after which a member counts as dead, unless
 `LEASE_INTERVALS` of its intervals are longer. Leases are checked when heartbeats are due: a frozen member counts as
 dead at the third heartbeat that is missing, so that two lost or late ones do not count as a death."""
 LEASE_INTERVALS = 2.5
 """Number of its own heartbeat intervals for which a member may be silent before it counts as dead. It gives members
 with longer intervals a longer lease."""
 STATUS_AGE_MAX_S = 2.0
-"""Age of its last heartbeat up to which text and answers renew the lease of a member. The load and state in an older
+"""Age of its last heartbeat up to which answers renew the lease of a member. The load and state in an older
 heartbeat say nothing any more, so the member then counts as dead although something of it still answers."""
 RECONNECT_S = 0.6
 """After a process was disconnected from the bus, no lease ends and no member is asked for this time: after a restart of
@@ -433,12 +433,6 @@ HAND_OVER_S = DRAIN_S - 2.0
 """An engine that drains hands over the sequences that still run after this many seconds. Gateways move most of them
 earlier: as soon as another engine has room. A gateway that drains ends the requests that still run after this many
 seconds: clients that can resume their streams are disconnected, others get an error."""
-WAITING_LOOK_S = 0.05
-"""Time between two checks for connections that wait in the listening sockets of the other gateways. A connection that
-its own gateway does not accept waits between one and two of these times."""
-WAITING_ACCEPTED_MAX = 64
-"""Connections that a gateway accepts at once from the listening socket of another one, so that several gateways share
-them."""
 ACCEPT_LINGER_S = 0.25
 """Time between the end of accepting connections in a draining gateway and the closing of its listening socket and of
 idle connections."""

@@ -15,14 +15,13 @@ AddCommand = Callable[[str, str, Run], argparse.ArgumentParser]
 
 def add_commands(add: AddCommand) -> None:
     """Adds all commands of this package."""
-    for name in ("drain", "move"):
-        parser = _server(add(name, "move an engine's streams to others; it takes none until `resume`", _drain))
-        parser.add_argument("engine", metavar="ENGINE", help="id of the engine, as `antiphon top` shows it")
-        parser.add_argument("--force", action="store_true", help="also if it is the model's only engine")
-        parser.add_argument(
-            "--timeout", type=float, default=30.0, help="seconds to wait for the moves (default: %(default)g)"
-        )
-    resume = _server(add("resume", "take an engine back into service after `drain` or `move`", _resume))
+    drain = _server(add("drain", "move an engine's streams to others; it takes none until `resume`", _drain))
+    drain.add_argument("engine", metavar="ENGINE", help="id of the engine, as `antiphon top` shows it")
+    drain.add_argument("--force", action="store_true", help="also if it is the model's only engine")
+    drain.add_argument(
+        "--timeout", type=float, default=30.0, help="seconds to wait for the moves (default: %(default)g)"
+    )
+    resume = _server(add("resume", "take an engine back into service after `drain`", _resume))
     resume.add_argument("engine", metavar="ENGINE", help="id of the engine")
     replay = _server(add("replay", "run a recorded request again and compare the tokens", _replay), ("--url",))
     replay.add_argument("request", metavar="ID|FILE", help="id of a request, or a file of `antiphon record save`")

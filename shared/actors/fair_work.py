@@ -1,7 +1,8 @@
 """Work of a service that clients wait for: clients take turns, and none of them can fill the queue.
 
-Used by tokenizers for long texts and by image services for pictures. The service decides what a task is; this module
-says whether one more may wait (`FairRoom`), and which one is next (`FairPlaces`).
+Used by tokenizers for long texts, by image services for pictures, and by gateways for bodies and the preparation of
+requests. The service decides what a task is; this module says whether one more may wait (`FairRoom`), and which one is
+next (`FairPlaces`).
 """
 
 import asyncio
@@ -25,20 +26,24 @@ class FairRoom:
     """How much work is in progress or waits, by client. `most`: of all clients together."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most = most
         self._held: dict[str, int] = {}
         self.total = 0
 
     def take(self, client: str, amount: int) -> bool:
-        """Adds work of a client, unless it would have more than then remains free. Returns whether it was added.
-
-        So a client that comes later always finds room. If there is no other work, any amount is added.
-        """
+        """Adds work of a client if there is room for it. Returns whether it was added."""
         held, total = self._held.get(client, 0) + amount, self.total + amount
-        if self.total and held > self._most - total:
+        if not self.has_room(client, held, total):
             return False
         self._held[client], self.total = held, total
         return True
+
+    def has_room(self, client: str, held: int, total: int) -> bool:
+        """Whether a client may have `held`, with which all clients together have `total`: as much as remains free.
+
+        So a client that comes later always finds room. If there is no other work, there is room for any amount.
+        """
+        return not self.total or held <= self.most - total
 
     def give_back(self, client: str, amount: int) -> None:
         """Removes work that `take` has added."""
@@ -66,16 +71,17 @@ class FairPlaces:
         places = min(places, self._capacity)
         try:
             async with asyncio.timeout(wait_s):
-                await self._turn(client, places, cost)
+                await self.turn(client, places, cost)
         except TimeoutError:
             message = "The server has too much work of this kind. Try again later."
             raise ServiceError("server_is_overloaded", message, retry_after_s=RETRY_AFTER_S) from None
         try:
             yield
         finally:
-            self._give_back(places)
+            self.give_back(places)
 
-    async def _turn(self, client: str, places: int, cost: float) -> None:
+    async def turn(self, client: str, places: int = 1, cost: float = 1.0) -> None:
+        """Like `take`, but waits without limit, and the caller must give the places back."""
         waiter = _Waiter(places, cost)
         self._waiting.setdefault(client, deque()).append(waiter)
         self._order.activate(client)
@@ -86,10 +92,11 @@ class FairPlaces:
             if waiter.turn.cancelled():
                 self._pass_on()  # others may have waited for it
             else:  # it has got its turn at the same moment
-                self._give_back(places)
+                self.give_back(places)
             raise
 
-    def _give_back(self, places: int) -> None:
+    def give_back(self, places: int) -> None:
+        """Gives back places that `turn` has given."""
         self._free += places
         self._pass_on()
 

@@ -24,7 +24,6 @@ from services.gateway.path.generation import (
     ModelCard,
     RequestTimes,
     SequenceUpdate,
-    Take,
     TokenCounts,
 )
 from services.gateway.path.guest import Guests
@@ -117,9 +116,6 @@ class ScriptedGeneration:
             output.cumulative_logprob = update.cumulative_logprob
         output.num_cached_tokens = max(output.num_cached_tokens, update.num_cached_tokens)
         output.finish_reason = update.finish_reason
-
-    def deliver_to(self, take: Take) -> None:
-        """All batches come from `updates`."""
 
     async def cancel(self, reason: str, cause: str = "") -> None:
         self.cancelled.append(reason)
@@ -225,7 +221,7 @@ async def serving(
         for api in app.state.apis:
             await api.leave()
         # The server's own shutdown is in steps of 100 ms.
-        await server.stop_accepting()
+        server.stop_accepting()
         listener.close()
         for connection in list(server.server_state.connections):
             connection.shutdown()

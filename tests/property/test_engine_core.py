@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from services.engine.core import invariants
 from services.engine.core.core import Core
-from services.engine.core.lanes.newcomers import NewcomersLane
 from services.engine.core.plan import CoreLimits, EngineFacts, NewSequence, StepPlan, StepResult, prompt_logprob_rows
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.core.sequence import Status
@@ -117,8 +116,7 @@ class EngineCoreMachine(RuleBasedStateMachine):
         self.salts: dict[str, bytes] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.num_generated = 0
-        self.num_copies = self.num_beams_preempted = self.num_promoted = self.num_newcomer_steps = 0
-        self.newcomers_went_first = False
+        self.num_copies = self.num_beams_preempted = self.num_promoted = 0
         self.add_crowd(crowd, rank)
 
     def add_crowd(self, crowd: list[tuple[int, int]], rank: int) -> None:
@@ -321,17 +319,9 @@ class EngineCoreMachine(RuleBasedStateMachine):
         reports = sum(share.num_prompt_logprobs for share in plan.scheduled)
         assert reports == plan.num_prompt_logprobs <= self.num_reports
         waits = oldest is not None and oldest.beams and not oldest.num_in_flight and not oldest.num_unscheduled_tokens
-        lanes = self.core.scheduler.lanes
-        if any(isinstance(lane, NewcomersLane) and lane.last_step == plan.step for lane in lanes):
-            assert {share.row for share in plan.scheduled} <= {new.row for new in plan.new}
-            assert not self.newcomers_went_first, "newcomers went first twice"
-            self.newcomers_went_first = True
-            self.num_newcomer_steps += 1
-        else:
-            self.newcomers_went_first = False
-            waits = waits or (oldest is not None and oldest.again)
-            if oldest and not waits and not self.in_flight and self.limits.enable_chunked_prefill:
-                assert oldest.num_in_flight == 1, "the oldest running sequence was passed over"
+        waits = waits or (oldest is not None and oldest.again)
+        if oldest and not waits and not self.in_flight and self.limits.enable_chunked_prefill:
+            assert oldest.num_in_flight == 1, "the oldest running sequence was passed over"
         result = self.worker.run(plan, self.salts, random.Random(seed))
         self.in_flight.append((plan, result))
 
@@ -439,7 +429,6 @@ class EngineCoreMachine(RuleBasedStateMachine):
                 "loaded": self.transfers.num_loaded,
                 "saved": counters.kv_saved_tokens,
                 "beams preempted": self.num_beams_preempted,
-                "newcomers first": self.num_newcomer_steps,
                 "waited for a mask": self.worker.num_waited,
                 "right guesses": counters.accepted_tokens,
                 "wrong guesses": counters.drafted_tokens - counters.accepted_tokens,

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from services.engine.core.lanes import newcomers, running
+from services.engine.core.lanes import running
 from tests.property.test_engine_core import EngineCoreMachine
 
 RUNS = 60
@@ -73,12 +73,6 @@ def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(
 ) -> None:
     seen: Counter[str] = Counter()
     monkeypatch.setattr(running, "TRIED_MAX", 1)
-    if seed % 2:
-        # So that newcomers get steps of their own although few sequences fit.
-        monkeypatch.setattr(newcomers, "RUNNING_MIN", 1)
-        monkeypatch.setattr(newcomers, "FEW_SHARE", 2)
-        monkeypatch.setattr(newcomers, "TOKENS_FOR_EACH", 30)
-        monkeypatch.setattr(newcomers, "OTHER_STEPS", 1)
     for run in range(RUNS):
         draw = random.Random(f"{seed}/{run}")
         machine = crowded(draw)
@@ -111,4 +105,3 @@ def test_in_a_crowd_nothing_is_lost_shared_by_mistake_or_left_behind(
         "waited for a mask",
     )
     assert min(seen[what] for what in wanted) > 0, seen
-    assert (seen["newcomers first"] > 0) == bool(seed % 2), seen

@@ -12,6 +12,6 @@ A placement is the assignment of one sequence to an engine and a detokenizer. Ea
 | 6    | `requests.request_actor`         | runs one request from its first event to its end              |
 | 7    | `sequence_state`                 | applies text events; ignores those of older attempts          |
 | 8    | `requests.repairs`, `liveness/`  | open streams again; list the sequences without text           |
-| 9    | `deliveries`                     | passes new output on to the HTTP edge                         |
+| 9    | `outlet`                         | passes new output on to the HTTP edge                         |
 | 10   | `requests.places`                | has the engine and the detokenizer release a sequence         |
 """

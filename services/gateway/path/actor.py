@@ -11,7 +11,6 @@ import logging
 from collections.abc import Sequence
 
 from services.gateway.path.backend import GatewayBackend
-from services.gateway.path.deliveries import Deliveries
 from services.gateway.path.gateway_parts import GatewayParts
 from services.gateway.path.guest import Guest, Guests
 from services.gateway.path.liveness.bus_wait import BusWait
@@ -83,7 +82,6 @@ class GatewayActor(Actor):
             moves=Moves(),
             guests=self.guests,
             bus=BusWait(host),
-            deliveries=Deliveries(),
         )
         self.engine_controls = EngineControls(host, self.members, self.parts.moves)
         self.versions = VersionDirectory(host)
@@ -151,7 +149,6 @@ class GatewayActor(Actor):
         message = envelope.message
         engine = Address(message.engine_id, message.engine_instance_id)
         sender = Address(message.detokenizer_id, message.detokenizer_instance_id)
-        self.members.heard("engine", *engine, self._now())
         for event in message.events:
             found = self.backend.find(event.sequence_id)
             if found is None or not found[0].has_stream(found[1], sender):

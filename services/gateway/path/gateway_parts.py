@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from services.gateway.path.deliveries import Deliveries
 from services.gateway.path.guest import Guests
 from services.gateway.path.liveness.bus_wait import BusWait
 from services.gateway.path.liveness.progress_watch import ProgressWatch
@@ -27,4 +26,3 @@ class GatewayParts:
     moves: Moves
     guests: Guests
     bus: BusWait
-    deliveries: Deliveries

@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from services.gateway.path.record import NOT_RECORDED, RecordedRequest
+from services.gateway.path.sequence_state import SequenceState
 from shared.codec import TOKEN_BYTES
 from shared.messages import ChatMessage, FinishReason, ModelFacts, PositionLogprobs
 from shared.parameters.pooling import PoolingParams
@@ -252,45 +253,6 @@ class SequenceUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """Of a pooling request: see `TokenEvent.vector`."""
 
 
-class SequenceOutput(Protocol):
-    """The accepted output of one sequence so far, without its text. It changes while the sequence runs."""
-
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """The output tokens. Only appended to."""
-        ...
-
-    @property
-    def cumulative_logprob(self) -> float:
-        """Cumulative log probability of the tokens."""
-        ...
-
-    @property
-    def last_from(self) -> int:
-        """Position of the first of the tokens that arrived last."""
-        ...
-
-    @property
-    def last_from_logprob(self) -> float:
-        """Cumulative log probability of the tokens before `last_from`."""
-        ...
-
-    @property
-    def num_cached_tokens(self) -> int:
-        """Prompt tokens that were taken from the prefix cache."""
-        ...
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why the sequence has ended; None while it runs."""
-        ...
-
-    @property
-    def engine(self) -> tuple[str, str] | None:
-        """Id and instance id of the engine on which the sequence runs; None while it waits for one."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
     """The times at which the first phases of a request ended, in seconds since `Backend.generate`. None: not yet."""
@@ -299,10 +261,6 @@ class RequestTimes:
     """The prompts had been tokenized."""
     placed_s: float | None = None
     """The first sequence had been sent to an engine, where it may wait in the queue."""
-
-
-Take = Callable[[list[SequenceUpdate]], bool]
-"""Takes a batch of updates at once. Returns False, and takes nothing, if it cannot do so now."""
 
 
 class Generation(Protocol):
@@ -334,20 +292,15 @@ class Generation(Protocol):
         ...
 
     @property
-    def outputs(self) -> Sequence[SequenceOutput]:
-        """The accepted output of each sequence so far. Empty before `num_prompt_tokens` is valid, then one object."""
+    def outputs(self) -> Sequence[SequenceState]:
+        """The sequences with their accepted output so far, only to be read.
+
+        Empty before `num_prompt_tokens` is valid, then one object.
+        """
         ...
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """Yields batches of updates; those of one sequence are in order. Raises ServiceError if the request fails."""
-        ...
-
-    def deliver_to(self, take: Take) -> None:
-        """Has batches passed to `take` while the consumer waits for the next item of `updates`.
-
-        Called before the iteration over `updates`, which yields the batches that `take` does not take, and raises what
-        `take` raises. So the batches of both ways together are in order.
-        """
         ...
 
     async def cancel(self, reason: str, cause: str = "") -> None:

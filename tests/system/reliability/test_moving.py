@@ -111,7 +111,7 @@ async def test_a_drained_engine_gives_its_streams_away_and_takes_none_until_it_i
     assert not again
     view = fetch(two, "GET", f"/admin/engines/{name}").json
     assert (view["state"], view["sequences"], view["others"]) == ("draining", 0, [other])
-    last = command(two, "move", other)
+    last = command(two, "drain", other)
     assert last.returncode == 78
     assert "is the only engine of the model 'tiny'" in last.stderr
     assert command(two, "resume", name).stdout == f"{name} takes requests again\n"

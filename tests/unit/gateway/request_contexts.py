@@ -6,7 +6,7 @@ from typing import Any
 from services.gateway.apis.openai.answers.answer_encoder import GenerationState
 from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
 from services.gateway.apis.openai.request_context import Arrival, Kind, RequestContext
-from services.gateway.path.generation import GenerationRequest, RequestTimes, SequenceUpdate, Take, TokenCounts
+from services.gateway.path.generation import GenerationRequest, RequestTimes, SequenceUpdate, TokenCounts
 from services.gateway.path.sequence_state import SequenceState
 from shared.messages import ChatMessage, PositionLogprobs, TokenText
 from shared.parameters.sampling import SamplingParams
@@ -55,9 +55,6 @@ class Finished:
         self.outputs: list[SequenceState] = []
 
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
-        raise NotImplementedError
-
-    def deliver_to(self, take: Take) -> None:
         raise NotImplementedError
 
     async def cancel(self, reason: str, cause: str = "") -> None:

@@ -84,14 +84,13 @@ def test_a_wait_in_the_queue_of_an_engine():
     story.ends(2.9)
     first, *more = story.told()["explanation"]
     assert first == "Most of the time: waiting in the queue of engine-1 (2.3 s of 2.9 s)."
-    assert more == ["Its batch had no place, or too few KV blocks were free.", "3 more waited when it began."]
+    assert more == ["Its batch had no place, or too few KV blocks were free."]
 
 
 @pytest.mark.parametrize(
     ("places", "told"),
     [
-        (5, "All 5 places of its batch were taken."),
-        (1, "Its batch takes one sequence at a time."),
+        (5, "5 of the 5 places of its batch were taken."),
         (6, "Its batch had no place, or too few KV blocks were free."),
     ],
 )
@@ -114,8 +113,8 @@ NO_LACK = (
     ("loads", "size", "told"),
     [
         # The step that ended last before the first one had room already, as had the one before if two are in flight.
-        ([(4, 20), (4, 20), (3, 28)], 2, "All 4 places of its batch were taken."),
-        ([(4, 20), (3, 28), (4, 20)], 2, "All 4 places of its batch were taken."),
+        ([(4, 20), (4, 20), (3, 28)], 2, "4 of the 4 places of its batch were taken."),
+        ([(4, 20), (3, 28), (4, 20)], 2, "4 of the 4 places of its batch were taken."),
         ([(2, 1), (2, 1), (1, 30)], 2, "Too few KV blocks were free: its prompt needs 3, and 1 were free."),
         ([(2, 2), (1, 30), (2, 27)], 4, "Too few KV blocks were free: its prompt needs 3, and 2 were free."),
         ([(3, 40), (3, 40), (4, 2)], 4, NO_LACK),
@@ -195,23 +194,6 @@ def test_the_usual_time_for_each_token_is_told():
     assert "That is 100 ms for each token, alone in its batch." in story.told()["explanation"]
 
 
-def test_one_step_in_which_the_engine_stood_still():
-    story = Story()
-    story.begins()
-    story.at(0.02).placed(0, 1, "engine-1", "d")
-    story.step("engine-1", 1, 0.0, 0.1)
-    story.at(0.15).arrived(0, 1)
-    for number in range(20):
-        began = 0.2 + 0.1 * number + (1.4 if number > 12 else 0)
-        story.step("engine-1", 1, began, began + (1.5 if number == 12 else 0.1), kind=(5 + number, 1, 1))
-    story.at(3.7).arrived(0, 20)
-    story.ends(3.7)
-    assert story.told()["explanation"][1:] == [
-        "That is 178 ms for each token, alone in its batch.",
-        "One step alone took 1.5 s: the engine stood still, or its machine was busy.",
-    ]
-
-
 def test_a_wait_in_the_gateway():
     story = Story()
     story.begins()
@@ -221,7 +203,6 @@ def test_a_wait_in_the_gateway():
     story.ends(3.2)
     told = story.told()["explanation"]
     assert told[0] == "Most of the time: waiting in the gateway for an engine with room (3.0 s of 3.2 s)."
-    assert "more engines shorten this" in told[1]
 
 
 def test_a_long_prompt():
@@ -323,9 +304,7 @@ def test_the_output_that_ended_last_counts():
     story.at(0.1).arrived(0, 1)
     story.at(3.0).arrived(1, 1)
     story.ends(3.0)
-    told = story.told()["explanation"]
-    assert "engine-2" in told[0]
-    assert told[-1] == "These are the times of output 1, which ended last."
+    assert "engine-2" in story.told()["explanation"][0]
 
 
 def test_few_tokens_that_took_long_were_not_the_reason():
@@ -336,7 +315,7 @@ def test_few_tokens_that_took_long_were_not_the_reason():
     story.at(2.5).tokenized(4)
     first, second = story.told()["explanation"][:2]
     assert first == "So far, most of the time: turning the text into tokens (2.5 s of 2.5 s)."
-    assert second == "4 tokens need far less: the tokenizers had other work, stood still or were being started."
+    assert second == "4 tokens need far less: the tokenizers stood still or had other work."
     long = Story()
     long.at(0.01).admitted()
     long.at(2.5).tokenized(100_000)
@@ -353,12 +332,8 @@ def test_a_second_long_wait_is_explained_too():
     first, *more = story.told()["explanation"]
     assert first == "Most of the time: waiting in the gateway for an engine with room (7.0 s of 11.1 s)."
     assert more == [
-        "All engines of the model had as many sequences as they take: more engines shorten this.",
         "Waiting in the queue of engine-1 took 3.8 s.",
-        "All 4 places of its batch were taken.",
-        "2 more waited when it began.",
-        "It waited twice because an engine takes more sequences than its batch has places: the next ones are there "
-        "already when a place becomes free.",
+        "4 of the 4 places of its batch were taken.",
     ]
 
 
@@ -372,29 +347,20 @@ def test_a_second_long_wait_is_explained_too():
             " on t-1",
             [
                 "t-1 stood still or had other work.",
-                "The request went to one of the tokenizers, which did not answer for 100 ms, then 2 times to t-1, "
-                "which did not answer for 1.2 s in all, then to t-1 again, which answered.",
+                "No answer came from one of the tokenizers for 100 ms, t-1 for 1.2 s.",
             ],
         ),
         (
             [("t-1", 0.1), ("t-3", 0.2)],
             "t-2",
             "",
-            [
-                "t-1 and t-3 stood still or had other work.",
-                "The request went to t-1, which did not answer for 100 ms, then to t-3, which did not answer for "
-                "200 ms, then to t-2, which answered.",
-            ],
+            ["the tokenizers stood still or had other work.", "No answer came from t-1 for 100 ms, t-3 for 200 ms."],
         ),
         (
             [("", 0.1)],
             "t-2",
             "",
-            [
-                "a tokenizer stood still or had other work.",
-                "The request went to one of the tokenizers, which did not answer for 100 ms, then to t-2, which "
-                "answered.",
-            ],
+            ["the tokenizers stood still or had other work.", "No answer came from one of the tokenizers for 100 ms."],
         ),
     ],
 )
@@ -408,11 +374,7 @@ def test_the_tokenizers_that_stood_still_are_named(
     if ("t-1", 1.0) in silent:
         told = story.at(2.0) and story.told()["explanation"]
         assert told[0].startswith("So far, most of the time: turning the text into tokens on t-1 (")
-        assert told[1:] == [
-            "t-1 did not answer.",
-            "The request went to one of the tokenizers, which did not answer for 100 ms, then 2 times to t-1, which "
-            "did not answer for 1.2 s in all.",
-        ]
+        assert told[1:] == ["No tokenizer has answered.", *detail[1:]]
     story.at(2.5).tokenizer_answered(answered)
     story.at(2.5).tokenized(5)
     story.ends(2.6)
@@ -444,7 +406,6 @@ def test_the_wait_for_a_turn_is_a_cause_and_a_phase_of_its_own():
     assert found["explanation"][0] == (
         "Most of the time: waiting until the gateway began with the request (1.5 s of 1.7 s)."
     )
-    assert "the keys take turns" in found["explanation"][1]
     assert (found["phases"]["turn"], found["phases"]["admission"], found["longest_phase"]) == (1.5, 0.01, "turn")
     assert "turn" not in Story(turn_s=0.0002).told()["phases"]
 

@@ -1,20 +1,18 @@
 """The lanes by which sequences come into a step, one module each (`lane`). `admission` is what several of them share.
 
-`LANES` is the order in which they schedule. The canary's lane, the idle lane, the newcomers' lane and the large head's
-lane are optional: the core works without the module and its two lines here.
+`LANES` is the order in which they schedule. The canary's lane, the idle lane and the large head's lane are
+optional: the core works without the module and its two lines here.
 """
 
 from services.engine.core.lanes.canary import CanaryLane
 from services.engine.core.lanes.idle import IdleLane
 from services.engine.core.lanes.lane import Lane
 from services.engine.core.lanes.large_head import LargeHeadLane
-from services.engine.core.lanes.newcomers import NewcomersLane
 from services.engine.core.lanes.running import RunningLane
 from services.engine.core.lanes.waiting import WaitingLane
 
 LANES: tuple[type[Lane], ...] = (
     LargeHeadLane,
-    NewcomersLane,
     RunningLane,
     WaitingLane,
     IdleLane,

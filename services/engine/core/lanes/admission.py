@@ -73,11 +73,6 @@ class Admission:
         """Number of rows for sequences that are not idle: `fit` can preempt those that yield."""
         return self._residency.rows.num_free + self._residency.yielding.num_rows
 
-    @property
-    def rows_are_short(self) -> bool:
-        """Whether only the rows are left that are kept for clients without running sequences."""
-        return self.num_free_rows <= self._reserved_rows
-
     def head(self) -> Sequence | None:
         """Returns the waiting sequence that joins next if it fits; None if there is no row for any.
 
@@ -87,7 +82,7 @@ class Admission:
         sequence uses one of the slots.
         """
         residency, num_free = self._residency, self.num_free_rows
-        head = residency.waiting.head(newcomers_only=self.rows_are_short) if num_free else None
+        head = residency.waiting.head(newcomers_only=num_free <= self._reserved_rows) if num_free else None
         if head is None or head.num_rows > num_free:
             return None
         return head if residency.rows.has_slots(head) or residency.yielding.holds_slots else None

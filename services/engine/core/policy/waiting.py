@@ -67,16 +67,7 @@ class WaitingQueue:
         `newcomers_only`: only sequences of clients that have no running sequence; sequences without a client count as
         well.
         """
-        return self._head_of(self._order.first(self._is_newcomer if newcomers_only else None))
-
-    def head_of_few(self, num_running: int) -> Sequence | None:
-        """Returns the next sequence to run of clients with at most `num_running` running sequences; None without one.
-
-        Sequences without a client are left out.
-        """
-        return self._head_of(self._order.first(lambda name: bool(name) and self._running[name] <= num_running))
-
-    def _head_of(self, name: str | None) -> Sequence | None:
+        name = self._order.first(self._is_newcomer if newcomers_only else None)
         if name is None:
             return None
         heap = self._lines[name].heap
@@ -110,11 +101,6 @@ class WaitingQueue:
     def num_running_clients(self) -> int:
         """Number of clients with running sequences; sequences without a client count as those of one."""
         return len(self._running)
-
-    @property
-    def num_of_largest_client(self) -> int:
-        """Number of running sequences of the client that has most of them."""
-        return max(self._running.values(), default=0)
 
     def stopped(self, sequence: Sequence) -> None:
         """Records that a running sequence has ended or was preempted."""

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
-from functools import partial
 from typing import Protocol
 
 from msgspec import structs
@@ -31,7 +30,7 @@ from services.gateway.edge.http.disconnect import ClientGoneError, HandedOverErr
 from services.gateway.edge.http.errors import as_service_error
 from services.gateway.edge.http.json_response import encoded_response
 from services.gateway.edge.http.routing.direct_route import Endpoint
-from services.gateway.edge.http.server.connection import CHUNKS, CLOSE
+from services.gateway.edge.http.server.connection import CLOSE
 from services.gateway.edge.metrics import GatewayMetrics
 from services.gateway.path.generation import (
     Backend,
@@ -60,15 +59,6 @@ class Sink(Protocol):
 
     async def end(self, data: bytes) -> None:
         """Writes the last bytes."""
-        ...
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether `write_now` may be called now: something was written before, and there is room for more."""
-        ...
-
-    def write_now(self, data: bytes) -> None:
-        """Writes the next bytes at once."""
         ...
 
 
@@ -297,7 +287,6 @@ class ResponseRunner:
         self._complete(generation)
 
     async def _pump(self, generation: Generation, sink: Sink) -> None:
-        generation.deliver_to(partial(self._write_now, generation, sink))
         async for batch in generation.updates():
             self._start_parsing(generation)
             # One write for each batch of updates, whatever the number of choices and tokens in the batch.
@@ -307,14 +296,6 @@ class ResponseRunner:
         last = self._opening(generation) + self._closing(generation)
         await self._before_end()
         await sink.end(last)
-
-    def _write_now(self, generation: Generation, sink: Sink, batch: list[SequenceUpdate]) -> bool:
-        """Implements `generation.Take`: writes the events of a batch, unless the stream has to wait for its client."""
-        if not (self._opened and sink.is_writable):
-            return False
-        if data := self._encode(batch, generation):
-            sink.write_now(data)
-        return True
 
     def _encode(self, batch: list[SequenceUpdate], generation: Generation) -> bytes:
         if self._recorded is not None:
@@ -417,7 +398,7 @@ class StreamedAnswer(Response):
         """Writes the stream. Raises a failure before the first byte; sends a later failure as an event."""
         content_type = self._run.encoder.content_type
         keep_alive_s = self._keep_alive_s if content_type == sse.CONTENT_TYPE else 0.0
-        channel = sse.EventChannel(send, keep_alive_s=keep_alive_s, content_type=content_type, chunks=scope.get(CHUNKS))
+        channel = sse.EventChannel(send, keep_alive_s=keep_alive_s, content_type=content_type)
         try:
             if self._recorded is None:
                 await self._run.stream(receive, channel)

@@ -23,12 +23,11 @@ from services.gateway.path.generation import (
     ModelCard,
     RequestTimes,
     Reservation,
-    SequenceOutput,
     SequenceUpdate,
-    Take,
     TokenCounts,
 )
 from services.gateway.path.record import BeginRecord, RequestFacts, not_recorded
+from services.gateway.path.sequence_state import SequenceState
 from shared import limits
 from shared.errors import ServiceError
 from shared.messages import UsageOutcome, UsageRecord
@@ -194,7 +193,6 @@ class GuardedGeneration:
         self._call, self._quota, self._usage = call, quota, usage
         self._reservation: Reservation | None = request.reservation
         self._inner: Generation | None = None
-        self._take: Take | None = None
         self._ended = False
         self._received_at, self._started_s, self._first_token_s = time.time(), time.perf_counter(), 0.0
         self._num_shown = 0
@@ -226,13 +224,9 @@ class GuardedGeneration:
         return self._inner.token_counts if self._inner is not None else TokenCounts()
 
     @property
-    def outputs(self) -> Sequence[SequenceOutput]:
+    def outputs(self) -> Sequence[SequenceState]:
         """See Generation."""
         return self._inner.outputs if self._inner is not None else ()
-
-    def deliver_to(self, take: Take) -> None:
-        """See Generation."""
-        self._take = take
 
     async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """See Generation. Also raises ServiceError('rate_limit_exceeded'), before the first item."""
@@ -243,8 +237,6 @@ class GuardedGeneration:
             record = self._request.record
             record.admitted()
             self._inner = self._backend.generate(self._request)
-            if self._take is not None:
-                self._inner.deliver_to(self._taken)
             async for batch in self._inner.updates():
                 self._saw(batch)
                 yield batch
@@ -273,13 +265,6 @@ class GuardedGeneration:
         else:
             self._reservation = reservation
 
-    def _taken(self, batch: list[SequenceUpdate]) -> bool:
-        if self._take is None or not self._take(batch):
-            return False
-        self._saw(batch)
-        self._written(batch)
-        return True
-
     def _written(self, batch: list[SequenceUpdate]) -> None:
         for update in batch:
             self._request.record.written(update.index, len(update.token_ids))
@@ -295,7 +280,7 @@ class GuardedGeneration:
     def _end(self, outcome: UsageOutcome, error_code: str = "", cause: str = "") -> None:
         if self._ended:
             return
-        self._ended, self._take = True, None
+        self._ended = True
         counts, code = self.token_counts, error_code or cause
         self._request.record.ended(
             outcome, code, counts.prompt, counts.cached, counts.generated, tuple(self._finish_reasons)

@@ -5,6 +5,7 @@ key may have at most as much as stays free for others (`leaves_room`). What is k
 finished responses, records of ended streams. There the key that has most loses its oldest first (`Kept`).
 """
 
+from shared.actors.fair_work import FairRoom
 from shared.security.api_keys import ANONYMOUS
 from shared.structures.kept import Kept
 
@@ -21,27 +22,9 @@ def leaves_room(key: str, held: int, total: int, most: int) -> bool:
     return total <= most and (key == ANONYMOUS.name or held <= most - total)
 
 
-class Shares:
+class Shares(FairRoom):
     """Amounts that are in use now, by key, of which all keys together have at most `most`."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._held: dict[str, int] = {}
-        self.total = 0
-
-    def take(self, key: str, amount: int) -> bool:
-        """Takes an amount for a key, if `leaves_room` allows it. Returns whether it has been taken."""
-        held, total = self._held.get(key, 0) + amount, self.total + amount
-        if not leaves_room(key, held, total, self._most):
-            return False
-        self._held[key], self.total = held, total
-        return True
-
-    def give_back(self, key: str, amount: int) -> None:
-        """Gives back an amount that `take` has taken."""
-        self.total -= amount
-        left = self._held[key] - amount
-        if left:
-            self._held[key] = left
-        else:
-            del self._held[key]
+    def has_room(self, client: str, held: int, total: int) -> bool:
+        """See FairRoom."""
+        return leaves_room(client, held, total, self.most)

@@ -7,7 +7,7 @@ still be answered with an HTTP error status. After a long silence it sends a com
 import asyncio
 import math
 import time
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from starlette.types import Message, Send
 
@@ -53,31 +53,6 @@ def is_one_event(data: bytes) -> bool:
     return data.find(b"\n") == end or data.find(END) == end
 
 
-class ChunkWriter(Protocol):
-    """Writes parts of the body of one response that has begun."""
-
-    @property
-    def is_writable(self) -> bool:
-        """Whether the response has begun, is not complete, and the write buffer of its connection has room."""
-        ...
-
-    def write(self, data: bytes) -> None:
-        """Writes a part of the body, which is not empty. Only if `is_writable`."""
-        ...
-
-
-class _Dropped:
-    """Implements ChunkWriter without a client."""
-
-    is_writable = True
-
-    def write(self, data: bytes) -> None:
-        """Drops the data."""
-
-
-_DROPPED = _Dropped()
-
-
 async def _drop(message: Message) -> None:
     """Implements Send without a client."""
 
@@ -92,11 +67,8 @@ class EventChannel:
         keep_alive_s: float,
         stall_s: float = limits.CLIENT_STALL_S,
         content_type: bytes = CONTENT_TYPE,
-        chunks: ChunkWriter | None = None,
     ) -> None:
-        """`chunks`: writes to the same response as `send`, but at once; None: nothing is written at once.
-
-        `keep_alive_s`: silence after which a comment is sent; 0: never. `stall_s`: longest time for a write.
+        """`keep_alive_s`: silence after which a comment is sent; 0: never. `stall_s`: longest time for a write.
 
         Only event streams have comments; a stream of another content type must have `keep_alive_s` 0.
         """
@@ -107,7 +79,6 @@ class EventChannel:
         self._headers = [(b"content-type", content_type), *HEADERS]
         self._keep_alive_s = keep_alive_s if keep_alive_s > 0 else math.inf
         self._stall_s = stall_s
-        self._chunks = chunks
         self._written_s = time.monotonic()
         self._writing = 0
 
@@ -120,20 +91,9 @@ class EventChannel:
         await self._body(data, more=False)
         self.ended = True
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether `write_now` may be called now: the response has begun, and the write buffer has room."""
-        return self._chunks is not None and not self._writing and self._chunks.is_writable
-
-    def write_now(self, data: bytes) -> None:
-        """Sends events at once, past the layers between the application and the connection."""
-        assert self._chunks is not None
-        self._written_s = time.monotonic()
-        self._chunks.write(data)
-
     def detach(self) -> None:
         """Drops everything that is written from now on. Called when the client is gone and the work continues."""
-        self._send, self._chunks = _drop, _DROPPED
+        self._send = _drop
 
     def guard(self) -> LaterGuard:
         """Returns `mind` for `unless_gone`. It has nothing to do before the shorter of its two times is over."""

@@ -42,17 +42,10 @@ class EventWriter:
         self._lock = asyncio.Lock()
         self._wake = asyncio.Event()
 
-    is_writable = True
-    """See Sink."""
-
-    def write_now(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         """Queues events, which are written soon."""
         self._add(data)
         self._wake.set()
-
-    async def write(self, data: bytes) -> None:
-        """Queues events, which are written soon."""
-        self.write_now(data)
 
     async def end(self, data: bytes) -> None:
         """Writes the last events. Returns when they are in the log."""

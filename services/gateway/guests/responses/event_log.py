@@ -17,13 +17,6 @@ class EventLog:
         self._ended = ended
         self._changed = asyncio.Event()
 
-    is_writable = True
-    """See Sink."""
-
-    def write_now(self, data: bytes) -> None:
-        """Appends events."""
-        self._append(data)
-
     async def write(self, data: bytes) -> None:
         """Appends events."""
         self._append(data)

@@ -15,7 +15,8 @@ import msgspec
 
 from services.gateway.guests.resume.record import Accepted, JournalEntry, Progress, StreamRecord
 from services.gateway.guests.resume.store import StreamStore
-from services.gateway.path.generation import ResumedOutput, SequenceOutput
+from services.gateway.path.generation import ResumedOutput
+from services.gateway.path.sequence_state import SequenceState
 from shared import limits
 from shared.bus.durable_log import LogUnavailableError
 from shared.codec import pack_ids
@@ -59,14 +60,14 @@ class JournaledStream:
         self.revision = 0
         """Revision of the record in the store; 0 if it is unknown."""
         self._replayed = replayed
-        self._outputs: Sequence[SequenceOutput] = ()
+        self._outputs: Sequence[SequenceState] = ()
         self._num_cached: tuple[int | None, ...] = (None,) * len(replayed)
         self._written = [len(one.token_ids) for one in replayed]
         self._ends_written = [False] * len(replayed)
         self._engines = [one.engine for one in replayed]
         """For each sequence, the engine that the journal or the record names."""
 
-    def follow(self, outputs: Sequence[SequenceOutput], resumed: ResumedOutput | None) -> None:
+    def follow(self, outputs: Sequence[SequenceState], resumed: ResumedOutput | None) -> None:
         """Sets the output of the sequences, from which the tokens are read whenever they are needed.
 
         Called once, when there is output. So the token path does nothing for the journal. `resumed`: the output of the
@@ -110,13 +111,13 @@ class JournaledStream:
             return tuple([one.progress(index) for index, one in enumerate(self._replayed)])
         return tuple([self._progress(index, output) for index, output in enumerate(self._outputs)])
 
-    def _is_new(self, index: int, output: SequenceOutput) -> bool:
+    def _is_new(self, index: int, output: SequenceState) -> bool:
         if len(output.token_ids) > self._written[index]:
             return True
         return _ended(output) and not self._ends_written[index]
 
     def _progress(
-        self, index: int, output: SequenceOutput, first: int = 0, known_engine: tuple[str, str] | None = None
+        self, index: int, output: SequenceState, first: int = 0, known_engine: tuple[str, str] | None = None
     ) -> Progress:
         """Returns the tokens of a sequence from position `first` on, and its state; the engine if it is not known."""
         known = self._num_cached[index]
@@ -135,7 +136,7 @@ class JournaledStream:
         )
 
 
-def _ended(output: SequenceOutput) -> bool:
+def _ended(output: SequenceState) -> bool:
     """Whether a sequence has ended, not because it failed."""
     return output.finish_reason not in (None, "error")
 

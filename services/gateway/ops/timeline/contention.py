@@ -58,13 +58,9 @@ def contention(timeline: dict[str, Any], wait: Wait, others: list[dict[str, Any]
     `engine`: the wait; `text`: all this in a sentence.
     """
     since, until = during(timeline, wait)
-    found: list[tuple[float, dict[str, Any]]] = []
-    for one in others:
-        if one["id"] == timeline["id"] or one["model"] != timeline["model"]:
-            continue
-        overlap_s = _overlap_s(one, since, until)
-        if overlap_s > 0 and (not wait.engine or wait.engine in one["engines"]):
-            found.append((overlap_s, one))
+    others = [one for one in others if one["id"] != timeline["id"] and one["model"] == timeline["model"]]
+    there = [one for one in others if not wait.engine or wait.engine in one["engines"]]
+    found = [(overlap_s, one) for one in there if (overlap_s := _overlap_s(one, since, until)) > 0]
     if not found:
         return None
     found.sort(key=lambda each: each[0], reverse=True)
@@ -97,11 +93,7 @@ def _named(one: dict[str, Any], overlap_s: float) -> dict[str, Any]:
 
 def _text(wait: Wait, seen: list[dict[str, Any]], count: int) -> str:
     who = f"{wait.engine} was" if wait.engine else "the engines were"
-    text = f"Meanwhile, {who} computing {count} other request{'' if count == 1 else 's'}"
-    keys = Counter(one["key"] for one in seen)
-    if hidden := count - len(seen):
-        text += f", {hidden} of other API keys"
-    elif len(keys) > 1:
-        [(key, most)] = keys.most_common(1)
-        text += f", {most} of the key {key}"
-    return f"{text}."
+    [(key, most)] = Counter(one["key"] for one in seen).most_common(1) or [("", 0)]
+    more = f", {count - len(seen)} of other API keys" if count > len(seen) else ""
+    more = more or (f", {most} of the key {key}" if most < count else "")
+    return f"Meanwhile, {who} computing {count} other request{'' if count == 1 else 's'}{more}."

@@ -6,9 +6,9 @@ separately. If a request has several sequences, only the one that ended last is 
 for it.
 """
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import groupby
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shared.batch_rows import num_reserved_rows
@@ -16,18 +16,10 @@ from shared.batch_rows import num_reserved_rows
 MOST, ALSO = 0.5, 0.2
 """Shares of the request's whole time. A cause from the first share on took "most of the time"; a further cause from the
 second share on is named too."""
-FEW_STEPS = 10
-"""A long step is reported only among at least this many steps: of fewer, one may well take a fifth of the time."""
-
 UNKNOWN_LACK = "Its batch had no place, or too few KV blocks were free."
 NO_LACK = (
     "The batch had a place and enough KV blocks were free: the prompts of others came first, or the engine stood still."
 )
-TWO_QUEUES = (
-    "It waited twice because an engine takes more sequences than its batch has places: the next ones are there already "
-    "when a place becomes free."
-)
-
 TOKENIZER_CALL_S, TOKENS_PER_S = 0.1, 10_000
 """Duration of one call in seconds, and a rate, which slow machines reach too. Tokenizing that takes longer than both
 allow has another cause than the length of the prompt."""
@@ -49,60 +41,44 @@ ENDINGS = {
 
 
 @dataclass(slots=True, kw_only=True)
-class _Cause:
-    """One cause. `where`: the engine, or the tokenizer; of a move: both engines.
+class _Span:
+    """A part of the time without a gap, in seconds since the arrival of the request.
 
+    `where`: the engine, or the tokenizer; of a move: both engines. `attempt`: the placement on the engine.
     `num_tokens`: for `decode`, the number of tokens that arrived in this time.
     """
 
-    name: str
-    where: str = ""
-    duration_s: float = 0.0
-    num_tokens: int = 0
-    why: str = ""
-    attempt: dict[str, Any] | None = None
-    """Of `engine_queue`: the placement on the engine, if its first step is known."""
-    steps: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-
-
-@dataclass(slots=True)
-class _Span:
-    """A part of the time without a gap, in seconds since the arrival of the request, and its cause."""
-
-    cause: _Cause
+    cause: str
+    where: str
     start_s: float
     end_s: float
+    attempt: dict[str, Any] | None = None
+    num_tokens: int = 0
+    why: str = ""
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
 
 
 class _Division:
     """Divides the time up to now among causes. `until` assigns the time since its previous call to a cause."""
 
     def __init__(self) -> None:
-        self.causes: list[_Cause] = []
         self.spans: list[_Span] = []
         """The divided time as intervals in order, without gaps."""
-        self._at_s = 0.0
 
-    def until(self, time_s: float | None, name: str, where: str = "", why: str = "") -> _Cause | None:
-        """Assigns the time up to `time_s` to the one cause with this name and place, and returns the cause.
-
-        Returns None if `time_s` is None, because that time is not reached yet.
-        """
-        if time_s is None:
+    def until(self, time_s: float, cause: str, where: str = "", attempt: dict[str, Any] | None = None) -> _Span | None:
+        """Assigns the time up to `time_s`, if there is any, and returns its span."""
+        last = self.spans[-1] if self.spans else None
+        began = last.end_s if last else 0.0
+        if time_s <= began:
             return None
-        found = next((one for one in self.causes if (one.name, one.where) == (name, where)), None)
-        if found is None:
-            found = _Cause(name=name, where=where)
-            self.causes.append(found)
-        found.why = found.why or why
-        if time_s > self._at_s:
-            found.duration_s += time_s - self._at_s
-            if self.spans and self.spans[-1].cause is found:
-                self.spans[-1].end_s = time_s
-            else:
-                self.spans.append(_Span(found, self._at_s, time_s))
-            self._at_s = time_s
-        return found
+        if last is None or (last.cause, last.where) != (cause, where):
+            last = _Span(cause=cause, where=where, start_s=began, end_s=time_s)
+            self.spans.append(last)
+        last.end_s, last.attempt = time_s, attempt
+        return last
 
 
 def explain(timeline: dict[str, Any]) -> dict[str, Any]:
@@ -113,29 +89,30 @@ def explain(timeline: dict[str, Any]) -> dict[str, Any]:
     cause each moment belongs to: `cause`, `where`, `start_s`, `end_s`, without gaps from the arrival to the end.
     """
     sequence = max(timeline["sequences"], key=_last_moment, default=None)
-    division = _divided(timeline, sequence)
-    causes = [one for one in division.causes if one.duration_s > 0]
+    spans = _divided(timeline, sequence)
+    causes = _causes(spans)
     return {
         "explanation": list(_sentences(timeline, sequence, causes)),
         "causes": [
-            {
-                "cause": one.name,
-                "where": one.where or None,
-                "text": _text(one, timeline),
-                "duration_s": round(one.duration_s, 6),
-            }
-            for one in causes
+            {**_place(one), "text": _text(one, timeline), "duration_s": _round(one.duration_s)} for one in causes
         ],
-        "spans": [
-            {
-                "cause": one.cause.name,
-                "where": one.cause.where or None,
-                "start_s": round(one.start_s, 6),
-                "end_s": round(one.end_s, 6),
-            }
-            for one in division.spans
-        ],
+        "spans": [{**_place(one), "start_s": _round(one.start_s), "end_s": _round(one.end_s)} for one in spans],
     }
+
+
+def _place(span: _Span) -> dict[str, Any]:
+    return {"cause": span.cause, "where": span.where or None}
+
+
+def _causes(spans: list[_Span]) -> list[_Span]:
+    """Returns for each cause and place one span from its first moment, as long as all its spans together."""
+    found: dict[tuple[str, str], _Span] = {}
+    for one in spans:
+        first = found.setdefault((one.cause, one.where), one)
+        if first is not one:
+            longer, num_tokens = first.end_s + one.duration_s, first.num_tokens + one.num_tokens
+            found[one.cause, one.where] = replace(one, start_s=first.start_s, end_s=longer, num_tokens=num_tokens)
+    return list(found.values())
 
 
 def _last_moment(sequence: dict[str, Any]) -> float:
@@ -143,15 +120,14 @@ def _last_moment(sequence: dict[str, Any]) -> float:
     return pieces[-1]["arrived_s"] if pieces else attempts[-1]["placed_s"] if attempts else 0.0
 
 
-def _divided(timeline: dict[str, Any], sequence: dict[str, Any] | None) -> _Division:
+def _divided(timeline: dict[str, Any], sequence: dict[str, Any] | None) -> list[_Span]:
     division, total = _Division(), timeline["duration_s"]
     has_ended = timeline["state"] != "running"
-    division.until(timeline["turn_s"], "turn")
-    for name in ("admission", "tokenization"):
-        where = _tokenizer(timeline) if name == "tokenization" else ""
-        if division.until(timeline["admitted_s" if name == "admission" else "tokenized_s"], name, where) is None:
-            division.until(total, name, where)
-            return division
+    division.until(timeline["turn_s"] or 0.0, "turn")
+    for name, until in (("admission", timeline["admitted_s"]), ("tokenization", timeline["tokenized_s"])):
+        division.until(total if until is None else until, name, _tokenizer(timeline) if name == "tokenization" else "")
+        if until is None:
+            return division.spans
     before: dict[str, Any] | None = None
     for attempt in sequence["attempts"] if sequence else ():
         _divide_attempt(division, attempt, before, sequence["pieces"] if sequence else [], total, has_ended)
@@ -159,14 +135,15 @@ def _divided(timeline: dict[str, Any], sequence: dict[str, Any] | None) -> _Divi
     if before is None or (before["lost_s"] is not None and not has_ended):
         division.until(total, "gateway_queue")
     division.until(total, "delivery")
-    return division
+    return division.spans
 
 
 def _tokenizer(timeline: dict[str, Any]) -> str:
     """Returns the tokenizer that had the request; empty if it is unknown, or if several had it."""
-    answered, silent = timeline["tokenizer"], set(_silent(timeline))
-    if not timeline["silent_tokenizers"]:
+    answered, silent = timeline["tokenizer"], {one["tokenizer"] for one in timeline["silent_tokenizers"]}
+    if not silent:
         return answered or ""
+    silent.discard(None)
     return silent.pop() if len(silent) == 1 and answered in (None, *silent) else ""
 
 
@@ -181,214 +158,130 @@ def _divide_attempt(
     engine, placed, lost = attempt["engine"], attempt["placed_s"], attempt["lost_s"]
     end = total if lost is None else lost
     arrived = [one for one in pieces if placed <= one["arrived_s"] <= end]
-    first = arrived[0]["arrived_s"] if arrived else None
-    steps = attempt["steps"]
+    first, steps = arrived[0]["arrived_s"] if arrived else end, attempt["steps"]
     if before is not None and any(one["arrived_s"] < placed for one in pieces):
         # The client waits from the last token on one engine to the first on the other.
-        where = f"{before['engine']} to {engine}"
-        division.until(placed, "move", where, before["reason"] or "")
-        division.until(end if first is None else first, "move", where)
+        if (move := division.until(first, "move", f"{before['engine']} to {engine}")) is not None:
+            move.why = before["reason"] or ""
     else:
         division.until(placed, "gateway_queue")
-        if steps:
-            cause = division.until(min(steps[0]["start_s"], end if first is None else first), "engine_queue", engine)
-            assert cause is not None
-            cause.attempt = attempt
-        began = bool(steps) or first is not None
-        cause = division.until(end if first is None else first, "prefill" if began else "engine_queue", engine)
-        if cause is not None and began:
-            cause.steps = [one for one in steps if first is None or one["start_s"] < first]
-    if first is None:
-        return
-    _divide_output(division, engine, steps, arrived)
-    if lost is None and not has_ended:
-        division.until(total, "decode", engine)
+        if steps or not arrived:
+            queued_until = min(steps[0]["start_s"], first) if steps else first
+            division.until(queued_until, "engine_queue", engine, attempt if steps else None)
+        division.until(first, "prefill", engine)
+    if arrived:
+        _divide_output(division, attempt, arrived)
+        if lost is None and not has_ended:
+            division.until(total, "decode", engine, attempt)
 
 
-def _divide_output(
-    division: _Division, engine: str, steps: list[dict[str, Any]], arrived: list[dict[str, Any]]
-) -> None:
+def _divide_output(division: _Division, attempt: dict[str, Any], arrived: list[dict[str, Any]]) -> None:
     """Divides the time from the first to the last output of one placement."""
-    first, last = arrived[0]["arrived_s"], arrived[-1]["arrived_s"]
-    for one in steps:
+    engine, first, last = attempt["engine"], arrived[0]["arrived_s"], arrived[-1]["arrived_s"]
+    for one in attempt["steps"]:
         if one["preempted_before"] and one["start_s"] > first:
             began, ended = max(first, one["end_s"] - one["gap_s"]), min(one["end_s"], last)
-            division.until(min(began, ended), "decode", engine)
+            division.until(min(began, ended), "decode", engine, attempt)
             division.until(ended, "preemption", engine)
-    decode = division.until(last, "decode", engine)
-    assert decode is not None
-    decode.num_tokens += sum(one["num_tokens"] for one in arrived[1:])
-    decode.steps = [one for one in steps if one["end_s"] > first]
+    if (decode := division.until(last, "decode", engine, attempt)) is not None:
+        decode.num_tokens += sum(one["num_tokens"] for one in arrived[1:])
 
 
-def _sentences(timeline: dict[str, Any], sequence: dict[str, Any] | None, causes: list[_Cause]) -> Iterator[str]:
+def _sentences(timeline: dict[str, Any], sequence: dict[str, Any] | None, causes: list[_Span]) -> Iterator[str]:
     total = timeline["duration_s"]
     by_time = sorted(causes, key=lambda one: one.duration_s, reverse=True)
-    if by_time:
-        first = by_time[0]
-        begin = "Most of the time" if first.duration_s >= MOST * total else "The longest part of the time"
-        if timeline["state"] == "running":
-            begin = f"So far, {begin[0].lower()}{begin[1:]}"
-        yield f"{begin}: {_text(first, timeline)} ({_s(first.duration_s)} of {_s(total)})."
-        yield from _detail(first, timeline)
-    named = [one for at, one in enumerate(by_time) if at and (one.duration_s >= ALSO * total or _is_event(one))]
-    for one in named:
-        text = _text(one, timeline)
-        yield f"{text[0].upper()}{text[1:]} took {_s(one.duration_s)}."
-        if one.duration_s >= ALSO * total:
+    for number, one in enumerate(by_time):
+        text, is_long = _text(one, timeline), one.duration_s >= ALSO * total
+        if not number:
+            begin = "Most of the time" if one.duration_s >= MOST * total else "The longest part of the time"
+            begin = f"So far, {begin[0].lower()}{begin[1:]}" if timeline["state"] == "running" else begin
+            yield f"{begin}: {text} ({_s(one.duration_s)} of {_s(total)})."
+        elif is_long or one.cause in ("move", "preemption"):  # a reader should know of these, however short they were
+            yield f"{text[0].upper()}{text[1:]} took {_s(one.duration_s)}."
+        if not number or is_long:
             yield from _detail(one, timeline)
-    if {"gateway_queue", "engine_queue"} <= {one.name for one in causes if one.duration_s >= ALSO * total}:
-        yield TWO_QUEUES
-    yield from _early_losses(sequence)
-    if timeline["state"] in ("failed", "cancelled"):
-        yield _ending(timeline)
-    if sequence is not None and len(timeline["sequences"]) > 1:
-        yield f"These are the times of output {sequence['index']}, which ended last."
-
-
-def _early_losses(sequence: dict[str, Any] | None) -> Iterator[str]:
-    """Yields which engines were lost before the first output; later losses are causes of their own (`move`)."""
     pieces, attempts = (sequence["pieces"], sequence["attempts"]) if sequence else ([], [])
-    for one in attempts:
+    for one in attempts:  # of engines that were lost later, a move tells
         if one["lost_s"] is not None and not any(piece["arrived_s"] <= one["lost_s"] for piece in pieces):
             yield f"It had to leave {one['engine']} after {_s(one['lost_s'])}: {one['reason']}."
+    if timeline["state"] in ("failed", "cancelled"):
+        code, how = timeline["error_code"], "failed" if timeline["state"] == "failed" else "was cancelled"
+        why = f": {ENDINGS[code]} ({code})" if code in ENDINGS else f": {code}" if code else ""
+        yield f"It {how} after {_s(total)}{why}."
 
 
-def _is_event(cause: _Cause) -> bool:
-    """Whether something happened that a reader should know of, however short it was."""
-    return cause.name in ("move", "preemption")
-
-
-def _text(cause: _Cause, timeline: dict[str, Any]) -> str:
-    name, where = cause.name, cause.where
-    if name == "prefill":
-        cached = timeline["cached_tokens"]
-        known = f", {cached} of them from the cache," if cached else ""
-        return f"computing the prompt of {_count(timeline['prompt_tokens'], 'token')}{known} on {where}"
-    if name == "tokenization":
-        return "turning the text into tokens" + (f" on {where}" if where else "")
-    if name == "move":
-        return f"moving from {where}" + (f" ({cause.why})" if cause.why else "")
+def _text(cause: _Span, timeline: dict[str, Any]) -> str:
+    name, where, cached = cause.cause, cause.where, timeline["cached_tokens"]
+    known = f", {cached} of them from the cache," if cached else ""
     return {
         "turn": "waiting until the gateway began with the request",
         "admission": "reading and checking the request, and waiting for the limits of its key",
+        "tokenization": "turning the text into tokens" + (f" on {where}" if where else ""),
         "gateway_queue": "waiting in the gateway for an engine with room",
         "engine_queue": f"waiting in the queue of {where}",
+        "prefill": f"computing the prompt of {_count(timeline['prompt_tokens'], 'token')}{known} on {where}",
         "decode": f"generating {_count(cause.num_tokens, 'token')} on {where}",
+        "move": f"moving from {where}" + (f" ({cause.why})" if cause.why else ""),
         "preemption": f"waiting on {where}, which needed the KV blocks for others",
         "delivery": "writing the rest of the answer to the client",
     }[name]
 
 
-def _detail(cause: _Cause, timeline: dict[str, Any]) -> Iterator[str]:
+def _detail(cause: _Span, timeline: dict[str, Any]) -> Iterator[str]:
     """Yields sentences that explain a cause that took a large part of the time."""
-    if cause.name == "turn":
-        yield "Many requests arrived at the same time: a gateway begins few at a time, and the keys take turns."
-    if cause.name == "tokenization":
+    if cause.cause == "tokenization":
         yield from _tokenization_detail(cause, timeline)
-    if cause.name == "engine_queue":
-        yield from _engine_queue_detail(cause.attempt)
-    if cause.name == "prefill":
-        others = sum(one["batch_tokens"] - one["num_tokens"] for one in cause.steps)
-        if others > sum(one["num_tokens"] for one in cause.steps):
-            yield f"The same steps computed {_count(others, 'token')} of other sequences."
-    if cause.name == "gateway_queue":
-        yield "All engines of the model had as many sequences as they take: more engines shorten this."
-    if cause.name == "decode" and cause.num_tokens and cause.steps:
-        sizes = sum(one["batch_size"] for one in cause.steps) / len(cause.steps)
-        shared = "alone in its batch" if sizes < 1.5 else f"in batches of about {sizes:.0f} sequences"
-        usual_s = timeline["usual_token_s"]
-        usual = f" (usual: {_s(usual_s)})" if usual_s else ""
+    if cause.cause == "engine_queue":
+        yield _lack(cause.attempt) if cause.attempt is not None else UNKNOWN_LACK
+    if cause.cause == "decode" and cause.num_tokens and cause.attempt and cause.attempt["steps"]:
+        sizes = [one["batch_size"] for one in cause.attempt["steps"] if one["end_s"] > cause.start_s]
+        size = sum(sizes) / max(1, len(sizes))
+        shared = "alone in its batch" if size < 1.5 else f"in batches of about {size:.0f} sequences"
+        usual = f" (usual: {_s(timeline['usual_token_s'])})" if timeline["usual_token_s"] else ""
         yield f"That is {_s(cause.duration_s / cause.num_tokens)} for each token{usual}, {shared}."
-        longest = max(one["end_s"] - one["start_s"] for one in cause.steps)
-        if longest >= ALSO * cause.duration_s and len(cause.steps) >= FEW_STEPS:
-            yield f"One step alone took {_s(longest)}: the engine stood still, or its machine was busy."
-    if cause.name == "move":
-        yield "What had been computed was computed again there."
 
 
-def _engine_queue_detail(attempt: dict[str, Any] | None) -> Iterator[str]:
-    if attempt is None:
-        yield UNKNOWN_LACK
-        return
-    yield _full_batch(attempt) or _blocks(attempt) or UNKNOWN_LACK
-    if behind := attempt["steps"][0]["num_waiting"]:
-        yield f"{behind} more waited when it began."
-
-
-def _full_batch(attempt: dict[str, Any]) -> str:
-    """Returns a sentence on the full batch for which a sequence waited; empty if it was not full, or if unknown."""
-    places, taken = attempt["batch_places"] or 0, attempt["batch_size_before"]
+def _lack(attempt: dict[str, Any]) -> str:
+    """Returns a sentence on what a sequence waited for in the queue of its engine."""
+    places, taken, steps = attempt["batch_places"] or 0, attempt["batch_size_before"], attempt["steps"]
     if taken is None:  # the sequence's own first step had about as many
-        taken = attempt["steps"][0]["batch_size"]
-    if not places or taken < places - num_reserved_rows(places):
-        return ""
-    if taken < places:
-        return f"{taken} of the {places} places of its batch were taken; the rest is kept for API keys that have none."
-    return f"All {places} places of its batch were taken." if places > 1 else "Its batch takes one sequence at a time."
-
-
-def _blocks(attempt: dict[str, Any]) -> str:
-    """Returns a sentence on whether a sequence that had a place waited for KV blocks; empty if that is unknown."""
-    free, size = attempt["free_blocks_before"], attempt["block_size"]
-    num_tokens = 0
-    for one in attempt["steps"]:
+        taken = steps[0]["batch_size"]
+    if places and taken >= places - num_reserved_rows(places):
+        rest = "" if taken >= places else "; the rest is kept for API keys that have none"
+        return f"{taken} of the {places} places of its batch were taken{rest}."
+    free, size, num_tokens = attempt["free_blocks_before"], attempt["block_size"], 0
+    for one in steps:
         num_tokens += one["num_tokens"]
         if one["num_output"]:
             break
-    if free is None or not size or not attempt["batch_places"]:
-        return ""
+    if free is None or not size or not places:
+        return UNKNOWN_LACK
     needed = -(-num_tokens // size)
     return (
         f"Too few KV blocks were free: its prompt needs {needed}, and {free} were free." if needed > free else NO_LACK
     )
 
 
-def _tokenization_detail(cause: _Cause, timeline: dict[str, Any]) -> Iterator[str]:
+def _tokenization_detail(cause: _Span, timeline: dict[str, Any]) -> Iterator[str]:
     """Yields why the prompt's tokens took so long, if the length of the prompt is not the reason."""
-    silent, tries = " and ".join(_silent(timeline)), timeline["silent_tokenizers"]
     if timeline["tokenized_s"] is None:
-        yield f"{silent} did not answer." if silent else "No tokenizer has answered."
-        if tries:
-            yield f"The request went {_asked(tries)}."
+        yield "No tokenizer has answered."
     elif cause.duration_s > TOKENIZER_CALL_S + timeline["prompt_tokens"] / TOKENS_PER_S:
-        count = _count(timeline["prompt_tokens"], "token")
-        if timeline["tokenizer"] is None:
-            yield f"{count} need far less: the tokenizers had other work, stood still or were being started."
-            return
-        who = silent or ("a tokenizer" if tries else timeline["tokenizer"])
-        yield f"{count} need far less: {who} stood still or had other work."
-        if tries:
-            again = " again" if tries[-1]["tokenizer"] == timeline["tokenizer"] else ""
-            yield f"The request went {_asked(tries)}, then to {timeline['tokenizer']}{again}, which answered."
-
-
-def _silent(timeline: dict[str, Any]) -> list[str]:
-    """Returns the known tokenizers that did not answer in time, each once."""
-    return list(dict.fromkeys(one["tokenizer"] for one in timeline["silent_tokenizers"] if one["tokenizer"]))
-
-
-def _asked(tries: list[dict[str, Any]]) -> str:
-    """Returns which tokenizers were asked in turn without an answer."""
-    parts: list[str] = []
-    for name, group in groupby(tries, key=lambda one: one["tokenizer"]):
-        waits = [one["waited_s"] for one in group]
-        often, together = (f"{len(waits)} times ", " in all") if len(waits) > 1 else ("", "")
-        parts.append(
-            f"{often}to {name or 'one of the tokenizers'}, which did not answer for {_s(sum(waits))}{together}"
-        )
-    return ", then ".join(parts)
-
-
-def _ending(timeline: dict[str, Any]) -> str:
-    """Returns a sentence on the end of a request that was not completed."""
-    code, how = timeline["error_code"], "failed" if timeline["state"] == "failed" else "was cancelled"
-    why = f": {ENDINGS[code]} ({code})" if code in ENDINGS else f": {code}" if code else ""
-    return f"It {how} after {_s(timeline['duration_s'])}{why}."
+        who = cause.where or "the tokenizers"
+        yield f"{_count(timeline['prompt_tokens'], 'token')} need far less: {who} stood still or had other work."
+    waited = Counter[str]()
+    for one in timeline["silent_tokenizers"]:
+        waited[one["tokenizer"] or "one of the tokenizers"] += one["waited_s"]
+    if waited:
+        yield f"No answer came from {', '.join(f'{name} for {_s(waited[name])}' for name in waited)}."
 
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _round(seconds: float) -> float:
+    return round(seconds, 6)
 
 
 def _s(seconds: float) -> str:

@@ -6,7 +6,7 @@ the usual time does not grow while most requests wait. Phases that take longer w
 their time for each token.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 SLOW_S = 0.5
@@ -69,33 +69,28 @@ def usual_token_s(summaries: list[dict[str, Any]]) -> float | None:
 
 
 class _Usual:
-    """The usual time of each phase among finished requests of one model."""
+    """The usual time of each phase among finished requests of one model. Unknown with too few of them."""
 
     def __init__(self, finished: list[dict[str, Any]]) -> None:
-        self._is_known = len(finished) >= SIMILAR_MIN
+        self.is_known = len(finished) >= SIMILAR_MIN
         self._durations_s: dict[str, float] = {}
         self._per_token_s: dict[str, float] = {}
         for phase in {phase for one in finished for phase in one["phases"]}:
-            self._durations_s[phase] = _quarter(one["phases"].get(phase, 0.0) for one in finished)
-            if phase in _TOKENS:
-                counts = [(one["phases"].get(phase), _TOKENS[phase](one)) for one in finished]
-                rates = [duration_s / count for duration_s, count in counts if duration_s is not None and count > 0]
-                if rates:
-                    self._per_token_s[phase] = _quarter(rates)
+            self._durations_s[phase] = _quarter([one["phases"].get(phase, 0.0) for one in finished])
+            if (count := _TOKENS.get(phase)) is not None:
+                having = [one for one in finished if phase in one["phases"] and count(one) > 0]
+                if having:
+                    self._per_token_s[phase] = _quarter([one["phases"][phase] / count(one) for one in having])
 
-    def of(self, phase: str, request: dict[str, Any]) -> float | None:
-        """Returns the usual seconds of a phase for a request with these numbers of tokens; None if unknown."""
-        if not self._is_known:
-            return None
-        usual = self._durations_s.get(phase, 0.0)
-        if phase in self._per_token_s:
-            usual = max(usual, self._per_token_s[phase] * _TOKENS[phase](request))
-        return usual
+    def of(self, phase: str, request: dict[str, Any]) -> float:
+        """Returns the usual seconds of a phase for a request with these numbers of tokens."""
+        count = _TOKENS[phase](request) if phase in self._per_token_s else 0
+        return max(self._durations_s.get(phase, 0.0), self._per_token_s.get(phase, 0.0) * count)
 
     @property
     def token_s(self) -> float | None:
         """The usual seconds of `decode` for each token of output; None if unknown."""
-        found = self._per_token_s.get("decode") if self._is_known else None
+        found = self._per_token_s.get("decode") if self.is_known else None
         return found and round(found, 6)
 
 
@@ -109,29 +104,26 @@ def _token_s(request: dict[str, Any]) -> float | None:
     return round(request["phases"].get("decode", 0.0) / num_tokens, 6) if num_tokens > 0 else None
 
 
-def _quarter(values: Iterable[float]) -> float:
+def _quarter(values: list[float]) -> float:
     """Returns the value that a quarter of the values do not exceed."""
-    ordered = sorted(values)
-    return ordered[int(QUARTER * (len(ordered) - 1))]
+    return sorted(values)[int(QUARTER * (len(values) - 1))]
 
 
 def _slow(request: dict[str, Any], usual: _Usual) -> dict[str, Any] | None:
-    found, most, excess_s = None, max(SLOW_S, SLOW_SHARE * request["duration_s"]), 0.0
-    for phase, duration_s in request["phases"].items():
-        usual_s = usual.of(phase, request)
-        if usual_s is None:
-            return None
-        if duration_s < SLOW_FACTOR * usual_s:
-            continue
-        excess_s += duration_s - usual_s
-        if duration_s - usual_s >= most:
-            most = duration_s - usual_s
-            found = {"phase": _event(phase, request), "duration_s": duration_s, "usual_s": round(usual_s, 6)}
-    return found and {**found, "excess_s": round(excess_s, 6)}
-
-
-def _event(phase: str, request: dict[str, Any]) -> str:
-    """Returns the name of what happened within a slow phase, or the phase."""
-    if phase == "decode" and (request["moves"] or request["preemptions"]):
-        return "move" if request["moves"] else "preemption"
-    return phase
+    if not usual.is_known:
+        return None
+    excesses = {
+        phase: duration_s - usual_s
+        for phase, duration_s in request["phases"].items()
+        if duration_s >= SLOW_FACTOR * (usual_s := usual.of(phase, request))
+    }
+    phase = max(excesses, key=excesses.__getitem__, default="")
+    if excesses.get(phase, 0.0) < max(SLOW_S, SLOW_SHARE * request["duration_s"]):
+        return None
+    happened = "move" if request["moves"] else "preemption" if request["preemptions"] else phase
+    return {
+        "phase": happened if phase == "decode" else phase,
+        "duration_s": request["phases"][phase],
+        "usual_s": round(usual.of(phase, request), 6),
+        "excess_s": round(sum(excesses.values()), 6),
+    }

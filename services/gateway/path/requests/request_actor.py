@@ -10,17 +10,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
-from services.gateway.path.deliveries import Outlet
 from services.gateway.path.gateway_parts import GatewayParts
 from services.gateway.path.generation import (
     GenerationRequest,
     ModelCard,
     RequestTimes,
     SequenceUpdate,
-    Take,
     TokenCounts,
 )
 from services.gateway.path.messages import Prompt, RequestMessages
+from services.gateway.path.outlet import Outlet
 from services.gateway.path.placement.candidate import Candidate, Failure, candidates_of
 from services.gateway.path.requests.places import Places
 from services.gateway.path.requests.repairs import Repairs
@@ -63,7 +62,7 @@ class RequestActor:
         self._started_at = self._now()
         self._tokenized_at: float | None = None
         self._candidates: list[Candidate] = []
-        self._outlet = Outlet(parts.deliveries)
+        self._outlet = Outlet()
         self._left = 0
         self._over = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -119,10 +118,6 @@ class RequestActor:
     def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """See Generation."""
         return self._outlet.batches()
-
-    def deliver_to(self, take: Take) -> None:
-        """See Generation."""
-        self._outlet.deliver_to(take)
 
     async def cancel(self, reason: str, cause: str = "") -> None:
         """See Generation."""

@@ -11,7 +11,7 @@ import pytest
 from services.engine.core.lanes import LANES
 
 ROOT = Path(__file__).parents[4]
-OPTIONAL = {"canary": "CanaryLane", "idle": "IdleLane", "large_head": "LargeHeadLane", "newcomers": "NewcomersLane"}
+OPTIONAL = {"canary": "CanaryLane", "idle": "IdleLane", "large_head": "LargeHeadLane"}
 RUN = """
 import importlib, pkgutil
 import services.engine.core as package

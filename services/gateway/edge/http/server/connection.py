@@ -7,11 +7,10 @@ such as one without an API key: the rest of the request could keep it open.
 
 import asyncio
 import logging
-import weakref
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from services.gateway.edge.http.errors import error_body
 from services.gateway.edge.http.server.places import Place
@@ -24,8 +23,6 @@ from shared.receiving import ReceivesIntoOneBuffer
 _rare_log = RareLog(logging.getLogger(__name__))
 CLOSE = "antiphon.close"
 """Key of the scope for a function that closes the connection of the request after what has been written."""
-CHUNKS = "antiphon.chunks"
-"""Key of the scope for the `ResponseChunks` of the request."""
 _TOO_LARGE = f"The request line and headers may have {limits.HEADER_BYTES_MAX} bytes."
 _TOO_LATE = f"The headers did not arrive within {limits.HEADER_READ_S:g} s."
 _INVALID = "Invalid HTTP request received."
@@ -34,34 +31,6 @@ _FULL = "All connections that this server may have are in use. Try again."
 
 class _HeaderTooLarge(Exception):
     """Raised in a callback to stop the parser, which converts it to its own exception."""
-
-
-class ResponseChunks:
-    """Implements `sse.ChunkWriter` for one response of uvicorn.
-
-    Parts of a stream that are written here pass neither uvicorn's `send` nor that of any middleware. So a middleware
-    that changes or buffers the body of a response must remove CHUNKS from the scope. No middleware of the gateway
-    changes or buffers the body of a stream.
-    """
-
-    __slots__ = ("_cycle",)
-
-    def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = weakref.ref(cycle)  # the scope that has this object belongs to it
-
-    @property
-    def is_writable(self) -> bool:
-        """See ChunkWriter."""
-        cycle = self._cycle()
-        if cycle is None or not cycle.response_started or cycle.response_complete or cycle.disconnected:
-            return False
-        return cycle.chunked_encoding is True and not cycle.flow.write_paused
-
-    def write(self, data: bytes) -> None:
-        """See ChunkWriter."""
-        cycle = self._cycle()
-        assert cycle is not None
-        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class _EndOfEarlyAnswer(asyncio.Transport):
@@ -160,7 +129,6 @@ class BoundedConnection(HttpToolsProtocol, ReceivesIntoOneBuffer):
         self._in_header = False
         self._stop_timer()
         super().on_headers_complete()
-        self.scope[CHUNKS] = ResponseChunks(self.cycle)  # type: ignore[typeddict-unknown-key]
         self._keeps_alive = self.cycle.keep_alive
         self.cycle.keep_alive = False
         self.cycle.transport = _EndOfEarlyAnswer(self)

@@ -93,17 +93,6 @@ class BoundedWebSocket(WebSocketsSansIOProtocol, ReceivesIntoOneBuffer):
         """Bytes of the pieces of a message that is incomplete."""
         self._handshake_timer = self.loop.call_later(limits.HEADER_READ_S, self._late)
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether `write_now` may be called now: the connection is open, and its write buffer has room."""
-        return self.handshake_complete and not self.close_sent and not self.disconnected and self.writable.is_set()
-
-    def write_now(self, texts: list[bytes]) -> None:
-        """Sends messages at once, past the layers between the application and the connection."""
-        for text in texts:
-            self.conn.send_text(text)
-        self.transport.write(b"".join(self.conn.data_to_send()))
-
     def idle(self) -> None:
         """No message is being answered: the connection may be closed to make room for another one."""
         self._place.idle()

@@ -107,7 +107,7 @@ class _Connection:
             await self._close(self._ending)
 
     async def _answer(self, data: bytes) -> None:
-        asked, exchange = None, TurnExchange(self._socket, self._send, self._gone)
+        asked, exchange = None, TurnExchange(self._send, self._gone)
         try:
             asked = messages.read(data)
             if asked is None:

@@ -9,8 +9,7 @@ from starlette.types import Message, Scope
 
 from services.gateway.edge.http import sse
 from services.gateway.edge.http.request_id import new_id
-from services.gateway.edge.http.server.connection import CHUNKS
-from services.gateway.edge.http.server.web_socket import FROM_SOCKET, BoundedWebSocket
+from services.gateway.edge.http.server.web_socket import FROM_SOCKET
 from services.gateway.guests.responses.socket.memory import SocketTurn
 from services.gateway.guests.responses.socket.messages import error_event, failure_event
 from shared.errors import ServiceError
@@ -35,15 +34,13 @@ _TOLD = ("retry-after", "x-ratelimit-", "x-request-id", "x-antiphon-ignored")
 
 
 class TurnExchange:
-    """The ASGI `receive` and `send` of one request. Implements `sse.ChunkWriter`.
+    """The ASGI `receive` and `send` of one request.
 
     `send_text` sends one message; it does nothing if the client is gone, which sets `gone`.
     """
 
-    def __init__(
-        self, socket: BoundedWebSocket, send_text: Callable[[bytes], Awaitable[None]], gone: asyncio.Event
-    ) -> None:
-        self._socket, self._send_text, self._gone = socket, send_text, gone
+    def __init__(self, send_text: Callable[[bytes], Awaitable[None]], gone: asyncio.Event) -> None:
+        self._send_text, self._gone = send_text, gone
         self._status = 500
         self._headers: dict[str, str] = {}
         self._is_stream = False
@@ -75,7 +72,6 @@ class TurnExchange:
             "client": handshake["client"],
             "server": handshake["server"],
             "state": {"request_id": new_id(), FROM_SOCKET: turn},
-            CHUNKS: self,
         }
 
     async def receive(self) -> Message:
@@ -97,15 +93,6 @@ class TurnExchange:
         else:
             for text in self._texts(message.get("body", b"")):
                 await self._send_text(text)
-
-    @property
-    def is_writable(self) -> bool:
-        """See ChunkWriter."""
-        return self._is_stream and self._socket.is_writable
-
-    def write(self, data: bytes) -> None:
-        """See ChunkWriter."""
-        self._socket.write_now(self._texts(data))
 
     @property
     def has_succeeded(self) -> bool:

@@ -1,4 +1,4 @@
-"""New output of a request reaches its consumer in order and once, by the consumer's function or in its task."""
+"""New output of a request reaches its consumer in order and once."""
 
 import asyncio
 import itertools
@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.path.deliveries import Deliveries
-from services.gateway.path.generation import GenerationRequest, SequenceUpdate
+from services.gateway.path.generation import GenerationRequest
 from services.gateway.path.requests.request_actor import RequestActor
 from services.gateway.path.sequence_state import Address, SequenceState
 from shared.errors import ServiceError
@@ -26,7 +25,7 @@ class Request:
 
     def __init__(self) -> None:
         parts = MagicMock()
-        parts.deliveries, parts.clients = Deliveries(), AsyncMock()
+        parts.clients = AsyncMock()
         parts.host.clock.monotonic.return_value = 0.0
         request = GenerationRequest(request_id="r", model=CARD.name, params=SamplingParams())
         self.actor = RequestActor(parts, request, CARD, 1, lambda: None)
@@ -39,10 +38,7 @@ class Request:
         self.actor.tokenized(messages)  # type: ignore[arg-type]
         sequence.accepted(0.0)
         self.has_room = True
-        self.failure: Exception | None = None
-        self.taken: list[list[int]] = []
         self.read: list[list[int]] = []
-        self.all: list[int] = []
         self._next = itertools.count()
 
     def add(self, *, last: bool = False) -> None:
@@ -59,26 +55,12 @@ class Request:
         )
         self.actor.on_text(0, event, ENGINE)
 
-    def take(self, batch: list[SequenceUpdate]) -> bool:
-        if self.failure is not None:
-            raise self.failure
-        if not self.has_room:
-            return False
-        self.taken.append(self._seen(batch))
-        return True
-
     async def consume(self) -> None:
         """Reads to the end."""
-        self.actor.deliver_to(self.take)
         async for batch in self.actor.updates():
-            self.read.append(self._seen(batch))
+            self.read.append([number for update in batch for number in update.token_ids])
             while not self.has_room:
                 await asyncio.sleep(0)
-
-    def _seen(self, batch: list[SequenceUpdate]) -> list[int]:
-        found = [number for update in batch for number in update.token_ids]
-        self.all += found
-        return found
 
 
 async def passes(count: int = 3) -> None:
@@ -86,47 +68,22 @@ async def passes(count: int = 3) -> None:
         await asyncio.sleep(0)
 
 
-async def test_output_is_delivered_without_waking_the_consumer_and_what_arrives_together_is_one_batch():
+async def test_what_arrives_together_or_while_there_is_no_room_is_one_batch():
     request = Request()
     consumer = asyncio.create_task(request.consume())
     await passes()
     request.add()
-    await passes()
-    request.add()
-    request.add()
-    await passes()
-    assert (request.taken, request.read) == ([[0], [1, 2]], [])
-    request.add(last=True)
-    await consumer
-    assert (request.taken, request.read) == ([[0], [1, 2]], [[3]])
-
-
-async def test_a_consumer_without_room_gets_its_output_in_its_task():
-    request = Request()
-    consumer = asyncio.create_task(request.consume())
     await passes()
     request.has_room = False
     request.add()
+    request.add()
     await passes()
     request.add()
     await passes()
-    assert (request.taken, request.read) == ([], [[0]])
-    request.has_room = True
     request.add(last=True)
+    request.has_room = True
     await consumer
-    assert request.all == [0, 1, 2]
-
-
-async def test_what_the_function_raises_is_raised_in_the_consumer():
-    request = Request()
-    consumer = asyncio.create_task(request.consume())
-    await passes()
-    request.failure = ServiceError("invalid_value", "no")
-    request.add()
-    await passes()
-    request.add()
-    with pytest.raises(ServiceError, match="no"):
-        await consumer
+    assert request.read == [[0], [1, 2], [3, 4]]
 
 
 async def test_output_before_an_error_is_delivered():
@@ -137,7 +94,7 @@ async def test_output_before_an_error_is_delivered():
     request.actor.fail(ServiceError("timeout", "late"))
     with pytest.raises(ServiceError, match="late"):
         await consumer
-    assert request.all == [0]
+    assert request.read == [[0]]
 
 
 async def test_text_that_contradicts_what_the_client_has_is_told_of_its_sender():
@@ -180,6 +137,6 @@ def test_output_arrives_in_order_and_once(steps: list[str]):
         request.has_room = True
         request.add(last=True)
         await consumer
-        return request.all
+        return [number for batch in request.read for number in batch]
 
     assert asyncio.run(run()) == [*range(steps.count("add") + 1)]

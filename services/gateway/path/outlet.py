@@ -1,0 +1,45 @@
+"""The new output of one request, on its way to the task that writes it to the client.
+
+Output that arrives in one pass of the event loop, in one message or in several, is one batch.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from services.gateway.path.generation import SequenceUpdate
+from shared.errors import ServiceError
+
+
+class Outlet:
+    """The updates that the consumer of a request has not taken."""
+
+    def __init__(self) -> None:
+        self._updates: list[SequenceUpdate] = []
+        self._wake = asyncio.Event()
+        self._ended = False
+        self._error: ServiceError | None = None
+
+    def __len__(self) -> int:
+        return len(self._updates)
+
+    def put(self, update: SequenceUpdate) -> None:
+        """Adds an update."""
+        self._updates.append(update)
+        self._wake.set()
+
+    def end(self, error: ServiceError | None) -> None:
+        """Makes `batches` end after the updates so far, with an error if there is one. Called once."""
+        self._ended, self._error = True, error
+        self._wake.set()
+
+    async def batches(self) -> AsyncIterator[list[SequenceUpdate]]:
+        """Yields the updates in batches. Raises what the request failed with."""
+        while self._updates or not self._ended:
+            if self._updates:
+                batch, self._updates = self._updates, []
+                yield batch
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+        if self._error is not None:
+            raise self._error
