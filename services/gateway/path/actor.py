@@ -159,7 +159,7 @@ class GatewayActor(Actor):
                 continue
             actor, index = found
             actor.on_text(index, event, engine)
-            actor.request.record.detokenized(message.work_us)
+            actor.request.origin.record.detokenized(message.work_us)
         self.parts.dispatcher.pump()
 
     @handles(TokenEvents)

@@ -46,7 +46,7 @@ class RequestMessages:
     def __init__(self, host: Host, request: GenerationRequest, card: ModelCard, prompts: list[Prompt]) -> None:
         self.request, self.card, self.prompts = request, card, prompts
         self._host = host
-        self.idle_until = host.clock.monotonic() + request.idle_s if request.idle_s > 0 else 0.0
+        self.idle_until = host.clock.monotonic() + idle_s if (idle_s := request.guests.idle_s) > 0 else 0.0
         """Time at which the sequences leave the idle lane, monotonic seconds; 0: they are not in it."""
         count = len(prompts) * request.num_sequences
         self.sequences = [self._sequence(index) for index in range(count)]
@@ -55,9 +55,9 @@ class RequestMessages:
         # The first sequence of each prompt reports the log probabilities of the prompt.
         reports = self.request.params.prompt_logprobs is not None and index % self.request.num_sequences == 0
         num_reported = self.prompt(index).num_tokens if reports else 0
-        name, resumed = sequence_id(self.request.request_id, index), self.request.resumed
-        if resumed is None:
-            return SequenceState(sequence_id=name, num_prompt_logprobs=num_reported, token_ids=list(self.request.begun))
+        name, guests = sequence_id(self.request.request_id, index), self.request.guests
+        if (resumed := guests.resumed) is None:
+            return SequenceState(sequence_id=name, num_prompt_logprobs=num_reported, token_ids=list(guests.begun))
         return SequenceState(
             sequence_id=name,
             num_prompt_logprobs=num_reported,
@@ -82,6 +82,7 @@ class RequestMessages:
         The sequence must have a placement.
         """
         request, sequence, host = self.request, self.sequences[index], self._host
+        text, headers = request.output, request.origin.trace_headers
         assert sequence.engine is not None
         return OpenStream(
             sequence_id=sequence.sequence_id,
@@ -92,21 +93,21 @@ class RequestMessages:
             prompt_token_ids=self.prompt(index).packed[-PROMPT_TAIL_BYTES:],
             output_token_ids=pack_ids(sequence.token_ids),
             text_offset=sequence.text_length,
-            stop=request.stop,
-            include_stop_str_in_output=request.include_stop_str_in_output,
-            skip_special_tokens=request.skip_special_tokens,
+            stop=text.stop,
+            include_stop_str_in_output=text.include_stop_str_in_output,
+            skip_special_tokens=text.skip_special_tokens,
             min_tokens=request.params.min_tokens,
-            traceparent=request.trace_headers.get("traceparent", ""),
-            tracestate=request.trace_headers.get("tracestate", ""),
-            spaces_between_special_tokens=request.spaces_between_special_tokens,
-            detokenize=request.detokenize,
-            shown_special_tokens=request.shown_special_tokens,
+            traceparent=headers.get("traceparent", ""),
+            tracestate=headers.get("tracestate", ""),
+            spaces_between_special_tokens=text.spaces_between_special_tokens,
+            detokenize=text.detokenize,
+            shown_special_tokens=text.shown_special_tokens,
         )
 
     def submit(self, index: int) -> Submit:
         """Returns the message that runs a sequence, with its tokens so far as output. The sequence must be placed."""
         request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
-        choices = self.choices(index)
+        choices, client, headers = self.choices(index), request.origin.client, request.origin.trace_headers
         params = sequence_params(request.params, index % request.num_sequences, prompt.num_tokens, self.card)
         params = msgspec.structs.replace(
             params,
@@ -126,13 +127,13 @@ class RequestMessages:
             cache_salt=request.cache_salt,
             priority=request.priority,
             sequence_group=choices[0].sequence_id if len(choices) > 1 else "",
-            traceparent=request.trace_headers.get("traceparent", ""),
-            tracestate=request.trace_headers.get("tracestate", ""),
-            client=request.client.name,
-            client_weight=request.client.weight,
-            client_priority=request.client.priority,
+            traceparent=headers.get("traceparent", ""),
+            tracestate=headers.get("tracestate", ""),
+            client=client.name,
+            client_weight=client.weight,
+            client_priority=client.priority,
             pooling=_pooling(request.pooling, prompt),
-            recorded=request.record is not NOT_RECORDED,
+            recorded=request.origin.record is not NOT_RECORDED,
             kv_source=None if sequence.prefill is None else sequence.prefill.source,
             adapter=self.card.name if self.card.adapter_version else "",
             adapter_version=self.card.adapter_version,
@@ -149,6 +150,7 @@ class RequestMessages:
         The sequence must have a placement with such an engine.
         """
         request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
+        client, headers = request.origin.client, request.origin.trace_headers
         assert sequence.prefill is not None
         return Submit(
             sequence_id=sequence.sequence_id,
@@ -161,11 +163,11 @@ class RequestMessages:
             block_hashes=prompt.block_hashes,
             cache_salt=request.cache_salt,
             priority=request.priority,
-            traceparent=request.trace_headers.get("traceparent", ""),
-            tracestate=request.trace_headers.get("tracestate", ""),
-            client=request.client.name,
-            client_weight=request.client.weight,
-            client_priority=request.client.priority,
+            traceparent=headers.get("traceparent", ""),
+            tracestate=headers.get("tracestate", ""),
+            client=client.name,
+            client_weight=client.weight,
+            client_priority=client.priority,
             kv_transfer_id=sequence.prefill.source.transfer_id,
             adapter=self.card.name if self.card.adapter_version else "",
             adapter_version=self.card.adapter_version,

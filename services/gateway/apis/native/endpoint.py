@@ -71,7 +71,7 @@ class GenerateEndpoint:
         card = self._card(body.model)
         wanted = text_request(body, card, request.state.request_id, self._serving.defaults)
         context = _context(
-            arrival, card, wanted, stream=bool(body.stream), echoes=wanted.texts, timings=bool(body.timings)
+            arrival, card, wanted, stream=bool(body.stream), echoes=wanted.inputs.texts, timings=bool(body.timings)
         )
         return await self._serving.answer(request, context, TextEncoder(context))
 
@@ -83,7 +83,7 @@ class GenerateEndpoint:
         card = self._card(body.model)
         facts = client_facts(body, answer_id, received_at)
         wanted = engine_request(body, card, request.state.request_id, self._serving.defaults)
-        context = _context(arrival, card, wanted, stream=bool(body.stream), echoes=("",) * wanted.num_prompts)
+        context = _context(arrival, card, wanted, stream=bool(body.stream), echoes=("",) * wanted.inputs.num_prompts)
         run = self._serving.runner(request, context, RequestOutputEncoder(context, facts))
         return EngineAnswer(run, self._running, facts.answer_id, stream=context.stream)
 
@@ -145,7 +145,7 @@ def _context(
     timings: bool = False,
 ) -> RequestContext:
     return RequestContext(
-        kind="completion" if wanted.texts or wanted.token_ids else "chat",
+        kind="completion" if wanted.inputs.texts or wanted.inputs.token_ids else "chat",
         arrival=arrival,
         card=card,
         request=wanted,

@@ -7,7 +7,6 @@ body and use the conversion as well.
 
 from typing import NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,7 +25,7 @@ from services.gateway.apis.openai.tools.strict_calls import strict_calls
 from services.gateway.apis.openai.tools.tool_choice import ToolChoice, tool_choice
 from services.gateway.edge.access.call import ignore
 from services.gateway.edge.http import request_body
-from services.gateway.path.generation import GenerationRequest, ModelCard
+from services.gateway.path.generation import GenerationRequest, ModelCard, PromptInputs
 from shared import limits
 from shared.config import GatewaySettings
 from shared.parameters.sampling import SamplingParams
@@ -79,7 +78,7 @@ def chat_request(
     elif choice.strict_param is not None:
         request = _with_strict_calls(request, choice, card, settings)
     if answer is not None:
-        request = replace(request, shown_special_tokens=answer.special_tokens)
+        request = replace(request, output=replace(request.output, shown_special_tokens=answer.special_tokens))
     budget = None if body.thinking_token_budget is None else min(body.thinking_token_budget, card.max_model_len)
     return ChatRequest(_with_thinking_limit(request, budget, answer), answer)
 
@@ -89,7 +88,7 @@ def follows_budget(body: ChatBody, converted: ChatRequest) -> bool:
 
     It has none if the output has no reasoning that is separated from the answer.
     """
-    return body.thinking_token_budget in (None, _NO_BUDGET) or converted.request.thinking is not None
+    return body.thinking_token_budget in (None, _NO_BUDGET) or converted.request.pending.thinking is not None
 
 
 def _with_thinking_limit(
@@ -101,7 +100,8 @@ def _with_thinking_limit(
         refuse(_BUDGET, "must not be negative, except -1 for no limit")
     if request.params.beam is not None:
         refuse(_BUDGET, "cannot be given together with 'use_beam_search'")
-    return replace(request, thinking=None if answer is None else answer.thinking_limit(budget))
+    thinking = None if answer is None else answer.thinking_limit(budget)
+    return replace(request, pending=replace(request.pending, thinking=thinking))
 
 
 def generation_request(
@@ -123,7 +123,7 @@ def generation_request(
     if not pictures:
         return request
     request = _with_pictures(request, pictures, defaults.pictures_max)
-    if request.truncate_prompt_tokens:
+    if request.inputs.truncate_prompt_tokens:
         refuse("truncate_prompt_tokens", "cannot be given together with pictures, which could be cut")
     if params.prompt_logprobs is not None:
         refuse("prompt_logprobs", "cannot be given together with pictures")
@@ -139,7 +139,8 @@ def tokenize_request(
     request = GenerationRequest(request_id=request_id, model=card.name, params=SamplingParams())
     if body.messages is None:
         texts, _ = parameters.prompts(body.prompt, card.vocab_size)
-        return replace(request, texts=texts, add_special_tokens=given(body.add_special_tokens, True))
+        inputs = PromptInputs(texts=texts, add_special_tokens=given(body.add_special_tokens, True))
+        return replace(request, inputs=inputs)
     pictures: list[PictureInput] | None = [] if card.takes_pictures else None
     request = _with_conversation(request, body, card, tool_choice(body), pictures)
     return _with_pictures(request, pictures, pictures_max) if pictures else request
@@ -147,7 +148,7 @@ def tokenize_request(
 
 def _with_pictures(request: GenerationRequest, pictures: list[PictureInput], most: int) -> GenerationRequest:
     check_pictures(pictures, most)
-    return replace(request, pictures=tuple(pictures))
+    return replace(request, inputs=replace(request.inputs, pictures=tuple(pictures)))
 
 
 def _with_conversation(
@@ -170,8 +171,8 @@ def _with_conversation(
             refuse("continue_final_message", "cannot be true together with 'add_generation_prompt'")
         assert body.messages is not None
         conversation.check_continuable(body.messages[-1], len(messages) - 1)
-    return replace(
-        request,
+    inputs = replace(
+        request.inputs,
         messages=messages,
         # The chat template writes the special tokens itself.
         add_special_tokens=given(body.add_special_tokens, False),
@@ -183,6 +184,7 @@ def _with_conversation(
             checked_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
         ),
     )
+    return replace(request, inputs=inputs)
 
 
 def _chat_structure(body: ChatBody, choice: ToolChoice) -> Constraint | None:
@@ -228,8 +230,7 @@ def _with_strict_calls(
     if grammar is not None and grammar.kind != "structural_tag":
         return request  # The output has this structure from its first token on, so it has no calls.
     if grammar is not None:
-        refuse(choice.strict_param, f"cannot be true together with '{request.grammar_param}'")
+        refuse(choice.strict_param, f"cannot be true together with '{request.pending.grammar_param}'")
     if request.params.beam is not None:
         refuse(choice.strict_param, "cannot be true together with 'use_beam_search'")
-    params = msgspec.structs.replace(request.params, grammar=structure.grammar)
-    return replace(request, params=params, grammar_param=structure.param)
+    return parameters.with_structure(request, structure)

@@ -70,9 +70,12 @@ def completion_request(
     request = parameters.with_structure(request, constraint_of(body))
     return replace(
         request,
-        texts=texts,
-        token_ids=token_ids,
-        suffix=suffix,
-        add_special_tokens=given(body.add_special_tokens, True),
-        only_echoes=parameters.only_echoes(body),
+        inputs=replace(
+            request.inputs,
+            texts=texts,
+            token_ids=token_ids,
+            suffix=suffix,
+            add_special_tokens=given(body.add_special_tokens, True),
+        ),
+        output=replace(request.output, only_echoes=parameters.only_echoes(body)),
     )

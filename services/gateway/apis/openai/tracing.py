@@ -21,7 +21,7 @@ class RequestTrace:
         self._span = telemetry.Span()
         if telemetry.enabled():
             self._span = _start(context, headers)
-            context.request.trace_headers.update(self._span.headers())
+            context.request.origin.trace_headers.update(self._span.headers())
 
     def failed(self, code: str) -> None:
         """Records an error code, or that the client has disconnected."""

@@ -17,7 +17,7 @@ class RecordsContent(RequestGuest):
         """See RequestGuest."""
         one = self._running
         if one.prompts and one.sequences:
-            one.request.record.content(content_of(one.messages.request, one.card, one.prompts, one.sequences))
+            one.request.origin.record.content(content_of(one.messages.request, one.card, one.prompts, one.sequences))
 
 
 class Replay(Guest):
@@ -25,7 +25,7 @@ class Replay(Guest):
 
     def joins(self, request: GenerationRequest, card: ModelCard, running: Running | None) -> RecordsContent | None:
         """See Guest."""
-        if running is None or request.pooling is not None or not request.record.keeps_content:
+        if running is None or request.pooling is not None or not request.origin.record.keeps_content:
             return None
         return RecordsContent(running)
 

@@ -266,13 +266,14 @@ class ResponseEndpoints:
     async def _fetched(self, request: Request, context: RequestContext, turns: list[Turn]) -> RequestContext:
         """Fetches the input's pictures that are URLs, so that a response that continues this one has the same files."""
         wanted = context.request
-        if not any(picture.url for picture in wanted.pictures):
+        if not any(picture.url for picture in wanted.inputs.pictures):
             return context
         resumption: Resumption | None = getattr(request.state, "resumption", None)
         known = {} if resumption is None else resumption.fetched
-        given = tuple([replace(one, file=known.get(one.url, one.file)) for one in wanted.pictures])
-        fetched = await self._serving.backend.fetch_pictures(structs.replace(wanted, pictures=given))
-        pictures.keep_files(turns, fetched.pictures)
+        given = tuple([replace(one, file=known.get(one.url, one.file)) for one in wanted.inputs.pictures])
+        wanted = structs.replace(wanted, inputs=structs.replace(wanted.inputs, pictures=given))
+        fetched = await self._serving.backend.fetch_pictures(wanted)
+        pictures.keep_files(turns, fetched.inputs.pictures)
         return structs.replace(context, request=fetched)
 
     async def _fitting(
@@ -500,8 +501,8 @@ def _withdrawn_on_error(context: RequestContext) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if context.request.reservation is not None:
-            context.request.reservation.withdraw()
+        if context.request.origin.reservation is not None:
+            context.request.origin.reservation.withdraw()
         raise
 
 

@@ -106,7 +106,7 @@ class Streams:
         if not self.journal.is_open and not (asked and self.journal.opens_soon):
             return None
         # Pictures are kept only for clients that ask for a resumable stream: they take space in the log of responses.
-        pictures = context.request.pictures if asked else ()
+        pictures = context.request.inputs.pictures if asked else ()
         cut = without_pictures(request.state.body, pictures) if pictures else None
         if not is_recordable(context, request.state.body if cut is None else cut.body):
             return None

@@ -242,7 +242,8 @@ class Dispatcher:
         stream_at = "" if to_detokenizer is None else to_detokenizer.id
         status = engine.status if isinstance(engine.status, EngineStatus) else None
         size = (status.max_num_seqs, status.block_size) if status is not None else ()
-        candidate.messages.request.record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, *size)
+        record = candidate.messages.request.origin.record
+        record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, *size)
         num_tokens = 1 if has_kv or prefill is not None else candidate.num_tokens + len(sequence.token_ids)
         self._router.record_dispatch(
             engine,

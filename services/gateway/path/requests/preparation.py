@@ -53,7 +53,7 @@ async def prepare(actor: RequestActor, parts: GatewayParts) -> None:
     try:
         await _prepared(actor, parts)
     finally:
-        actor.request.caller.prepared()
+        actor.request.origin.caller.prepared()
 
 
 async def _prepared(actor: RequestActor, parts: GatewayParts) -> None:
@@ -101,16 +101,17 @@ async def tokenize(
     count = request.num_sequences * sum(prompt.num_tokens for prompt in prompts)
     if count > limits.REQUEST_TOKENS_MAX:
         text = f"All sequences of the request would have {count} prompt tokens, more than {limits.REQUEST_TOKENS_MAX}."
-        param = request.prompt_name(0) if request.pooling else param_of_number(request.n, request.num_sequences)
+        param = request.inputs.name(0) if request.pooling else param_of_number(request.n, request.num_sequences)
         raise ServiceError("invalid_value", f"{text} Reduce '{param}' or the prompts.", param=param)
     _check_grammar(request, len(prompts))
     for index, prompt in enumerate(prompts):
         if not prompt.num_tokens:
-            name = request.prompt_name(index)
+            name = request.inputs.name(index)
             raise ServiceError("invalid_value", f"The text of '{name}' has no tokens.", param=name)
     if request.params.prompt_logprobs is not None:
         _check_prompt_logprobs(prompts, request.params.prompt_logprobs)
-    params = _with_thinking(_with_bad_words(request.params, bad_words), request.thinking, prompts[0].tail, marks)
+    params = _with_bad_words(request.params, bad_words)
+    params = _with_thinking(params, request.pending.thinking, prompts[0].tail, marks)
     check_vocabulary(params, card.vocab_size)
     return Tokenized(prompts, params)
 
@@ -124,10 +125,10 @@ async def _converted(
 ) -> tuple[list[Prompt], tuple[bytes, ...], tuple[bytes, ...]]:
     """Returns the prompts, and the packed token ids of the words in `bad_word_texts` and of the marks of reasoning."""
     given = [
-        _given(ids, request.prompt_name(index), request, card, block_size)
-        for index, ids in enumerate(request.token_ids)
+        _given(ids, request.inputs.name(index), request, card, block_size)
+        for index, ids in enumerate(request.inputs.token_ids)
     ]
-    if given and request.params.grammar is None and not request.bad_word_texts:
+    if given and request.params.grammar is None and not request.pending.bad_word_texts:
         return given, (), ()
     parts, replies = list(_parts(request)), list[TokenizeReply]()
     for first in range(0, len(parts), limits.TOKENIZE_REQUESTS_MAX):
@@ -150,16 +151,16 @@ async def _tokenized(
     try:
         _check_texts(message, card.max_model_len)
         reply = await clients.tokenizer(
-            message, request.num_characters, request.trace_headers, request.record.tokenizer_silent
+            message, request.inputs.num_characters, request.origin.trace_headers, request.origin.record.tokenizer_silent
         )
     except ServiceError as error:
-        if error.param != "messages" or not request.prompt_names:
+        if error.param != "messages" or not request.inputs.names:
             raise
         # Errors of chat templates call every conversation `messages`.
-        name = request.prompt_name(0)
+        name = request.inputs.name(0)
         raise ServiceError(error.code, error.message, param=name, retry_after_s=error.retry_after_s) from None
     assert isinstance(reply, TokenizeReply)
-    request.record.tokenizer_answered(reply.tokenizer_id)
+    request.origin.record.tokenizer_answered(reply.tokenizer_id)
     return reply
 
 
@@ -173,7 +174,7 @@ async def tokenize_only(
     try:
         attached = [one for guest in guests for one in await guest.attachments()]
         message = msgspec.structs.replace(message, pictures=tuple([one.tokens for one in attached]))
-        reply = await parts.clients.tokenizer(message, request.num_characters, request.trace_headers)
+        reply = await parts.clients.tokenizer(message, request.inputs.num_characters, request.origin.trace_headers)
     finally:
         for guest in guests:
             guest.ended()
@@ -200,7 +201,7 @@ def _tell_cut(request: GenerationRequest, card: ModelCard, prompts: list[Prompt]
     if request.pooling is None and any(
         prompt.num_tokens + request.params.max_tokens > card.max_model_len for prompt in prompts
     ):
-        request.caller.ignore("max_tokens")
+        request.origin.caller.ignore("max_tokens")
 
 
 def _check_grammar(request: GenerationRequest, num_prompts: int) -> None:
@@ -210,14 +211,14 @@ def _check_grammar(request: GenerationRequest, num_prompts: int) -> None:
         return
     if request.num_sequences * num_prompts * len(grammar.text.encode()) > limits.GRAMMARS_BYTES_MAX:
         text = f"is too long for {request.num_sequences * num_prompts} outputs: together at most"
-        refuse(request.grammar_param, f"{text} {limits.GRAMMARS_BYTES_MAX} bytes")
-    for name in request.grammar_ignored:
-        request.caller.ignore(f"{request.grammar_param}.{name}")
+        refuse(request.pending.grammar_param, f"{text} {limits.GRAMMARS_BYTES_MAX} bytes")
+    for name in request.pending.grammar_ignored:
+        request.origin.caller.ignore(f"{request.pending.grammar_param}.{name}")
 
 
 def _needed(request: GenerationRequest) -> int:
     """Returns the number of output tokens for which a prompt must leave room; 0: for at least one."""
-    is_cut = not request.caller.refuses_long_outputs and request.truncate_prompt_tokens != AS_MANY_AS_FIT
+    is_cut = not request.origin.caller.refuses_long_outputs and request.inputs.truncate_prompt_tokens != AS_MANY_AS_FIT
     return 0 if is_cut else request.params.max_tokens
 
 
@@ -261,38 +262,39 @@ def tokenize_message(
     request: GenerationRequest, card: ModelCard, block_size: int, *, return_tokens: bool = False
 ) -> TokenizeRequest:
     """Returns the `TokenizeRequest`. With `block_size` 0 there are no block hashes and no context check."""
-    may_exceed = not block_size or bool(request.truncate_prompt_tokens)
+    inputs, pending, thinking = request.inputs, request.pending, request.pending.thinking
+    may_exceed = not block_size or bool(inputs.truncate_prompt_tokens)
     return TokenizeRequest(
         request_id=request.request_id,
         model=card.served_by,
-        prompts=request.texts,
-        messages=request.messages,
-        add_special_tokens=request.add_special_tokens,
-        add_generation_prompt=request.add_generation_prompt,
+        prompts=inputs.texts,
+        messages=inputs.messages,
+        add_special_tokens=inputs.add_special_tokens,
+        add_generation_prompt=inputs.add_generation_prompt,
         max_model_len=card.max_model_len if block_size else 0,
         max_tokens=_needed(request),
         block_size=block_size,
         cache_salt=request.cache_salt,
         return_tokens=return_tokens,
-        bad_words=request.bad_word_texts,
+        bad_words=pending.bad_word_texts,
         grammar=request.params.grammar,
-        grammar_param=request.grammar_param,
-        truncate_prompt_tokens=request.truncate_prompt_tokens,
-        suffix=request.suffix,
-        continue_final_message=request.continue_final_message,
-        template_variables=request.template_variables,
+        grammar_param=pending.grammar_param,
+        truncate_prompt_tokens=inputs.truncate_prompt_tokens,
+        suffix=inputs.suffix,
+        continue_final_message=inputs.continue_final_message,
+        template_variables=inputs.template_variables,
         generates=request.pooling is None,
-        prompt_names=request.prompt_names,
-        second_prompts=request.second_texts,
-        client=request.client.name,
+        prompt_names=inputs.names,
+        second_prompts=inputs.second_texts,
+        client=request.origin.client.name,
         text_bytes_max=text_bytes_max(card.max_model_len, may_exceed=may_exceed),
-        marks=() if request.thinking is None else (request.thinking.opening, request.thinking.closing),
+        marks=() if thinking is None else (thinking.opening, thinking.closing),
     )
 
 
 def _check_all_texts(request: GenerationRequest) -> None:
     """Raises ServiceError for a suffix that, with each of many prompts, is more text than a request body can have."""
-    if request.num_characters > limits.PROMPT_CHARS_MAX:
+    if request.inputs.num_characters > limits.PROMPT_CHARS_MAX:
         message = f"With each of the prompts, 'suffix' makes more than {limits.PROMPT_CHARS_MAX} characters of text."
         raise ServiceError("request_too_large", message, param="suffix")
 
@@ -324,22 +326,21 @@ def _parts(request: GenerationRequest) -> Iterator[GenerationRequest]:
 
     A request whose prompts are token ids is one part, sent only for its grammar or its bad words.
     """
-    if not request.texts and not request.conversations:
+    inputs = request.inputs
+    if not inputs.texts and not inputs.conversations:
         yield request
-    for messages in request.conversations:
-        yield replace(request, messages=messages, conversations=())
-    first, sizes = 0, list(map(len, request.texts))
-    for index, second in enumerate(request.second_texts):
+    for messages in inputs.conversations:
+        yield replace(request, inputs=replace(inputs, messages=messages, conversations=()))
+    first, sizes = 0, list(map(len, inputs.texts))
+    for index, second in enumerate(inputs.second_texts):
         sizes[index] += len(second)
     while first < len(sizes):
-        end = first + _num_fitting(sizes[first : first + limits.PROMPTS_MAX], len(request.suffix))
+        end = first + _num_fitting(sizes[first : first + limits.PROMPTS_MAX], len(inputs.suffix))
         part = slice(first, end)
-        yield replace(
-            request,
-            texts=request.texts[part],
-            second_texts=request.second_texts[part],
-            prompt_names=request.prompt_names[part],
+        some = replace(
+            inputs, texts=inputs.texts[part], second_texts=inputs.second_texts[part], names=inputs.names[part]
         )
+        yield replace(request, inputs=some)
         first = end
 
 
@@ -364,9 +365,9 @@ def _given(ids: tuple[int, ...], name: str, request: GenerationRequest, card: Mo
         raise ServiceError("invalid_value", f"'{name}' holds the token id {bad}, outside the vocabulary.", param=name)
     generates = request.pooling is None
     if generates:
-        ids = truncated(ids, request.truncate_prompt_tokens, request.params.max_tokens, card.max_model_len)
-    elif request.truncate_prompt_tokens:
-        ids = ids[: request.truncate_prompt_tokens]
+        ids = truncated(ids, request.inputs.truncate_prompt_tokens, request.params.max_tokens, card.max_model_len)
+    elif request.inputs.truncate_prompt_tokens:
+        ids = ids[: request.inputs.truncate_prompt_tokens]
     check_context(len(ids), _needed(request), card.max_model_len, name, generates=generates)
     packed = pack_ids(ids)
     return Prompt(

@@ -84,7 +84,7 @@ class Repairs:
             self._streamless.pop(index, None)
             former, attempt = sequence.detokenizer, sequence.attempt
             self._places.move_stream(sequence, detokenizer)
-            owner.request.record.stream_moved(index, detokenizer.id)
+            owner.request.origin.record.stream_moved(index, detokenizer.id)
             await self._retarget(owner, index)
             if former is not None and former != detokenizer:
                 # A draining detokenizer waits for the end of its streams.

@@ -59,7 +59,7 @@ class RequestActor:
         prepared.
         """
         self._number, self._on_end = number, on_end
-        self._record = request.record
+        self._record = request.origin.record
         self._started_at = self._now()
         self._tokenized_at: float | None = None
         self._candidates: list[Candidate] = []
@@ -101,9 +101,9 @@ class RequestActor:
             # All choices of a beam search report the work of its one prefill.
             prefilling = choices if self.request.params.beam is None else choices[:1]
             prefilled += sum(choice.num_prefilled_tokens(prompt.num_tokens) for choice in prefilling)
-        generated = sum(len(one.token_ids) - len(self.request.begun) for one in self.sequences)
-        if self.sequences and self.request.resumed is not None:
-            generated -= self.request.resumed.num_tokens
+        generated = sum(len(one.token_ids) - len(self.request.guests.begun) for one in self.sequences)
+        if self.sequences and self.request.guests.resumed is not None:
+            generated -= self.request.guests.resumed.num_tokens
         return TokenCounts(self.num_prompt_tokens, cached, prefilled + generated, generated)
 
     @property
@@ -142,8 +142,8 @@ class RequestActor:
         if timeout_s := self.request.timeout_s:
             late = ServiceError("deadline_exceeded", f"The request did not end within its timeout of {timeout_s:g} s.")
             self._deadline = asyncio.get_running_loop().call_later(timeout_s, self.fail, late)
-        if not self.request.idle_s:
-            self._expect(self.request.num_prompts * self.request.num_sequences)
+        if not self.request.guests.idle_s:
+            self._expect(self.request.inputs.num_prompts * self.request.num_sequences)
         self.spawn(preparation)
 
     def _expect(self, count: int) -> None:
@@ -259,7 +259,8 @@ class RequestActor:
         afterwards.
         """
         moved = 0
-        stays = self.request.params.beam is not None or self.request.pooling is not None or bool(self.request.engine)
+        request = self.request
+        stays = request.params.beam is not None or request.pooling is not None or bool(request.guests.engine)
         for index, sequence in enumerate(self.sequences):
             if sequence.phase is not Phase.RUNNING:
                 continue

@@ -6,15 +6,24 @@ The backend checks that the prompt leaves room for `max_tokens`, because only it
 tokens.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
 import msgspec
 from msgspec.structs import replace
 
+from services.gateway.apis.openai.bodies.parameter_names import new_name
 from services.gateway.apis.openai.body import GenerationFields
 from services.gateway.edge.access.call import current_call
-from services.gateway.path.generation import FLEX, GenerationRequest, ModelCard
+from services.gateway.path.generation import (
+    FLEX,
+    GenerationRequest,
+    ModelCard,
+    OutputText,
+    PendingParams,
+    PromptInputs,
+)
 from shared import limits
 from shared.errors import ServiceError
 from shared.parameters import sampling
@@ -51,7 +60,14 @@ def with_structure(request: GenerationRequest, structure: Constraint | None) -> 
     if structure is None:
         return request
     params = msgspec.structs.replace(request.params, grammar=structure.grammar)
-    return replace(request, params=params, grammar_param=structure.param, grammar_ignored=structure.ignored)
+    pending = replace(request.pending, grammar_param=structure.param, grammar_ignored=structure.ignored)
+    return replace(request, params=params, pending=pending)
+
+
+def with_grammar_named(request: GenerationRequest, names: Mapping[str, str]) -> GenerationRequest:
+    """Returns a converted request with the name of the grammar's field in its own API: tokenizers report it."""
+    pending = replace(request.pending, grammar_param=new_name(request.pending.grammar_param, names))
+    return replace(request, pending=pending)
 
 
 def prompts(
@@ -166,16 +182,20 @@ def checked_request(
         params=params,
         n=choices.n,
         best_of=choices.num_sequences,
-        stop=stop,
-        include_stop_str_in_output=given(body.include_stop_str_in_output, False),
-        skip_special_tokens=given(body.skip_special_tokens, True),
-        spaces_between_special_tokens=given(body.spaces_between_special_tokens, True),
-        detokenize=detokenize,
-        truncate_prompt_tokens=rules.prompt_truncation(body.truncate_prompt_tokens, card.max_model_len),
+        inputs=PromptInputs(
+            truncate_prompt_tokens=rules.prompt_truncation(body.truncate_prompt_tokens, card.max_model_len)
+        ),
+        output=OutputText(
+            stop=stop,
+            include_stop_str_in_output=given(body.include_stop_str_in_output, False),
+            skip_special_tokens=given(body.skip_special_tokens, True),
+            spaces_between_special_tokens=given(body.spaces_between_special_tokens, True),
+            detokenize=detokenize,
+        ),
+        pending=PendingParams(bad_word_texts=token_constraints(body).bad_word_texts if body.bad_words else ()),
         cache_salt=_cache_salt(body),
         priority=check_priority(body.priority),
         service_tier=check_tier(body.service_tier),
-        bad_word_texts=token_constraints(body).bad_word_texts if body.bad_words else (),
         timeout_s=_timeout_s(body),
     )
 

@@ -102,7 +102,7 @@ def answer_format(
     """
     choice = tool_choice(body)
     calls = tool_format(choice, card, settings)
-    if not request.detokenize:
+    if not request.output.detokenize:
         return None  # There is no text.
     if choice.is_forced:
         return AnswerFormat(choice=choice, tool_format=calls)
