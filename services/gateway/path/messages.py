@@ -13,7 +13,7 @@ from shared.codec import TOKEN_BYTES, pack_ids
 from shared.messages import OpenStream, PromptPicture, Retarget, Submit
 from shared.parameters.pooling import PoolingParams
 from shared.parameters.sampling import SamplingParams
-from shared.request.rules import choice_params
+from shared.request.choices import choice_params
 
 PROMPT_TAIL_BYTES = TOKEN_BYTES * limits.PROMPT_TAIL_TOKENS
 

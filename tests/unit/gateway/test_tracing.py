@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
-from services.gateway.apis.openai.tracing import RequestTrace
+from services.gateway.apis.openai.request_meter import RequestTrace
 from shared.observability import telemetry
 from shared.observability.telemetry import Names
 from tests.unit.gateway.request_contexts import ID, context, update

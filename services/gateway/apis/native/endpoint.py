@@ -21,12 +21,12 @@ from services.gateway.apis.native.schemas import (
 )
 from services.gateway.apis.openai.bodies import request_fields
 from services.gateway.apis.openai.bodies.parameter_names import in_names
-from services.gateway.apis.openai.body import RawFields, read_body, read_fields
 from services.gateway.apis.openai.request_context import Arrival, RequestContext
 from services.gateway.apis.openai.serving import ResponseRunner, Serving, StreamedAnswer
 from services.gateway.edge.http import request_body
 from services.gateway.edge.http.errors import as_service_error, error_response
 from services.gateway.edge.http.json_response import encoded_response
+from services.gateway.edge.http.request_body import RawFields, read_body, read_fields
 from services.gateway.path.generation import GenerationRequest, ModelCard
 from shared.errors import ServiceError
 from shared.request.checks import check_request_id, refuse

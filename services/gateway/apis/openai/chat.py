@@ -22,14 +22,14 @@ from services.gateway.apis.openai.serving import Serving
 from services.gateway.apis.openai.tools.answer_format import AnswerFormat, answer_format, reasoning_format, tool_format
 from services.gateway.apis.openai.tools.forced_calls import forced_calls
 from services.gateway.apis.openai.tools.strict_calls import strict_calls
-from services.gateway.apis.openai.tools.tool_choice import ToolChoice, tool_choice
+from services.gateway.apis.openai.tools.tool_choice import NO_TOOLS, ToolChoice, tool_choice
 from services.gateway.edge.access.call import ignore
 from services.gateway.edge.http import request_body
 from services.gateway.path.generation import GenerationRequest, ModelCard, PromptInputs
 from shared import limits
 from shared.config import GatewaySettings
 from shared.parameters.sampling import SamplingParams
-from shared.request import conversation, rules
+from shared.request import checks, conversation
 from shared.request.checks import given, refuse
 from shared.request.pictures import PictureInput, check_pictures
 from shared.request.structured import Constraint, constraint_of
@@ -69,14 +69,10 @@ def chat_request(
     body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults, settings: GatewaySettings
 ) -> ChatRequest:
     """Returns the converted request. Raises ServiceError naming the first parameter that is wrong."""
-    request = generation_request(body, card, request_id, defaults)
-    answer = answer_format(body, request, card, settings)
-    choice = tool_choice(body)
-    if choice.is_forced:
-        structure = forced_calls(choice, tool_format(choice, card, settings))
-        request = parameters.with_structure(request, structure)
-    elif choice.strict_param is not None:
-        request = _with_strict_calls(request, choice, card, settings)
+    request, choice = _without_calls(body, card, request_id, defaults)
+    answer = answer_format(body, request, choice, card, settings)
+    if choice is not NO_TOOLS:
+        request = _with_calls(request, choice, card, settings)
     if answer is not None:
         request = replace(request, output=replace(request.output, shown_special_tokens=answer.special_tokens))
     budget = None if body.thinking_token_budget is None else min(body.thinking_token_budget, card.max_model_len)
@@ -111,23 +107,36 @@ def generation_request(
 
     Raises ServiceError naming the first parameter that is wrong.
     """
+    return _without_calls(body, card, request_id, defaults)[0]
+
+
+def _without_calls(
+    body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults
+) -> tuple[GenerationRequest, ToolChoice]:
     logprobs = asked_logprobs(body, defaults.max_logprobs)
-    asked = logprobs, rules.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
+    asked = logprobs, checks.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
     endpoint = EndpointDefaults(parameters.AS_MANY_AS_FIT, defaults.chat_temperature)
     params = parameters.checked_params(body, card, endpoint, asked, defaults.draw_seed)
-    choice = tool_choice(body)
+    choice = _choice_of(body)
     request = parameters.checked_request(body, card, request_id, params, 1)
     request = parameters.with_structure(request, _chat_structure(body, choice))
     pictures: list[PictureInput] | None = [] if card.takes_pictures else None
     request = _with_conversation(request, body, card, choice, pictures)
     if not pictures:
-        return request
+        return request, choice
     request = _with_pictures(request, pictures, defaults.pictures_max)
     if request.inputs.truncate_prompt_tokens:
         refuse("truncate_prompt_tokens", "cannot be given together with pictures, which could be cut")
     if params.prompt_logprobs is not None:
         refuse("prompt_logprobs", "cannot be given together with pictures")
-    return request
+    return request, choice
+
+
+def _choice_of(body: ChatBody) -> ToolChoice:
+    # `tool_choice` is not entered for what most requests ask: nothing.
+    if body.tools or body.functions or body.tool_choice is not None or body.function_call is not None:
+        return tool_choice(body)
+    return NO_TOOLS
 
 
 def tokenize_request(
@@ -142,7 +151,7 @@ def tokenize_request(
         inputs = PromptInputs(texts=texts, add_special_tokens=given(body.add_special_tokens, True))
         return replace(request, inputs=inputs)
     pictures: list[PictureInput] | None = [] if card.takes_pictures else None
-    request = _with_conversation(request, body, card, tool_choice(body), pictures)
+    request = _with_conversation(request, body, card, _choice_of(body), pictures)
     return _with_pictures(request, pictures, pictures_max) if pictures else request
 
 
@@ -163,7 +172,9 @@ def _with_conversation(
     The images of the messages are appended to `pictures`; None: messages may not have images.
     """
     take_picture = None if pictures is None else take_into(pictures)
-    turns = body.messages if card.takes_pictures else results_in_words(body.messages)
+    turns = body.messages
+    if not card.takes_pictures and any(turn.role == "tool" for turn in turns or ()):
+        turns = results_in_words(turns)
     messages = conversation.messages(turns, card.vocab_size, take_picture)
     continued = given(body.continue_final_message, False)
     if continued:
@@ -178,13 +189,19 @@ def _with_conversation(
         add_special_tokens=given(body.add_special_tokens, False),
         add_generation_prompt=given(body.add_generation_prompt, not continued),
         continue_final_message=continued,
-        template_variables=template_variables(
-            choice.tools,
-            checked_documents(body.documents),
-            checked_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
-        ),
+        template_variables=_variables(body, choice),
     )
     return replace(request, inputs=inputs)
+
+
+def _variables(body: ChatBody, choice: ToolChoice) -> bytes:
+    """Returns the variables of the chat template besides the messages. Raises ServiceError."""
+    if not (choice.tools or body.documents or body.chat_template_kwargs or body.reasoning_effort is not None):
+        return b""
+    documents = checked_documents(body.documents)
+    return template_variables(
+        choice.tools, documents, checked_template_kwargs(body.chat_template_kwargs, body.reasoning_effort)
+    )
 
 
 def _chat_structure(body: ChatBody, choice: ToolChoice) -> Constraint | None:
@@ -193,7 +210,7 @@ def _chat_structure(body: ChatBody, choice: ToolChoice) -> Constraint | None:
     A format of the answer's text has no effect on a call.
     """
     structure = constraint_of(body)
-    if not choice.is_forced:
+    if choice is NO_TOOLS or not choice.is_forced:
         return structure
     if structure is not None and body.response_format is None:
         refuse(choice.param, f"cannot force a call together with '{structure.param}'")
@@ -219,13 +236,17 @@ def asked_logprobs(body: ChatBody, most: int) -> int | None:
     return body.logprobs if top is None else top
 
 
-def _with_strict_calls(
+def _with_calls(
     request: GenerationRequest, choice: ToolChoice, card: ModelCard, settings: GatewaySettings
 ) -> GenerationRequest:
+    """Returns the request with the structure of calls that are forced or strict. Raises ServiceError."""
+    if choice.is_forced:
+        return parameters.with_structure(request, forced_calls(choice, tool_format(choice, card, settings)))
+    if choice.strict_param is None:
+        return request
     structure = strict_calls(choice, tool_format(choice, card, settings), reasoning_format(card, settings))
     if structure is None:
         return request
-    assert choice.strict_param is not None
     grammar = request.params.grammar
     if grammar is not None and grammar.kind != "structural_tag":
         return request  # The output has this structure from its first token on, so it has no calls.

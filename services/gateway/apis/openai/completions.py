@@ -18,7 +18,7 @@ from services.gateway.apis.openai.serving import Serving
 from services.gateway.edge.http import request_body
 from services.gateway.path.generation import GenerationRequest, ModelCard
 from shared import limits
-from shared.request import rules
+from shared.request import checks
 from shared.request.checks import given, refuse
 from shared.request.structured import constraint_of
 
@@ -53,7 +53,7 @@ def completion_request(
     if logprobs is not None and not 0 <= logprobs <= most:
         refuse("logprobs", f"must be between 0 and {most}")
     suffix = given(body.suffix, "")
-    prompt_logprobs = rules.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
+    prompt_logprobs = checks.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
     if body.echo and logprobs is not None:
         if body.use_beam_search:
             refuse("echo", "with 'logprobs' must be false with 'use_beam_search'")

@@ -22,8 +22,7 @@ from services.gateway.apis.openai.answers.choices import Choice, ChoiceAccumulat
 from services.gateway.apis.openai.bodies.parameters import RequestDefaults
 from services.gateway.apis.openai.body import GenerationFields, StreamOptions
 from services.gateway.apis.openai.request_context import Arrival, Kind, RequestContext, Resumption
-from services.gateway.apis.openai.request_meter import RequestMeter
-from services.gateway.apis.openai.tracing import RequestTrace
+from services.gateway.apis.openai.request_meter import RequestMeter, RequestTrace
 from services.gateway.edge.access.call import current_call
 from services.gateway.edge.http import sse
 from services.gateway.edge.http.disconnect import ClientGoneError, HandedOverError, unless_gone
@@ -43,9 +42,9 @@ from shared.codec import unpack_ids
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.models.picture_models import picture_limit
-from shared.request import rules
+from shared.request import checks
 from shared.request.checks import given
-from shared.request.seed_source import seeds_of
+from shared.request.sampling_fields import seeds_of
 
 
 class Sink(Protocol):
@@ -180,7 +179,7 @@ class Serving:
                 (options.include_usage or settings.enable_force_include_usage) and options.continuous_usage_stats
             ),
             timings=bool(body.timings),
-            prompt_logprobs=rules.prompt_logprobs(body.prompt_logprobs, self.defaults.max_logprobs),
+            prompt_logprobs=checks.prompt_logprobs(body.prompt_logprobs, self.defaults.max_logprobs),
             echoes_logprobs=kind == "completion" and bool(body.echo) and request.params.logprobs is not None,
         )
 

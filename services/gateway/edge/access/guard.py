@@ -380,7 +380,7 @@ def _idle_s(service_tier: str, timeout_s: float, call: Call) -> float:
 
 
 def _allows(key: ApiKey, card: ModelCard) -> bool:
-    return key.allows_model(card.name, *card.aliases)
+    return key.models is None or key.allows_model(card.name, *card.aliases)
 
 
 def _names(key: ApiKey) -> str:

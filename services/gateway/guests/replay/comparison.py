@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.gateway.edge.http.request_id import new_id
+from services.gateway.edge.access.call import new_id
 from services.gateway.guests.replay.rerun import forked, whole
 from services.gateway.path.generation import Backend, GenerationRequest, ModelCard, SequenceUpdate
 from shared import limits

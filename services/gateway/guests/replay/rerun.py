@@ -9,7 +9,7 @@ from shared.errors import ServiceError
 from shared.parameters.sampling import SamplingParams, check
 from shared.recorded_request import RecordedContent
 from shared.request.checks import refuse
-from shared.request.rules import choice_params
+from shared.request.choices import choice_params
 
 
 def whole(content: RecordedContent, card: ModelCard, request_id: str, engine: str = "") -> GenerationRequest:

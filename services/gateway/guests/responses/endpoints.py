@@ -16,12 +16,11 @@ from services.gateway.apis.openai.bodies import request_fields
 from services.gateway.apis.openai.listing import check_query, page
 from services.gateway.apis.openai.request_context import Arrival, RequestContext, Resumption
 from services.gateway.apis.openai.serving import Serving, nothing
-from services.gateway.edge.access.call import current_call, ignore, may_see
+from services.gateway.edge.access.call import current_call, ignore, is_id, may_see
 from services.gateway.edge.http import request_body, sse
 from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.edge.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.edge.http.json_response import json_response
-from services.gateway.edge.http.request_id import is_id
 from services.gateway.guests.responses import compaction, convert, input_items, pictures, schemas
 from services.gateway.guests.responses.background import BackgroundResponse, BackgroundResponses
 from services.gateway.guests.responses.conversations.conversations import Conversations

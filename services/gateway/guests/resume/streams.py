@@ -16,9 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.apis.openai.request_context import RequestContext
-from services.gateway.edge.access.call import current_call, may_see
+from services.gateway.edge.access.call import current_call, is_id, may_see
 from services.gateway.edge.http import request_body
-from services.gateway.edge.http.request_id import is_id
 from services.gateway.edge.http.routing.direct_route import Endpoint
 from services.gateway.edge.http.server.web_socket import FROM_SOCKET
 from services.gateway.guests.resume.body_pictures import CutBody, WholeBody, without_pictures

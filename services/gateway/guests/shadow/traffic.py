@@ -19,7 +19,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from services.gateway.edge.http.request_id import new_id
+from services.gateway.edge.access.call import new_id
 from services.gateway.path.generation import GenerationRequest, ModelCard, PendingParams, PromptInputs
 from services.gateway.path.guest import Guest, Running
 from services.gateway.path.models.versions import VersionDirectory

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.body import read_body, read_fields
 from services.gateway.apis.openai.pooling import answers, requests, schemas
+from services.gateway.edge.http.request_body import read_body, read_fields
 from services.gateway.path.generation import GenerationRequest, ModelCard, PromptInputs
 from services.gateway.path.requests.preparation import tokenize
 from shared import limits

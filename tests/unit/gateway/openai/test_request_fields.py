@@ -5,7 +5,6 @@ import pytest
 
 from services.gateway.apis.openai.bodies import request_fields
 from services.gateway.apis.openai.bodies.request_fields import HINTS, REQUIREMENTS, check
-from services.gateway.apis.openai.body import read_fields
 from services.gateway.apis.openai.schemas import (
     COMPLETION_DECODER,
     ChatBody,
@@ -14,6 +13,7 @@ from services.gateway.apis.openai.schemas import (
     TokenizeBody,
 )
 from services.gateway.edge.access.call import Call, serving
+from services.gateway.edge.http.request_body import read_fields
 from shared import limits
 from shared.errors import ServiceError
 from tests.unit.gateway.bodies import STRICT, chat, completion, lenient, refusal

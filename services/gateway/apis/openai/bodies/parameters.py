@@ -28,13 +28,11 @@ from shared import limits
 from shared.errors import ServiceError
 from shared.parameters import sampling
 from shared.parameters.sampling import SamplingParams
-from shared.request import rules
+from shared.request import checks
 from shared.request.checks import check_token_ids, given, missing, refuse
 from shared.request.choices import Choices, choices_of
-from shared.request.sampling_fields import sampling_params
-from shared.request.seed_source import SeedSource, random_seed
+from shared.request.sampling_fields import SeedSource, random_seed, sampling_params, token_constraints
 from shared.request.structured import Constraint
-from shared.request.token_constraints import token_constraints
 
 AS_MANY_AS_FIT = 0
 _INT32 = 2**31
@@ -172,8 +170,8 @@ def checked_request(
         params = msgspec.structs.replace(params, beam=choices.beam)
         sampling.check_beam(params)
     _check_stream(body, params, choices)
-    stop, detokenize = rules.stop_strings(body.stop), given(body.detokenize, True)
-    rules.check_detokenize(detokenize, stop)
+    stop, detokenize = checks.stop_strings(body.stop), given(body.detokenize, True)
+    checks.check_detokenize(detokenize, stop)
     if body.echo and not detokenize:
         refuse("echo", "needs text: leave 'detokenize' at its default")
     return GenerationRequest(
@@ -183,7 +181,7 @@ def checked_request(
         n=choices.n,
         best_of=choices.num_sequences,
         inputs=PromptInputs(
-            truncate_prompt_tokens=rules.prompt_truncation(body.truncate_prompt_tokens, card.max_model_len)
+            truncate_prompt_tokens=checks.prompt_truncation(body.truncate_prompt_tokens, card.max_model_len)
         ),
         output=OutputText(
             stop=stop,

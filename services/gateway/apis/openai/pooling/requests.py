@@ -20,7 +20,7 @@ from shared.errors import ServiceError
 from shared.parameters import pooling
 from shared.parameters.pooling import POOLING_KINDS, PoolingKind, PoolingParams
 from shared.parameters.sampling import SamplingParams
-from shared.request import rules
+from shared.request import checks
 from shared.request.checks import given, missing, refuse
 
 ENCODINGS = ("float", "base64")
@@ -181,7 +181,7 @@ def _request(
             second_texts=second_texts,
             names=names,
             add_special_tokens=given(body.add_special_tokens, True),
-            truncate_prompt_tokens=rules.pooling_truncation(body.truncate_prompt_tokens, card.max_model_len),
+            truncate_prompt_tokens=checks.pooling_truncation(body.truncate_prompt_tokens, card.max_model_len),
         ),
         priority=check_priority(body.priority),
         service_tier=check_tier(body.service_tier),

@@ -13,12 +13,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.openai.body import read_body
 from services.gateway.apis.openai.request_context import RequestContext
 from services.gateway.apis.openai.serving import Serving
 from services.gateway.edge.access.call import Call, serving
 from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.edge.http.errors import as_service_error
+from services.gateway.edge.http.request_body import read_body
 from services.gateway.guests.responses import input_items, schemas
 from services.gateway.guests.responses.encoder import ResponseEncoder
 from services.gateway.guests.responses.response_object import FINAL
