@@ -107,7 +107,7 @@ def test_of_a_crowd_that_comes_at_one_moment_a_server_takes_what_it_would_with_t
         answers = await asyncio.gather(*(society.ask(request) for request in requests))
         accepted = [answer for answer in answers if answer.error is None]
         assert len(accepted) == UNKNOWN_ROUNDS * ROWS
-        assert not actor.parts.dispatcher._expected.total()
+        assert not actor.parts.dispatcher.waits.expected.total()
         assert {answer.error.code for answer in answers if answer.error is not None} == {"server_is_overloaded"}
 
     run_simulation(main)

@@ -1,6 +1,7 @@
 """Images in conversations: fetched, kept while the request runs, and encoded by an image service."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -47,6 +48,8 @@ class RequestImages(RequestGuest):
 class Images(Guest):
     """The images of one gateway."""
 
+    asked_by = attrgetter("inputs.pictures")
+
     def __init__(self, gateway: GatewayActor, remote: RemotePictures) -> None:
         host = gateway.host
         self._gateway = gateway
@@ -66,10 +69,8 @@ class Images(Guest):
         pictures = tuple(await self.store.fetched(request.inputs.pictures))
         return replace(request, inputs=replace(request.inputs, pictures=pictures))
 
-    def joins(self, request: GenerationRequest, card: ModelCard, running: Running | None) -> RequestImages | None:
+    def joins(self, request: GenerationRequest, card: ModelCard, running: Running | None) -> RequestImages:
         """See Guest."""
-        if not request.inputs.pictures:
-            return None
         return RequestImages(self.store, self._gateway.parts.clients, request, card, running)
 
     @handles(ReadPicture)

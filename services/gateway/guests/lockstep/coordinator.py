@@ -5,6 +5,7 @@ import random
 import secrets
 from collections.abc import Iterable, Sequence
 from math import inf
+from operator import attrgetter
 
 from prometheus_client.registry import Collector
 
@@ -95,6 +96,7 @@ class Lockstep(Guest):
         self._gateway = gateway
         self._host, self._members, self._router, self._clients = parts.host, parts.members, parts.router, parts.clients
         self._share = share
+        self.asked_by = None if share else attrgetter("guests.lockstep")
         self.running: set[LockstepRequest] = set()
         self._tests: dict[str, asyncio.Future[str]] = {}
         self._paired_at: dict[str, float] = {}
@@ -195,7 +197,7 @@ class Lockstep(Guest):
         """Stops sending work to an engine, moves its sequences, and tells it to test itself and exit."""
         if self.trust.quarantine(engine, reason):
             self.counts.quarantined += 1
-            self._gateway.leave_engine(engine)
+            self._gateway.losses.leave(engine)
             self._background.spawn(self._end_engine(engine))
 
     async def _end_engine(self, engine: Address) -> None:

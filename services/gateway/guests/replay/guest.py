@@ -1,5 +1,7 @@
 """Requests that can run again: what that takes is added to their records (`--record-content-mb`)."""
 
+from operator import attrgetter
+
 from services.gateway.guests.replay.content import content_of
 from services.gateway.path.actor import GatewayActor
 from services.gateway.path.generation import GenerationRequest, ModelCard
@@ -23,11 +25,11 @@ class RecordsContent(RequestGuest):
 class Replay(Guest):
     """See the module."""
 
+    asked_by = attrgetter("origin.record.keeps_content")
+
     def joins(self, request: GenerationRequest, card: ModelCard, running: Running | None) -> RecordsContent | None:
         """See Guest."""
-        if running is None or request.pooling is not None or not request.origin.record.keeps_content:
-            return None
-        return RecordsContent(running)
+        return None if running is None or request.pooling is not None else RecordsContent(running)
 
 
 def make(gateway: GatewayActor, settings: GatewaySettings) -> Replay:

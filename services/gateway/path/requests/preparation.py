@@ -30,6 +30,7 @@ from shared.parameters.context import (
     text_bytes_max,
     truncated,
 )
+from shared.parameters.grammar import Grammar
 from shared.parameters.sampling import SamplingParams, check, check_vocabulary
 from shared.parameters.thinking import ThinkingBudget
 from shared.request.checks import refuse
@@ -50,24 +51,21 @@ async def prepare(actor: RequestActor, parts: GatewayParts) -> None:
     Runs in the request's task. While the gateway is disconnected from the bus, the request waits for a short time. If
     it has ended meanwhile, nothing is queued.
     """
-    try:
-        await _prepared(actor, parts)
-    finally:
-        actor.request.origin.caller.prepared()
-
-
-async def _prepared(actor: RequestActor, parts: GatewayParts) -> None:
-    await parts.bus.connected()
     request, card = actor.request, actor.card
-    attached = [one for guest in actor.guests for one in await guest.attachments()]
-    if actor.over:
-        return
-    tokenized = await tokenize(parts.clients, request, card, _block_size(parts, card), attached)
-    _tell_cut(request, card, tokenized.prompts)
-    request = replace(request, params=tokenized.params)
-    messages = RequestMessages(parts.host, request, card, tokenized.prompts)
-    if candidates := actor.tokenized(messages):
-        parts.dispatcher.enqueue(candidates)
+    try:
+        if not parts.host.transport.connected:
+            await parts.bus.connected()
+        attached = [one for guest in actor.guests for one in await guest.attachments()]
+        if actor.over:
+            return
+        tokenized = await tokenize(parts.clients, request, card, _block_size(parts, card), attached)
+        _tell_cut(request, card, tokenized.prompts)
+        request = replace(request, params=tokenized.params)
+        messages = RequestMessages(parts.host, request, card, tokenized.prompts)
+        if candidates := actor.tokenized(messages):
+            parts.dispatcher.enqueue(candidates)
+    finally:
+        request.origin.caller.prepared()
 
 
 def _block_size(parts: GatewayParts, card: ModelCard) -> int:
@@ -103,16 +101,21 @@ async def tokenize(
         text = f"All sequences of the request would have {count} prompt tokens, more than {limits.REQUEST_TOKENS_MAX}."
         param = request.inputs.name(0) if request.pooling else param_of_number(request.n, request.num_sequences)
         raise ServiceError("invalid_value", f"{text} Reduce '{param}' or the prompts.", param=param)
-    _check_grammar(request, len(prompts))
+    if request.params.grammar is not None:
+        _check_grammar(request, request.params.grammar, len(prompts))
     for index, prompt in enumerate(prompts):
         if not prompt.num_tokens:
             name = request.inputs.name(index)
             raise ServiceError("invalid_value", f"The text of '{name}' has no tokens.", param=name)
     if request.params.prompt_logprobs is not None:
         _check_prompt_logprobs(prompts, request.params.prompt_logprobs)
-    params = _with_bad_words(request.params, bad_words)
-    params = _with_thinking(params, request.pending.thinking, prompts[0].tail, marks)
-    check_vocabulary(params, card.vocab_size)
+    params = request.params
+    if bad_words:
+        params = _with_bad_words(params, bad_words)
+    if request.pending.thinking is not None:
+        params = _with_thinking(params, request.pending.thinking, prompts[0].tail, marks)
+    if params is not request.params:
+        check_vocabulary(params, card.vocab_size)
     return Tokenized(prompts, params)
 
 
@@ -204,11 +207,8 @@ def _tell_cut(request: GenerationRequest, card: ModelCard, prompts: list[Prompt]
         request.origin.caller.ignore("max_tokens")
 
 
-def _check_grammar(request: GenerationRequest, num_prompts: int) -> None:
+def _check_grammar(request: GenerationRequest, grammar: Grammar, num_prompts: int) -> None:
     """Raises ServiceError if the copies of the grammar are too long together. Tells what the grammar does without."""
-    grammar = request.params.grammar
-    if grammar is None:
-        return
     if request.num_sequences * num_prompts * len(grammar.text.encode()) > limits.GRAMMARS_BYTES_MAX:
         text = f"is too long for {request.num_sequences * num_prompts} outputs: together at most"
         refuse(request.pending.grammar_param, f"{text} {limits.GRAMMARS_BYTES_MAX} bytes")
@@ -223,18 +223,14 @@ def _needed(request: GenerationRequest) -> int:
 
 
 def _with_bad_words(params: SamplingParams, packed: tuple[bytes, ...]) -> SamplingParams:
-    if not packed:
-        return params
     words = (*params.bad_words, *(tuple(unpack_ids(word)) for word in packed))
     return _checked(msgspec.structs.replace(params, bad_words=words))
 
 
 def _with_thinking(
-    params: SamplingParams, limit: ThinkingLimit | None, prompt_tail: str, marks: tuple[bytes, ...]
+    params: SamplingParams, limit: ThinkingLimit, prompt_tail: str, marks: tuple[bytes, ...]
 ) -> SamplingParams:
     """Returns the parameters with the limit of reasoning. `marks`: the packed token ids of its marks."""
-    if limit is None:
-        return params
     opening, closing = (tuple(unpack_ids(mark)) for mark in marks)
     budget = ThinkingBudget(limit.budget, opening, closing, limit.begins_inside(prompt_tail))
     return _checked(msgspec.structs.replace(params, thinking=budget))

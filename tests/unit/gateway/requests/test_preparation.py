@@ -221,6 +221,7 @@ async def test_the_caller_is_told_when_the_preparation_is_over_also_if_it_failed
 
     actor, parts = MagicMock(), MagicMock()
     actor.request, actor.guests, actor.over = replace(request(texts=("a",)), origin=Origin(caller=Told())), (), True
+    parts.host.transport.connected = not fails
     parts.bus.connected = AsyncMock(side_effect=ServiceError("no_engine", "") if fails else None)
     with pytest.raises(ServiceError) if fails else contextlib.nullcontext():
         await prepare(actor, parts)
