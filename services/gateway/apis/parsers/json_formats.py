@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.gateway.apis.parsers.tool_parser import Steps, ToolParser
+from services.gateway.apis.parsers.text_reader import Steps
+from services.gateway.apis.parsers.tool_parser import ToolParser
 
 
 class HermesParser(ToolParser):

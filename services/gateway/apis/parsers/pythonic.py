@@ -10,7 +10,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.gateway.apis.parsers.tool_parser import NotACallError, Steps, ToolParser
+from services.gateway.apis.parsers.text_reader import NotACallError, Steps
+from services.gateway.apis.parsers.tool_parser import ToolParser
 
 _BETWEEN = re.compile(r"[^\"'()\[\]{}]*")
 _IN_STRING = {'"': re.compile(r'[^"\\]*'), "'": re.compile(r"[^'\\]*")}

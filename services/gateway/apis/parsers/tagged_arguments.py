@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.apis.parsers.tool_parser import NotACallError, Steps, ToolParser
+from services.gateway.apis.parsers.text_reader import NotACallError, Steps
+from services.gateway.apis.parsers.tool_parser import ToolParser
 from shared.request.tools import tool_parameters
 
 _BEGIN, _END = "<tool_call>", "</tool_call>"

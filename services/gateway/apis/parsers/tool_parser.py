@@ -1,44 +1,30 @@
 """The base class of the parsers for tool calls. It handles text in pieces, content, and text that may become a call.
 
 A format implements its syntax as a generator, `_call`, which reads from front to back as if the whole text were
-available. When it needs text that has not arrived, it yields; `feed` continues it. So the same code parses whole texts
-and streams. Text that the generator has read is held back until it is certain that a call has begun, that is, until the
-name of the call and the beginning of its arguments are known. If the text is not a call, the held text becomes content.
+available. When it needs text that has not arrived, it yields (`text_reader`); `feed` continues it. So the same code
+parses whole texts and streams. Text that the generator has read is held back until it is certain that a call has begun,
+that is, until the name of the call and the beginning of its arguments are known. If the text is not a call, the held
+text becomes content.
 """
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, joined
+from services.gateway.apis.parsers.text_reader import EndedError, NotACallError, Steps, TextReader
 from shared.request.tools import tool_name
 from shared.text.marks import num_begun
 
-T = TypeVar("T")
-Steps = Generator[None, None, T]
-"""A part of a parser: yields when it needs more text, and returns its result."""
-_NAME = re.compile(r"[A-Za-z0-9_.:/-]*")
-_SPACE = re.compile(r"\s*")
-_IN_STRING = re.compile(r'[^"\\]*')
-_BETWEEN = re.compile(r'[^"{}\[\]]*')
-_SCALAR = re.compile(r"[^\s,{}\[\]\"<]*")
 _ARGUMENTS = ("arguments", "parameters")
 """Names of the member of a call that holds its arguments."""
 _MEMBERS = ("name", "type", "id", *_ARGUMENTS)
 
 
-class NotACallError(Exception):
-    """Raised if a text that began like a call is not a call in this format."""
-
-
-class _EndedError(Exception):
-    """Raised if the output ends where the parser needs more text."""
-
-
-class ToolParser(ABC):
+class ToolParser(TextReader, ABC):
     """Separates the calls of tools from the content of one output.
 
     `tools`: the checked tools of the request. They are needed for formats in which ordinary text could look like a
@@ -46,13 +32,10 @@ class ToolParser(ABC):
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        super().__init__()
         self.num_calls = 0
         """Number of calls that have begun."""
         self._tools = {tool_name(tool): tool for tool in tools}
-        self._text = ""
-        self._position = 0
-        """Index in `_text` of the first character that has not been read."""
-        self._ended = False
         self._held: list[str] = []
         """Text that has been read, and becomes content if it is not a call."""
         self._in_call = False
@@ -150,102 +133,11 @@ class ToolParser(ABC):
             parts: list[str] = []
             try:
                 yield from self._value(parts.append)
-            except _EndedError:
+            except EndedError:
                 self._argue("".join(parts))
                 raise
             self._argue(_arguments_text("".join(parts)))
         self._complete = True
-
-    # --- for formats: text --------------------------------------------------------------------------------------------
-
-    def _space(self) -> Steps[None]:
-        """Reads whitespace."""
-        yield from self._match(_SPACE)
-
-    def _name(self) -> Steps[str]:
-        """Reads a function's name and returns it. Raises NotACallError if there is none."""
-        name = yield from self._match(_NAME)
-        if not name:
-            raise NotACallError
-        return name
-
-    def _next_is(self, text: str) -> Steps[bool]:
-        """Returns whether the next text is `text`, without reading it."""
-        while not self._text.startswith(text, self._position):
-            if not text.startswith(self._beginning(len(text))) or self._ended:
-                return False
-            yield from self._more()
-        return True
-
-    def _accept(self, text: str) -> Steps[bool]:
-        """Reads `text` if it comes next. Returns whether it did."""
-        found = yield from self._next_is(text)
-        if found:
-            self._read(len(text))
-        return found
-
-    def _choose(self, *texts: str) -> Steps[str]:
-        """Returns which of the texts comes next, without reading it. Raises NotACallError if none does."""
-        while True:
-            for text in texts:
-                if self._text.startswith(text, self._position):
-                    return text
-            if not any(text.startswith(self._beginning(len(text))) for text in texts):
-                raise NotACallError
-            yield from self._more()
-
-    def _expect(self, text: str) -> Steps[None]:
-        """Reads `text`. Raises NotACallError if it does not come next."""
-        yield from self._choose(text)
-        self._read(len(text))
-
-    def _until(self, mark: str) -> Steps[str]:
-        """Reads text up to and including `mark` and returns it without the mark. A call must have begun."""
-        parts: list[str] = []
-        try:
-            while (place := self._text.find(mark, self._position)) < 0:
-                parts.append(self._read(max(0, len(self._text) - self._position - len(mark) + 1)))
-                yield from self._more()
-        except _EndedError:
-            self._text, self._position = "".join(parts) + self._text[self._position :], 0
-            raise
-        parts.append(self._read(place + len(mark) - self._position)[: -len(mark)])
-        return "".join(parts)
-
-    def _value(self, keep: Callable[[str], None]) -> Steps[None]:
-        """Reads a JSON value, without validating its content, and calls `keep` with each piece of its text."""
-        depth = 0
-        while True:
-            yield from self._need(1)
-            mark = self._text[self._position]
-            if mark == '"':
-                yield from self._string(keep)
-            elif mark in "{[":
-                depth += 1
-                keep(self._read(1))
-            elif mark in "}]":
-                if not depth:
-                    raise NotACallError
-                depth -= 1
-                keep(self._read(1))
-            elif depth:
-                found = _BETWEEN.match(self._text, self._position)
-                assert found is not None
-                keep(self._read(len(found[0])))
-                continue
-            else:
-                scalar = yield from self._match(_SCALAR)
-                if not scalar:
-                    raise NotACallError
-                keep(scalar)
-            if not depth:
-                return
-
-    def _value_text(self) -> Steps[str]:
-        """Reads a JSON value and returns its text."""
-        parts: list[str] = []
-        yield from self._value(parts.append)
-        return "".join(parts)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -260,7 +152,7 @@ class ToolParser(ABC):
                 except NotACallError:
                     self._give_up()
                 self._held.clear()
-        except _EndedError:
+        except EndedError:
             rest = self._text[self._position :]
             if not self._complete:
                 self._cut(rest)
@@ -324,52 +216,9 @@ class ToolParser(ABC):
         yield from self._space()
         return key
 
-    def _string(
-        self, keep: Callable[[str], None], quote: str = '"', inner: "re.Pattern[str]" = _IN_STRING
-    ) -> Steps[None]:
-        """Reads a string with its quotes. `inner` matches text without the quote and backslashes."""
-        keep(self._read(1))
-        while True:
-            found = inner.match(self._text, self._position)
-            assert found is not None
-            keep(self._read(len(found[0])))
-            yield from self._need(1)
-            mark = self._text[self._position]
-            if mark == quote:
-                keep(self._read(1))
-                return
-            if mark == "\\":
-                yield from self._need(2)
-                keep(self._read(2))
-
-    def _match(self, pattern: "re.Pattern[str]") -> Steps[str]:
-        """Reads and returns the longest match of `pattern`, which must match the empty text and each prefix."""
-        parts: list[str] = []
-        while True:
-            found = pattern.match(self._text, self._position)
-            assert found is not None
-            parts.append(self._read(len(found[0])))
-            if self._position < len(self._text) or self._ended:
-                return "".join(parts)
-            yield from self._more()
-
-    def _beginning(self, count: int) -> str:
-        """Returns the first characters of the text that has not been read, at most `count`."""
-        return self._text[self._position : self._position + count]
-
-    def _need(self, count: int) -> Steps[None]:
-        while len(self._text) - self._position < count:
-            yield from self._more()
-
-    def _more(self) -> Steps[None]:
-        if self._ended:
-            raise _EndedError
-        yield
-
     def _read(self, count: int) -> str:
         """Reads text. It is held unless a call has begun."""
-        text = self._text[self._position : self._position + count]
-        self._position += count
+        text = super()._read(count)
         if not self._in_call:
             self._held.append(text)
         return text

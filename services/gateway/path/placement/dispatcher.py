@@ -98,7 +98,8 @@ class Dispatcher:
             placed = self._place_all(self._now())
         finally:
             self._pumping = False
-        self.waits.look()
+        if len(self.queue) or self.waits.have_waited:
+            self.waits.look()
         self._send(placed)
 
     def _place_all(self, now: float) -> "list[Placement]":

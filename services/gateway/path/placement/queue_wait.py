@@ -83,13 +83,9 @@ class QueueWaits:
         self._waits: dict[str, QueueWait] = {}
         self.expected: Counter[str] = Counter()
         """By model: number of sequences (without the idle lane) of accepted requests whose prompts are being prepared.
-        """
+        Requests count their own."""
         self.have_waited = False
         """Whether sequences waited when the queues were looked at last."""
-
-    def expect(self, model: str, change: int) -> None:
-        """Changes the number of sequences that will be queued when their prompts are prepared."""
-        self.expected[model] += change
 
     def look(self) -> None:
         """Records the lengths of the queues."""

@@ -22,14 +22,7 @@ from shared.blocks import chain_hashes
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
 from shared.messages import TokenizedPrompt, TokenizeReply, TokenizeRequest
-from shared.parameters.context import (
-    AS_MANY_AS_FIT,
-    check_context,
-    check_text_size,
-    num_bytes,
-    text_bytes_max,
-    truncated,
-)
+from shared.parameters.context import AS_MANY_AS_FIT, check_text_size, fitted, num_bytes, text_bytes_max
 from shared.parameters.grammar import Grammar
 from shared.parameters.sampling import SamplingParams, check, check_vocabulary
 from shared.parameters.thinking import ThinkingBudget
@@ -359,12 +352,8 @@ def _given(ids: tuple[int, ...], name: str, request: GenerationRequest, card: Mo
     if min(ids) < 0 or max(ids) >= card.vocab_size:
         bad = next(i for i in ids if not 0 <= i < card.vocab_size)
         raise ServiceError("invalid_value", f"'{name}' holds the token id {bad}, outside the vocabulary.", param=name)
-    generates = request.pooling is None
-    if generates:
-        ids = truncated(ids, request.inputs.truncate_prompt_tokens, request.params.max_tokens, card.max_model_len)
-    elif request.inputs.truncate_prompt_tokens:
-        ids = ids[: request.inputs.truncate_prompt_tokens]
-    check_context(len(ids), _needed(request), card.max_model_len, name, generates=generates)
+    keep, generates = request.inputs.truncate_prompt_tokens, request.pooling is None
+    ids, _ = fitted(ids, keep, _needed(request), card.max_model_len, name, generates=generates)
     packed = pack_ids(ids)
     return Prompt(
         packed=packed, block_hashes=chain_hashes(packed, block_size, request.cache_salt) if block_size else b""

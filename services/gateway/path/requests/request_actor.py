@@ -51,7 +51,7 @@ class RequestActor:
         self._parts = parts
         self.placements = Placements(parts, self)
         self._num_expected = 0
-        """Number of its sequences that the dispatcher expects (`QueueWaits.expect`), because the prompts are being
+        """Number of its sequences that the dispatcher expects (`QueueWaits.expected`), because the prompts are being
         prepared.
         """
         self._number, self._on_end = number, on_end
@@ -142,7 +142,7 @@ class RequestActor:
         self.spawn(preparation)
 
     def _expect(self, count: int) -> None:
-        self._parts.dispatcher.waits.expect(self.card.served_by, count - self._num_expected)
+        self._parts.dispatcher.waits.expected[self.card.served_by] += count - self._num_expected
         self._num_expected = count
 
     def on_text(self, index: int, event: TextEvent, engine: Address) -> None:
