@@ -259,3 +259,5 @@ _READERS: Mapping[str, Callable[[Any, str], Constraint | None]] = {
     "structured_outputs": _structured_outputs,
     "response_format": _response_format,
 }
+FIELDS = (*_READERS, "guided_decoding_backend", "guided_whitespace_pattern")
+"""The fields of a request that `constraint_of` reads."""

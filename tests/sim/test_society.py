@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from services.gateway.path.generation import GenerationRequest, ModelCard, PromptInputs
-from services.gateway.path.messages import sequence_params
 from shared import limits
 from shared.messages import TokenEvents
 from shared.parameters.sampling import BeamParams, SamplingParams
+from shared.request.choices import choice_params
 from tests.sim.model import HashModel, beam_references
 from tests.sim.society import Answer, Society, make_tokenizer, next_token, worker_of
 from tests.support.simulation import run_simulation
@@ -303,7 +303,7 @@ async def choices(society: Society, during: str = "") -> None:
     assert answer.error is None, answer.error
     card = ModelCard(name="", path="", max_model_len=128, vocab_size=256, created=0)
     for index in range(CHOICES):
-        seed = sequence_params(CHOICES_PARAMS, index, len(prompt), card).seed
+        seed = choice_params(CHOICES_PARAMS, index, card.max_model_len - len(prompt)).seed
         assert answer.token_ids[index] == expected(prompt, 12, seed)
     assert len({tuple(tokens) for tokens in answer.token_ids.values()}) == CHOICES
 

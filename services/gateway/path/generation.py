@@ -134,12 +134,12 @@ class PromptInputs(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_characters(self) -> int:
         """Number of characters that tokenizers convert: texts, and the inputs of the chat template."""
-        conversations = [self.messages] if self.messages else self.conversations
-        messages = [message for conversation in conversations for message in conversation]
-        told = sum(len(message.content) + len(message.fields) for message in messages)
-        variables = len(self.template_variables) * len(conversations)
-        texts = sum(map(len, (*self.texts, *self.second_texts)))
-        return texts + len(self.suffix) * len(self.texts) + told + variables
+        count = sum(map(len, (*self.texts, *self.second_texts))) + len(self.suffix) * len(self.texts)
+        for conversation in [self.messages] if self.messages else self.conversations:
+            count += len(self.template_variables)
+            for message in conversation:
+                count += len(message.content) + len(message.fields)
+        return count
 
     @property
     def num_given_tokens(self) -> int:

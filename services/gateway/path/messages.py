@@ -108,7 +108,8 @@ class RequestMessages:
         """Returns the message that runs a sequence, with its tokens so far as output. The sequence must be placed."""
         request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
         choices, client, headers = self.choices(index), request.origin.client, request.origin.trace_headers
-        params = sequence_params(request.params, index % request.num_sequences, prompt.num_tokens, self.card)
+        room = self.card.max_model_len - prompt.num_tokens
+        params = choice_params(request.params, index % request.num_sequences, room)
         params = msgspec.structs.replace(
             params,
             end_token_ids=prompt.end_token_ids or params.end_token_ids,
@@ -132,17 +133,17 @@ class RequestMessages:
             client=client.name,
             client_weight=client.weight,
             client_priority=client.priority,
-            pooling=_pooling(request.pooling, prompt),
+            pooling=None if request.pooling is None else _pooling(request.pooling, prompt),
             recorded=request.origin.record is not NOT_RECORDED,
             kv_source=None if sequence.prefill is None else sequence.prefill.source,
             adapter=self.card.name if self.card.adapter_version else "",
             adapter_version=self.card.adapter_version,
             pictures=prompt.pictures,
-            idle_s=self._idle_s(),
+            idle_s=self._idle_s() if self.idle_until else 0.0,
         )
 
     def _idle_s(self) -> float:
-        return max(0.0, self.idle_until - self._host.clock.monotonic()) if self.idle_until else 0.0
+        return max(0.0, self.idle_until - self._host.clock.monotonic())
 
     def submit_prefill(self, index: int) -> Submit:
         """Returns the message that makes a prefill engine compute the prompt for the sequence's engine.
@@ -172,7 +173,7 @@ class RequestMessages:
             adapter=self.card.name if self.card.adapter_version else "",
             adapter_version=self.card.adapter_version,
             pictures=prompt.pictures,
-            idle_s=self._idle_s(),
+            idle_s=self._idle_s() if self.idle_until else 0.0,
         )
 
     def submit_copy(
@@ -217,14 +218,9 @@ class RequestMessages:
         return host.subjects.detokenizer_tokens(*sequence.detokenizer)
 
 
-def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:
-    """Returns the parameters of one choice: with its own seed, and with `max_tokens` filled in if that is 0."""
-    return choice_params(params, choice, card.max_model_len - num_prompt_tokens)
-
-
-def _pooling(params: PoolingParams | None, prompt: Prompt) -> PoolingParams | None:
+def _pooling(params: PoolingParams, prompt: Prompt) -> PoolingParams:
     """Returns the parameters of one prompt's pooling: with its own number of first tokens, if it is a pair of texts."""
-    if params is None or not prompt.num_first_tokens:
+    if not prompt.num_first_tokens:
         return params
     return msgspec.structs.replace(params, num_first_tokens=prompt.num_first_tokens)
 

@@ -32,7 +32,7 @@ from shared.parameters.sampling import SamplingParams
 from shared.request import checks, conversation
 from shared.request.checks import given, refuse
 from shared.request.pictures import PictureInput, check_pictures
-from shared.request.structured import Constraint, constraint_of
+from shared.request.structured import Constraint
 from shared.request.tools import checked_documents, checked_template_kwargs, template_variables
 
 _BUDGET, _NO_BUDGET = "thinking_token_budget", -1
@@ -51,7 +51,7 @@ class ChatEndpoint:
         body = request_fields.read(data, schemas.CHAT_DECODER)
         card, request_id = serving.backend.resolve_model(body.model), request.state.request_id
         converted = chat_request(body, card, request_id, serving.defaults_of(request), serving.settings)
-        if not follows_budget(body, converted):
+        if body.thinking_token_budget is not None and not follows_budget(body, converted):
             ignore(_BUDGET)
         context = await serving.context_of("chat", arrival, card, converted.request, body)
         context = replace(context, answer_format=converted.answer)
@@ -75,8 +75,9 @@ def chat_request(
         request = _with_calls(request, choice, card, settings)
     if answer is not None:
         request = replace(request, output=replace(request.output, shown_special_tokens=answer.special_tokens))
-    budget = None if body.thinking_token_budget is None else min(body.thinking_token_budget, card.max_model_len)
-    return ChatRequest(_with_thinking_limit(request, budget, answer), answer)
+    if body.thinking_token_budget is not None:
+        request = _with_thinking_limit(request, min(body.thinking_token_budget, card.max_model_len), answer)
+    return ChatRequest(request, answer)
 
 
 def follows_budget(body: ChatBody, converted: ChatRequest) -> bool:
@@ -87,10 +88,8 @@ def follows_budget(body: ChatBody, converted: ChatRequest) -> bool:
     return body.thinking_token_budget in (None, _NO_BUDGET) or converted.request.pending.thinking is not None
 
 
-def _with_thinking_limit(
-    request: GenerationRequest, budget: int | None, answer: AnswerFormat | None
-) -> GenerationRequest:
-    if budget is None or budget == _NO_BUDGET:
+def _with_thinking_limit(request: GenerationRequest, budget: int, answer: AnswerFormat | None) -> GenerationRequest:
+    if budget == _NO_BUDGET:
         return request
     if budget < _NO_BUDGET:
         refuse(_BUDGET, "must not be negative, except -1 for no limit")
@@ -119,7 +118,8 @@ def _without_calls(
     params = parameters.checked_params(body, card, endpoint, asked, defaults.draw_seed)
     choice = _choice_of(body)
     request = parameters.checked_request(body, card, request_id, params, 1)
-    request = parameters.with_structure(request, _chat_structure(body, choice))
+    if (structure := _chat_structure(body, choice)) is not None:
+        request = parameters.with_structure(request, structure)
     pictures: list[PictureInput] | None = [] if card.takes_pictures else None
     request = _with_conversation(request, body, card, choice, pictures)
     if not pictures:
@@ -209,7 +209,7 @@ def _chat_structure(body: ChatBody, choice: ToolChoice) -> Constraint | None:
 
     A format of the answer's text has no effect on a call.
     """
-    structure = constraint_of(body)
+    structure = parameters.structure_of(body)
     if choice is NO_TOOLS or not choice.is_forced:
         return structure
     if structure is not None and body.response_format is None:

@@ -20,7 +20,6 @@ from services.gateway.path.generation import GenerationRequest, ModelCard
 from shared import limits
 from shared.request import checks
 from shared.request.checks import given, refuse
-from shared.request.structured import constraint_of
 
 MAX_TOKENS = 16
 """Default of `max_tokens`."""
@@ -67,7 +66,8 @@ def completion_request(
     endpoint = EndpointDefaults(MAX_TOKENS, 1.0, may_only_echo=bool(body.echo))
     params = parameters.checked_params(body, card, endpoint, (logprobs, prompt_logprobs), defaults.draw_seed)
     request = parameters.checked_request(body, card, request_id, params, len(texts) + len(token_ids))
-    request = parameters.with_structure(request, constraint_of(body))
+    if (structure := parameters.structure_of(body)) is not None:
+        request = parameters.with_structure(request, structure)
     return replace(
         request,
         inputs=replace(

@@ -37,6 +37,13 @@ _UNUSED = bytes(range(_NUM_USED, 256))
 """Bytes that are left out, so that all letters are equally frequent."""
 _NUM_BYTES = 32
 """Bytes that are drawn at once. Very rarely, more than ten of them are unused, and more are drawn."""
+_OWN_HEADERS = {
+    b"x-request-id": "client_request_id",
+    b"x-request-timeout": "timeout",
+    b"x-antiphon-lockstep": "lockstep",
+    b"x-antiphon-lane": "lane",
+}
+"""The headers about access, and the fields of a call that have their values."""
 _CLIENT_REQUEST_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{limits.REQUEST_ID_HEADER_CHARS_MAX}}}")
 
 
@@ -174,19 +181,14 @@ def serving(call: Call) -> Iterator[None]:
 
 def call_of(key: ApiKey, headers: Mapping[bytes, bytes]) -> Call:
     """Returns the call of a request with these headers."""
-    client_request_id = _text(headers.get(b"x-request-id", b""))
-    return Call(
-        key=key,
-        client_request_id=client_request_id if _is_client_id(client_request_id) else "",
-        timeout=_text(headers.get(b"x-request-timeout", b"")),
-        lockstep=_text(headers.get(b"x-antiphon-lockstep", b"")),
-        lane=_text(headers.get(b"x-antiphon-lane", b"")),
-    )
+    call = Call(key=key)
+    for header, name in _OWN_HEADERS.items():
+        if (value := headers.get(header)) is not None:
+            setattr(call, name, value.decode("latin-1").strip())
+    if call.client_request_id and not _is_client_id(call.client_request_id):
+        call.client_request_id = ""
+    return call
 
 
 def _is_client_id(text: str) -> bool:
     return _CLIENT_REQUEST_ID.fullmatch(text) is not None
-
-
-def _text(value: bytes) -> str:
-    return value.decode("latin-1").strip()

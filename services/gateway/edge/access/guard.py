@@ -96,8 +96,9 @@ class GuardedBackend:
     def _generation(self, request: GenerationRequest, call: Call) -> "GuardedGeneration":
         if call.key.models is not None:
             self.resolve_model(request.model)
-        timeout_s, lockstep = self._timeout_s(request, call), _lockstep(call)
-        idle_s = _idle_s(request.service_tier, timeout_s, call)
+        timeout_s, lockstep = self._timeout_s(request, call), _lockstep(call) if call.lockstep else None
+        waits = call.lane or call.in_batch or request.service_tier == FLEX
+        idle_s = _idle_s(timeout_s, call) if waits else 0.0
         facts = RequestFacts(
             request_id=request.request_id,
             model=request.model,
@@ -237,7 +238,8 @@ class GuardedGeneration:
     async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """See Generation. Also raises ServiceError('rate_limit_exceeded'), before the first item."""
         try:
-            await self._admit()
+            if self._quota is not None and self._reservation is None:
+                await self._admit(self._quota)
             if self._ended:
                 return
             self._record.admitted()
@@ -262,11 +264,9 @@ class GuardedGeneration:
         self._end("cancelled", cause=cause)
         self._record.closed()
 
-    async def _admit(self) -> None:
-        if self._quota is None or self._reservation is not None:
-            return
+    async def _admit(self, quota: KeyQuota) -> None:
         request = self._request
-        reservation = await _reserve(self._quota, self._call, estimated_tokens(request), num_sequences(request))
+        reservation = await _reserve(quota, self._call, estimated_tokens(request), num_sequences(request))
         if self._ended:  # cancelled meanwhile
             reservation.withdraw()
         else:
@@ -351,11 +351,11 @@ async def _reserve(quota: KeyQuota, call: Call, tokens: int, count: int = 1) -> 
         call.response_headers = quota.headers()
 
 
-def _lockstep(call: Call) -> bool | None:
-    if call.lockstep not in ("", "0", "1"):
+def _lockstep(call: Call) -> bool:
+    if call.lockstep not in ("0", "1"):
         message = "'X-Antiphon-Lockstep' must be 1 (two engines compute the request) or 0 (one does)."
         raise ServiceError("invalid_value", message, param="X-Antiphon-Lockstep")
-    return call.lockstep == "1" if call.lockstep else None
+    return call.lockstep == "1"
 
 
 def client_of(call: Call) -> Client:
@@ -364,7 +364,7 @@ def client_of(call: Call) -> Client:
     return Client() if key is ANONYMOUS else Client(key.name, key.weight, key.priority)
 
 
-def _idle_s(service_tier: str, timeout_s: float, call: Call) -> float:
+def _idle_s(timeout_s: float, call: Call) -> float:
     """Returns the time for which a request runs in the idle lane, set by its batch, its service tier or a header.
 
     A request with a timeout that is not from a batch stays in the idle lane for at most half of the timeout.
@@ -374,8 +374,6 @@ def _idle_s(service_tier: str, timeout_s: float, call: Call) -> float:
     if call.lane not in ("", "idle"):
         message = "'X-Antiphon-Lane' must be 'idle': the request then gives way to others."
         raise ServiceError("invalid_value", message, param="X-Antiphon-Lane")
-    if not call.lane and service_tier != FLEX:
-        return 0.0
     return min(limits.IDLE_S, timeout_s / 2) if timeout_s else limits.IDLE_S
 
 

@@ -113,6 +113,7 @@ class _Passage:
         self._started = False
         self._call = Call()
         self._path = route_path(scope)
+        self._method = scope["method"] if scope["method"] in _METHODS else "OTHER"
         self._request_id = scope.setdefault("state", {}).setdefault("request_id", new_id())
 
     async def run(self, receive: Receive) -> None:
@@ -123,7 +124,7 @@ class _Passage:
             await self._guarded(receive)
         finally:
             self._edge.metrics.http_in_progress.dec()
-            self._edge.metrics.count_http(self._handler(), self._method(), self._status, time.perf_counter() - began)
+            self._edge.metrics.count_http(self._handler(), self._method, self._status, time.perf_counter() - began)
 
     async def _guarded(self, receive: Receive) -> None:
         try:
@@ -149,7 +150,7 @@ class _Passage:
 
     async def _in_turn(self, app: ASGIApp, receive: Receive) -> None:
         """Passes the request to the application. A POST request first waits for the turn of its key."""
-        if self._method() != "POST":
+        if self._method != "POST":
             await app(self._scope, receive, self._forward)
             return
         self._call.turn = turn = await self._edge.turns.begin(self._call.key.name)
@@ -183,6 +184,3 @@ class _Passage:
     def _handler(self) -> str:
         # The route's pattern, not the path: clients must not be able to create new label values.
         return getattr(self._scope.get("route"), "path", "none")
-
-    def _method(self) -> str:
-        return self._scope["method"] if self._scope["method"] in _METHODS else "OTHER"

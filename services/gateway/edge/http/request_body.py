@@ -157,8 +157,10 @@ async def _next(receive: Receive) -> tuple[bytes, bool]:
 
 
 def _announced(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    value = next((value for name, value in headers if name == b"content-length"), b"0")
-    return int(value) if value.isdigit() else 0
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else 0
+    return 0
 
 
 def read_fields(body: bytes) -> RawFields:

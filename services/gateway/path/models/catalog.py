@@ -7,6 +7,7 @@ actor.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import repeat
 from operator import attrgetter
 
 from services.gateway.path.generation import ModelCard
@@ -108,8 +109,9 @@ class ModelCatalog:
         members, or the versions have changed.
         """
         now = self._now()
-        self._forget(now)
-        alive = [self._members.alive(service, now) for service in SERVICES]
+        if now > self._forget_after:
+            self._forget(now)
+        alive = [*map(self._members.alive, SERVICES, repeat(now))]
         trusted = self._trusted(alive[0])
         living = [*map(_INSTANCE, [*alive[0], *alive[1], *alive[2]])]
         judged = None if trusted is alive[0] else [*map(_INSTANCE, trusted)]

@@ -192,7 +192,9 @@ class Dispatcher:
         to_engine = Address(engine.id, engine.instance_id)
         has_kv = candidate.returns and candidate.preferred == to_engine
         candidate.placed_on(engine)
-        prefill = None if has_kv else self._prefill(candidate, engine, engines)
+        status = engine.status if isinstance(engine.status, EngineStatus) else None
+        is_decode = status is not None and status.role == "decode"
+        prefill = self._prefill(candidate, engine, engines) if is_decode and not has_kv else None
         if prefill is WAIT:
             return None
         if sequence.attempt:
@@ -205,7 +207,6 @@ class Dispatcher:
             self._router.stream_opened(to_detokenizer, sequence.sequence_id)
         sequence.start_placement(to_engine, to_detokenizer, now, prefill)
         stream_at = "" if to_detokenizer is None else to_detokenizer.id
-        status = engine.status if isinstance(engine.status, EngineStatus) else None
         size = (status.max_num_seqs, status.block_size) if status is not None else ()
         record = candidate.messages.request.origin.record
         record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, *size)
@@ -223,21 +224,22 @@ class Dispatcher:
 
     def _fitting(self, candidate: Candidate, engines: Sequence[Heartbeat], now: float) -> list[Heartbeat]:
         """Returns the engines on which a sequence may run. Raises ServiceError if its request cannot continue."""
-        sequence, alive = candidate.sequence, {Address(beat.id, beat.instance_id) for beat in engines}
-        silent = {lost for lost in sequence.lost_engines if self._members.is_silent("engine", *lost)}
-        if sequence.retry_limit_reached(alive | silent):
-            raise ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
+        if (sequence := candidate.sequence).losses:
+            alive = {Address(beat.id, beat.instance_id) for beat in engines}
+            silent = {lost for lost in sequence.lost_engines if self._members.is_silent("engine", *lost)}
+            if sequence.retry_limit_reached(alive | silent):
+                raise ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
         if (overdue := self._overdue(candidate.ticket, now)) is not None:
             raise overdue
         return candidate.fitting(engines)
 
     def _prefill(self, candidate: Candidate, engine: Heartbeat, engines: Sequence[Heartbeat]) -> "Prefill | None":
-        """Chooses the prefill engine that computes the prompt for `engine`, and records the dispatch.
+        """Chooses the prefill engine that computes the prompt for the decode engine `engine`; records the dispatch.
 
         Returns None if `engine` computes the prompt itself, and `WAIT` if the others have no credit.
         """
         model, address = candidate.ticket.model, Address(engine.id, engine.instance_id)
-        if not isinstance(engine.status, EngineStatus) or engine.status.role != "decode" or not candidate.takes_kv:
+        if not isinstance(engine.status, EngineStatus) or not candidate.takes_kv:
             return None
         if address in candidate.affinity():
             return candidate.prefill_of_sibling(address)

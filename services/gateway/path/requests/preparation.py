@@ -21,7 +21,7 @@ from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
-from shared.messages import TokenizedPrompt, TokenizeReply, TokenizeRequest
+from shared.messages import PromptPicture, TokenizedPrompt, TokenizeReply, TokenizeRequest
 from shared.parameters.context import AS_MANY_AS_FIT, check_text_size, fitted, num_bytes, text_bytes_max
 from shared.parameters.grammar import Grammar
 from shared.parameters.sampling import SamplingParams, check, check_vocabulary
@@ -48,7 +48,9 @@ async def prepare(actor: RequestActor, parts: GatewayParts) -> None:
     try:
         if not parts.host.transport.connected:
             await parts.bus.connected()
-        attached = [one for guest in actor.guests for one in await guest.attachments()]
+        attached = list[Attachment]()
+        for guest in actor.guests:
+            attached += await guest.attachments()
         if actor.over:
             return
         tokenized = await tokenize(parts.clients, request, card, _block_size(parts, card), attached)
@@ -63,10 +65,8 @@ async def prepare(actor: RequestActor, parts: GatewayParts) -> None:
 
 def _block_size(parts: GatewayParts, card: ModelCard) -> int:
     """Returns the block size of the model's engines, in tokens; 0 if no engine is running."""
-    alive = parts.members.alive("engine", parts.host.clock.monotonic())
-    for engine in (member for member in alive if model_of(member) == card.served_by):
-        block_size = getattr(engine.status, "block_size", 0)
-        if block_size:
+    for engine in parts.members.alive("engine", parts.host.clock.monotonic()):
+        if model_of(engine) == card.served_by and (block_size := getattr(engine.status, "block_size", 0)):
             return block_size
     return 0
 
@@ -120,10 +120,9 @@ async def _converted(
     attached: Sequence[Attachment],
 ) -> tuple[list[Prompt], tuple[bytes, ...], tuple[bytes, ...]]:
     """Returns the prompts, and the packed token ids of the words in `bad_word_texts` and of the marks of reasoning."""
-    given = [
-        _given(ids, request.inputs.name(index), request, card, block_size)
-        for index, ids in enumerate(request.inputs.token_ids)
-    ]
+    given = list[Prompt]()
+    for index, ids in enumerate(request.inputs.token_ids):
+        given.append(_given(ids, request.inputs.name(index), request, card, block_size))
     if given and request.params.grammar is None and not request.pending.bad_word_texts:
         return given, (), ()
     parts, replies = list(_parts(request)), list[TokenizeReply]()
@@ -185,19 +184,24 @@ def _prompts(reply: TokenizeReply, attached: Sequence[Attachment]) -> list[Promp
             block_hashes=one.block_hashes,
             end_token_ids=reply.end_token_ids,
             tail=one.tail,
-            pictures=tuple(each.placed(start) for each, start in zip(attached, one.picture_starts, strict=True)),
+            pictures=_placed(attached, one) if attached else (),
             num_first_tokens=one.num_first_tokens,
         )
         for one in reply.prompts
     ]
 
 
+def _placed(attached: Sequence[Attachment], prompt: TokenizedPrompt) -> tuple[PromptPicture, ...]:
+    return tuple(one.placed(start) for one, start in zip(attached, prompt.picture_starts, strict=True))
+
+
 def _tell_cut(request: GenerationRequest, card: ModelCard, prompts: list[Prompt]) -> None:
     """Tells the client if an output must end before its maximum of tokens, because of the context (`choice_params`)."""
-    if request.pooling is None and any(
-        prompt.num_tokens + request.params.max_tokens > card.max_model_len for prompt in prompts
-    ):
-        request.origin.caller.ignore("max_tokens")
+    room = card.max_model_len - request.params.max_tokens
+    for prompt in prompts if request.pooling is None else ():
+        if prompt.num_tokens > room:
+            request.origin.caller.ignore("max_tokens")
+            return
 
 
 def _check_grammar(request: GenerationRequest, grammar: Grammar, num_prompts: int) -> None:
@@ -298,7 +302,8 @@ def _check_texts(message: TokenizeRequest, max_model_len: int) -> None:
         max_model_len = 0
     if message.messages:
         size = len(message.template_variables)
-        size += sum(num_bytes(one.content) + len(one.fields) for one in message.messages)
+        for one in message.messages:
+            size += num_bytes(one.content) + len(one.fields)
         most = max(message.text_bytes_max, limits.TEXT_BYTES_COUNTED)
         check_text_size(size, most, max_model_len, "messages")
     suffix = num_bytes(message.suffix)

@@ -47,6 +47,8 @@ class RequestActor:
         self.card = card
         self.sequences: list[SequenceState] = []
         self.prompts: list[Prompt] = []
+        self.num_prompt_tokens = 0
+        """See Generation."""
         self.error: ServiceError | None = None
         self._parts = parts
         self.placements = Placements(parts, self)
@@ -66,11 +68,6 @@ class RequestActor:
         self.guests = parts.guests.joining(request, card, self) if with_guests else ()
 
     # --- Generation ---
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """See Generation."""
-        return sum(prompt.num_tokens for prompt in self.prompts)
 
     @property
     def prompt_token_ids(self) -> list[list[int]]:
@@ -212,6 +209,7 @@ class RequestActor:
         """Receives the tokenized prompts. Returns the sequences to be queued; none if the request has ended."""
         self._expect(0)
         self.prompts = messages.prompts
+        self.num_prompt_tokens = sum(prompt.num_tokens for prompt in self.prompts)
         self._tokenized_at = self._now()
         self._record.tokenized(self.num_prompt_tokens)
         if self._over:

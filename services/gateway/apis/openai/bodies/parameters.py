@@ -8,6 +8,7 @@ tokens.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import cast
 
 import msgspec
@@ -32,10 +33,11 @@ from shared.request import checks
 from shared.request.checks import check_token_ids, given, missing, refuse
 from shared.request.choices import Choices, choices_of
 from shared.request.sampling_fields import SeedSource, random_seed, sampling_params, token_constraints
-from shared.request.structured import Constraint
+from shared.request.structured import FIELDS, Constraint, constraint_of
 
 AS_MANY_AS_FIT = 0
 _INT32 = 2**31
+_STRUCTURE, _NO_STRUCTURE = attrgetter(*FIELDS), (None,) * len(FIELDS)
 _TIERS = ("auto", "default", FLEX, "priority", "scale")
 
 
@@ -53,10 +55,13 @@ class RequestDefaults:
 DEFAULTS = RequestDefaults()
 
 
-def with_structure(request: GenerationRequest, structure: Constraint | None) -> GenerationRequest:
-    """Returns the request with the structure that its output must follow; unchanged if there is none."""
-    if structure is None:
-        return request
+def structure_of(body: GenerationFields) -> Constraint | None:
+    """Returns the structure that the fields of a body ask for; None if they ask for none. Raises ServiceError."""
+    return None if _STRUCTURE(body) == _NO_STRUCTURE else constraint_of(body)
+
+
+def with_structure(request: GenerationRequest, structure: Constraint) -> GenerationRequest:
+    """Returns the request with the structure that its output must follow."""
     params = msgspec.structs.replace(request.params, grammar=structure.grammar)
     pending = replace(request.pending, grammar_param=structure.param, grammar_ignored=structure.ignored)
     return replace(request, params=params, pending=pending)
@@ -170,8 +175,9 @@ def checked_request(
         params = msgspec.structs.replace(params, beam=choices.beam)
         sampling.check_beam(params)
     _check_stream(body, params, choices)
-    stop, detokenize = checks.stop_strings(body.stop), given(body.detokenize, True)
-    checks.check_detokenize(detokenize, stop)
+    stop, detokenize = () if body.stop is None else checks.stop_strings(body.stop), given(body.detokenize, True)
+    if stop:
+        checks.check_detokenize(detokenize, stop)
     if body.echo and not detokenize:
         refuse("echo", "needs text: leave 'detokenize' at its default")
     return GenerationRequest(
@@ -191,10 +197,10 @@ def checked_request(
             detokenize=detokenize,
         ),
         pending=PendingParams(bad_word_texts=token_constraints(body).bad_word_texts if body.bad_words else ()),
-        cache_salt=_cache_salt(body),
+        cache_salt=b"" if body.cache_salt is None else _cache_salt(body.cache_salt),
         priority=check_priority(body.priority),
         service_tier=check_tier(body.service_tier),
-        timeout_s=_timeout_s(body),
+        timeout_s=0.0 if body.timeout is None else _timeout_s(body.timeout),
     )
 
 
@@ -210,10 +216,7 @@ def _check_stream(body: GenerationFields, params: SamplingParams, choices: Choic
             refuse("stream", f"must be false with {cause}")
 
 
-def _cache_salt(body: GenerationFields) -> bytes:
-    salt = body.cache_salt
-    if salt is None:
-        return b""
+def _cache_salt(salt: str) -> bytes:
     if not 1 <= len(salt) <= limits.CACHE_SALT_CHARS_MAX:
         refuse("cache_salt", f"must have between 1 and {limits.CACHE_SALT_CHARS_MAX} characters")
     return salt.encode()
@@ -237,9 +240,7 @@ def check_tier(value: str | None) -> str:
     return "" if value is None else FLEX if value == FLEX else "default"
 
 
-def _timeout_s(body: GenerationFields) -> float:
-    if body.timeout is None:
-        return 0.0
-    if body.timeout <= 0:
+def _timeout_s(timeout: float) -> float:
+    if timeout <= 0:
         refuse("timeout", "must be a number of seconds above 0")
-    return body.timeout
+    return timeout

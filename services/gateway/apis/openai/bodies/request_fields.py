@@ -167,7 +167,7 @@ def read(
     ServiceError for what is no object, for the first field that is refused, and for a value of a wrong type.
     """
     fields = read_fields(data)
-    renamed = _renamed(fields, decoder.type, rules)
+    renamed = None if rules.mapped.keys().isdisjoint(fields) else _renamed(fields, decoder.type, rules)
     check(fields if renamed is None else renamed, decoder.type, rules, without_effect)
     return read_body(data if renamed is None else msgspec.json.encode(renamed), decoder)
 
