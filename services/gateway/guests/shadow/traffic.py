@@ -74,10 +74,11 @@ class ShadowTraffic(Guest):
         Beam searches, pooling requests, requests with adapters, and requests with images (whose files are no longer
         available) are not copied.
         """
-        shadow = self._versions.shadows().get(running.card.name)
+        if (shadow := self._versions.shadows.get(running.card.name)) is None:
+            return
         request = running.request
         other_kind = request.pooling is not None or request.params.beam is not None or bool(request.inputs.pictures)
-        if shadow is None or running.error is not None or other_kind:
+        if running.error is not None or other_kind:
             return
         state, internal, share = shadow
         # The selection depends only on the id, so it is evenly distributed and needs no state.
