@@ -55,7 +55,8 @@ async def prepare(actor: RequestActor, parts: GatewayParts) -> None:
             return
         tokenized = await tokenize(parts.clients, request, card, _block_size(parts, card), attached)
         _tell_cut(request, card, tokenized.prompts)
-        request = replace(request, params=tokenized.params)
+        if tokenized.params is not request.params:
+            request = replace(request, params=tokenized.params)
         messages = RequestMessages(parts.host, request, card, tokenized.prompts)
         if candidates := actor.tokenized(messages):
             parts.dispatcher.enqueue(candidates)
