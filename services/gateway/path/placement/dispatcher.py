@@ -184,10 +184,9 @@ class Dispatcher:
             idle=candidate.ticket.idle,
             recovers=candidate.recovers,
         )
-        detokenizer = None
-        if candidate.has_text:
-            detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid)
-        if engine is None or (candidate.has_text and detokenizer is None):
+        has_text = candidate.has_text
+        detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid) if has_text else None
+        if engine is None or (has_text and detokenizer is None):
             return None
         to_engine = Address(engine.id, engine.instance_id)
         has_kv = candidate.returns and candidate.preferred == to_engine
