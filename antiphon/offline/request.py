@@ -17,7 +17,7 @@ from shared import limits
 from shared.codec import pack_ids
 from shared.errors import ServiceError
 from shared.messages import OpenStream, PositionLogprobs, TextEvent
-from shared.request.choices import best_first
+from shared.request.choices import best_first, choice_params
 from shared.request.outputs import (
     CompletionOutput,
     Logprob,
@@ -26,7 +26,6 @@ from shared.request.outputs import (
     logprobs_by_token,
     prompt_logprobs_by_token,
 )
-from shared.request.rules import choice_params
 from shared.text.detokenization.stream import TextStream
 from shared.text.reasoning import CLOSING, OPENING, Parts, ReasoningSplitter
 from shared.text.vocabulary import Vocabulary

@@ -27,9 +27,9 @@ from shared.models.model_files import located
 from shared.models.picture_models import picture_limit
 from shared.parameters.pooling import generates_nothing
 from shared.parameters.sampling import check_vocabulary
-from shared.request import rules
+from shared.request import checks
 from shared.request.outputs import RequestOutput
-from shared.request.seed_source import seeds_of
+from shared.request.sampling_fields import seeds_of
 
 GATHER_S = 0.05
 """Longest time in seconds that `step` waits while new requests are being gathered into a batch (`--max-batch-size`)."""
@@ -96,7 +96,7 @@ class Runner:
             params.max_tokens or 0,
             add_special_tokens=add_special_tokens,
             pictures=() if encoded is None else encoded.tokens,
-            truncate_prompt_tokens=rules.prompt_truncation(params.truncate_prompt_tokens),
+            truncate_prompt_tokens=checks.prompt_truncation(params.truncate_prompt_tokens),
         )
         bad_words = self.text.bad_word_ids([word for word in params.bad_words or () if isinstance(word, str)])
         self._check(params, bad_words)
@@ -222,7 +222,7 @@ class Runner:
         facts = self.engine.facts
         params = checked(params, facts.embedding_size, len(facts.labels))
         try:
-            keep = rules.pooling_truncation(truncate_prompt_tokens, self.engine.max_model_len)
+            keep = checks.pooling_truncation(truncate_prompt_tokens, self.engine.max_model_len)
         except ServiceError as error:
             raise ValueError(error.message) from None
         specs = self._pooling_specs(request_ids, prompts, params, adapters, keep)

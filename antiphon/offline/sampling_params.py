@@ -1,6 +1,6 @@
 """The offline API's `SamplingParams`: checked in the constructor and converted to the engine's parameters.
 
-The ranges are those of the server (`shared.parameters.sampling.check` and `shared.request.rules`), so that the offline
+The ranges are those of the server (`shared.parameters.sampling.check` and `shared.request.checks`), so that the offline
 API and the server accept the same values. Fields that are not supported yet raise an error that names them.
 """
 
@@ -13,11 +13,10 @@ from shared import limits
 from shared.errors import ServiceError
 from shared.parameters import sampling
 from shared.parameters.grammar import Grammar
-from shared.request import rules
+from shared.request import checks
 from shared.request.choices import choices_of
-from shared.request.sampling_fields import sampling_params
+from shared.request.sampling_fields import sampling_params, token_constraints
 from shared.request.structured import constraint_of
-from shared.request.token_constraints import token_constraints
 
 AS_MANY_AS_FIT = 0
 _NOT_SERVED = "is not served yet: leave it out"
@@ -110,9 +109,9 @@ class SamplingParams:
             self.grammar = grammar_of(self)
             self.choices = choices_of(self, self.temperature, self.top_k)
             sampling.check(self.engine_params(0))
-            self.stop_strings = rules.stop_strings(self.stop)
-            rules.check_detokenize(self.detokenize, self.stop_strings)
-            rules.prompt_truncation(self.truncate_prompt_tokens)
+            self.stop_strings = checks.stop_strings(self.stop)
+            checks.check_detokenize(self.detokenize, self.stop_strings)
+            checks.prompt_truncation(self.truncate_prompt_tokens)
         except ServiceError as error:
             raise ValueError(error.message) from None
 
@@ -132,7 +131,7 @@ class SamplingParams:
             bad_words=(*constraints.bad_words, *bad_words),
             grammar=self.grammar,
             beam=self.choices.beam,
-            prompt_logprobs=rules.prompt_logprobs(self.prompt_logprobs, limits.LOGPROBS_MAX),
+            prompt_logprobs=checks.prompt_logprobs(self.prompt_logprobs, limits.LOGPROBS_MAX),
             max_tokens=(room or max(1, self.min_tokens)) if self.max_tokens is None else self.max_tokens,
             seed=seed if self.seed is None else self.seed,
         )

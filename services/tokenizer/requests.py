@@ -1,6 +1,7 @@
 """Checks tokenize and detokenize requests and builds their replies, without asyncio and the bus. Pure."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -15,7 +16,7 @@ from shared.messages import (
     TokenizeReply,
     TokenizeRequest,
 )
-from shared.parameters.context import check_context, check_text_size, num_bytes, truncated
+from shared.parameters.context import check_context, check_text_size, fitted, num_bytes
 from shared.request.pictures import with_picture_texts, with_pictures
 from shared.text.bad_words import bad_word_ids
 from shared.text.codec import Codec, EncodedPair
@@ -85,16 +86,9 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
         # For pooling the first tokens of a text are kept, for generation the last tokens of the prompt.
         first = 0 if request.generates else request.truncate_prompt_tokens
         encoded = codec.encode(texts, add_special_tokens=special, keep=first)
-    last = request.truncate_prompt_tokens if request.generates else 0
-    token_lists = [truncated(one, last, request.max_tokens, request.max_model_len) for one in encoded]
-    starts: tuple[int, ...] = ()
-    if request.pictures:
-        token_lists[0], starts = with_pictures(token_lists[0], request.pictures)
-    for index, token_ids in enumerate(token_lists):
-        name = prompt_name(request, index)
-        check_context(len(token_ids), request.max_tokens, request.max_model_len, name, generates=request.generates)
     tail = texts[0][-limits.PROMPT_TAIL_CHARS :] if request.messages else ""
-    prompts = [_tokenized(codec, request, token_ids, tail, starts) for token_ids in token_lists]
+    found = [_fitted(request, index, token_ids) for index, token_ids in enumerate(encoded)]
+    prompts = [_tokenized(codec, request, token_ids, tail, starts) for token_ids, starts in found]
     bad_words = tuple(map(pack_ids, bad_word_ids(codec, request.bad_words)))
     marks = codec.encode(request.marks, add_special_tokens=False) if request.marks else []
     ends = codec.infill_end_ids if request.suffix else ()
@@ -105,6 +99,13 @@ def tokenize(codec: Codec, request: TokenizeRequest, texts: tuple[str, ...]) -> 
         end_token_ids=ends,
         marks=tuple(map(pack_ids, marks)),
     )
+
+
+def _fitted(request: TokenizeRequest, index: int, token_ids: list[int]) -> tuple[list[int], tuple[int, ...]]:
+    """Returns a prompt cut, and with its images in their places. Raises ServiceError('context_length_exceeded')."""
+    room = request.truncate_prompt_tokens, request.max_tokens, request.max_model_len
+    place = partial(with_pictures, pictures=request.pictures) if request.pictures else None
+    return fitted(token_ids, *room, prompt_name(request, index), generates=request.generates, place=place)
 
 
 def _pairs(codec: Codec, request: TokenizeRequest) -> TokenizeReply:

@@ -1,10 +1,11 @@
 """Checks that prompt and output together fit into the model's context length; truncates prompts on request.
 
-Called by the tokenizer for prompts given as text, and by the gateway for prompts given as token ids. Texts that are far
-too long are refused by their size, before anything is encoded: see `shared.limits.TEXT_BYTES_PER_TOKEN`.
+`fitted` is called by the tokenizer for prompts given as text, by the gateway for prompts given as token ids, and by the
+offline API for both. Texts that are far too long are refused by their size, before anything is encoded: see
+`shared.limits.TEXT_BYTES_PER_TOKEN`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from shared import limits
@@ -24,6 +25,30 @@ def truncated(token_ids: S, keep: int, max_tokens: int, max_model_len: int) -> S
     if keep == AS_MANY_AS_FIT and max_model_len > 0:
         keep = max(1, max_model_len - max(1, max_tokens))
     return token_ids[-keep:] if keep > 0 else token_ids  # pyright: ignore[reportReturnType] - a slice has the same type
+
+
+def fitted(
+    token_ids: S,
+    keep: int,
+    max_tokens: int,
+    max_model_len: int,
+    param: str,
+    *,
+    generates: bool = True,
+    place: Callable[[S], tuple[S, tuple[int, ...]]] | None = None,
+) -> tuple[S, tuple[int, ...]]:
+    """Returns a prompt's tokens as they are computed, and the index of the first token of each of its images.
+
+    `keep`: see `truncated`; for a prompt that generates nothing, the number of first tokens to keep (0: all). `place`
+    puts images in their places, after the prompt was cut. Raises ServiceError, see `check_context`.
+    """
+    if generates:
+        token_ids = truncated(token_ids, keep, max_tokens, max_model_len)
+    elif keep:
+        token_ids = token_ids[:keep]  # pyright: ignore[reportAssignmentType] - a slice has the same type
+    token_ids, starts = (token_ids, ()) if place is None else place(token_ids)
+    check_context(len(token_ids), max_tokens, max_model_len, param, generates=generates)
+    return token_ids, starts
 
 
 def check_context(num_tokens: int, max_tokens: int, max_model_len: int, param: str, *, generates: bool = True) -> None:

@@ -1,10 +1,11 @@
-"""Checks that several kinds of request bodies share. Pure."""
+"""Checks of single fields that several kinds of request bodies share, and the errors that name a field. Pure."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
 from shared import limits
 from shared.errors import ServiceError
+from shared.parameters.context import AS_MANY_AS_FIT
 
 T = TypeVar("T")
 
@@ -76,3 +77,55 @@ def preprocess_s(start: float | None, end: float | None) -> float | None:
     if end < start:
         refuse("preprocess_end_time", "must not be before 'preprocess_start_time'")
     return end - start
+
+
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Returns the stop strings of a request: a string, a list, or none. Raises ServiceError."""
+    found = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(found) > limits.STOP_STRINGS_MAX:
+        refuse("stop", f"must hold at most {limits.STOP_STRINGS_MAX} strings")
+    if any(not 1 <= len(one) <= limits.STOP_STRING_CHARS_MAX for one in found):
+        refuse("stop", f"must hold strings of 1 to {limits.STOP_STRING_CHARS_MAX} characters")
+    return found
+
+
+def check_detokenize(detokenize: bool, stops: Sequence[str]) -> None:
+    """Raises ServiceError if an output without text would have to be searched for stop strings."""
+    if stops and not detokenize:
+        refuse("stop", "needs text: leave 'detokenize' at its default, or use 'stop_token_ids'")
+
+
+def prompt_truncation(keep: int | None, max_model_len: int | None = None) -> int:
+    """Returns how many last tokens of a prompt are kept, as `keep` of `shared.parameters.context.truncated`.
+
+    Raises ServiceError for a number out of range. `max_model_len` bounds the result; None if it is not known yet.
+    """
+    if keep is None:
+        return 0
+    if keep < 1 and keep != AS_MANY_AS_FIT:
+        refuse("truncate_prompt_tokens", "must be at least 1, or -1 for as many as fit into the context")
+    return keep if max_model_len is None else min(keep, max_model_len)
+
+
+def pooling_truncation(keep: int | None, max_model_len: int) -> int:
+    """Returns how many first tokens of a text that is pooled are kept; 0: all of them.
+
+    Raises ServiceError for a number out of range.
+    """
+    keep = prompt_truncation(keep)
+    if keep > max_model_len:
+        reason = f"must be at most {max_model_len}, the model's context length: select a smaller truncation size, or -1"
+        refuse("truncate_prompt_tokens", reason)
+    return max_model_len if keep == AS_MANY_AS_FIT else keep
+
+
+def prompt_logprobs(asked: int | bool | None, most: int) -> int | None:
+    """Returns the number of candidates to report for each token of the prompt; None: no log probabilities of it.
+
+    Raises ServiceError for a number that is not between 0 and `most`.
+    """
+    if asked is None or asked is False:
+        return None
+    if asked is True or not 0 <= asked <= most:
+        refuse("prompt_logprobs", f"must be a number between 0 and {most}")
+    return asked

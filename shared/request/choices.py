@@ -1,16 +1,19 @@
-"""The choices of a request: how many sequences each prompt needs, and which of them are returned. Pure.
+"""The choices of a request: how many sequences each prompt needs, their parameters, and which are returned. Pure.
 
 Sampling computes `best_of` sequences for each prompt and returns the `n` with the highest log probability. A beam
 search runs `best_of` hypotheses at a time. It has `n` sequences for each prompt; the sequence with rank r returns the
 hypothesis with the r-th highest score, counted from 0.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from shared import limits
-from shared.parameters.sampling import BeamParams
+from shared.parameters.sampling import BeamParams, SamplingParams
 from shared.request.checks import given, refuse
 
 
@@ -95,6 +98,25 @@ def best_first(cumulative_logprobs: Sequence[float], n: int) -> list[int]:
     return order[:n]
 
 
+def choice_params(params: SamplingParams, choice: int, room: int) -> SamplingParams:
+    """Returns the parameters of one choice, with its own seed and with at most `room` as `max_tokens` (0: not given).
+
+    `room` is the number of tokens that fit after the prompt. The first choice has the request's seed, so the first
+    choice is the same whether the request asks for one choice or for several. The choices of a beam search differ
+    in `beam.rank` (0: the best hypothesis) and not in the seed. Only the first choice reports the log probabilities of
+    the prompt.
+    """
+    room = max(room, 1)  # A prompt that is pooled may fill the context.
+    max_tokens = min(params.max_tokens or room, room)
+    if choice > 0:
+        params = msgspec.structs.replace(params, prompt_logprobs=None)
+    if params.beam is not None:
+        beam = msgspec.structs.replace(params.beam, rank=choice)
+        return msgspec.structs.replace(params, beam=beam, max_tokens=max_tokens)
+    seed = params.seed if choice == 0 else _derived_seed(params.seed, choice)
+    return msgspec.structs.replace(params, seed=seed, max_tokens=max_tokens)
+
+
 def _beam(fields: ChoiceFields, n: int, best_of: int) -> BeamParams:
     if n == 1:
         refuse("n", "must be greater than 1 with 'use_beam_search'")
@@ -117,3 +139,8 @@ def _check_sampling(fields: ChoiceFields, choices: Choices, temperature: float, 
                 param_of_number(choices.n, choices.num_sequences),
                 f"must be 1 when '{name}' is {value}: every choice would be the same",
             )
+
+
+def _derived_seed(seed: int, choice: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{choice}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)

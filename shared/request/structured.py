@@ -53,9 +53,11 @@ def constraint_of(fields: object) -> Constraint | None:
 
     `fields` may lack fields; a missing one counts as None.
     """
-    given = {name: getattr(fields, name, None) for name in _READERS}
-    asked = [one for name, value in given.items() if value is not None and (one := _READERS[name](value, name))]
-    found = [_relaxed(one) for one in asked]
+    asked = list[Constraint]()
+    for name, read in _READERS.items():
+        if (value := getattr(fields, name, None)) is not None and (one := read(value, name)) is not None:
+            asked.append(one)
+    found = list(map(_relaxed, asked))
     backend = getattr(fields, "guided_decoding_backend", None)
     if backend is not None and str(backend).partition(":")[0] not in BACKENDS:
         refuse("guided_decoding_backend", f"must be one of {', '.join(sorted(BACKENDS))}")
@@ -257,3 +259,5 @@ _READERS: Mapping[str, Callable[[Any, str], Constraint | None]] = {
     "structured_outputs": _structured_outputs,
     "response_format": _response_format,
 }
+FIELDS = (*_READERS, "guided_decoding_backend", "guided_whitespace_pattern")
+"""The fields of a request that `constraint_of` reads."""

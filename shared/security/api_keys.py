@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -55,10 +55,12 @@ class ApiKey:
     priority: int = 0
     """Keys with a lower number are served before all keys with a higher one."""
 
-    @property
-    def is_limited(self) -> bool:
-        """Whether the key has any limit, so that its requests must be counted."""
-        return bool(self.requests_per_minute or self.tokens_per_minute or self.concurrent_requests)
+    is_limited: bool = field(init=False)
+    """Whether the key has any limit, so that its requests must be counted."""
+
+    def __post_init__(self) -> None:
+        limited = bool(self.requests_per_minute or self.tokens_per_minute or self.concurrent_requests)
+        object.__setattr__(self, "is_limited", limited)
 
     def allows_model(self, *names: str) -> bool:
         """Whether the key may use the model that has these names."""

@@ -50,7 +50,7 @@ def text_batches(*pieces: str, index: int = 0, finish: str = "stop", **last: Any
 
 def good_day(request: GenerationRequest) -> list[Step]:
     """The same answer for every prompt and choice."""
-    count = request.num_prompts * request.n
+    count = request.inputs.num_prompts * request.n
     return [batch for index in range(count) for batch in text_batches("Good ", "day", index=index)]
 
 
@@ -63,7 +63,7 @@ class ScriptedGeneration:
         self.stopped = asyncio.Event()
         self.generated = 0
         self.outputs = [
-            SequenceState(sequence_id=str(index)) for index in range(request.num_prompts * request.num_sequences)
+            SequenceState(sequence_id=str(index)) for index in range(request.inputs.num_prompts * request.num_sequences)
         ]
         self._num_prompt_tokens = num_prompt_tokens
         self._prompt_tail = prompt_tail
@@ -71,11 +71,11 @@ class ScriptedGeneration:
 
     @property
     def num_prompt_tokens(self) -> int:
-        return self._num_prompt_tokens * self.request.num_prompts
+        return self._num_prompt_tokens * self.request.inputs.num_prompts
 
     @property
     def prompt_token_ids(self) -> list[list[int]]:
-        return [list(range(self._num_prompt_tokens))] * self.request.num_prompts
+        return [list(range(self._num_prompt_tokens))] * self.request.inputs.num_prompts
 
     @property
     def times(self) -> RequestTimes:
@@ -162,13 +162,14 @@ class ScriptedBackend:
 
     async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:
         self.requests.append(request)
-        text = request.texts[0] if request.texts else "".join(message.content for message in request.messages)
+        inputs = request.inputs
+        text = inputs.texts[0] if inputs.texts else "".join(message.content for message in inputs.messages)
         return [(list(text.encode()), list(text) if return_tokens else [])]
 
     async def fetch_pictures(self, request: GenerationRequest) -> GenerationRequest:
-        self.fetched += [one.url for one in request.pictures if not one.file]
-        pictures = tuple([replace(one, file=one.file or self.remote[one.url]) for one in request.pictures])
-        return structs.replace(request, pictures=pictures)
+        self.fetched += [one.url for one in request.inputs.pictures if not one.file]
+        pictures = tuple([replace(one, file=one.file or self.remote[one.url]) for one in request.inputs.pictures])
+        return structs.replace(request, inputs=structs.replace(request.inputs, pictures=pictures))
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
         return bytes(one % 128 for one in token_ids).decode()

@@ -31,8 +31,8 @@ def eye(**options: Any) -> ScriptedBackend:
 
 def seen(request: GenerationRequest) -> list[tuple[str, Any]]:
     """The conversation of a request, with the files of pictures, or their URLs, in their places."""
-    pictures = iter([picture.file or picture.url for picture in request.pictures])
-    found = [(message.role, _content(message, pictures)) for message in request.messages]
+    pictures = iter([picture.file or picture.url for picture in request.inputs.pictures])
+    found = [(message.role, _content(message, pictures)) for message in request.inputs.messages]
     assert next(pictures, None) is None
     return found
 

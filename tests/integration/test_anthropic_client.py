@@ -49,7 +49,7 @@ async def test_a_whole_message_parses():
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
     assert (message.usage.input_tokens, message.usage.cache_read_input_tokens, message.usage.output_tokens) == (2, 1, 2)
     [request] = backend.requests
-    assert [(one.role, one.content) for one in request.messages] == [
+    assert [(one.role, one.content) for one in request.inputs.messages] == [
         ("system", "Be brief."),
         ("user", "One\ntwo"),
         ("assistant", "three"),
@@ -57,7 +57,7 @@ async def test_a_whole_message_parses():
     ]
     params = request.params
     assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (9, 0.5, 0.9, 7)
-    assert request.stop == ("END",)
+    assert request.output.stop == ("END",)
 
 
 async def test_a_stream_has_the_named_events_in_order():

@@ -113,10 +113,10 @@ async def is_in(gateway: Gateway, response_id: str, status: str) -> dict[str, An
 
 def again(request: GenerationRequest, num_more: int) -> list[list[SequenceUpdate]]:
     """What an engine gives that goes on with a request, with the text of the tokens that it was given before."""
-    assert request.resumed is not None
-    num_known = len(request.resumed.token_ids[0])
+    assert request.guests.resumed is not None
+    num_known = len(request.guests.resumed.token_ids[0])
     updates = [batch[0] for batch in text_batches(*PIECES)]
-    assert request.resumed.token_ids[0] == tuple(one.token_ids[0] for one in updates[:num_known])
+    assert request.guests.resumed.token_ids[0] == tuple(one.token_ids[0] for one in updates[:num_known])
     first = replace(updates[num_known], text="".join(PIECES[: num_known + 1]))
     return [[one] for one in [first, *updates[num_known + 1 :]]][:num_more]
 
@@ -156,7 +156,7 @@ async def test_any_gateway_shows_and_streams_a_response_that_runs_in_another(dep
         more = await two.ask("POST", "", {"input": "and?", "previous_response_id": name, "background": True})
         assert more.status == 200
         asked = await two.backend.generations.get()
-        assert [message.content for message in asked.request.messages] == ["hi", "Good day to you", "and?"]
+        assert [message.content for message in asked.request.inputs.messages] == ["hi", "Good day to you", "and?"]
 
 
 @pytest.mark.matrix("R-17")

@@ -33,7 +33,7 @@ USER: Any = {"type": "message", "role": "user", "content": "hi"}
 
 
 def said(backend: ScriptedBackend) -> list[str]:
-    return [message.content for message in backend.requests[-1].messages]
+    return [message.content for message in backend.requests[-1].inputs.messages]
 
 
 def texts(items: list[Any]) -> list[str]:
@@ -99,7 +99,7 @@ async def test_calls_and_their_results_belong_to_the_conversation():
         assert (refused.status, refused.error["param"]) == (400, "input")
         result = {**foreign, "call_id": "a"}
         assert (await call(port, "POST", RESPONSES, {"input": [result], "conversation": name})).status == 200
-        assert [message.role for message in backend.requests[-1].messages] == ["user", "assistant", "tool"]
+        assert [message.role for message in backend.requests[-1].inputs.messages] == ["user", "assistant", "tool"]
         items = (await call(port, "GET", f"{PATH}/{name}/items?order=asc")).json["data"]
         assert [item["type"] for item in items] == ["message", "function_call", "function_call_output", "message"]
 
@@ -229,7 +229,7 @@ async def test_a_background_response_that_goes_on_elsewhere_is_appended_once(dep
         await has_text(two, made["id"], "Good day ")
         deployment.living = {("two", "boot")}
         resumed = await two.backend.generations.get()
-        assert [message.content for message in resumed.request.messages] == ["hi", "more"]
+        assert [message.content for message in resumed.request.inputs.messages] == ["hi", "more"]
         resumed.put(*again(resumed.request, 9), None)
         await is_in(two, made["id"], "completed")
         async with asyncio.timeout(60):

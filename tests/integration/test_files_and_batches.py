@@ -176,7 +176,7 @@ async def test_a_batch_of_embeddings_gives_a_vector_for_each_input():
     }
     assert found["c0"]["object"] == "list"
     assert bad["c2"]["response"]["body"]["error"]["param"] == "dimensions"
-    assert all(request.idle_s > limits.IDLE_S for request in backend.requests)
+    assert all(request.guests.idle_s > limits.IDLE_S for request in backend.requests)
 
 
 async def test_a_batch_runs_behind_other_requests_with_its_key_and_without_the_deadline_of_requests():
@@ -197,9 +197,9 @@ async def test_a_batch_runs_behind_other_requests_with_its_key_and_without_the_d
         bad = await answers(api, batch.error_file_id)
         assert {name: line["response"]["status_code"] for name, line in bad.items()} == {"c1": 400, "c2": 404}
         [request] = backend.requests
-        assert request.client.name == listed_keys("secret")[0].name
+        assert request.origin.client.name == listed_keys("secret")[0].name
         longest = file_limits.BATCH_WINDOW_S - file_limits.BATCH_ORDINARY_S
-        assert longest - 60 < request.idle_s <= longest, "it gives way until the end of the batch is near"
+        assert longest - 60 < request.guests.idle_s <= longest, "it gives way until the end of the batch is near"
         assert request.timeout_s == 0
         assert [one.id async for one in await api.batches.list()] == [batch.id]
         with pytest.raises(openai.BadRequestError, match="it is completed"):

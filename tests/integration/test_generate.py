@@ -48,7 +48,7 @@ async def test_a_flat_body_is_answered_with_prompt_and_output() -> None:
     assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
     assert reply.json == {"text": ["Hi Good day", "Hi Good day"]}
     [request] = backend.requests
-    assert (request.texts, request.n, request.params.max_tokens, request.params.top_k) == (("Hi ",), 2, 4, 5)
+    assert (request.inputs.texts, request.n, request.params.max_tokens, request.params.top_k) == (("Hi ",), 2, 4, 5)
 
 
 async def test_several_prompts_are_answered_in_order() -> None:
@@ -201,9 +201,9 @@ async def test_a_stream_that_fails_ends_with_a_request_output_that_has_the_error
 
 @pytest.mark.spec("S-API-045a", "S-API-045b")
 async def test_the_input_is_a_text_or_token_ids() -> None:
-    assert (await asked(prompt="Hi")).texts == ("Hi",)
-    assert (await asked(prompt_token_ids=[5, 6])).token_ids == ((5, 6),)
-    assert (await asked(prompt="Hi", prompt_token_ids=[5, 6])).token_ids == ((5, 6),)
+    assert (await asked(prompt="Hi")).inputs.texts == ("Hi",)
+    assert (await asked(prompt_token_ids=[5, 6])).inputs.token_ids == ((5, 6),)
+    assert (await asked(prompt="Hi", prompt_token_ids=[5, 6])).inputs.token_ids == ((5, 6),)
     assert await refusal() == (400, "prompt")
     assert await refusal(prompt_token_ids=[]) == (400, "prompt_token_ids")
     assert await refusal(prompt_token_ids=[CARD.vocab_size]) == (400, "prompt_token_ids")
@@ -211,8 +211,8 @@ async def test_the_input_is_a_text_or_token_ids() -> None:
 
 @pytest.mark.spec("S-API-045c")
 async def test_the_number_of_token_ids_must_be_right() -> None:
-    assert (await asked(prompt_token_ids=[5, 6], prompt_token_ids_len=2)).token_ids == ((5, 6),)
-    assert (await asked(prompt_token_ids=[5, 6])).token_ids == ((5, 6),)
+    assert (await asked(prompt_token_ids=[5, 6], prompt_token_ids_len=2)).inputs.token_ids == ((5, 6),)
+    assert (await asked(prompt_token_ids=[5, 6])).inputs.token_ids == ((5, 6),)
     assert await refusal(prompt_token_ids=[5, 6], prompt_token_ids_len=3) == (400, "prompt_token_ids_len")
     assert await refusal(prompt="a", prompt_token_ids_len=1) == (400, "prompt_token_ids_len")
 
@@ -220,15 +220,15 @@ async def test_the_number_of_token_ids_must_be_right() -> None:
 @pytest.mark.spec("S-API-047", "S-API-048")
 async def test_system_history_and_prompt_become_a_conversation() -> None:
     request = await asked(system="S", history=[["U1", "A1"]], prompt="U2")
-    assert request.messages == (
+    assert request.inputs.messages == (
         ChatMessage(role="system", content="S"),
         ChatMessage(role="user", content="U1"),
         ChatMessage(role="assistant", content="A1"),
         ChatMessage(role="user", content="U2"),
     )
     assert request.params.max_tokens == 16
-    assert (await asked(history=[], prompt="U")).messages == (ChatMessage(role="user", content="U"),)
-    assert (await asked(system="S", prompt="U")).messages == (
+    assert (await asked(history=[], prompt="U")).inputs.messages == (ChatMessage(role="user", content="U"),)
+    assert (await asked(system="S", prompt="U")).inputs.messages == (
         ChatMessage(role="system", content="S"),
         ChatMessage(role="user", content="U"),
     )
@@ -240,11 +240,11 @@ async def test_system_history_and_prompt_become_a_conversation() -> None:
 @pytest.mark.spec("S-API-046", "S-API-048")
 async def test_messages_are_a_batch_of_conversations() -> None:
     one, two = [{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]
-    assert (await asked(messages=[one])).messages == (ChatMessage(role="user", content="a"),)
-    assert (await asked(messages=one)).messages == (ChatMessage(role="user", content="a"),)
+    assert (await asked(messages=[one])).inputs.messages == (ChatMessage(role="user", content="a"),)
+    assert (await asked(messages=one)).inputs.messages == (ChatMessage(role="user", content="a"),)
     both = await asked(messages=[one, two], system="S")
     system = ChatMessage(role="system", content="S")
-    assert both.conversations == (
+    assert both.inputs.conversations == (
         (system, ChatMessage(role="user", content="a")),
         (system, ChatMessage(role="user", content="b")),
     )

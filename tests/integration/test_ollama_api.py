@@ -58,8 +58,11 @@ async def test_a_prompt_goes_through_the_chat_template_unless_it_is_raw():
         streamed = lines(await call(port, "POST", "/api/generate", {**body, "stream": True}))
         assert [line["response"] for line in streamed] == ["Good ", "day", ""]
     templated, plain, _ = backend.requests
-    assert [(one.role, one.content) for one in templated.messages] == [("system", "Be brief."), ("user", "Hello?")]
-    assert (plain.texts, plain.messages) == (("Hello?",), ())
+    assert [(one.role, one.content) for one in templated.inputs.messages] == [
+        ("system", "Be brief."),
+        ("user", "Hello?"),
+    ]
+    assert (plain.inputs.texts, plain.inputs.messages) == (("Hello?",), ())
     assert templated.params.max_tokens == plain.params.max_tokens == 0
 
 
@@ -86,7 +89,7 @@ async def test_options_are_sampling_parameters():
     first, second = backend.requests
     params = first.params
     assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (9, 0.5, 7, 0.9)
-    assert (params.min_p, params.top_a, params.seed, first.stop) == (0.1, 0.2, 5, ("x",))
+    assert (params.min_p, params.top_a, params.seed, first.output.stop) == (0.1, 0.2, 5, ("x",))
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.2, 0.3, 1.1)
     assert (second.params.max_tokens, second.params.top_k) == (0, -1)
     assert second.params.seed != -1
@@ -108,7 +111,7 @@ async def test_the_format_is_a_grammar(wanted: Any, grammar: Grammar | None, par
         for path, body in (("chat", HELLO), ("generate", prompt), ("generate", {**prompt, "raw": True})):
             assert (await call(port, "POST", f"/api/{path}", {**body, "format": wanted})).status == 200
     for request in backend.requests:
-        assert (request.params.grammar, request.grammar_param) == (grammar, param)
+        assert (request.params.grammar, request.pending.grammar_param) == (grammar, param)
 
 
 async def test_a_request_without_a_prompt_only_finds_the_model():
@@ -212,7 +215,7 @@ async def test_thinking_is_switched_in_the_chat_template(think: bool | None):
     backend = ScriptedBackend(cards=[replace(CARD, reasoning_format="deepseek_r1")])
     async with serving(backend) as port:
         assert (await call(port, "POST", "/api/chat", {**HELLO, "think": think})).status == 200
-    variables = json.loads(backend.requests[0].template_variables or b"{}")
+    variables = json.loads(backend.requests[0].inputs.template_variables or b"{}")
     assert variables.get("enable_thinking") is think
 
 
@@ -224,7 +227,7 @@ async def test_a_suffix_fills_a_gap_without_the_chat_template():
         refused = await call(port, "POST", "/api/generate", {**body, "system": "Be brief."})
         await call(port, "POST", "/api/generate", {**body, "prompt": ""})
     assert reply.json["response"] == "Good day"
-    assert [(one.texts, one.suffix, one.params.max_tokens) for one in backend.requests] == [
+    assert [(one.inputs.texts, one.inputs.suffix, one.params.max_tokens) for one in backend.requests] == [
         (("def f(",), "return 1", 0),
         (("",), "return 1", 0),
     ]
@@ -248,7 +251,7 @@ async def test_texts_become_vectors():
     assert nothing.json["embeddings"] == []
     assert (refused.status, "'dimensions'" in refused.json["error"]) == (400, True)
     assert nowhere.status == 404
-    assert [(one.truncate_prompt_tokens, one.pooling.normalize) for one in backend.requests if one.pooling] == [
+    assert [(one.inputs.truncate_prompt_tokens, one.pooling.normalize) for one in backend.requests if one.pooling] == [
         (512, True),
         (512, True),
         (0, True),

@@ -33,8 +33,8 @@ async def test_whole_answers_parse():
         assert text.choices[0].text == "Good day"
     first, second = backend.requests
     assert (first.params.max_tokens, first.params.temperature) == (9, 0.5)
-    assert [message.role for message in first.messages] == ["system", "user"]
-    assert (second.texts, second.params.seed, second.stop) == (("Hello",), 5, ("x",))
+    assert [message.role for message in first.inputs.messages] == ["system", "user"]
+    assert (second.inputs.texts, second.params.seed, second.output.stop) == (("Hello",), 5, ("x",))
 
 
 @pytest.mark.spec("S-API-034", "S-API-088", "S-API-090", "S-API-091")

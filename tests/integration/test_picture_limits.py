@@ -144,7 +144,7 @@ async def test_a_response_with_a_url_takes_one_place_and_gives_it_back(fields: A
     async with limited(backend) as port:
         running = asyncio.create_task(ask(port, RESPONSES, "sk-narrow", **fields))
         generation = await backend.generations.get()
-        assert generation.request.pictures[0].file == TWO
+        assert generation.request.inputs.pictures[0].file == TWO
         assert (await ask(port, RESPONSES, "sk-narrow", **fields)).status == 429
         generation.put(*end)
         await running

@@ -26,7 +26,7 @@ def backwards(request: GenerationRequest) -> list[Step]:
     assert request.pooling is not None
     return [
         [SequenceUpdate(index=index, text="", finish_reason="stop", vector=array("f", vector_of(index)).tobytes())]
-        for index in reversed(range(request.num_prompts))
+        for index in reversed(range(request.inputs.num_prompts))
     ]
 
 

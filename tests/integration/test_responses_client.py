@@ -49,7 +49,7 @@ def cached(request: GenerationRequest) -> list[Any]:
 
 def sent(backend: ScriptedBackend) -> list[tuple[str, str]]:
     """The last conversation that the backend got."""
-    return [(one.role, one.content) for one in backend.requests[-1].messages]
+    return [(one.role, one.content) for one in backend.requests[-1].inputs.messages]
 
 
 async def test_a_whole_response_parses():
@@ -75,7 +75,7 @@ async def test_a_whole_response_parses():
     [request] = backend.requests
     assert sent(backend) == [("system", "Be brief."), ("user", "Hello?")]
     params = request.params
-    assert (params.max_tokens, params.top_p, params.seed, request.stop) == (9, 0.9, 5, ("x",))
+    assert (params.max_tokens, params.top_p, params.seed, request.output.stop) == (9, 0.9, 5, ("x",))
     assert (params.top_a, params.min_tokens) == (0.2, 2)
 
 
@@ -161,7 +161,7 @@ async def test_the_format_of_the_text_is_a_grammar():
             assert response.text is not None
             assert response.text.format is not None
             assert response.text.format.model_dump(by_alias=True, exclude_unset=True) == wanted
-    assert [(request.params.grammar, request.grammar_param) for request in backend.requests] == [
+    assert [(request.params.grammar, request.pending.grammar_param) for request in backend.requests] == [
         (None, ""),
         (Grammar("json_object"), "text.format"),
         (Grammar("json", json.dumps(schema)), "text.format.schema"),

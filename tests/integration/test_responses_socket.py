@@ -75,7 +75,7 @@ async def closed(socket: ClientConnection) -> tuple[int, str]:
 
 
 def said(backend: ScriptedBackend) -> list[str]:
-    return [message.content for message in backend.requests[-1].messages]
+    return [message.content for message in backend.requests[-1].inputs.messages]
 
 
 async def test_a_response_has_the_events_of_a_streamed_post():

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from services.detokenizer.service import DetokenizerService
-from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.generation import GenerationRequest, PromptInputs
 from services.gateway.path.requests.request_actor import RequestActor
 from services.gateway.path.sequence_state import Phase
 from services.tokenizer.service import TokenizerService
@@ -85,7 +85,9 @@ class Rig:
     def ask(self, number: int) -> tuple[RequestActor, "asyncio.Task[tuple[str, list[int]]]"]:
         """A request under way, and what its client gets."""
         params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
-        request = GenerationRequest(request_id=f"r{number}", model="", params=params, texts=(prompt(number),))
+        request = GenerationRequest(
+            request_id=f"r{number}", model="", params=params, inputs=PromptInputs(texts=(prompt(number),))
+        )
         actor = self.gateway.actor.backend.generate(request)
         return actor, asyncio.create_task(_collect(actor))
 

@@ -34,7 +34,7 @@ async def test_a_response_of_one_gateway_is_known_to_another(nats_connect, nats_
         assert items[0]["content"][0]["text"] == "hi"
         again = await call(second, "POST", PATH, {"input": "and?", "previous_response_id": made["id"]})
         assert again.status == 200
-        assert [message.content for message in backend.requests[0].messages] == ["hi", "Good day", "and?"]
+        assert [message.content for message in backend.requests[0].inputs.messages] == ["hi", "Good day", "and?"]
         assert (await call(second, "DELETE", path)).json["deleted"] is True
         for port in (first, second):
             gone = await call(port, "GET", path)

@@ -76,7 +76,7 @@ def again(*texts: str) -> Callable[[GenerationRequest], list[Any]]:
     """As an engine that gets the first tokens as output: their text comes with the next token."""
 
     def reply(request: GenerationRequest) -> list[Any]:
-        num_known = 0 if request.resumed is None else len(request.resumed.token_ids[0])
+        num_known = 0 if request.guests.resumed is None else len(request.guests.resumed.token_ids[0])
         text = "".join(texts[:num_known])
         return [
             [replace(batch[0], text=text + batch[0].text if number == num_known else batch[0].text)]
@@ -117,7 +117,7 @@ async def test_a_stream_is_resumed_with_its_id_time_and_seed(nats_connect, nats_
     assert first.body.endswith(rest.body)
     one, two, _ = backend.requests
     assert one.params.seed == two.params.seed is not None
-    assert (one.resumed, two.resumed.token) == (None, 2)
+    assert (one.guests.resumed, two.guests.resumed.token) == (None, 2)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ async def test_the_former_run_at_another_gateway_ends(nats_connect, nats_server,
         assert b"stream_taken" in await connection.rest()
         await subscription.unsubscribe()
         assert await endings(recorder) == [("cancelled", "stream_taken")]
-    assert other.requests[0].resumed.token_ids == ((1,),)
+    assert other.requests[0].guests.resumed.token_ids == ((1,),)
 
 
 async def test_a_run_that_missed_the_takeover_ends_when_it_renews_its_record(

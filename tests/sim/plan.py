@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from services.gateway.path.generation import Client, GenerationRequest, ModelCard
+from services.gateway.path.generation import Client, GenerationRequest, ModelCard, Origin, OutputText, PromptInputs
 from services.gateway.path.messages import sequence_params
 from shared.parameters.pooling import PoolingParams
 from shared.parameters.sampling import BeamParams, SamplingParams
@@ -108,14 +108,12 @@ class Load:
             request_id=f"r{self.number}" + f"x{attempt}" * (attempt > 0),
             model=model_name,
             params=self.params,
-            texts=() if self.as_tokens else texts,
-            token_ids=token_ids if self.as_tokens else (),
+            inputs=PromptInputs(texts=() if self.as_tokens else texts, token_ids=token_ids if self.as_tokens else ()),
             n=self.n,
-            stop=(self.stop,) if self.stop else (),
-            include_stop_str_in_output=self.include_stop,
+            output=OutputText(stop=(self.stop,) if self.stop else (), include_stop_str_in_output=self.include_stop),
             cache_salt=self.cache_salt,
             priority=self.priority,
-            client=CLIENTS[self.number % len(CLIENTS)],
+            origin=Origin(client=CLIENTS[self.number % len(CLIENTS)]),
             pooling=self.pooling,
         )
 

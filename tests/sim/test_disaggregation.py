@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.generation import GenerationRequest, PromptInputs
 from shared import limits
 from shared.parameters.sampling import SamplingParams
 from tests.sim.society import Answer, Society, make_tokenizer
@@ -34,7 +34,11 @@ def asked(society: Society, count: int, first: int = 0) -> "list[asyncio.Task[An
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
     return [
         asyncio.create_task(
-            society.ask(GenerationRequest(request_id=f"r{number}", model="", params=params, texts=(text(number),)))
+            society.ask(
+                GenerationRequest(
+                    request_id=f"r{number}", model="", params=params, inputs=PromptInputs(texts=(text(number),))
+                )
+            )
         )
         for number in range(first, first + count)
     ]
@@ -160,7 +164,9 @@ def test_a_request_that_is_cancelled_frees_both_engines(model_dir, when_s):
         tasks = [
             asyncio.create_task(
                 society.ask(
-                    GenerationRequest(request_id=f"r{number}", model="", params=params, texts=(text(number),)),
+                    GenerationRequest(
+                        request_id=f"r{number}", model="", params=params, inputs=PromptInputs(texts=(text(number),))
+                    ),
                     answer=answer,
                 )
             )
@@ -187,7 +193,9 @@ def test_what_a_killed_gateway_owned_is_dropped_on_both_engines(model_dir):
 def test_the_choices_of_a_prompt_have_one_transfer(model_dir):
     async def scenario(society: Society) -> None:
         params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
-        answer = await society.ask(GenerationRequest(request_id="r0", model="", params=params, texts=(text(0),), n=3))
+        answer = await society.ask(
+            GenerationRequest(request_id="r0", model="", params=params, inputs=PromptInputs(texts=(text(0),)), n=3)
+        )
         assert answer.token_ids == dict.fromkeys(range(3), expected(text(0), MAX_TOKENS))
         assert counters(society, "decode0").kv_loads == 1
         assert counters(society, "prefill0").kv_saved_tokens == len(text(0))

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from services.gateway.edge.access.call import Call
 from services.gateway.edge.access.guard import client_of
-from services.gateway.path.generation import Client, GenerationRequest
+from services.gateway.path.generation import Client, GenerationRequest, GuestOptions, Origin, PromptInputs
 from shared.parameters.sampling import SamplingParams
 from shared.security.api_keys import ApiKey
 from tests.sim.doubles import STEP_S
@@ -41,7 +41,9 @@ async def deployment(model_dir: str, gateways: int = 1) -> Society:
 def request(name: str, client: Client, length: int, max_tokens: int) -> GenerationRequest:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     prompt = tuple(f"{name:-<{length}}".encode())  # its beginning is its own: nothing is in the prefix cache
-    return GenerationRequest(request_id=name, model="", params=params, token_ids=(prompt,), client=client)
+    return GenerationRequest(
+        request_id=name, model="", params=params, inputs=PromptInputs(token_ids=(prompt,)), origin=Origin(client=client)
+    )
 
 
 async def steps_to_first_token(society: Society, asked: GenerationRequest, gateway: str = "gateway0") -> float:
@@ -143,7 +145,7 @@ def test_batches_of_a_key_are_behind_the_other_requests_of_all_keys(model_dir, o
         ends: list[str] = []
 
         async def ask(name: str, client: Client, max_tokens: int, idle_s: float = 0.0) -> None:
-            asked = replace(request(name, client, 40, max_tokens), idle_s=idle_s)
+            asked = replace(request(name, client, 40, max_tokens), guests=GuestOptions(idle_s=idle_s))
             answer = await society.ask(asked)
             assert answer.error is None
             assert list(answer.token_ids[0]) == continuation(asked), "whatever it had to give way to"
@@ -165,10 +167,10 @@ def test_batches_of_a_key_are_behind_the_other_requests_of_all_keys(model_dir, o
 
 def continuation(asked: GenerationRequest) -> list[int]:
     """The tokens that the model of the simulation gives for a greedy request."""
-    tokens = list(asked.token_ids[0])
+    tokens = list(asked.inputs.token_ids[0])
     for _ in range(asked.params.max_tokens):
         tokens.append(next_token(tokens, 0))
-    return tokens[len(asked.token_ids[0]) :]
+    return tokens[len(asked.inputs.token_ids[0]) :]
 
 
 @pytest.mark.parametrize("gateways", [1, 2])
@@ -177,7 +179,7 @@ def test_idle_work_that_fills_the_engine_delays_no_request_by_more_than_a_few_st
         society = await deployment(model_dir, gateways)
         alone = await measured(society, 15, "i", f"gateway{gateways - 1}")
         crowd = [
-            asyncio.create_task(society.ask(replace(asked, idle_s=1e6)))
+            asyncio.create_task(society.ask(replace(asked, guests=GuestOptions(idle_s=1e6))))
             for asked in (request(f"f{number}", Client(), 40, 200) for number in range(200))
         ]
         await asyncio.sleep(20 * STEP_S)
@@ -207,7 +209,7 @@ def test_idle_work_becomes_ordinary_when_its_time_is_over_though_others_never_le
         await asyncio.sleep(20 * STEP_S)
         loop = asyncio.get_running_loop()
         began = loop.time()
-        answer = await society.ask(replace(request("idle", Client(), 20, 20), idle_s=100 * STEP_S))
+        answer = await society.ask(replace(request("idle", Client(), 20, 20), guests=GuestOptions(idle_s=100 * STEP_S)))
         took = (loop.time() - began) / STEP_S
         assert answer.error is None
         assert 100 <= took <= 400, took
@@ -245,7 +247,12 @@ def test_a_deadline_ends_a_request_wherever_it_is(model_dir, state):
         client = FLOOD if state == "queued" else OTHER
         params = SamplingParams(max_tokens=400, temperature=0.0, ignore_eos=True)
         late = GenerationRequest(
-            request_id="late", model="", params=params, token_ids=((1, 2, 3),), client=client, timeout_s=0.5
+            request_id="late",
+            model="",
+            params=params,
+            inputs=PromptInputs(token_ids=((1, 2, 3),)),
+            origin=Origin(client=client),
+            timeout_s=0.5,
         )
         answer = await society.ask(late)
         assert answer.error is not None
@@ -258,7 +265,11 @@ def test_a_deadline_ends_a_request_wherever_it_is(model_dir, state):
         await asyncio.sleep(1.0)
         assert len(society.engines()[0].actor.sequences) == 0
         in_time = GenerationRequest(
-            request_id="soon", model="", params=SamplingParams(max_tokens=3), token_ids=((1, 2, 3),), timeout_s=5.0
+            request_id="soon",
+            model="",
+            params=SamplingParams(max_tokens=3),
+            inputs=PromptInputs(token_ids=((1, 2, 3),)),
+            timeout_s=5.0,
         )
         assert (await society.ask(in_time)).error is None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from services.gateway.path.actor import GatewayActor
-from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.generation import GenerationRequest, PromptInputs
 from services.gateway.path.sequence_state import Phase
 from shared import limits
 from shared.bus import payload
@@ -59,7 +59,9 @@ def tokens_of(number: int) -> tuple[int, ...]:
 
 def request(number: int, max_tokens: int = MAX_TOKENS, **kwargs) -> GenerationRequest:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
-    return GenerationRequest(request_id=f"r{number}", model="", params=params, token_ids=(tokens_of(number),), **kwargs)
+    return GenerationRequest(
+        request_id=f"r{number}", model="", params=params, inputs=PromptInputs(token_ids=(tokens_of(number),)), **kwargs
+    )
 
 
 def check(answer: Answer, number: int, max_tokens: int = MAX_TOKENS) -> None:
@@ -299,7 +301,13 @@ def test_forty_thousand_live_sequences_fit_the_bus(model_dir, monkeypatch):
         params = SamplingParams(max_tokens=100, temperature=1.0, seed=3)
         generations = [
             actor.backend.generate(
-                GenerationRequest(request_id=f"r{i}", model="", params=params, token_ids=(tokens_of(i),), n=choices)
+                GenerationRequest(
+                    request_id=f"r{i}",
+                    model="",
+                    params=params,
+                    inputs=PromptInputs(token_ids=(tokens_of(i),)),
+                    n=choices,
+                )
             )
             for i in range(requests)
         ]

@@ -8,14 +8,17 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.generation import GenerationRequest, GuestOptions, PromptInputs
 from shared.parameters.sampling import SamplingParams
 from tests.sim.society import Society
 from tests.sim.test_society import model_dir, simulate
 
 __all__ = ["model_dir"]
 REQUEST = GenerationRequest(
-    request_id="r", model="", params=SamplingParams(max_tokens=8, temperature=0.0), token_ids=((65, 66, 67),)
+    request_id="r",
+    model="",
+    params=SamplingParams(max_tokens=8, temperature=0.0),
+    inputs=PromptInputs(token_ids=((65, 66, 67),)),
 )
 
 
@@ -31,7 +34,7 @@ def test_an_ended_request_is_freed_without_the_garbage_collector(model_dir, end:
     async def scenario(society: Society) -> None:
         actor = society.members["gateway0"].service.actor
         request = actor.backend.generate(
-            replace(REQUEST, n=2, best_of=2, engine="other" if end == "unknown engine" else "")
+            replace(REQUEST, n=2, best_of=2, guests=GuestOptions(engine="other" if end == "unknown engine" else ""))
         )
         freed = weakref.ref(request)
         if end == "cancelled early":

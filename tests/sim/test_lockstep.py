@@ -7,6 +7,7 @@ import pytest
 from msgspec import structs
 
 from services.gateway.guests.lockstep.guest import Lockstep
+from services.gateway.path.generation import GuestOptions
 from services.gateway.path.sequence_state import Address
 from shared import limits
 from tests.sim.model import HashModel
@@ -57,7 +58,9 @@ async def known(society: Society) -> Lockstep:
 
 async def compared(society: Society, count: int = 12, first: int = 0) -> None:
     await known(society)
-    requests = [structs.replace(greedy(number), lockstep=True) for number in range(first, first + count)]
+    requests = [
+        structs.replace(greedy(number), guests=GuestOptions(lockstep=True)) for number in range(first, first + count)
+    ]
     answers = await asyncio.gather(*(society.ask(request) for request in requests))
     for number, answer in enumerate(answers, first):
         check(answer, number)

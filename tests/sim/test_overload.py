@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.generation import GenerationRequest, PromptInputs
 from services.gateway.path.placement.queue_wait import UNKNOWN_ROUNDS
 from shared.parameters.sampling import SamplingParams
 from tests.sim.doubles import STEP_S
@@ -41,7 +41,10 @@ async def load(society: Society, factor: float, seconds: float) -> list[Asked]:
         params = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
         answer = await society.ask(
             GenerationRequest(
-                request_id=f"r{number}", model="", params=params, token_ids=(tuple(f"{number}".encode()),)
+                request_id=f"r{number}",
+                model="",
+                params=params,
+                inputs=PromptInputs(token_ids=(tuple(f"{number}".encode()),)),
             )
         )
         if answer.error is not None:
@@ -96,13 +99,15 @@ def test_of_a_crowd_that_comes_at_one_moment_a_server_takes_what_it_would_with_t
         actor.backend._max_queue_wait_s = MOST_S
         params = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
         requests = [
-            GenerationRequest(request_id=f"r{number}", model="", params=params, texts=(f"{number}",))
+            GenerationRequest(
+                request_id=f"r{number}", model="", params=params, inputs=PromptInputs(texts=(f"{number}",))
+            )
             for number in range(200)
         ]
         answers = await asyncio.gather(*(society.ask(request) for request in requests))
         accepted = [answer for answer in answers if answer.error is None]
         assert len(accepted) == UNKNOWN_ROUNDS * ROWS
-        assert not actor.parts.dispatcher._expected.total()
+        assert not actor.parts.dispatcher.waits.expected.total()
         assert {answer.error.code for answer in answers if answer.error is not None} == {"server_is_overloaded"}
 
     run_simulation(main)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.generation import GenerationRequest, PromptInputs
 from shared import limits
 from shared.parameters.pooling import PoolingKind, PoolingParams
 from shared.parameters.sampling import SamplingParams
@@ -28,7 +28,11 @@ def texts_of(number: int) -> tuple[str, ...]:
 def request(number: int) -> GenerationRequest:
     pooling = PoolingParams(kind=KINDS[number % len(KINDS)])
     return GenerationRequest(
-        request_id=f"r{number}", model="", params=SamplingParams(max_tokens=1), texts=texts_of(number), pooling=pooling
+        request_id=f"r{number}",
+        model="",
+        params=SamplingParams(max_tokens=1),
+        inputs=PromptInputs(texts=texts_of(number)),
+        pooling=pooling,
     )
 
 
@@ -100,7 +104,10 @@ def test_a_small_block_pool_preempts_and_still_gives_the_same_vectors(model_dir)
         await society.start("engine", num_blocks=34, num_host_blocks=8)
         await society.ready()
         texts = GenerationRequest(
-            request_id="t", model="", params=SamplingParams(max_tokens=60, temperature=0.0), texts=("one", "two")
+            request_id="t",
+            model="",
+            params=SamplingParams(max_tokens=60, temperature=0.0),
+            inputs=PromptInputs(texts=("one", "two")),
         )
         await asyncio.gather(many(society), society.ask(texts))
 

@@ -11,7 +11,7 @@ from services.gateway.guests.replay.content import content_of
 from services.gateway.guests.replay.rerun import forked, whole
 from services.gateway.ops.timeline import Recorder
 from services.gateway.ops.timeline.request_record import RequestRecord
-from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.generation import GenerationRequest, GuestOptions, Origin, PromptInputs
 from services.gateway.path.messages import Prompt
 from services.gateway.path.record import RequestFacts
 from services.gateway.path.sequence_state import SequenceState
@@ -27,7 +27,10 @@ from tests.unit.gateway.bodies import CARD
 
 __all__ = ["model_dir"]
 REQUEST = GenerationRequest(
-    request_id="r", model="", params=SamplingParams(max_tokens=20, temperature=0.0), token_ids=((65, 66),)
+    request_id="r",
+    model="",
+    params=SamplingParams(max_tokens=20, temperature=0.0),
+    inputs=PromptInputs(token_ids=((65, 66),)),
 )
 
 
@@ -41,7 +44,7 @@ def record() -> RequestRecord:
 def test_what_was_recorded_is_equal_when_it_runs_again(model_dir, begun):
     async def scenario(society: Society) -> None:
         kept = record()
-        answer = await society.ask(replace(REQUEST, begun=begun, record=kept))
+        answer = await society.ask(replace(REQUEST, guests=GuestOptions(begun=begun), origin=Origin(record=kept)))
         assert answer.error is None, answer.error
         actor, content = society.members["gateway0"].service.actor, decode(kept.data)
         assert content.sequences[0].token_ids == [*begun, *answer.token_ids[0]]
@@ -58,10 +61,14 @@ def test_a_request_for_one_engine_runs_there_or_not_at_all(model_dir):
             await asyncio.sleep(0.01)
         for number in range(3):
             kept = record()
-            answer = await society.ask(replace(REQUEST, request_id=f"r{number}", engine="engine1", record=kept))
+            answer = await society.ask(
+                replace(
+                    REQUEST, request_id=f"r{number}", guests=GuestOptions(engine="engine1"), origin=Origin(record=kept)
+                )
+            )
             assert answer.error is None, answer.error
             assert decode(kept.data).sequences[0].engines == ["engine1"]
-        error = (await society.ask(replace(REQUEST, engine="engine9"))).error
+        error = (await society.ask(replace(REQUEST, guests=GuestOptions(engine="engine9")))).error
         assert error is not None
         assert (error.code, error.param) == ("no_engine", "engine")
         assert error.message.startswith("No engine 'engine9' of the model ")
@@ -77,7 +84,7 @@ def recorded(**fields) -> RecordedContent:
 
 
 def test_a_request_with_pictures_cannot_run_again():
-    content = recorded(pictures=(PictureInput("messages[0].content[0].image_url", b"x"),))
+    content = recorded(inputs=PromptInputs(pictures=(PictureInput("messages[0].content[0].image_url", b"x"),)))
     for run in (lambda: whole(content, CARD, "again"), lambda: forked(content, CARD, "again", index=0, position=0)):
         with pytest.raises(ServiceError, match="has pictures, whose files are not recorded"):
             run()
@@ -87,4 +94,4 @@ def test_a_request_with_pictures_cannot_run_again():
 
 def test_a_fork_does_not_run_again_without_a_server():
     with pytest.raises(SettingsError, match="leave --model out"):
-        offline_replay.replay(recorded(begun=(70,)), "demo")
+        offline_replay.replay(recorded(guests=GuestOptions(begun=(70,))), "demo")

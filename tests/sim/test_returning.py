@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.path.generation import ResumedOutput
+from services.gateway.path.generation import GuestOptions, ResumedOutput
 from shared import limits
 from tests.sim.society import Member, Society
 from tests.sim.test_society import expected, greedy, model_dir, simulate
@@ -48,7 +48,9 @@ def test_a_resumed_sequence_returns_to_its_engine_and_ends_its_former_run(model_
             token=2,
             engines=(address if lives else (home.host.id, "former"),),
         )
-        again = asyncio.create_task(society.ask(replace(greedy(0, COUNT), resumed=former), "gateway1"))
+        again = asyncio.create_task(
+            society.ask(replace(greedy(0, COUNT), guests=GuestOptions(resumed=former)), "gateway1")
+        )
         await asyncio.sleep(3 * STEP_S)
         found = {
             name: [entry for entry in society.members[name].service.actor.sequences.entries() if is_first(entry)]

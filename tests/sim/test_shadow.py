@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from services.gateway.guests.shadow.guest import Comparison, ShadowTraffic
-from services.gateway.path.generation import GenerationRequest, ResumedOutput
+from services.gateway.path.generation import GenerationRequest, GuestOptions, PromptInputs, ResumedOutput
 from shared import limits
 from shared.deployment.model_versions import ModelState, ModelStates, ModelVersion
 from shared.parameters.sampling import SamplingParams
@@ -20,7 +20,7 @@ PLAIN = GenerationRequest(
     request_id="plain",
     model="",
     params=SamplingParams(max_tokens=COUNT, temperature=0.0),
-    token_ids=(tuple(PROMPT.encode()),),
+    inputs=PromptInputs(token_ids=(tuple(PROMPT.encode()),)),
 )
 
 
@@ -48,8 +48,8 @@ def resumed(tokens: list[int]) -> ResumedOutput:
     "request_",
     [
         PLAIN,
-        replace(PLAIN, begun=(65, 66, 67)),
-        replace(PLAIN, resumed=resumed(expected(PROMPT, 7))),
+        replace(PLAIN, guests=GuestOptions(begun=(65, 66, 67))),
+        replace(PLAIN, guests=GuestOptions(resumed=resumed(expected(PROMPT, 7)))),
     ],
     ids=["plain", "forked", "resumed"],
 )
@@ -64,7 +64,7 @@ def test_a_copy_of_the_same_model_is_equal(model_dir, request_):
 def test_a_resumed_request_is_computed_from_its_beginning(model_dir):
     async def scenario(society: Society) -> None:
         wrong = [*expected(PROMPT, 6), 65]
-        found = await compared(society, replace(PLAIN, resumed=resumed(wrong)))
+        found = await compared(society, replace(PLAIN, guests=GuestOptions(resumed=resumed(wrong))))
         assert found == Comparison(different=1, position=6, request_id="plain")
 
     simulate(model_dir, scenario)
@@ -78,7 +78,7 @@ def test_a_request_with_pictures_has_no_copy(model_dir):
         ended = actor.backend.start_alone(replace(PLAIN, request_id="other"), actor.backend.resolve_model(""))
         async for _ in ended.updates():
             pass
-        ended.request = replace(ended.request, pictures=(PictureInput("messages[0]", b"x"),))
+        ended.request = replace(ended.request, inputs=PromptInputs(pictures=(PictureInput("messages[0]", b"x"),)))
         shadow.served(ended)
         await asyncio.sleep(2 * limits.IMAGE_ENCODE_S)
         assert list(shadow.comparisons.values()) == [Comparison(equal=1)]

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from services.gateway.path.generation import GenerationRequest, ModelCard
-from services.gateway.path.messages import sequence_params
+from services.gateway.path.generation import GenerationRequest, ModelCard, PromptInputs
 from shared import limits
 from shared.messages import TokenEvents
 from shared.parameters.sampling import BeamParams, SamplingParams
+from shared.request.choices import choice_params
 from tests.sim.model import HashModel, beam_references
 from tests.sim.society import Answer, Society, make_tokenizer, next_token, worker_of
 from tests.support.simulation import run_simulation
@@ -31,7 +31,11 @@ def expected(prompt: str, count: int, salt: int = 0) -> list[int]:
 def greedy(number: int, max_tokens: int = 20, **kwargs) -> GenerationRequest:
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     return GenerationRequest(
-        request_id=f"r{number}", model="", params=params, texts=(f"prompt {number} of many",), **kwargs
+        request_id=f"r{number}",
+        model="",
+        params=params,
+        inputs=PromptInputs(texts=(f"prompt {number} of many",)),
+        **kwargs,
     )
 
 
@@ -257,7 +261,9 @@ def test_a_stop_string_ends_a_sequence_at_the_string(model_dir):
 def test_choices_differ_and_prompts_keep_their_order(model_dir):
     async def scenario(society: Society) -> None:
         params = SamplingParams(max_tokens=8, temperature=1.0, seed=5)
-        request = GenerationRequest(request_id="r1", model="", params=params, texts=("one", "two"), n=2)
+        request = GenerationRequest(
+            request_id="r1", model="", params=params, inputs=PromptInputs(texts=("one", "two")), n=2
+        )
         answer = await society.ask(request)
         assert answer.error is None
         assert answer.token_ids[0] == expected("one", 8, salt=5)
@@ -285,7 +291,9 @@ CHOICES_PARAMS = SamplingParams(max_tokens=12, temperature=1.0, seed=5)
 async def choices(society: Society, during: str = "") -> None:
     """Several choices of a long prompt; each is what its seed alone gives."""
     prompt = "a prompt of thirty-nine characters, ok?"
-    request = GenerationRequest(request_id="r1", model="", params=CHOICES_PARAMS, texts=(prompt,), n=CHOICES)
+    request = GenerationRequest(
+        request_id="r1", model="", params=CHOICES_PARAMS, inputs=PromptInputs(texts=(prompt,)), n=CHOICES
+    )
     asked = asyncio.create_task(society.ask(request))
     if during:
         while not any(engine.engine.counters().generation_tokens > CHOICES for engine in society.engines()):
@@ -295,7 +303,7 @@ async def choices(society: Society, during: str = "") -> None:
     assert answer.error is None, answer.error
     card = ModelCard(name="", path="", max_model_len=128, vocab_size=256, created=0)
     for index in range(CHOICES):
-        seed = sequence_params(CHOICES_PARAMS, index, len(prompt), card).seed
+        seed = choice_params(CHOICES_PARAMS, index, card.max_model_len - len(prompt)).seed
         assert answer.token_ids[index] == expected(prompt, 12, seed)
     assert len({tuple(tokens) for tokens in answer.token_ids.values()}) == CHOICES
 
@@ -337,7 +345,11 @@ BEAM_PARAMS = SamplingParams(max_tokens=12, temperature=0.0, beam=BeamParams(4))
 async def beams(society: Society, *, fails: bool = False) -> None:
     """A beam search; its results are those of the reference. `fails`: whether its engine dies meanwhile."""
     asked = asyncio.create_task(
-        society.ask(GenerationRequest(request_id="r1", model="", params=BEAM_PARAMS, texts=(BEAM_PROMPT,), n=3))
+        society.ask(
+            GenerationRequest(
+                request_id="r1", model="", params=BEAM_PARAMS, inputs=PromptInputs(texts=(BEAM_PROMPT,)), n=3
+            )
+        )
     )
     while fails:
         await asyncio.sleep(0.005)
@@ -379,7 +391,11 @@ def test_lost_log_probabilities_of_a_prompt_are_sent_again(model_dir, subject, m
         fault = society.bus.drop(f"{BUS}.*.*.*.{subject}", 0.5)
         params = SamplingParams(max_tokens=20, temperature=0.0, prompt_logprobs=1)
         asked = asyncio.create_task(
-            society.ask(GenerationRequest(request_id="r1", model="", params=params, texts=(BEAM_PROMPT,), n=1))
+            society.ask(
+                GenerationRequest(
+                    request_id="r1", model="", params=params, inputs=PromptInputs(texts=(BEAM_PROMPT,)), n=1
+                )
+            )
         )
         await asyncio.sleep(2.0)
         fault.remove()

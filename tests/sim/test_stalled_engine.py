@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.generation import GenerationRequest, PromptInputs
 from shared.parameters.sampling import SamplingParams
 from tests.sim.society import SimulatedEngine, Society, next_token
 from tests.sim.test_society import many, model_dir, simulate
@@ -69,7 +69,9 @@ def test_engines_that_stall_in_turns_cost_nobody_a_token(model_dir, seed):
 def test_the_choices_of_a_prompt_move_together(model_dir):
     async def scenario(society: Society) -> None:
         params = SamplingParams(max_tokens=30, temperature=0.0)
-        request = GenerationRequest(request_id="r1", model="", params=params, texts=("a prompt",), n=4)
+        request = GenerationRequest(
+            request_id="r1", model="", params=params, inputs=PromptInputs(texts=("a prompt",)), n=4
+        )
         asked = asyncio.create_task(society.ask(request))
         await asyncio.sleep(0.1)
         with pytest.MonkeyPatch.context() as monkeypatch:

@@ -8,7 +8,7 @@ import pytest
 from services.gateway.edge.access.guard import GuardedBackend
 from services.gateway.edge.access.quotas import Quotas
 from services.gateway.edge.access.usage import Receiver, UsageLedger
-from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.generation import GenerationRequest, PromptInputs
 from shared.errors import ServiceError
 from shared.messages import UsageRecord
 from shared.parameters.sampling import SamplingParams
@@ -26,7 +26,7 @@ def model_dir(tmp_path_factory) -> str:
 def request(number: int) -> GenerationRequest:
     prompt = tuple(f"{number:>03}-{'x' * 12}".encode())
     params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True)
-    return GenerationRequest(request_id=f"r{number}", model="", params=params, token_ids=(prompt,))
+    return GenerationRequest(request_id=f"r{number}", model="", params=params, inputs=PromptInputs(token_ids=(prompt,)))
 
 
 class Gateway:

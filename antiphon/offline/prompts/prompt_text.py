@@ -7,7 +7,7 @@ chose the model and therefore its template.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from shared.config import EngineSettings
 from shared.errors import ServiceError
 from shared.messages import PictureTokens
 from shared.models.model_files import model_directory, tokenizer_directory
-from shared.parameters.context import check_context, truncated
+from shared.parameters.context import check_context, fitted
 from shared.request import conversation
 from shared.request.checks import check_token_ids
 from shared.request.pictures import with_picture_texts, with_pictures
@@ -89,7 +89,6 @@ class PromptText:
         if prompt.token_ids is not None:
             ids = prompt.token_ids
             _as_value_error(check_token_ids, ids, self._vocab_size, "prompt_token_ids")
-            ids = ids[: keep_first or None]
         else:
             if not self._has_tokenizer:
                 raise ValueError(_NO_TOKENIZER)
@@ -101,13 +100,9 @@ class PromptText:
                 raise ValueError("The prompt has no tokens.")
         if pictures and truncate_prompt_tokens:
             raise ValueError("'truncate_prompt_tokens' cannot be given with pictures, which could be cut.")
-        if generates:
-            ids = truncated(ids, truncate_prompt_tokens, max_tokens, self._max_model_len)
-        starts: tuple[int, ...] = ()
-        if pictures:
-            ids, starts = self._with_pictures(ids, pictures)
-        _as_value_error(check_context, len(ids), max_tokens, self._max_model_len, "prompt", generates=generates)
-        return ids, starts
+        room = truncate_prompt_tokens, max_tokens, self._max_model_len
+        place = partial(self._with_pictures, pictures=pictures) if pictures else None
+        return _as_value_error(fitted, ids, *room, "prompt", generates=generates, place=place)
 
     def pair_ids(self, prompt: Prompt, keep: int = 0) -> tuple[tuple[int, ...], int]:
         """Returns the token ids of a pair of texts, and `PoolingParams.num_first_tokens`.

@@ -11,7 +11,8 @@ A placement is the assignment of one sequence to an engine and a detokenizer. Ea
 | 5    | `actor`                          | receives all messages for the gateway                         |
 | 6    | `requests.request_actor`         | runs one request from its first event to its end              |
 | 7    | `sequence_state`                 | applies text events; ignores those of older attempts          |
-| 8    | `requests.repairs`, `liveness/`  | open streams again; list the sequences without text           |
+| 8    | `requests.placements`, `losses`  | place sequences again whose members are lost                  |
+|      | `requests.repairs`, `liveness/`  | open streams again; list the sequences without text           |
 | 9    | `outlet`                         | passes new output on to the HTTP edge                         |
-| 10   | `requests.places`                | has the engine and the detokenizer release a sequence         |
+| 10   | `requests.placements`            | has the engine and the detokenizer release a sequence         |
 """

@@ -15,15 +15,15 @@ from services.gateway.path.gateway_parts import GatewayParts
 from services.gateway.path.guest import Guest, Guests
 from services.gateway.path.liveness.bus_wait import BusWait
 from services.gateway.path.liveness.death_probe import DeathProbe
-from services.gateway.path.liveness.losses import RESTARTED, SILENT, told_lost
 from services.gateway.path.liveness.progress_watch import ProgressWatch
 from services.gateway.path.liveness.pulse import WATCH_S, Pulse
+from services.gateway.path.losses import RESTARTED, SILENT, Losses
 from services.gateway.path.models.catalog import SERVICES, VISION, ModelCatalog
 from services.gateway.path.models.versions import VersionDirectory
 from services.gateway.path.placement.dispatcher import Dispatcher
 from services.gateway.path.placement.engine_controls import EngineControls
 from services.gateway.path.placement.moves import Moves
-from services.gateway.path.router import Router, model_of
+from services.gateway.path.router import Router
 from services.gateway.path.sequence_state import Address
 from services.gateway.path.service_clients import ServiceClients
 from shared import limits
@@ -71,7 +71,6 @@ class GatewayActor(Actor):
         self.host = host
         self.guests = Guests()
         router, self._clients = Router(), ServiceClients(host, self.members)
-        self._probe = DeathProbe(host, self.members, self._clients, self._lost)
         self.parts = GatewayParts(
             host=host,
             members=self.members,
@@ -91,6 +90,8 @@ class GatewayActor(Actor):
             self.members, host.clock, default_model, judged_at, required_engines, self.versions, self.guests
         )
         self.backend = GatewayBackend(self.parts, self.catalog, max_queue_wait)
+        self.losses = Losses(self.parts, self.backend.requests)
+        self._probe = DeathProbe(host, self.members, self._clients, self.losses.on_lost)
         self._ticked = asyncio.Event()
         self._complete = asyncio.Event()
 
@@ -151,12 +152,12 @@ class GatewayActor(Actor):
         sender = Address(message.detokenizer_id, message.detokenizer_instance_id)
         for event in message.events:
             found = self.backend.find(event.sequence_id)
-            if found is None or not found[0].has_stream(found[1], sender):
+            if found is None or not found[0].placements.has_stream(found[1], sender):
                 self.unknown_events += 1
                 continue
             actor, index = found
             actor.on_text(index, event, engine)
-            actor.request.record.detokenized(message.work_us)
+            actor.request.origin.record.detokenized(message.work_us)
         self.parts.dispatcher.pump()
 
     @handles(TokenEvents)
@@ -184,10 +185,10 @@ class GatewayActor(Actor):
             guest.on_progress(reply.marks, reply.missing, engine)
         for mark in reply.marks:
             if found := self.backend.find(mark.sequence_id):
-                found[0].on_mark(found[1], mark, engine)
+                found[0].placements.on_mark(found[1], mark, engine)
         for ref in reply.missing:
             if found := self.backend.find(ref.sequence_id):
-                found[0].on_missing(found[1], ref.attempt, engine)
+                found[0].placements.on_missing(found[1], ref.attempt, engine)
         self.parts.dispatcher.pump()
 
     @handles(OwnershipQuery)
@@ -222,15 +223,15 @@ class GatewayActor(Actor):
         for guest in self.guests:
             guest.on_heartbeat(beat)
         for lost in self.members.observe(beat, now):
-            self._lost(told_lost(lost, RESTARTED))
+            self.losses.on_lost(lost, RESTARTED)
         if not self._complete.is_set() and self.catalog.is_complete() and self.guests.is_settled():
             self._complete.set()
         if self.members.get(beat.service, beat.id) is beat:
             address = Address(beat.id, beat.instance_id)
             if beat.state in ("stalled", "faulty"):
-                self.leave_engine(address)
+                self.losses.leave(address)
             elif beat.state == "draining":
-                self._move_away(beat, now)
+                self.losses.move_away(beat, now)
         if beat.service not in ("tokenizer", VISION):
             self.parts.dispatcher.pump()
         if self._pulse.is_due(now):
@@ -256,7 +257,7 @@ class GatewayActor(Actor):
             self._follow_link(now)
         if not self._pulse.stood_still(now):
             for lost in self.members.expire(now):
-                self._lost(told_lost(lost, SILENT))
+                self.losses.on_lost(lost, SILENT)
             self._probe.tick(now)
             self._tick_requests(now)
             self.parts.dispatcher.expire(now)
@@ -267,7 +268,7 @@ class GatewayActor(Actor):
             for guest in self.guests:
                 guest.tick()
             for actor in list(self.backend.requests.values()):
-                actor.tick(now)
+                actor.placements.tick(now)
 
     async def _ask_progress(self) -> None:
         """Asks each engine, in one bounded message, for the progress of its sequences that had no text for STALL_S."""
@@ -278,7 +279,7 @@ class GatewayActor(Actor):
         for engine in watch.engines():
             if engine not in alive:
                 # The engine was lost after it answered, so its sequences are placed again.
-                self._lost(engine)
+                self.losses.forget(engine)
                 continue
             names = watch.overdue(engine, now)
             refs = tuple(ref for name in names if (ref := self._ref(name, engine)) is not None)
@@ -314,42 +315,7 @@ class GatewayActor(Actor):
         found = self.backend.find(ref.sequence_id)
         if found is None:
             return self.guests.owns(ref, member)
-        return found[0].owns(found[1], ref.attempt, member)
-
-    def _lost(self, member: Address) -> None:
-        self.parts.router.forget(member)
-        for actor in list(self.backend.requests.values()):
-            actor.on_lost(member)
-        for guest in self.guests:
-            guest.on_lost(member)
-        self.parts.dispatcher.pump()
-
-    def leave_engine(self, engine: Address) -> None:
-        """Moves the sequences of an engine whose step hangs, or that is wrong, and tells the engine to drop them.
-
-        The engine is told because its process is alive and a step may continue later.
-        """
-        for actor in list(self.backend.requests.values()):
-            actor.on_stalled(engine)
-        for guest in self.guests:
-            guest.on_lost(engine)
-        self.parts.dispatcher.pump()
-
-    def _move_away(self, beat: Heartbeat, now: float) -> None:
-        """Moves sequences or streams from a draining engine or detokenizer to others, as far as these have room.
-
-        Called with each heartbeat of the draining member, so sequences that find no room now move later. Sequences that
-        already wait in this gateway's queue get room first.
-        """
-        room = 0
-        if beat.service == "engine":
-            model = model_of(beat)
-            engines = self.guests.eligible(self.members.alive("engine", now))
-            room = max(0, self.parts.router.room(engines, model) - self.parts.dispatcher.num_waiting(model))
-        member = Address(beat.id, beat.instance_id)
-        for actor in list(self.backend.requests.values()):
-            room -= actor.on_draining(member, room)
-        self.parts.dispatcher.pump()
+        return found[0].placements.owns(found[1], ref.attempt, member)
 
     def _follow_link(self, now: float) -> None:
         """Suspends all leases while this gateway is disconnected from the bus; meanwhile no member counts as dead."""

@@ -42,36 +42,39 @@ class GatewayBackend:
         """See Backend."""
         if self._draining:
             raise ServiceError("draining", "The server is shutting down.", retry_after_s=RETRY_AFTER_S)
-        count = request.num_prompts * request.num_sequences
+        count = request.inputs.num_prompts * request.num_sequences
         too_many = self._num_sequences + count > limits.GATEWAY_SEQUENCES_MAX
-        too_many |= request.idle_s > 0 and self._num_idle + count > limits.GATEWAY_IDLE_SEQUENCES_MAX
+        too_many |= request.guests.idle_s > 0 and self._num_idle + count > limits.GATEWAY_IDLE_SEQUENCES_MAX
         if too_many or len(self.requests) >= limits.GATEWAY_REQUESTS_MAX:
             raise ServiceError(
                 "server_is_overloaded",
                 "The server has too many requests. Try again later.",
-                retry_after_s=self.parts.dispatcher.retry_after_s(),
+                retry_after_s=self.parts.dispatcher.waits.retry_after_s(),
             )
-        self.parts.bus.check()
+        if not self.parts.host.transport.connected:
+            self.parts.bus.check()
         card = self.resolve_model(request.model)
         if request.pooling is None and not card.generates:
             raise generates_nothing(len(card.labels))
-        self._check_wait(request, card.served_by)
-        return self._start(self.parts.guests.admit(request, card), card)
+        if self._max_queue_wait_s:
+            self._check_wait(request, card.served_by)
+        # What a model serves besides itself is a guest's.
+        return self._start(self.parts.guests.admit(request, card) if card.base else request, card)
 
     def _check_wait(self, request: GenerationRequest, model: str) -> None:
         """Raises ServiceError if a request that is not idle would wait for an engine longer than `--max-queue-wait`."""
-        most, dispatcher = self._max_queue_wait_s, self.parts.dispatcher
-        if most and not request.idle_s and dispatcher.waits_longer(model, most):
+        most, waits = self._max_queue_wait_s, self.parts.dispatcher.waits
+        if not request.guests.idle_s and waits.waits_longer(model, most):
             message = f"A new request would wait longer than {most:g} s. Try again later."
-            raise ServiceError("server_is_overloaded", message, retry_after_s=dispatcher.retry_after_s())
+            raise ServiceError("server_is_overloaded", message, retry_after_s=waits.retry_after_s())
 
     def start_alone(self, request: GenerationRequest, card: ModelCard) -> RequestActor:
         """Starts a request of a guest, which has no guests itself and no client."""
         return self._start(request, card, with_guests=False)
 
     def _start(self, request: GenerationRequest, card: ModelCard, *, with_guests: bool = True) -> RequestActor:
-        count = request.num_prompts * request.num_sequences
-        num_idle = count if request.idle_s > 0 else 0
+        count = request.inputs.num_prompts * request.num_sequences
+        num_idle = count if request.guests.idle_s > 0 else 0
 
         def end() -> None:
             self._num_sequences -= count

@@ -102,10 +102,117 @@ class ResumedOutput:
         return sum(map(len, self.token_ids))
 
 
+class PromptInputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the prompts are made of. Exactly one of `texts`, `token_ids`, `messages` and `conversations` is set."""
+
+    texts: tuple[str, ...] = ()
+    token_ids: tuple[tuple[int, ...], ...] = ()
+    messages: tuple[ChatMessage, ...] = ()
+    """A conversation."""
+    conversations: tuple[tuple[ChatMessage, ...], ...] = ()
+    """Several conversations, each of which is a prompt."""
+    suffix: str = ""
+    """Text after the output of each of `texts`."""
+    second_texts: tuple[str, ...] = ()
+    """For each of `texts`, the second text of a pair; the two texts become one prompt. Empty: there are no pairs."""
+    pictures: tuple[PictureInput, ...] = ()
+    """The pictures of `messages`, in order."""
+    names: tuple[str, ...] = ()
+    """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
+    truncate_prompt_tokens: int = 0
+    """Number of last tokens that are kept of each prompt; 0: all, -1: as many as fit before `max_tokens`."""
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_variables: bytes = b""
+    """A JSON object: further variables of the chat template; b"" for none."""
+
+    @property
+    def num_prompts(self) -> int:
+        """Number of prompts; a conversation is one prompt."""
+        return len(self.texts) + len(self.token_ids) + bool(self.messages) + len(self.conversations)
+
+    @property
+    def num_characters(self) -> int:
+        """Number of characters that tokenizers convert: texts, and the inputs of the chat template."""
+        count = sum(map(len, (*self.texts, *self.second_texts))) + len(self.suffix) * len(self.texts)
+        for conversation in [self.messages] if self.messages else self.conversations:
+            count += len(self.template_variables)
+            for message in conversation:
+                count += len(message.content) + len(message.fields)
+        return count
+
+    @property
+    def num_given_tokens(self) -> int:
+        """Number of tokens of the prompts that are given as token ids, also as contents of messages."""
+        messages = [*self.messages, *(message for conversation in self.conversations for message in conversation)]
+        packed = sum(len(message.token_ids) for message in messages)
+        return sum(map(len, self.token_ids)) + packed // TOKEN_BYTES
+
+    def name(self, index: int) -> str:
+        """Returns the name of a prompt in the user's request."""
+        return self.names[index] if self.names else "prompt"
+
+
+class OutputText(msgspec.Struct, frozen=True, kw_only=True):
+    """How detokenizers make text of the output tokens, and where the text ends."""
+
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    detokenize: bool = True
+    """Whether the output has text; if not, it has only token ids."""
+    shown_special_tokens: tuple[str, ...] = ()
+    """Texts of special tokens that the output has although `skip_special_tokens` is set."""
+    only_echoes: bool = False
+    """Whether the answer has only the echo of the prompt and no output. `params.max_tokens` is then 1."""
+
+
+class PendingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes a part of the sampling parameters when tokenizers have converted or checked it."""
+
+    bad_word_texts: tuple[str, ...] = ()
+    """Words of `bad_words` as texts; tokenizers convert them to `params.bad_words`."""
+    grammar_param: str = ""
+    """Name of the request's field that `params.grammar` comes from, for errors."""
+    grammar_ignored: tuple[str, ...] = ()
+    """Keywords of the schema in this field that `params.grammar` does without."""
+    thinking: ThinkingLimit | None = None
+    """Becomes `params.thinking` when the prompt has been tokenized."""
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """Who has sent a request, and who follows it."""
+
+    client: Client = Client()
+    caller: Caller = NO_CALLER
+    reservation: Reservation | None = None
+    """The part of its key's limits that the request already has, if it was admitted before `Backend.generate`."""
+    trace_headers: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    record: RecordedRequest = NOT_RECORDED
+    """Takes the events of the request, for its timeline."""
+
+
+class GuestOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What features that a request may use ask of the path. The defaults stand for a request that uses none."""
+
+    lockstep: bool | None = None
+    """Whether two engines must agree on each token that is shown; None: the server decides."""
+    idle_s: float = 0.0
+    """Time for which the request runs in the idle lane (with lower priority than all others), seconds; 0: not at all.
+    """
+    engine: str = ""
+    """Id of the only engine that may run the request; empty: any engine of the model."""
+    begun: tuple[int, ...] = ()
+    """Tokens with which the output of every sequence begins: the engines continue after them, as after the loss of an
+    engine."""
+    resumed: ResumedOutput | None = None
+    """The output of a former run of this request that it continues, if any."""
+
+
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One accepted HTTP request, independent of the API.
-
-    Exactly one of `texts`, `token_ids`, `messages` and `conversations` is set.
 
     `params.max_tokens` 0 means as many tokens as fit (the default of chat); the number is filled in when the length of
     the prompt is known. Each prompt has `num_sequences` sequences, of which the best `n` are returned as choices:
@@ -117,106 +224,27 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     model: str
     params: SamplingParams
-    texts: tuple[str, ...] = ()
-    token_ids: tuple[tuple[int, ...], ...] = ()
-    messages: tuple[ChatMessage, ...] = ()
-    """A conversation."""
-    conversations: tuple[tuple[ChatMessage, ...], ...] = ()
-    """Several conversations, each of which is a prompt."""
-    suffix: str = ""
-    """Text after the output of each of `texts`."""
+    inputs: PromptInputs = PromptInputs()
     n: int = 1
     best_of: int = 0
     """Number of sequences for each prompt if more than `n`."""
-    only_echoes: bool = False
-    """Whether the answer has only the echo of the prompt and no output. `params.max_tokens` is then 1."""
-    stop: tuple[str, ...] = ()
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    detokenize: bool = True
-    """Whether the output has text; if not, it has only token ids."""
-    truncate_prompt_tokens: int = 0
-    """Number of last tokens that are kept of each prompt; 0: all, -1: as many as fit before `max_tokens`."""
-    shown_special_tokens: tuple[str, ...] = ()
-    """Texts of special tokens that the output has although `skip_special_tokens` is set."""
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    template_variables: bytes = b""
-    """A JSON object: further variables of the chat template; b"" for none."""
+    pooling: PoolingParams | None = None
+    output: OutputText = OutputText()
+    pending: PendingParams = PendingParams()
     cache_salt: bytes = b""
     priority: int = 0
     """Order among the requests of the same client: lower first."""
-    trace_headers: dict[str, str] = msgspec.field(default_factory=dict[str, str])
-    bad_word_texts: tuple[str, ...] = ()
-    """Words of `bad_words` as texts; tokenizers convert them to `params.bad_words`."""
-    grammar_param: str = ""
-    """Name of the request's field that `params.grammar` comes from, for errors."""
-    grammar_ignored: tuple[str, ...] = ()
-    """Keywords of the schema in this field that `params.grammar` does without."""
-    thinking: ThinkingLimit | None = None
-    """Becomes `params.thinking` when the prompt has been tokenized."""
-    client: Client = Client()
-    caller: Caller = NO_CALLER
     timeout_s: float = 0.0
     """Time after which the request fails with `deadline_exceeded`, seconds; 0: never."""
-    pooling: PoolingParams | None = None
-    idle_s: float = 0.0
-    """Time for which the request runs in the idle lane (with lower priority than all others), seconds; 0: not at all.
-    """
     service_tier: str = ""
     """The tier that the answer names, FLEX or `default`; empty: the request asked for none."""
-    lockstep: bool | None = None
-    """Whether two engines must agree on each token that is shown; None: the server decides."""
-    record: RecordedRequest = NOT_RECORDED
-    """Takes the events of the request, for its timeline."""
-    resumed: ResumedOutput | None = None
-    """The output of a former run of this request that it continues, if any."""
-    begun: tuple[int, ...] = ()
-    """Tokens with which the output of every sequence begins: the engines continue after them, as after the loss of an
-    engine."""
-    engine: str = ""
-    """Id of the only engine that may run the request; empty: any engine of the model."""
-    prompt_names: tuple[str, ...] = ()
-    """For each prompt, its name in the user's request, for errors; empty: all are `prompt`."""
-    pictures: tuple[PictureInput, ...] = ()
-    """The pictures of `messages`, in order."""
-    second_texts: tuple[str, ...] = ()
-    """For each of `texts`, the second text of a pair; the two texts become one prompt. Empty: there are no pairs."""
-    reservation: Reservation | None = None
-    """The part of its key's limits that the request already has, if it was admitted before `Backend.generate`."""
-
-    @property
-    def num_prompts(self) -> int:
-        """Number of prompts; a conversation is one prompt."""
-        return len(self.texts) + len(self.token_ids) + bool(self.messages) + len(self.conversations)
+    origin: Origin = msgspec.field(default_factory=Origin)
+    guests: GuestOptions = GuestOptions()
 
     @property
     def num_sequences(self) -> int:
         """Number of sequences for each prompt."""
         return max(self.n, self.best_of)
-
-    @property
-    def num_characters(self) -> int:
-        """Number of characters that tokenizers convert: texts, and the inputs of the chat template."""
-        conversations = [self.messages] if self.messages else self.conversations
-        messages = [message for conversation in conversations for message in conversation]
-        told = sum(len(message.content) + len(message.fields) for message in messages)
-        variables = len(self.template_variables) * len(conversations)
-        texts = sum(map(len, (*self.texts, *self.second_texts)))
-        return texts + len(self.suffix) * len(self.texts) + told + variables
-
-    @property
-    def num_given_tokens(self) -> int:
-        """Number of tokens of the prompts that are given as token ids, also as contents of messages."""
-        messages = [*self.messages, *(message for conversation in self.conversations for message in conversation)]
-        packed = sum(len(message.token_ids) for message in messages)
-        return sum(map(len, self.token_ids)) + packed // TOKEN_BYTES
-
-    def prompt_name(self, index: int) -> str:
-        """Returns the name of a prompt in the user's request."""
-        return self.prompt_names[index] if self.prompt_names else "prompt"
 
 
 class TokenCounts(msgspec.Struct, frozen=True):

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Running(Protocol):
-    """A running request as its guests and the repairs of its streams see it (`request_actor.RequestActor`)."""
+    """A running request as its guests and its placements see it (`request_actor.RequestActor`)."""
 
     request: GenerationRequest
     card: ModelCard
@@ -55,12 +55,8 @@ class Running(Protocol):
         """Makes the next placement of a sequence prefer this engine."""
         ...
 
-    def place_again(self, index: int) -> bool:
-        """Queues a running sequence for a new placement. Returns whether that was possible."""
-        ...
-
-    def spawn(self, work: Coroutine[Any, Any, None], repaired: int | None = None) -> None:
-        """Runs a coroutine as a task of the request: if it raises, the request fails. `repaired`: see `Repairs`."""
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs a coroutine as a task of the request: if it raises, the request fails."""
         ...
 
 
@@ -132,6 +128,9 @@ class Lifetime:
 class Guest(Lifetime):
     """A guest in one gateway. The base class does nothing. Its handlers of messages are marked with `handles`."""
 
+    asked_by: Callable[[GenerationRequest], object] | None = None
+    """What of a request asks for the guest: `joins` is called only if this is true of the request. None: for all."""
+
     async def listen(self) -> None:
         """Subscribes to the guest's subjects, with `GatewayActor.bind`."""
 
@@ -145,7 +144,7 @@ class Guest(Lifetime):
     # --- requests ---
 
     def admit(self, request: GenerationRequest, card: ModelCard) -> GenerationRequest:
-        """Returns a new request, changed if the guest has to. Raises ServiceError to refuse it."""
+        """Returns a new request for one of `cards`, changed if the guest has to. Raises ServiceError to refuse it."""
         return request
 
     async def fetched(self, request: GenerationRequest) -> GenerationRequest:
@@ -250,8 +249,12 @@ class Guests:
 
     def joining(self, request: GenerationRequest, card: ModelCard, running: Running | None) -> tuple[RequestGuest, ...]:
         """Returns the parts that guests have in a request that begins, see `Guest.joins`."""
-        parts = [guest.joins(request, card, running) for guest in self._joining]
-        return tuple(part for part in parts if part is not None)
+        parts = list[RequestGuest]()
+        for guest in self._joining:
+            asked = guest.asked_by is None or guest.asked_by(request)
+            if asked and (part := guest.joins(request, card, running)) is not None:
+                parts.append(part)
+        return tuple(parts)
 
     def eligible(self, engines: Sequence[Heartbeat]) -> Sequence[Heartbeat]:
         """See Guest."""

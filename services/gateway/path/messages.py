@@ -13,7 +13,7 @@ from shared.codec import TOKEN_BYTES, pack_ids
 from shared.messages import OpenStream, PromptPicture, Retarget, Submit
 from shared.parameters.pooling import PoolingParams
 from shared.parameters.sampling import SamplingParams
-from shared.request.rules import choice_params
+from shared.request.choices import choice_params
 
 PROMPT_TAIL_BYTES = TOKEN_BYTES * limits.PROMPT_TAIL_TOKENS
 
@@ -46,7 +46,7 @@ class RequestMessages:
     def __init__(self, host: Host, request: GenerationRequest, card: ModelCard, prompts: list[Prompt]) -> None:
         self.request, self.card, self.prompts = request, card, prompts
         self._host = host
-        self.idle_until = host.clock.monotonic() + request.idle_s if request.idle_s > 0 else 0.0
+        self.idle_until = host.clock.monotonic() + idle_s if (idle_s := request.guests.idle_s) > 0 else 0.0
         """Time at which the sequences leave the idle lane, monotonic seconds; 0: they are not in it."""
         count = len(prompts) * request.num_sequences
         self.sequences = [self._sequence(index) for index in range(count)]
@@ -55,9 +55,9 @@ class RequestMessages:
         # The first sequence of each prompt reports the log probabilities of the prompt.
         reports = self.request.params.prompt_logprobs is not None and index % self.request.num_sequences == 0
         num_reported = self.prompt(index).num_tokens if reports else 0
-        name, resumed = sequence_id(self.request.request_id, index), self.request.resumed
-        if resumed is None:
-            return SequenceState(sequence_id=name, num_prompt_logprobs=num_reported, token_ids=list(self.request.begun))
+        name, guests = sequence_id(self.request.request_id, index), self.request.guests
+        if (resumed := guests.resumed) is None:
+            return SequenceState(sequence_id=name, num_prompt_logprobs=num_reported, token_ids=list(guests.begun))
         return SequenceState(
             sequence_id=name,
             num_prompt_logprobs=num_reported,
@@ -82,6 +82,7 @@ class RequestMessages:
         The sequence must have a placement.
         """
         request, sequence, host = self.request, self.sequences[index], self._host
+        text, headers = request.output, request.origin.trace_headers
         assert sequence.engine is not None
         return OpenStream(
             sequence_id=sequence.sequence_id,
@@ -92,22 +93,23 @@ class RequestMessages:
             prompt_token_ids=self.prompt(index).packed[-PROMPT_TAIL_BYTES:],
             output_token_ids=pack_ids(sequence.token_ids),
             text_offset=sequence.text_length,
-            stop=request.stop,
-            include_stop_str_in_output=request.include_stop_str_in_output,
-            skip_special_tokens=request.skip_special_tokens,
+            stop=text.stop,
+            include_stop_str_in_output=text.include_stop_str_in_output,
+            skip_special_tokens=text.skip_special_tokens,
             min_tokens=request.params.min_tokens,
-            traceparent=request.trace_headers.get("traceparent", ""),
-            tracestate=request.trace_headers.get("tracestate", ""),
-            spaces_between_special_tokens=request.spaces_between_special_tokens,
-            detokenize=request.detokenize,
-            shown_special_tokens=request.shown_special_tokens,
+            traceparent=headers.get("traceparent", ""),
+            tracestate=headers.get("tracestate", ""),
+            spaces_between_special_tokens=text.spaces_between_special_tokens,
+            detokenize=text.detokenize,
+            shown_special_tokens=text.shown_special_tokens,
         )
 
     def submit(self, index: int) -> Submit:
         """Returns the message that runs a sequence, with its tokens so far as output. The sequence must be placed."""
         request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
-        choices = self.choices(index)
-        params = sequence_params(request.params, index % request.num_sequences, prompt.num_tokens, self.card)
+        choices, client, headers = self.choices(index), request.origin.client, request.origin.trace_headers
+        room = self.card.max_model_len - prompt.num_tokens
+        params = choice_params(request.params, index % request.num_sequences, room)
         params = msgspec.structs.replace(
             params,
             end_token_ids=prompt.end_token_ids or params.end_token_ids,
@@ -126,22 +128,22 @@ class RequestMessages:
             cache_salt=request.cache_salt,
             priority=request.priority,
             sequence_group=choices[0].sequence_id if len(choices) > 1 else "",
-            traceparent=request.trace_headers.get("traceparent", ""),
-            tracestate=request.trace_headers.get("tracestate", ""),
-            client=request.client.name,
-            client_weight=request.client.weight,
-            client_priority=request.client.priority,
-            pooling=_pooling(request.pooling, prompt),
-            recorded=request.record is not NOT_RECORDED,
+            traceparent=headers.get("traceparent", ""),
+            tracestate=headers.get("tracestate", ""),
+            client=client.name,
+            client_weight=client.weight,
+            client_priority=client.priority,
+            pooling=None if request.pooling is None else _pooling(request.pooling, prompt),
+            recorded=request.origin.record is not NOT_RECORDED,
             kv_source=None if sequence.prefill is None else sequence.prefill.source,
             adapter=self.card.name if self.card.adapter_version else "",
             adapter_version=self.card.adapter_version,
             pictures=prompt.pictures,
-            idle_s=self._idle_s(),
+            idle_s=self._idle_s() if self.idle_until else 0.0,
         )
 
     def _idle_s(self) -> float:
-        return max(0.0, self.idle_until - self._host.clock.monotonic()) if self.idle_until else 0.0
+        return max(0.0, self.idle_until - self._host.clock.monotonic())
 
     def submit_prefill(self, index: int) -> Submit:
         """Returns the message that makes a prefill engine compute the prompt for the sequence's engine.
@@ -149,6 +151,7 @@ class RequestMessages:
         The sequence must have a placement with such an engine.
         """
         request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
+        client, headers = request.origin.client, request.origin.trace_headers
         assert sequence.prefill is not None
         return Submit(
             sequence_id=sequence.sequence_id,
@@ -161,16 +164,16 @@ class RequestMessages:
             block_hashes=prompt.block_hashes,
             cache_salt=request.cache_salt,
             priority=request.priority,
-            traceparent=request.trace_headers.get("traceparent", ""),
-            tracestate=request.trace_headers.get("tracestate", ""),
-            client=request.client.name,
-            client_weight=request.client.weight,
-            client_priority=request.client.priority,
+            traceparent=headers.get("traceparent", ""),
+            tracestate=headers.get("tracestate", ""),
+            client=client.name,
+            client_weight=client.weight,
+            client_priority=client.priority,
             kv_transfer_id=sequence.prefill.source.transfer_id,
             adapter=self.card.name if self.card.adapter_version else "",
             adapter_version=self.card.adapter_version,
             pictures=prompt.pictures,
-            idle_s=self._idle_s(),
+            idle_s=self._idle_s() if self.idle_until else 0.0,
         )
 
     def submit_copy(
@@ -215,14 +218,9 @@ class RequestMessages:
         return host.subjects.detokenizer_tokens(*sequence.detokenizer)
 
 
-def sequence_params(params: SamplingParams, choice: int, num_prompt_tokens: int, card: ModelCard) -> SamplingParams:
-    """Returns the parameters of one choice: with its own seed, and with `max_tokens` filled in if that is 0."""
-    return choice_params(params, choice, card.max_model_len - num_prompt_tokens)
-
-
-def _pooling(params: PoolingParams | None, prompt: Prompt) -> PoolingParams | None:
+def _pooling(params: PoolingParams, prompt: Prompt) -> PoolingParams:
     """Returns the parameters of one prompt's pooling: with its own number of first tokens, if it is a pair of texts."""
-    if params is None or not prompt.num_first_tokens:
+    if not prompt.num_first_tokens:
         return params
     return msgspec.structs.replace(params, num_first_tokens=prompt.num_first_tokens)
 

@@ -6,7 +6,13 @@ from typing import Any
 from services.gateway.apis.openai.answers.answer_encoder import GenerationState
 from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
 from services.gateway.apis.openai.request_context import Arrival, Kind, RequestContext
-from services.gateway.path.generation import GenerationRequest, RequestTimes, SequenceUpdate, TokenCounts
+from services.gateway.path.generation import (
+    GenerationRequest,
+    PromptInputs,
+    RequestTimes,
+    SequenceUpdate,
+    TokenCounts,
+)
 from services.gateway.path.sequence_state import SequenceState
 from shared.messages import ChatMessage, PositionLogprobs, TokenText
 from shared.parameters.sampling import SamplingParams
@@ -29,14 +35,13 @@ def context(
 ) -> RequestContext:
     """An context of id `AAA…` that came at second 1700000000."""
     params = SamplingParams(logprobs=logprobs)
-    asked: dict[str, Any] = (
-        {"messages": (ChatMessage(role="user", content="hi"),)} if kind == "chat" else {"texts": ("hi",) * prompts}
-    )
+    said = (ChatMessage(role="user", content="hi"),)
+    asked = PromptInputs(messages=said) if kind == "chat" else PromptInputs(texts=("hi",) * prompts)
     return RequestContext(
         kind=kind,
         arrival=Arrival(1_700_000_000, 0.0),
         card=CARD,
-        request=GenerationRequest(request_id=ID, model=CARD.name, params=params, n=n, **asked),
+        request=GenerationRequest(request_id=ID, model=CARD.name, params=params, n=n, inputs=asked),
         stream=stream,
         include_usage=include_usage,
         echoes=echoes or ("",) * prompts,

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 from services.gateway.apis.openai.bodies.parameters import check_tier
 from services.gateway.edge.access.call import Call, serving
 from services.gateway.edge.access.guard import GuardedBackend
-from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.generation import GenerationRequest, PromptInputs
 from shared import limits
 from shared.errors import ServiceError
 from shared.parameters.sampling import SamplingParams
 
-REQUEST = GenerationRequest(request_id="r", model="m", params=SamplingParams(), texts=("hi",))
+REQUEST = GenerationRequest(request_id="r", model="m", params=SamplingParams(), inputs=PromptInputs(texts=("hi",)))
 
 
 class Backend:
@@ -41,19 +41,19 @@ async def guarded(request: GenerationRequest, call: Call, timeout_max_s: float =
 
 async def test_only_what_asks_for_it_and_batches_are_idle_work() -> None:
     flex = replace(REQUEST, service_tier=check_tier("flex"))
-    assert (await guarded(REQUEST, Call())).idle_s == 0
-    assert (await guarded(replace(REQUEST, service_tier=check_tier("priority")), Call())).idle_s == 0
-    assert (await guarded(flex, Call())).idle_s == limits.IDLE_S
-    assert (await guarded(REQUEST, Call(lane="idle"))).idle_s == limits.IDLE_S
-    assert (await guarded(REQUEST, Call(in_batch=True, idle_s=70_000.0))).idle_s == 70_000
-    assert (await guarded(flex, Call(in_batch=True))).idle_s == 0, "the end of the batch is near"
+    assert (await guarded(REQUEST, Call())).guests.idle_s == 0
+    assert (await guarded(replace(REQUEST, service_tier=check_tier("priority")), Call())).guests.idle_s == 0
+    assert (await guarded(flex, Call())).guests.idle_s == limits.IDLE_S
+    assert (await guarded(REQUEST, Call(lane="idle"))).guests.idle_s == limits.IDLE_S
+    assert (await guarded(REQUEST, Call(in_batch=True, idle_s=70_000.0))).guests.idle_s == 70_000
+    assert (await guarded(flex, Call(in_batch=True))).guests.idle_s == 0, "the end of the batch is near"
 
 
 async def test_with_a_timeout_a_request_gives_way_for_half_of_it_at_most() -> None:
     flex = replace(REQUEST, service_tier="flex")
-    assert (await guarded(replace(flex, timeout_s=40.0), Call())).idle_s == 20
-    assert (await guarded(flex, Call(timeout="10"))).idle_s == 5
-    assert (await guarded(flex, Call(), timeout_max_s=60.0)).idle_s == 30
+    assert (await guarded(replace(flex, timeout_s=40.0), Call())).guests.idle_s == 20
+    assert (await guarded(flex, Call(timeout="10"))).guests.idle_s == 5
+    assert (await guarded(flex, Call(), timeout_max_s=60.0)).guests.idle_s == 30
 
 
 def test_unknown_lanes_and_tiers_are_refused() -> None:

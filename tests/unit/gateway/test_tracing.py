@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from services.gateway.apis.openai.answers.choices import ChoiceAccumulator
-from services.gateway.apis.openai.tracing import RequestTrace
+from services.gateway.apis.openai.request_meter import RequestTrace
 from shared.observability import telemetry
 from shared.observability.telemetry import Names
 from tests.unit.gateway.request_contexts import ID, context, update
@@ -46,7 +46,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_the_root_span_says_what_was_asked_and_what_came_of_it(spans: list[Any]):
     one, accumulator = context(n=2), ChoiceAccumulator(1, 2)
     trace = RequestTrace(one, {"traceparent": PARENT, "authorization": "Bearer secret"})
-    assert one.request.trace_headers == {"traceparent": "child"}
+    assert one.request.origin.trace_headers == {"traceparent": "child"}
     accumulator.choices[0].add(update("hello", 0, finish_reason="stop", num_cached_tokens=3))
     trace.failed("timeout")
     trace.end(accumulator, 7, 0.25)
@@ -69,4 +69,4 @@ def test_the_root_span_says_what_was_asked_and_what_came_of_it(spans: list[Any])
 def test_without_a_collector_nothing_is_recorded():
     one = context("completion")
     RequestTrace(one, {"traceparent": PARENT}).end(ChoiceAccumulator(1, 1), 0, 0.0)
-    assert one.request.trace_headers == {}
+    assert one.request.origin.trace_headers == {}

@@ -6,7 +6,7 @@ from services.gateway.apis.openai import schemas
 from services.gateway.apis.openai.bodies import parameters
 from services.gateway.apis.openai.chat import generation_request
 from services.gateway.apis.openai.completions import completion_request
-from shared.request.seed_source import random_seed, seeds_of
+from shared.request.sampling_fields import random_seed, seeds_of
 from tests.unit.gateway.bodies import CARD
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shared.errors import ServiceError
-from shared.request.token_constraints import TokenConstraints, token_constraints
+from shared.request.sampling_fields import TokenConstraints, token_constraints
 
 
 def test_the_fields_are_converted() -> None:

@@ -5,12 +5,11 @@ Every error names the parameter of Anthropic's API.
 
 from typing import Any
 
-from msgspec.structs import replace
-
 from services.gateway.apis.anthropic import conversation, thinking, tools
 from services.gateway.apis.anthropic.schemas import Content, CountTokensBody, MessagesBody
+from services.gateway.apis.openai.bodies import parameters
 from services.gateway.apis.openai.bodies.content_blocks import content_text
-from services.gateway.apis.openai.bodies.parameter_names import new_name, renamed
+from services.gateway.apis.openai.bodies.parameter_names import renamed
 from services.gateway.apis.openai.bodies.parameters import RequestDefaults
 from services.gateway.apis.openai.chat import ChatRequest, chat_request, follows_budget, tokenize_request
 from services.gateway.apis.openai.schemas import ChatBody, TokenizeBody
@@ -56,8 +55,7 @@ def messages(
         converted = chat_request(chat, card, request_id, defaults, settings)
     if not follows_budget(chat, converted):
         ignore(_NAMES["thinking_token_budget"])
-    request = converted.request
-    return ChatRequest(replace(request, grammar_param=new_name(request.grammar_param, _NAMES)), converted.answer)
+    return ChatRequest(parameters.with_grammar_named(converted.request, _NAMES), converted.answer)
 
 
 def count_tokens(body: CountTokensBody, card: ModelCard, request_id: str, pictures_max: int) -> GenerationRequest:

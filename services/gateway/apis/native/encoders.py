@@ -85,7 +85,7 @@ class RequestOutputEncoder:
 
     def whole(self, state: GenerationState) -> bytes:
         """See AnswerEncoder. The answer is one object, or a list of them for several conversations."""
-        outputs = [self._output(state, index) for index in range(self._context.request.num_prompts)]
+        outputs = [self._output(state, index) for index in range(self._context.request.inputs.num_prompts)]
         return _encode(outputs if len(outputs) > 1 else outputs[0])
 
     def opening(self, state: GenerationState) -> bytes:
@@ -118,7 +118,7 @@ class RequestOutputEncoder:
         choices = state.accumulator.choices[index * n : (index + 1) * n]
         finished = all(choice.finish_reason is not None for choice in choices)
         return RequestOutput(
-            request_id=facts.answer_id if request.num_prompts == 1 else f"{facts.answer_id}-{index}",
+            request_id=facts.answer_id if request.inputs.num_prompts == 1 else f"{facts.answer_id}-{index}",
             prompt=facts.prompt if finished else None,
             prompt_token_ids=self._prompt_ids(state)[index] if finished else None,
             prompt_logprobs=self._prompt_logprobs(state.accumulator.prompts[index]),

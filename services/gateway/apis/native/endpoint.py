@@ -21,12 +21,12 @@ from services.gateway.apis.native.schemas import (
 )
 from services.gateway.apis.openai.bodies import request_fields
 from services.gateway.apis.openai.bodies.parameter_names import in_names
-from services.gateway.apis.openai.body import RawFields, read_body, read_fields
 from services.gateway.apis.openai.request_context import Arrival, RequestContext
 from services.gateway.apis.openai.serving import ResponseRunner, Serving, StreamedAnswer
 from services.gateway.edge.http import request_body
 from services.gateway.edge.http.errors import as_service_error, error_response
 from services.gateway.edge.http.json_response import encoded_response
+from services.gateway.edge.http.request_body import RawFields, read_body, read_fields
 from services.gateway.path.generation import GenerationRequest, ModelCard
 from shared.errors import ServiceError
 from shared.request.checks import check_request_id, refuse
@@ -71,7 +71,7 @@ class GenerateEndpoint:
         card = self._card(body.model)
         wanted = text_request(body, card, request.state.request_id, self._serving.defaults)
         context = _context(
-            arrival, card, wanted, stream=bool(body.stream), echoes=wanted.texts, timings=bool(body.timings)
+            arrival, card, wanted, stream=bool(body.stream), echoes=wanted.inputs.texts, timings=bool(body.timings)
         )
         return await self._serving.answer(request, context, TextEncoder(context))
 
@@ -83,7 +83,7 @@ class GenerateEndpoint:
         card = self._card(body.model)
         facts = client_facts(body, answer_id, received_at)
         wanted = engine_request(body, card, request.state.request_id, self._serving.defaults)
-        context = _context(arrival, card, wanted, stream=bool(body.stream), echoes=("",) * wanted.num_prompts)
+        context = _context(arrival, card, wanted, stream=bool(body.stream), echoes=("",) * wanted.inputs.num_prompts)
         run = self._serving.runner(request, context, RequestOutputEncoder(context, facts))
         return EngineAnswer(run, self._running, facts.answer_id, stream=context.stream)
 
@@ -145,7 +145,7 @@ def _context(
     timings: bool = False,
 ) -> RequestContext:
     return RequestContext(
-        kind="completion" if wanted.texts or wanted.token_ids else "chat",
+        kind="completion" if wanted.inputs.texts or wanted.inputs.token_ids else "chat",
         arrival=arrival,
         card=card,
         request=wanted,

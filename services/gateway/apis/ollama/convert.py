@@ -12,13 +12,13 @@ from services.gateway.apis.ollama import options
 from services.gateway.apis.ollama.conversation import turns_of, with_pictures
 from services.gateway.apis.ollama.schemas import OllamaChatBody, OllamaFields, OllamaGenerateBody
 from services.gateway.apis.openai.bodies import parameters
-from services.gateway.apis.openai.bodies.parameter_names import new_name, renamed
+from services.gateway.apis.openai.bodies.parameter_names import renamed
 from services.gateway.apis.openai.bodies.parameters import RequestDefaults
 from services.gateway.apis.openai.chat import ChatRequest, asked_logprobs, chat_request
 from services.gateway.apis.openai.completions import completion_request
 from services.gateway.apis.openai.schemas import ChatBody, CompletionBody
 from services.gateway.apis.openai.tools.answer_format import reasoning_format
-from services.gateway.path.generation import GenerationRequest, ModelCard
+from services.gateway.path.generation import ModelCard
 from shared.config import GatewaySettings
 from shared.request.checks import refuse, unsupported
 from shared.request.conversation import Turn
@@ -67,7 +67,7 @@ def generate(
     if fields["max_tokens"] is None:
         params = parameters.without_limit(params)
     request = replace(request, params=params)
-    return ChatRequest(_with_format_named(request), None)
+    return ChatRequest(parameters.with_grammar_named(request, _NAMES), None)
 
 
 def _chat(
@@ -83,7 +83,7 @@ def _chat(
     with renamed(_NAMES):
         chat_body = ChatBody(messages=turns, tools=tools, **fields)
         request, answer = chat_request(chat_body, card, request_id, defaults, settings)
-    return ChatRequest(_with_format_named(request), answer)
+    return ChatRequest(parameters.with_grammar_named(request, _NAMES), answer)
 
 
 def _reasoning(think: Any, card: ModelCard, settings: GatewaySettings) -> dict[str, Any]:
@@ -97,11 +97,6 @@ def _reasoning(think: Any, card: ModelCard, settings: GatewaySettings) -> dict[s
         "reasoning_effort": think if isinstance(think, str) else None,
         "chat_template_kwargs": {"enable_thinking": think} if isinstance(think, bool) else None,
     }
-
-
-def _with_format_named(request: GenerationRequest) -> GenerationRequest:
-    # Tokenizers report this parameter if the grammar cannot be used.
-    return replace(request, grammar_param=new_name(request.grammar_param, _NAMES))
 
 
 def _fields(body: OllamaFields, card: ModelCard) -> dict[str, Any]:

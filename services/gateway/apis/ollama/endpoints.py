@@ -61,7 +61,7 @@ class OllamaEndpoints:
         wanted: ChatRequest,
         form: Form,
     ) -> Response:
-        kind: Kind = "chat" if wanted.request.messages else "completion"
+        kind: Kind = "chat" if wanted.request.inputs.messages else "completion"
         context = RequestContext(
             kind=kind,
             arrival=arrival,

@@ -11,8 +11,9 @@ import msgspec
 from services.gateway.apis.openai.bodies import request_fields
 from services.gateway.apis.openai.bodies.parameter_names import in_names
 from services.gateway.apis.openai.bodies.request_fields import FieldRules
-from services.gateway.apis.openai.body import SamplerFields, read_body, read_fields
+from services.gateway.apis.openai.body import SamplerFields
 from services.gateway.edge.access.call import ignore
+from services.gateway.edge.http.request_body import read_body, read_fields
 from shared.errors import ServiceError
 
 _RANDOM_SEED = -1

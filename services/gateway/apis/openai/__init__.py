@@ -3,7 +3,7 @@
 | step | module                                  | what it does                                                       |
 |------|-----------------------------------------|--------------------------------------------------------------------|
 | 1    | `chat`, `completions`                   | the endpoint; checks and converts its body to `GenerationRequest`  |
-|      | `request_fields`, `body`, `schemas` | refuses unknown fields; decodes the bytes to a struct              |
+|      | `request_fields`, `schemas`         | refuses unknown fields; decodes the bytes to a struct              |
 |      | `parameters`                            | the part of the conversion that both endpoints have in common      |
 | 2    | `serving`                               | runs the generation; answers whole or as a stream                  |
 | 3    | `choices`                               | collects the output of each choice                                 |

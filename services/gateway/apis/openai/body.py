@@ -1,33 +1,13 @@
-"""Decodes request bodies: bytes to a typed struct, with errors that name the field. Does not check field values.
+"""The fields that the bodies of several APIs have, as structs. The rest of the bodies is in the `schemas` of each API.
 
-The structs of the bodies are in `schemas`; `parameters` checks their values. They are msgspec structs, not pydantic
-models: msgspec is strict (a boolean is not a number, "1" is not an integer, NaN is not JSON), takes a quarter of the
-time, and the same structs describe the bodies in `/openapi.json`. Decoders skip unknown fields, because
-`request_fields` has checked the names of the fields before. null always means the default.
+They are msgspec structs, not pydantic models: msgspec is strict (a boolean is not a number, "1" is not an integer, NaN
+is not JSON), takes a quarter of the time, and the same structs describe the bodies in `/openapi.json`. null always
+means the default.
 """
 
-import re
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
-
-from shared.errors import ServiceError
-
-T = TypeVar("T")
-RawFields = dict[str, msgspec.Raw]
-_FIELDS = msgspec.json.Decoder(RawFields)
-_MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
-_TYPES = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`")
-_PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
-_NAMES = {
-    "int": "an integer",
-    "float": "a number",
-    "str": "a string",
-    "bool": "a boolean",
-    "array": "a list",
-    "object": "an object",
-    "null": "null",
-}
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -118,55 +98,3 @@ class GenerationFields(SamplingFields, kw_only=True):
     guided_whitespace_pattern: str | None = None
     timeout: float | None = None
     """Seconds after which the request fails."""
-
-
-def read_fields(body: bytes) -> RawFields:
-    """Returns the names of a body's fields with their undecoded values. Raises ServiceError if it is no JSON object."""
-    return _read(body, _FIELDS)
-
-
-def read_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    """Returns the body as a struct. Raises ServiceError that names the wrong field."""
-    return _read(body, decoder)
-
-
-def read_any(raw: msgspec.Raw) -> Any:
-    """Returns any JSON value, decoded. Raises ServiceError('invalid_json')."""
-    return _read(raw, _ANYTHING)
-
-
-_ANYTHING: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder()
-
-
-def _read(body: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise _blame(str(error)) from None
-    except RecursionError:
-        raise ServiceError("invalid_json", "The request body is nested too deeply.") from None
-    except UnicodeDecodeError:
-        raise ServiceError("invalid_json", "The request body is not valid UTF-8.") from None
-    except msgspec.DecodeError as error:
-        if not bytes(body).strip():
-            raise ServiceError("invalid_json", "The request body is empty: send a JSON object.") from None
-        raise ServiceError("invalid_json", f"The request body is not valid JSON: {error}.") from None
-
-
-def _blame(reason: str) -> ServiceError:
-    """Converts msgspec's error message to an error in OpenAI's wording."""
-    at = _PATH.search(reason)
-    path = at["path"] if at else ""
-    if missing := _MISSING.search(reason):
-        param = f"{path}.{missing['field']}".lstrip(".")
-        return ServiceError("missing_required_parameter", f"Missing required parameter: '{param}'.", param=param)
-    subject = f"'{path}'" if path else "The request body"
-    if types := _TYPES.search(reason):
-        rule = f"must be {_words(types['expected'])}, not {_words(types['got'])}"
-    else:
-        rule = "is not valid: " + _PATH.sub("", reason)
-    return ServiceError("invalid_value", f"{subject} {rule}.", param=path)
-
-
-def _words(types: str) -> str:
-    return " or ".join(_NAMES.get(name, name) for name in types.split(" | "))

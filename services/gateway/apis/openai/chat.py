@@ -7,7 +7,6 @@ body and use the conversion as well.
 
 from typing import NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,17 +22,17 @@ from services.gateway.apis.openai.serving import Serving
 from services.gateway.apis.openai.tools.answer_format import AnswerFormat, answer_format, reasoning_format, tool_format
 from services.gateway.apis.openai.tools.forced_calls import forced_calls
 from services.gateway.apis.openai.tools.strict_calls import strict_calls
-from services.gateway.apis.openai.tools.tool_choice import ToolChoice, tool_choice
+from services.gateway.apis.openai.tools.tool_choice import NO_TOOLS, ToolChoice, tool_choice
 from services.gateway.edge.access.call import ignore
 from services.gateway.edge.http import request_body
-from services.gateway.path.generation import GenerationRequest, ModelCard
+from services.gateway.path.generation import GenerationRequest, ModelCard, PromptInputs
 from shared import limits
 from shared.config import GatewaySettings
 from shared.parameters.sampling import SamplingParams
-from shared.request import conversation, rules
+from shared.request import checks, conversation
 from shared.request.checks import given, refuse
 from shared.request.pictures import PictureInput, check_pictures
-from shared.request.structured import Constraint, constraint_of
+from shared.request.structured import Constraint
 from shared.request.tools import checked_documents, checked_template_kwargs, template_variables
 
 _BUDGET, _NO_BUDGET = "thinking_token_budget", -1
@@ -52,7 +51,7 @@ class ChatEndpoint:
         body = request_fields.read(data, schemas.CHAT_DECODER)
         card, request_id = serving.backend.resolve_model(body.model), request.state.request_id
         converted = chat_request(body, card, request_id, serving.defaults_of(request), serving.settings)
-        if not follows_budget(body, converted):
+        if body.thinking_token_budget is not None and not follows_budget(body, converted):
             ignore(_BUDGET)
         context = await serving.context_of("chat", arrival, card, converted.request, body)
         context = replace(context, answer_format=converted.answer)
@@ -70,18 +69,15 @@ def chat_request(
     body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults, settings: GatewaySettings
 ) -> ChatRequest:
     """Returns the converted request. Raises ServiceError naming the first parameter that is wrong."""
-    request = generation_request(body, card, request_id, defaults)
-    answer = answer_format(body, request, card, settings)
-    choice = tool_choice(body)
-    if choice.is_forced:
-        structure = forced_calls(choice, tool_format(choice, card, settings))
-        request = parameters.with_structure(request, structure)
-    elif choice.strict_param is not None:
-        request = _with_strict_calls(request, choice, card, settings)
+    request, choice = _without_calls(body, card, request_id, defaults)
+    answer = answer_format(body, request, choice, card, settings)
+    if choice is not NO_TOOLS:
+        request = _with_calls(request, choice, card, settings)
     if answer is not None:
-        request = replace(request, shown_special_tokens=answer.special_tokens)
-    budget = None if body.thinking_token_budget is None else min(body.thinking_token_budget, card.max_model_len)
-    return ChatRequest(_with_thinking_limit(request, budget, answer), answer)
+        request = replace(request, output=replace(request.output, shown_special_tokens=answer.special_tokens))
+    if body.thinking_token_budget is not None:
+        request = _with_thinking_limit(request, min(body.thinking_token_budget, card.max_model_len), answer)
+    return ChatRequest(request, answer)
 
 
 def follows_budget(body: ChatBody, converted: ChatRequest) -> bool:
@@ -89,19 +85,18 @@ def follows_budget(body: ChatBody, converted: ChatRequest) -> bool:
 
     It has none if the output has no reasoning that is separated from the answer.
     """
-    return body.thinking_token_budget in (None, _NO_BUDGET) or converted.request.thinking is not None
+    return body.thinking_token_budget in (None, _NO_BUDGET) or converted.request.pending.thinking is not None
 
 
-def _with_thinking_limit(
-    request: GenerationRequest, budget: int | None, answer: AnswerFormat | None
-) -> GenerationRequest:
-    if budget is None or budget == _NO_BUDGET:
+def _with_thinking_limit(request: GenerationRequest, budget: int, answer: AnswerFormat | None) -> GenerationRequest:
+    if budget == _NO_BUDGET:
         return request
     if budget < _NO_BUDGET:
         refuse(_BUDGET, "must not be negative, except -1 for no limit")
     if request.params.beam is not None:
         refuse(_BUDGET, "cannot be given together with 'use_beam_search'")
-    return replace(request, thinking=None if answer is None else answer.thinking_limit(budget))
+    thinking = None if answer is None else answer.thinking_limit(budget)
+    return replace(request, pending=replace(request.pending, thinking=thinking))
 
 
 def generation_request(
@@ -111,23 +106,37 @@ def generation_request(
 
     Raises ServiceError naming the first parameter that is wrong.
     """
+    return _without_calls(body, card, request_id, defaults)[0]
+
+
+def _without_calls(
+    body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults
+) -> tuple[GenerationRequest, ToolChoice]:
     logprobs = asked_logprobs(body, defaults.max_logprobs)
-    asked = logprobs, rules.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
+    asked = logprobs, checks.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
     endpoint = EndpointDefaults(parameters.AS_MANY_AS_FIT, defaults.chat_temperature)
     params = parameters.checked_params(body, card, endpoint, asked, defaults.draw_seed)
-    choice = tool_choice(body)
+    choice = _choice_of(body)
     request = parameters.checked_request(body, card, request_id, params, 1)
-    request = parameters.with_structure(request, _chat_structure(body, choice))
+    if (structure := _chat_structure(body, choice)) is not None:
+        request = parameters.with_structure(request, structure)
     pictures: list[PictureInput] | None = [] if card.takes_pictures else None
     request = _with_conversation(request, body, card, choice, pictures)
     if not pictures:
-        return request
+        return request, choice
     request = _with_pictures(request, pictures, defaults.pictures_max)
-    if request.truncate_prompt_tokens:
+    if request.inputs.truncate_prompt_tokens:
         refuse("truncate_prompt_tokens", "cannot be given together with pictures, which could be cut")
     if params.prompt_logprobs is not None:
         refuse("prompt_logprobs", "cannot be given together with pictures")
-    return request
+    return request, choice
+
+
+def _choice_of(body: ChatBody) -> ToolChoice:
+    # `tool_choice` is not entered for what most requests ask: nothing.
+    if body.tools or body.functions or body.tool_choice is not None or body.function_call is not None:
+        return tool_choice(body)
+    return NO_TOOLS
 
 
 def tokenize_request(
@@ -139,15 +148,16 @@ def tokenize_request(
     request = GenerationRequest(request_id=request_id, model=card.name, params=SamplingParams())
     if body.messages is None:
         texts, _ = parameters.prompts(body.prompt, card.vocab_size)
-        return replace(request, texts=texts, add_special_tokens=given(body.add_special_tokens, True))
+        inputs = PromptInputs(texts=texts, add_special_tokens=given(body.add_special_tokens, True))
+        return replace(request, inputs=inputs)
     pictures: list[PictureInput] | None = [] if card.takes_pictures else None
-    request = _with_conversation(request, body, card, tool_choice(body), pictures)
+    request = _with_conversation(request, body, card, _choice_of(body), pictures)
     return _with_pictures(request, pictures, pictures_max) if pictures else request
 
 
 def _with_pictures(request: GenerationRequest, pictures: list[PictureInput], most: int) -> GenerationRequest:
     check_pictures(pictures, most)
-    return replace(request, pictures=tuple(pictures))
+    return replace(request, inputs=replace(request.inputs, pictures=tuple(pictures)))
 
 
 def _with_conversation(
@@ -162,7 +172,9 @@ def _with_conversation(
     The images of the messages are appended to `pictures`; None: messages may not have images.
     """
     take_picture = None if pictures is None else take_into(pictures)
-    turns = body.messages if card.takes_pictures else results_in_words(body.messages)
+    turns = body.messages
+    if not card.takes_pictures and any(turn.role == "tool" for turn in turns or ()):
+        turns = results_in_words(turns)
     messages = conversation.messages(turns, card.vocab_size, take_picture)
     continued = given(body.continue_final_message, False)
     if continued:
@@ -170,18 +182,25 @@ def _with_conversation(
             refuse("continue_final_message", "cannot be true together with 'add_generation_prompt'")
         assert body.messages is not None
         conversation.check_continuable(body.messages[-1], len(messages) - 1)
-    return replace(
-        request,
+    inputs = replace(
+        request.inputs,
         messages=messages,
         # The chat template writes the special tokens itself.
         add_special_tokens=given(body.add_special_tokens, False),
         add_generation_prompt=given(body.add_generation_prompt, not continued),
         continue_final_message=continued,
-        template_variables=template_variables(
-            choice.tools,
-            checked_documents(body.documents),
-            checked_template_kwargs(body.chat_template_kwargs, body.reasoning_effort),
-        ),
+        template_variables=_variables(body, choice),
+    )
+    return replace(request, inputs=inputs)
+
+
+def _variables(body: ChatBody, choice: ToolChoice) -> bytes:
+    """Returns the variables of the chat template besides the messages. Raises ServiceError."""
+    if not (choice.tools or body.documents or body.chat_template_kwargs or body.reasoning_effort is not None):
+        return b""
+    documents = checked_documents(body.documents)
+    return template_variables(
+        choice.tools, documents, checked_template_kwargs(body.chat_template_kwargs, body.reasoning_effort)
     )
 
 
@@ -190,8 +209,8 @@ def _chat_structure(body: ChatBody, choice: ToolChoice) -> Constraint | None:
 
     A format of the answer's text has no effect on a call.
     """
-    structure = constraint_of(body)
-    if not choice.is_forced:
+    structure = parameters.structure_of(body)
+    if choice is NO_TOOLS or not choice.is_forced:
         return structure
     if structure is not None and body.response_format is None:
         refuse(choice.param, f"cannot force a call together with '{structure.param}'")
@@ -217,19 +236,22 @@ def asked_logprobs(body: ChatBody, most: int) -> int | None:
     return body.logprobs if top is None else top
 
 
-def _with_strict_calls(
+def _with_calls(
     request: GenerationRequest, choice: ToolChoice, card: ModelCard, settings: GatewaySettings
 ) -> GenerationRequest:
+    """Returns the request with the structure of calls that are forced or strict. Raises ServiceError."""
+    if choice.is_forced:
+        return parameters.with_structure(request, forced_calls(choice, tool_format(choice, card, settings)))
+    if choice.strict_param is None:
+        return request
     structure = strict_calls(choice, tool_format(choice, card, settings), reasoning_format(card, settings))
     if structure is None:
         return request
-    assert choice.strict_param is not None
     grammar = request.params.grammar
     if grammar is not None and grammar.kind != "structural_tag":
         return request  # The output has this structure from its first token on, so it has no calls.
     if grammar is not None:
-        refuse(choice.strict_param, f"cannot be true together with '{request.grammar_param}'")
+        refuse(choice.strict_param, f"cannot be true together with '{request.pending.grammar_param}'")
     if request.params.beam is not None:
         refuse(choice.strict_param, "cannot be true together with 'use_beam_search'")
-    params = msgspec.structs.replace(request.params, grammar=structure.grammar)
-    return replace(request, params=params, grammar_param=structure.param)
+    return parameters.with_structure(request, structure)

@@ -18,9 +18,8 @@ from services.gateway.apis.openai.serving import Serving
 from services.gateway.edge.http import request_body
 from services.gateway.path.generation import GenerationRequest, ModelCard
 from shared import limits
-from shared.request import rules
+from shared.request import checks
 from shared.request.checks import given, refuse
-from shared.request.structured import constraint_of
 
 MAX_TOKENS = 16
 """Default of `max_tokens`."""
@@ -53,7 +52,7 @@ def completion_request(
     if logprobs is not None and not 0 <= logprobs <= most:
         refuse("logprobs", f"must be between 0 and {most}")
     suffix = given(body.suffix, "")
-    prompt_logprobs = rules.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
+    prompt_logprobs = checks.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
     if body.echo and logprobs is not None:
         if body.use_beam_search:
             refuse("echo", "with 'logprobs' must be false with 'use_beam_search'")
@@ -67,12 +66,16 @@ def completion_request(
     endpoint = EndpointDefaults(MAX_TOKENS, 1.0, may_only_echo=bool(body.echo))
     params = parameters.checked_params(body, card, endpoint, (logprobs, prompt_logprobs), defaults.draw_seed)
     request = parameters.checked_request(body, card, request_id, params, len(texts) + len(token_ids))
-    request = parameters.with_structure(request, constraint_of(body))
+    if (structure := parameters.structure_of(body)) is not None:
+        request = parameters.with_structure(request, structure)
     return replace(
         request,
-        texts=texts,
-        token_ids=token_ids,
-        suffix=suffix,
-        add_special_tokens=given(body.add_special_tokens, True),
-        only_echoes=parameters.only_echoes(body),
+        inputs=replace(
+            request.inputs,
+            texts=texts,
+            token_ids=token_ids,
+            suffix=suffix,
+            add_special_tokens=given(body.add_special_tokens, True),
+        ),
+        output=replace(request.output, only_echoes=parameters.only_echoes(body)),
     )

@@ -6,12 +6,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from services.gateway.apis.openai.body import read_fields
 from services.gateway.apis.openai.chat import ChatEndpoint
 from services.gateway.apis.openai.completions import CompletionEndpoint
 from services.gateway.apis.openai.pooling.endpoints import PoolingEndpoints
 from services.gateway.apis.openai.serving import Serving
 from services.gateway.edge.http import request_body
+from services.gateway.edge.http.request_body import read_fields
 from shared.errors import ServiceError
 
 

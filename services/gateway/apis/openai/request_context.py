@@ -83,6 +83,11 @@ class RequestContext(msgspec.Struct, frozen=True, kw_only=True):
         return (self.id_prefix or ID_PREFIX[self.kind]) + self.request.request_id
 
     @property
+    def tier(self) -> dict[str, str]:
+        """The member `service_tier` of an answer; none if the request named no tier."""
+        return {"service_tier": self.request.service_tier} if self.request.service_tier else {}
+
+    @property
     def num_sequences(self) -> int:
         """Number of sequences of all prompts together."""
         return len(self.echoes) * self.request.num_sequences

@@ -1,7 +1,7 @@
 """The request bodies of the endpoints as structs: completions, chat, tokenize, detokenize.
 
 The answers of tokenize and detokenize are here as well; they have vLLM's format. The common fields of several bodies,
-and the decoding, are in `body`.
+are in `body`; `request_body` decodes them.
 """
 
 from typing import Any

@@ -21,8 +21,7 @@ from services.gateway.apis.openai.answers.choices import Choice, ChoiceAccumulat
 from services.gateway.apis.openai.bodies.parameters import RequestDefaults
 from services.gateway.apis.openai.body import GenerationFields, StreamOptions
 from services.gateway.apis.openai.request_context import Arrival, Kind, RequestContext, Resumption
-from services.gateway.apis.openai.request_meter import RequestMeter
-from services.gateway.apis.openai.tracing import RequestTrace
+from services.gateway.apis.openai.request_meter import RequestMeter, RequestTrace
 from services.gateway.edge.access.call import current_call
 from services.gateway.edge.http import sse
 from services.gateway.edge.http.auth import ApiKeys
@@ -45,9 +44,9 @@ from shared.codec import unpack_ids
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.models.picture_models import picture_limit
-from shared.request import rules
+from shared.request import checks
 from shared.request.checks import given
-from shared.request.seed_source import seeds_of
+from shared.request.sampling_fields import seeds_of
 
 
 class Sink(Protocol):
@@ -171,28 +170,29 @@ class Serving:
             request=request,
             stream=bool(body.stream),
             include_usage=bool(options.include_usage) or settings.enable_force_include_usage,
-            echoes=await self._echoes(request) if body.echo else ("",) * request.num_prompts,
+            echoes=await self._echoes(request) if body.echo else ("",) * request.inputs.num_prompts,
             # Without text, the answer has only token ids.
-            return_token_ids=given(body.return_token_ids, settings.return_token_ids) or not request.detokenize,
+            return_token_ids=given(body.return_token_ids, settings.return_token_ids) or not request.output.detokenize,
             tokens_as_ids=given(body.return_tokens_as_token_ids, settings.return_tokens_as_token_ids)
-            or not request.detokenize,
+            or not request.output.detokenize,
             continuous_usage=bool(
                 (options.include_usage or settings.enable_force_include_usage) and options.continuous_usage_stats
             ),
             timings=bool(body.timings),
-            prompt_logprobs=rules.prompt_logprobs(body.prompt_logprobs, self.defaults.max_logprobs),
+            prompt_logprobs=checks.prompt_logprobs(body.prompt_logprobs, self.defaults.max_logprobs),
             echoes_logprobs=kind == "completion" and bool(body.echo) and request.params.logprobs is not None,
         )
 
     async def _echoes(self, request: GenerationRequest) -> tuple[str, ...]:
         """Returns the text to echo for each prompt. For a conversation this is its last message."""
-        if request.texts:
-            return request.texts
-        if request.messages and not request.messages[-1].token_ids:
-            return (request.messages[-1].content,)
-        last = [tuple(unpack_ids(message.token_ids)) for message in request.messages[-1:]]
+        inputs = request.inputs
+        if inputs.texts:
+            return inputs.texts
+        if inputs.messages and not inputs.messages[-1].token_ids:
+            return (inputs.messages[-1].content,)
+        last = [tuple(unpack_ids(message.token_ids)) for message in inputs.messages[-1:]]
         try:
-            return tuple([await self.backend.detokenize(request.model, ids) for ids in request.token_ids or last])
+            return tuple([await self.backend.detokenize(request.model, ids) for ids in inputs.token_ids or last])
         except ServiceError as error:
             if error.param != "prompt":
                 raise
@@ -209,7 +209,8 @@ class Serving:
     ) -> "ResponseRunner":
         """Returns the runner of a request. `before_end` and `recorded`: see ResponseRunner."""
         if recorded is not None and recorded.resumed is not None:
-            context = structs.replace(context, request=structs.replace(context.request, resumed=recorded.resumed))
+            guests = structs.replace(context.request.guests, resumed=recorded.resumed)
+            context = structs.replace(context, request=structs.replace(context.request, guests=guests))
         trace = RequestTrace(context, request.headers)
         return ResponseRunner(self.backend, context, encoder, self.metrics, trace, before_end, recorded)
 
@@ -331,7 +332,7 @@ class ResponseRunner:
 
     def _take(self, update: SequenceUpdate) -> tuple[Choice, str]:
         """Adds an update to its choice. Returns the choice, and the new text if the choice has no parser."""
-        if self._context.request.only_echoes:
+        if self._context.request.output.only_echoes:
             update = without_output(update)
         choice = self._accumulator.add(update)
         self._meter.saw(update)

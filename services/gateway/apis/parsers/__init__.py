@@ -9,6 +9,7 @@ Whole and streamed answers use the same code: `OutputParser.feed` takes text in 
 | `formats`          | the formats by the names in settings and tokenizers' announcements      |
 | `events`           | what a parser returns                                                   |
 | `call_grammars`    | the grammar of each format, which keeps calls to the schemas of tools   |
+| `reader`           | reads text that arrives in pieces                                       |
 | `tool_parser`      | base class of the formats of tool calls: content, held text, JSON calls |
 | `json_formats`     | calls as JSON objects: hermes, llama3_json, mistral, deepseek_v3        |
 | `tagged_arguments` | calls with a tag for each argument: glm45, qwen3_coder                  |

@@ -2,16 +2,24 @@
 
 The HTTP edge sets the call (a context variable) before it passes the request to the application; `guard` reads it when
 a model is resolved or a generation starts. Endpoints need not pass the key on, so none can forget it.
+
+The server draws the id of each request: 22 letters and digits (130 bits). An id that a client sends (`X-Request-Id`) is
+repeated in the response and in the usage record. The server does not use it as its own id, because ids of sequences
+must be unique.
 """
 
 import contextlib
 import logging
 import re
+import secrets
+import string
 import time
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
+
+from starlette.types import Scope
 
 from services.gateway.edge.access.reservation import QuotaReservation
 from services.gateway.edge.access.turns import Turn
@@ -20,7 +28,42 @@ from shared import limits
 from shared.security.api_keys import ANONYMOUS, ApiKey
 
 log = logging.getLogger(__name__)
+_ID_LENGTH = 22
+_ALPHABET = string.ascii_letters + string.digits
+_NUM_USED = 256 // len(_ALPHABET) * len(_ALPHABET)
+_LETTERS = bytes(ord(_ALPHABET[byte % len(_ALPHABET)]) for byte in range(256))
+"""The letter of each byte."""
+_UNUSED = bytes(range(_NUM_USED, 256))
+"""Bytes that are left out, so that all letters are equally frequent."""
+_NUM_BYTES = 32
+"""Bytes that are drawn at once. Very rarely, more than ten of them are unused, and more are drawn."""
+_OWN_HEADERS = {
+    b"x-request-id": "client_request_id",
+    b"x-request-timeout": "timeout",
+    b"x-antiphon-lockstep": "lockstep",
+    b"x-antiphon-lane": "lane",
+}
+"""The headers about access, and the fields of a call that have their values."""
 _CLIENT_REQUEST_ID = re.compile(rf"[A-Za-z0-9_.:-]{{1,{limits.REQUEST_ID_HEADER_CHARS_MAX}}}")
+
+
+def new_id() -> str:
+    """Returns a new id, unguessable and unique across gateways."""
+    letters = b""
+    while len(letters) < _ID_LENGTH:
+        letters += secrets.token_bytes(_NUM_BYTES).translate(_LETTERS, _UNUSED)
+    return letters[:_ID_LENGTH].decode()
+
+
+def is_id(text: str) -> bool:
+    """Whether a text may be an id: as long as one, of letters and digits."""
+    return text.isascii() and text.isalnum() and len(text) == _ID_LENGTH
+
+
+def route_path(scope: Scope) -> str:
+    """Returns the path without the prefix under which a proxy serves the application, as routes are defined."""
+    path, prefix = scope["path"], scope.get("root_path", "")
+    return path.removeprefix(prefix) if prefix and path.startswith(f"{prefix}/") else path
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +148,7 @@ def current_call() -> Call:
 def name_call(client_request_id: Any) -> None:
     """Gives the current call the client's own id, unless the header has one, or the id is not well formed."""
     call = current_call()
-    if isinstance(client_request_id, str) and not call.client_request_id and _is_id(client_request_id):
+    if isinstance(client_request_id, str) and not call.client_request_id and _is_client_id(client_request_id):
         call.client_request_id = client_request_id
 
 
@@ -138,19 +181,14 @@ def serving(call: Call) -> Iterator[None]:
 
 def call_of(key: ApiKey, headers: Mapping[bytes, bytes]) -> Call:
     """Returns the call of a request with these headers."""
-    client_request_id = _text(headers.get(b"x-request-id", b""))
-    return Call(
-        key=key,
-        client_request_id=client_request_id if _is_id(client_request_id) else "",
-        timeout=_text(headers.get(b"x-request-timeout", b"")),
-        lockstep=_text(headers.get(b"x-antiphon-lockstep", b"")),
-        lane=_text(headers.get(b"x-antiphon-lane", b"")),
-    )
+    call = Call(key=key)
+    for header, name in _OWN_HEADERS.items():
+        if (value := headers.get(header)) is not None:
+            setattr(call, name, value.decode("latin-1").strip())
+    if call.client_request_id and not _is_client_id(call.client_request_id):
+        call.client_request_id = ""
+    return call
 
 
-def _is_id(text: str) -> bool:
+def _is_client_id(text: str) -> bool:
     return _CLIENT_REQUEST_ID.fullmatch(text) is not None
-
-
-def _text(value: bytes) -> str:
-    return value.decode("latin-1").strip()

@@ -85,24 +85,19 @@ class GuardedBackend:
         """See Backend. The generation starts, or is refused, when its first update is awaited."""
         try:
             if request.pooling is None:
-                check_num_sequences(request.n, request.num_sequences, request.num_prompts)
+                check_num_sequences(request.n, request.num_sequences, request.inputs.num_prompts)
             return self._generation(request, current_call())
         except BaseException:
-            if request.reservation is not None:
-                request.reservation.withdraw()
+            if request.origin.reservation is not None:
+                request.origin.reservation.withdraw()
             raise
 
     def _generation(self, request: GenerationRequest, call: Call) -> "GuardedGeneration":
         if call.key.models is not None:
             self.resolve_model(request.model)
-        request = replace(
-            request,
-            client=client_of(call),
-            caller=call,
-            timeout_s=self._timeout_s(request, call),
-            lockstep=_lockstep(call),
-        )
-        request = replace(request, idle_s=_idle_s(request, call))
+        timeout_s, lockstep = self._timeout_s(request, call), _lockstep(call) if call.lockstep else None
+        waits = call.lane or call.in_batch or request.service_tier == FLEX
+        idle_s = _idle_s(timeout_s, call) if waits else 0.0
         facts = RequestFacts(
             request_id=request.request_id,
             model=request.model,
@@ -112,7 +107,13 @@ class GuardedBackend:
             turn_s=call.turn.began_s - call.received_s if call.turn is not None else 0.0,
             ignored=call.ignored.keys(),
         )
-        request = replace(request, record=self._begin_record(facts, call.received_s))
+        record = self._begin_record(facts, call.received_s)
+        request = replace(
+            request,
+            timeout_s=timeout_s,
+            origin=replace(request.origin, client=client_of(call), caller=call, record=record),
+            guests=replace(request.guests, lockstep=lockstep, idle_s=idle_s),
+        )
         return GuardedGeneration(self._backend, request, call, self._quota_of(call), self._usage)
 
     def _quota_of(self, call: Call) -> KeyQuota | None:
@@ -121,8 +122,8 @@ class GuardedBackend:
     async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:
         """See Backend. Only requests with pictures count towards the key's limits, because pictures must be encoded."""
         call = current_call()
-        request = replace(request, client=client_of(call), caller=call)
-        quota = self._quota_of(call) if request.pictures else None
+        request = replace(request, origin=replace(request.origin, client=client_of(call), caller=call))
+        quota = self._quota_of(call) if request.inputs.pictures else None
         if quota is None:
             return await self._backend.tokenize(request, return_tokens=return_tokens)
         reservation = await _reserve(quota, call, estimated_prompt_tokens(request))
@@ -146,7 +147,7 @@ class GuardedBackend:
         except BaseException:
             reservation.finish(0)
             raise
-        return replace(request, reservation=reservation)
+        return replace(request, origin=replace(request.origin, reservation=reservation))
 
     async def detokenize(self, model: str, token_ids: tuple[int, ...]) -> str:
         """See Backend."""
@@ -189,9 +190,9 @@ class GuardedGeneration:
         quota: KeyQuota | None,
         usage: UsageLedger,
     ) -> None:
-        self._backend, self._request = backend, request
+        self._backend, self._request, self._record = backend, request, request.origin.record
         self._call, self._quota, self._usage = call, quota, usage
-        self._reservation: Reservation | None = request.reservation
+        self._reservation: Reservation | None = request.origin.reservation
         self._inner: Generation | None = None
         self._ended = False
         self._received_at, self._started_s, self._first_token_s = time.time(), time.perf_counter(), 0.0
@@ -231,11 +232,11 @@ class GuardedGeneration:
     async def updates(self) -> AsyncIterator[list[SequenceUpdate]]:
         """See Generation. Also raises ServiceError('rate_limit_exceeded'), before the first item."""
         try:
-            await self._admit()
+            if self._quota is not None and self._reservation is None:
+                await self._admit(self._quota)
             if self._ended:
                 return
-            record = self._request.record
-            record.admitted()
+            self._record.admitted()
             self._inner = self._backend.generate(self._request)
             async for batch in self._inner.updates():
                 self._saw(batch)
@@ -253,13 +254,11 @@ class GuardedGeneration:
         if self._inner is not None:
             await self._inner.cancel(reason, cause)
         self._end("cancelled", cause=cause)
-        self._request.record.closed()
+        self._record.closed()
 
-    async def _admit(self) -> None:
-        if self._quota is None or self._reservation is not None:
-            return
+    async def _admit(self, quota: KeyQuota) -> None:
         request = self._request
-        reservation = await _reserve(self._quota, self._call, estimated_tokens(request), num_sequences(request))
+        reservation = await _reserve(quota, self._call, estimated_tokens(request), num_sequences(request))
         if self._ended:  # cancelled meanwhile
             reservation.withdraw()
         else:
@@ -267,11 +266,11 @@ class GuardedGeneration:
 
     def _written(self, batch: list[SequenceUpdate]) -> None:
         for update in batch:
-            self._request.record.written(update.index, len(update.token_ids))
+            self._record.written(update.index, len(update.token_ids))
 
     def _saw(self, batch: list[SequenceUpdate]) -> None:
         for update in batch:
-            self._num_shown += len(update.token_ids) if not self._request.only_echoes else 0
+            self._num_shown += len(update.token_ids) if not self._request.output.only_echoes else 0
             if update.finish_reason is not None:
                 self._finish_reasons.append(update.finish_reason)
         if self._num_shown and not self._first_token_s:
@@ -282,18 +281,16 @@ class GuardedGeneration:
             return
         self._ended = True
         counts, code = self.token_counts, error_code or cause
-        self._request.record.ended(
-            outcome, code, counts.prompt, counts.cached, counts.generated, tuple(self._finish_reasons)
-        )
+        self._record.ended(outcome, code, counts.prompt, counts.cached, counts.generated, tuple(self._finish_reasons))
         if self._reservation is not None:
             if self._inner is None:
                 self._reservation.withdraw()
             else:
                 self._reservation.finish(counts.prompt + counts.generated)
         if self._inner is not None:
-            self._usage.record(self._record(counts, outcome, error_code))
+            self._usage.record(self._usage_record(counts, outcome, error_code))
 
-    def _record(self, counts: TokenCounts, outcome: UsageOutcome, error_code: str) -> UsageRecord:
+    def _usage_record(self, counts: TokenCounts, outcome: UsageOutcome, error_code: str) -> UsageRecord:
         return UsageRecord(
             request_id=self._request.request_id,
             gateway_id=self._usage.gateway_id,
@@ -339,11 +336,11 @@ async def _reserve(quota: KeyQuota, call: Call, tokens: int, count: int = 1) -> 
         call.response_headers = quota.headers()
 
 
-def _lockstep(call: Call) -> bool | None:
-    if call.lockstep not in ("", "0", "1"):
+def _lockstep(call: Call) -> bool:
+    if call.lockstep not in ("0", "1"):
         message = "'X-Antiphon-Lockstep' must be 1 (two engines compute the request) or 0 (one does)."
         raise ServiceError("invalid_value", message, param="X-Antiphon-Lockstep")
-    return call.lockstep == "1" if call.lockstep else None
+    return call.lockstep == "1"
 
 
 def client_of(call: Call) -> Client:
@@ -352,7 +349,7 @@ def client_of(call: Call) -> Client:
     return Client() if key is ANONYMOUS else Client(key.name, key.weight, key.priority)
 
 
-def _idle_s(request: GenerationRequest, call: Call) -> float:
+def _idle_s(timeout_s: float, call: Call) -> float:
     """Returns the time for which a request runs in the idle lane, set by its batch, its service tier or a header.
 
     A request with a timeout that is not from a batch stays in the idle lane for at most half of the timeout.
@@ -362,13 +359,11 @@ def _idle_s(request: GenerationRequest, call: Call) -> float:
     if call.lane not in ("", "idle"):
         message = "'X-Antiphon-Lane' must be 'idle': the request then gives way to others."
         raise ServiceError("invalid_value", message, param="X-Antiphon-Lane")
-    if not call.lane and request.service_tier != FLEX:
-        return 0.0
-    return min(limits.IDLE_S, request.timeout_s / 2) if request.timeout_s else limits.IDLE_S
+    return min(limits.IDLE_S, timeout_s / 2) if timeout_s else limits.IDLE_S
 
 
 def _allows(key: ApiKey, card: ModelCard) -> bool:
-    return key.allows_model(card.name, *card.aliases)
+    return key.models is None or key.allows_model(card.name, *card.aliases)
 
 
 def _names(key: ApiKey) -> str:
@@ -397,11 +392,11 @@ def num_sequences(request: GenerationRequest) -> int:
 
     A request that generates counts once for each sequence. Texts that are only read count as one request together.
     """
-    return 1 if request.pooling is not None else request.num_prompts * request.num_sequences
+    return 1 if request.pooling is not None else request.inputs.num_prompts * request.num_sequences
 
 
 def estimated_prompt_tokens(request: GenerationRequest) -> int:
     """Returns the part of `estimated_tokens` for the prompts."""
-    num_texts = request.num_prompts - len(request.token_ids)
-    converted = max(num_texts, -(-request.num_characters // CHARS_PER_TOKEN))
-    return converted + request.num_given_tokens
+    num_texts = request.inputs.num_prompts - len(request.inputs.token_ids)
+    converted = max(num_texts, -(-request.inputs.num_characters // CHARS_PER_TOKEN))
+    return converted + request.inputs.num_given_tokens

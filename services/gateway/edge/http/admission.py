@@ -6,11 +6,9 @@ batch. A generation reserves its tokens, and places for its further sequences, w
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.edge.access.call import current_call
+from services.gateway.edge.access.call import current_call, route_path
 from services.gateway.edge.access.quotas import Quotas
 from services.gateway.edge.access.reservation import QuotaReservation
-from services.gateway.edge.http.errors import route_path
-from services.gateway.edge.http.in_process import INTERNAL
 
 _SEARCH = "/v1/requests"
 _CANCEL = "/cancel"
@@ -19,7 +17,7 @@ _TOO_MANY, _OWN_FAULT = 429, 500
 
 
 class Admission:
-    """Wraps an application. Requests without a limited key are passed on at once."""
+    """Wraps an application. Requests of keys without limits are passed on. The gateway's own do not come here."""
 
     def __init__(self, app: ASGIApp, quotas: Quotas) -> None:
         self._app = app
@@ -28,7 +26,7 @@ class Admission:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Admits a request, then passes it on. Raises ServiceError('rate_limit_exceeded')."""
         call, status = current_call(), _OWN_FAULT
-        if not call.key.is_limited or scope["state"].get(INTERNAL) or not _counts(scope):
+        if not call.key.is_limited or not _counts(scope):
             await self._app(scope, receive, send)
             return
 

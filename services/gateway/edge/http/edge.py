@@ -7,26 +7,26 @@ has disconnected.
 """
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.edge.access.call import Call, Strictness, call_of, current_call, serving
+from services.gateway.edge.access.call import Call, Strictness, call_of, current_call, new_id, route_path, serving
 from services.gateway.edge.access.quotas import Quotas
 from services.gateway.edge.access.shares import Shares
 from services.gateway.edge.access.turns import Turns
 from services.gateway.edge.http.admission import Admission
 from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.edge.http.browsers import BrowserRules
-from services.gateway.edge.http.errors import ErrorFormats, as_service_error, error_response, route_path
-from services.gateway.edge.http.idempotency import Idempotency
+from services.gateway.edge.http.errors import ErrorFormats, as_service_error, error_response
+from services.gateway.edge.http.idempotency import REPEATED, Idempotency
 from services.gateway.edge.http.in_process import INTERNAL
 from services.gateway.edge.http.request_body import HeldBody
-from services.gateway.edge.http.request_id import new_id
 from services.gateway.edge.http.server.web_socket import SOCKET, HeldMessages
 from services.gateway.edge.metrics import GatewayMetrics
 from shared import limits
 from shared.errors import ServiceError
+from shared.security.api_keys import ANONYMOUS, ApiKey
 
 REQUEST_ID_HEADER = b"x-request-id"
 _LENIENT = Strictness()
@@ -59,7 +59,8 @@ class Edge:
         streaming: Collection[str] = (),
     ) -> None:
         self.app = app
-        self.repeatable = Idempotency(Admission(app, quotas), streaming=streaming)
+        self._admission = Admission(app, quotas)
+        self._repeatable = Idempotency(self._admission, streaming=streaming)
         self.keys, self.browsers, self.strict = keys, browsers, strict
         self.metrics, self.formats = metrics, formats
         self.turns, self.bodies = Turns(), Shares(limits.BODIES_BYTES_MAX)
@@ -74,6 +75,17 @@ class Edge:
         else:
             await self.app(scope, receive, send)
 
+    def key_of(self, scope: Scope, method: str, path: str) -> ApiKey:
+        """Returns a request's API key. Raises ServiceError without a key, or if a stranger's page may have sent it."""
+        self.browsers.check(method, path, scope["headers"])
+        return self.keys.check(path, scope["headers"]) if self.keys.are_needed else ANONYMOUS
+
+    def within(self, key: ApiKey, headers: Mapping[bytes, bytes]) -> ASGIApp:
+        """Returns the application, in those of its wrappers that a request needs."""
+        if REPEATED in headers:
+            return self._repeatable
+        return self._admission if key.is_limited else self.app
+
     async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes a WebSocket on, if a request with its headers would be passed on; otherwise answers with an error.
 
@@ -81,8 +93,7 @@ class Edge:
         """
         scope.setdefault("state", {}).setdefault("request_id", new_id())
         try:
-            self.browsers.check("GET", route_path(scope), scope["headers"])
-            key = self.keys.check(route_path(scope), scope["headers"])
+            key = self.key_of(scope, "GET", route_path(scope))
         except ServiceError as error:
             self.metrics.count_error(error.code)
             await error_response(error, body=self.formats.body(error, scope))(scope, receive, send)
@@ -101,6 +112,8 @@ class _Passage:
         self._status = _CLIENT_CLOSED_REQUEST
         self._started = False
         self._call = Call()
+        self._path = route_path(scope)
+        self._method = scope["method"] if scope["method"] in _METHODS else "OTHER"
         self._request_id = scope.setdefault("state", {}).setdefault("request_id", new_id())
 
     async def run(self, receive: Receive) -> None:
@@ -111,7 +124,7 @@ class _Passage:
             await self._guarded(receive)
         finally:
             self._edge.metrics.http_in_progress.dec()
-            self._edge.metrics.count_http(self._handler(), self._method(), self._status, time.perf_counter() - began)
+            self._edge.metrics.count_http(self._handler(), self._method, self._status, time.perf_counter() - began)
 
     async def _guarded(self, receive: Receive) -> None:
         try:
@@ -119,14 +132,14 @@ class _Passage:
                 # This is a request of the gateway itself. Its sender has set the call, with the API key for which it
                 # runs.
                 current_call().strict = self._edge.strict
-                await self._edge.repeatable(self._scope, receive, self._forward)
+                await self._edge.app(self._scope, receive, self._forward)
                 return
-            self._edge.browsers.check(self._scope["method"], route_path(self._scope), self._scope["headers"])
-            key = self._edge.keys.check(route_path(self._scope), self._scope["headers"])
-            self._call = call_of(key, dict(self._scope["headers"]))
+            key = self._edge.key_of(self._scope, self._scope["method"], self._path)
+            headers = dict(self._scope["headers"])
+            self._call = call_of(key, headers)
             self._call.strict = self._edge.strict
             with serving(self._call):
-                await self._in_turn(receive)
+                await self._in_turn(self._edge.within(key, headers), receive)
         except Exception as error:
             failure = as_service_error(error)
             self._edge.metrics.count_error(failure.code)
@@ -135,17 +148,17 @@ class _Passage:
             body = self._edge.formats.body(failure, self._scope)
             await error_response(failure, body=body)(self._scope, receive, self._forward)
 
-    async def _in_turn(self, receive: Receive) -> None:
+    async def _in_turn(self, app: ASGIApp, receive: Receive) -> None:
         """Passes the request to the application. A POST request first waits for the turn of its key."""
-        if self._method() != "POST":
-            await self._edge.repeatable(self._scope, receive, self._forward)
+        if self._method != "POST":
+            await app(self._scope, receive, self._forward)
             return
         self._call.turn = turn = await self._edge.turns.begin(self._call.key.name)
         body = None
-        if route_path(self._scope) not in _NOT_HELD:
+        if self._path not in _NOT_HELD:
             body = HeldBody(self._edge.bodies, self._call.key.name, self._scope["headers"], receive)
         try:
-            await self._edge.repeatable(self._scope, receive if body is None else body.receive, self._forward)
+            await app(self._scope, receive if body is None else body.receive, self._forward)
         finally:
             turn.end()
             if body is not None:
@@ -161,7 +174,7 @@ class _Passage:
     def _own_headers(self) -> Iterator[tuple[bytes, bytes]]:
         request_id = (self._call.client_request_id or self._request_id).encode()
         yield REQUEST_ID_HEADER, request_id
-        if route_path(self._scope).startswith(_ANTHROPIC):
+        if self._path.startswith(_ANTHROPIC):
             yield _ANTHROPIC_ID_HEADER, request_id
         if self._call.ignored:
             yield _IGNORED_HEADER, ", ".join(self._call.ignored).encode()[: limits.IGNORED_BYTES_MAX]
@@ -171,6 +184,3 @@ class _Passage:
     def _handler(self) -> str:
         # The route's pattern, not the path: clients must not be able to create new label values.
         return getattr(self._scope.get("route"), "path", "none")
-
-    def _method(self) -> str:
-        return self._scope["method"] if self._scope["method"] in _METHODS else "OTHER"

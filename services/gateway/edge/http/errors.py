@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
+from services.gateway.edge.access.call import route_path
 from services.gateway.edge.http.json_response import encoded_response
 from shared.errors import CODES, ServiceError
 
@@ -65,12 +66,6 @@ def error_response(
     every = {**_own_headers(error), **(headers or {})}
     data = error_body(error) if body is None else body
     return encoded_response(data, error.status, every)
-
-
-def route_path(scope: Scope) -> str:
-    """Returns the path without the prefix under which a proxy serves the application, as routes are defined."""
-    path, prefix = scope["path"], scope.get("root_path", "")
-    return path.removeprefix(prefix) if prefix and path.startswith(f"{prefix}/") else path
 
 
 def as_service_error(error: Exception) -> ServiceError:

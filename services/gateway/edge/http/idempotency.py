@@ -20,16 +20,15 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.gateway.edge.access.call import current_call
+from services.gateway.edge.access.call import current_call, route_path
 from services.gateway.edge.access.shares import Kept, Shares
 from services.gateway.edge.http import request_body
 from services.gateway.edge.http.disconnect import unless_gone
-from services.gateway.edge.http.errors import route_path
 from shared import limits
 from shared.errors import ServiceError
 
 log = logging.getLogger(__name__)
-HEADER = b"idempotency-key"
+REPEATED = b"idempotency-key"
 _REPLAYED = (b"idempotency-replayed", b"true")
 _FORM = b"multipart/form-data"
 _STREAMED = (b"text/event-stream", b"application/x-ndjson")
@@ -112,11 +111,11 @@ class Idempotency:
         self._running: dict[_Name, _Running] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, or answers it if it repeats another one. Raises ServiceError."""
-        if scope["method"] != "POST" or all(name != HEADER for name, _ in scope["headers"]):
+        """Answers a request that has the header, or passes it on if it is no POST request. Raises ServiceError."""
+        if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        key, path = _header(scope["headers"], HEADER), route_path(scope)
+        key, path = _header(scope["headers"], REPEATED), route_path(scope)
         if not _KEY.fullmatch(key):
             _refuse("'Idempotency-Key' must have 1 to 255 visible characters.")
         if _header(scope["headers"], b"content-type").lower().startswith(_FORM):

@@ -1,12 +1,18 @@
-"""Reads the body of a request, up to the allowed size and time: whole, or piece by piece.
+"""Reads the body of a request, up to the allowed size and time: whole, or piece by piece. Decodes JSON.
+
+A whole body is decoded to a struct, with errors that name the field. Decoders skip unknown fields, because
+`request_fields` has checked the names of the fields before.
 
 Bodies that are read whole stay in memory while their requests run, so `HeldBody` counts their bytes: a gateway has
 `BODIES_BYTES_MAX` for all bodies, of which no API key may take the room of the others.
 """
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterable
+from typing import Any, TypeVar
 
+import msgspec
 from starlette.types import Message, Receive
 
 from services.gateway.edge.access.shares import Shares
@@ -14,6 +20,21 @@ from services.gateway.edge.http.disconnect import ClientGoneError
 from shared import limits
 from shared.errors import ServiceError
 
+T = TypeVar("T")
+RawFields = dict[str, msgspec.Raw]
+_FIELDS = msgspec.json.Decoder(RawFields)
+_MISSING = re.compile(r"Object missing required field `(?P<field>[^`]*)`")
+_TYPES = re.compile(r"Expected `(?P<expected>[^`]*)`, got `(?P<got>[^`]*)`")
+_PATH = re.compile(r" - at `\$\.?(?P<path>.*)`$")
+_NAMES = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
 _RETRY_AFTER_S = 1.0
 _MARKS = (b",", b"[", b"{")
 """Each JSON value but the first has at least one of these before it."""
@@ -136,5 +157,59 @@ async def _next(receive: Receive) -> tuple[bytes, bool]:
 
 
 def _announced(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    value = next((value for name, value in headers if name == b"content-length"), b"0")
-    return int(value) if value.isdigit() else 0
+    for name, value in headers:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else 0
+    return 0
+
+
+def read_fields(body: bytes) -> RawFields:
+    """Returns the names of a body's fields with their undecoded values. Raises ServiceError if it is no JSON object."""
+    return _decoded(body, _FIELDS)
+
+
+def read_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
+    """Returns the body as a struct. Raises ServiceError that names the wrong field."""
+    return _decoded(body, decoder)
+
+
+def read_any(raw: msgspec.Raw) -> Any:
+    """Returns any JSON value, decoded. Raises ServiceError('invalid_json')."""
+    return _decoded(raw, _ANYTHING)
+
+
+_ANYTHING: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder()
+
+
+def _decoded(body: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _blame(str(error)) from None
+    except RecursionError:
+        raise ServiceError("invalid_json", "The request body is nested too deeply.") from None
+    except UnicodeDecodeError:
+        raise ServiceError("invalid_json", "The request body is not valid UTF-8.") from None
+    except msgspec.DecodeError as error:
+        if not bytes(body).strip():
+            raise ServiceError("invalid_json", "The request body is empty: send a JSON object.") from None
+        raise ServiceError("invalid_json", f"The request body is not valid JSON: {error}.") from None
+
+
+def _blame(reason: str) -> ServiceError:
+    """Converts msgspec's error message to an error in OpenAI's wording."""
+    at = _PATH.search(reason)
+    path = at["path"] if at else ""
+    if missing := _MISSING.search(reason):
+        param = f"{path}.{missing['field']}".lstrip(".")
+        return ServiceError("missing_required_parameter", f"Missing required parameter: '{param}'.", param=param)
+    subject = f"'{path}'" if path else "The request body"
+    if types := _TYPES.search(reason):
+        rule = f"must be {_words(types['expected'])}, not {_words(types['got'])}"
+    else:
+        rule = "is not valid: " + _PATH.sub("", reason)
+    return ServiceError("invalid_value", f"{subject} {rule}.", param=path)
+
+
+def _words(types: str) -> str:
+    return " or ".join(_NAMES.get(name, name) for name in types.split(" | "))

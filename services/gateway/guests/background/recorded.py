@@ -14,11 +14,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from services.gateway.apis.openai.body import read_body
 from services.gateway.apis.openai.request_context import RequestContext
 from services.gateway.apis.openai.serving import Serving
 from services.gateway.edge.access.call import Call, serving
 from services.gateway.edge.http.errors import as_service_error
+from services.gateway.edge.http.request_body import read_body
 from services.gateway.guests.background import snapshot
 from services.gateway.guests.background.event_writer import EventReader, EventWriter
 from services.gateway.guests.background.requests import BackgroundRun, BackgroundStreams

@@ -76,7 +76,7 @@ class BackgroundStreams:
         """
         if not self._journal.is_open:
             return None
-        cut = without_pictures(request.state.body, context.request.pictures)
+        cut = without_pictures(request.state.body, context.request.inputs.pictures)
         if not is_recordable(context, cut.body):
             return None
         record = new_record(request, context, self._host, self._journal.position + 1, outlives_client=True)

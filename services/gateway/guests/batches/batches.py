@@ -7,10 +7,9 @@ the API key that created it. A call (`access.call`) finds only the batches that 
 import asyncio
 import logging
 
-from services.gateway.edge.access.call import current_call, may_see
+from services.gateway.edge.access.call import current_call, may_see, new_id
 from services.gateway.edge.http.auth import ApiKeys
 from services.gateway.edge.http.in_process import InProcessClient
-from services.gateway.edge.http.request_id import new_id
 from services.gateway.guests.batches.places import Places
 from services.gateway.guests.batches.record import BatchRecord
 from services.gateway.guests.batches.runner import BatchRun

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.edge.access.call import is_id
 from services.gateway.edge.access.shares import leaves_room
-from services.gateway.edge.http.request_id import is_id
 from services.gateway.guests.files import temporary
 from services.gateway.guests.files.clock import WallClock
 from services.gateway.guests.files.records import SUFFIX, Records

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from services.gateway.edge.http.request_id import new_id
+from services.gateway.edge.access.call import new_id
 from shared.errors import ServiceError
 
 P = ParamSpec("P")

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from services.gateway.edge.access.call import current_call, may_see
-from services.gateway.edge.http.request_id import new_id
+from services.gateway.edge.access.call import current_call, may_see, new_id
 from services.gateway.guests.files import temporary
 from services.gateway.guests.files.clock import WallClock
 from services.gateway.guests.files.directory import ID_PREFIX, FileDirectory, StoredFile

@@ -1,6 +1,7 @@
 """Images in conversations: fetched, kept while the request runs, and encoded by an image service."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -33,11 +34,11 @@ class RequestImages(RequestGuest):
 
     async def attachments(self) -> Sequence[RequestPicture]:
         """See RequestGuest."""
-        fetched = await self._store.fetched(self._request.pictures)
+        fetched = await self._store.fetched(self._request.inputs.pictures)
         if self._running is not None and self._running.over:
             return ()
         self._files = self._store.hold(fetched)
-        return await encoded(self._clients, self._model, fetched, self._files, self._request.client.name)
+        return await encoded(self._clients, self._model, fetched, self._files, self._request.origin.client.name)
 
     def ended(self) -> None:
         """See RequestGuest."""
@@ -46,6 +47,8 @@ class RequestImages(RequestGuest):
 
 class Images(Guest):
     """The images of one gateway."""
+
+    asked_by = attrgetter("inputs.pictures")
 
     def __init__(self, gateway: GatewayActor, remote: RemotePictures) -> None:
         host = gateway.host
@@ -63,12 +66,11 @@ class Images(Guest):
 
     async def fetched(self, request: GenerationRequest) -> GenerationRequest:
         """See Guest."""
-        return replace(request, pictures=tuple(await self.store.fetched(request.pictures)))
+        pictures = tuple(await self.store.fetched(request.inputs.pictures))
+        return replace(request, inputs=replace(request.inputs, pictures=pictures))
 
-    def joins(self, request: GenerationRequest, card: ModelCard, running: Running | None) -> RequestImages | None:
+    def joins(self, request: GenerationRequest, card: ModelCard, running: Running | None) -> RequestImages:
         """See Guest."""
-        if not request.pictures:
-            return None
         return RequestImages(self.store, self._gateway.parts.clients, request, card, running)
 
     @handles(ReadPicture)

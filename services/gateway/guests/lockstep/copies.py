@@ -92,7 +92,7 @@ class Copies:
         address = Address(engine.id, engine.instance_id)
         copy = Copy(name=name, engine=address, on_tokens=on_tokens, on_lost=on_lost, num_tokens=len(draft.token_ids))
         num_tokens = draft.messages.prompt(draft.index).num_tokens + len(draft.token_ids)
-        self.router.record_dispatch(engine, name, num_tokens, (), request.client.name)
+        self.router.record_dispatch(engine, name, num_tokens, (), request.origin.client.name)
         self.running[name] = copy
         return copy, draft.messages.submit_copy(
             draft.index, name, ATTEMPT, pack_ids(draft.token_ids), salt=draft.salt, only_next=draft.only_next

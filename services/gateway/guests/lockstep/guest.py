@@ -5,6 +5,7 @@ import random
 import secrets
 from collections.abc import Iterable, Sequence
 from math import inf
+from operator import attrgetter
 
 from prometheus_client.registry import Collector
 
@@ -48,7 +49,7 @@ class LockstepRequest(RequestGuest):
 
     def tokenized(self, messages: RequestMessages) -> None:
         """See RequestGuest."""
-        required, running = bool(messages.request.lockstep), self._running
+        required, running = bool(messages.request.guests.lockstep), self._running
         subjects = (Subject(running, messages, index, required) for index in range(len(messages.sequences)))
         self._sequences = [LockstepSequence(self._lockstep, one, running.spawn) for one in subjects]
         self._lockstep.running.add(self)
@@ -96,6 +97,7 @@ class Lockstep(Guest):
         self._gateway = gateway
         self._host, self._members, self._router, self._clients = parts.host, parts.members, parts.router, parts.clients
         self._share = share
+        self.asked_by = None if share else attrgetter("guests.lockstep")
         self.running: set[LockstepRequest] = set()
         self._tests: dict[str, asyncio.Future[str]] = {}
         self._paired_at: dict[str, float] = {}
@@ -117,12 +119,12 @@ class Lockstep(Guest):
 
         Raises ServiceError if the request asks for lockstep and it is not possible.
         """
-        if request.lockstep is False or not (request.lockstep or random.random() < self._share):
+        if request.guests.lockstep is False or not (request.guests.lockstep or random.random() < self._share):
             return False
         error = self._obstacle(request, model)
         if error is None:
             self.counts.requests += 1
-        elif request.lockstep:
+        elif request.guests.lockstep:
             raise error
         else:
             self.counts.unavailable += 1
@@ -132,7 +134,7 @@ class Lockstep(Guest):
         if request.pooling is not None or request.params.beam is not None:
             message = f"Embeddings and beam searches cannot run in lockstep: send the request without {HEADER}."
             return ServiceError("unsupported_parameter", message, param=HEADER)
-        if not with_twins(self._trusted(), model) and not (request.lockstep and self._were_paired(model)):
+        if not with_twins(self._trusted(), model) and not (request.guests.lockstep and self._were_paired(model)):
             message = (
                 f"Lockstep needs two ready engines of the model {model!r} with the same configuration and a backend "
                 f"that is batch invariant (the CPU backend). Start them, or send the request without {HEADER}."
@@ -159,7 +161,7 @@ class Lockstep(Guest):
         """Returns the cheapest of the engines with credit; None if none has any."""
         request, prompt = draft.messages.request, draft.messages.prompt(draft.index)
         model, num_tokens = draft.messages.card.served_by, prompt.num_tokens + len(draft.token_ids)
-        return self._router.choose_engine(engines, model, num_tokens, (), client=request.client.name)
+        return self._router.choose_engine(engines, model, num_tokens, (), client=request.origin.client.name)
 
     def another(self, engines: tuple[Address, Address]) -> Heartbeat | None:
         """Returns a third engine that can decide a difference between these two; None if there is none."""
@@ -196,7 +198,7 @@ class Lockstep(Guest):
         """Stops sending work to an engine, moves its sequences, and tells it to test itself and exit."""
         if self.trust.quarantine(engine, reason):
             self.counts.quarantined += 1
-            self._gateway.leave_engine(engine)
+            self._gateway.losses.leave(engine)
             self._background.spawn(self._end_engine(engine))
 
     async def _end_engine(self, engine: Address) -> None:

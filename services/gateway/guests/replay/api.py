@@ -137,8 +137,8 @@ class TheApi(Api):
             stream=bool(body.stream),
             include_usage=bool(options.include_usage),
             echoes=("",),
-            return_token_ids=given(body.return_token_ids, not wanted.detokenize),
-            tokens_as_ids=not wanted.detokenize,
+            return_token_ids=given(body.return_token_ids, not wanted.output.detokenize),
+            tokens_as_ids=not wanted.output.detokenize,
             continuous_usage=bool(options.continuous_usage_stats),
         )
         run = self._serving.runner(request, context, OpenAIEncoder(context))

@@ -10,9 +10,8 @@ from shared.parameters import tagged_text
 from shared.parameters.grammar import Grammar
 from shared.parameters.sampling import TOKEN_IDS_MAX, SamplingParams, check, check_beam, check_vocabulary
 from shared.recorded_request import RecordedContent
-from shared.request.checks import check_token_ids, refuse
+from shared.request.checks import check_detokenize, check_token_ids, refuse, stop_strings
 from shared.request.choices import check_num_sequences
-from shared.request.rules import check_detokenize, stop_strings
 
 
 def check_record(content: RecordedContent, card: ModelCard) -> None:

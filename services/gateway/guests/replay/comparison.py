@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.gateway.edge.http.request_id import new_id
+from services.gateway.edge.access.call import new_id
 from services.gateway.guests.replay.rerun import forked, whole
 from services.gateway.path.generation import Backend, GenerationRequest, ModelCard, SequenceUpdate
 from shared import limits
@@ -40,7 +40,7 @@ async def replay(
 
 async def _tokens(backend: Backend, request: GenerationRequest, count: int) -> list[list[int]]:
     """Returns the tokens of each sequence, including those with which it begins (`begun`)."""
-    found = [list(request.begun) for _ in range(count)]
+    found = [list(request.guests.begun) for _ in range(count)]
     for update in await _updates(backend, request):
         found[update.index].extend(update.token_ids)
     return found

@@ -14,6 +14,7 @@ def content_of(
     request: GenerationRequest, card: ModelCard, prompts: Sequence[Prompt], sequences: Sequence[SequenceState]
 ) -> bytes:
     """Returns the content of a request as JSON. `request`: with its parameters as they were sent to engines."""
+    output = request.output
     return encode(
         RecordedContent(
             request_id=request.request_id,
@@ -26,14 +27,14 @@ def content_of(
             params=request.params,
             n=request.n,
             num_sequences=request.num_sequences,
-            stop=list(request.stop),
-            include_stop_str_in_output=request.include_stop_str_in_output,
-            skip_special_tokens=request.skip_special_tokens,
-            spaces_between_special_tokens=request.spaces_between_special_tokens,
-            detokenize=request.detokenize,
-            shown_special_tokens=list(request.shown_special_tokens),
-            begun=list(request.begun),
-            num_pictures=len(request.pictures),
+            stop=list(output.stop),
+            include_stop_str_in_output=output.include_stop_str_in_output,
+            skip_special_tokens=output.skip_special_tokens,
+            spaces_between_special_tokens=output.spaces_between_special_tokens,
+            detokenize=output.detokenize,
+            shown_special_tokens=list(output.shown_special_tokens),
+            begun=list(request.guests.begun),
+            num_pictures=len(request.inputs.pictures),
             prompts=[RecordedPrompt(unpack_ids(one.packed), list(one.end_token_ids)) for one in prompts],
             sequences=[
                 RecordedSequence(list(one.token_ids), one.finish_reason, one.stop_reason, list(one.engines))

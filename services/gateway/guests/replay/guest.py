@@ -1,5 +1,7 @@
 """Requests that can run again: what that takes is added to their records (`--record-content-mb`)."""
 
+from operator import attrgetter
+
 from services.gateway.guests.replay.content import content_of
 from services.gateway.path.actor import GatewayActor
 from services.gateway.path.generation import GenerationRequest, ModelCard
@@ -17,17 +19,17 @@ class RecordsContent(RequestGuest):
         """See RequestGuest."""
         one = self._running
         if one.prompts and one.sequences:
-            one.request.record.content(content_of(one.messages.request, one.card, one.prompts, one.sequences))
+            one.request.origin.record.content(content_of(one.messages.request, one.card, one.prompts, one.sequences))
 
 
 class Replay(Guest):
     """See the module."""
 
+    asked_by = attrgetter("origin.record.keeps_content")
+
     def joins(self, request: GenerationRequest, card: ModelCard, running: Running | None) -> RecordsContent | None:
         """See Guest."""
-        if running is None or request.pooling is not None or not request.record.keeps_content:
-            return None
-        return RecordsContent(running)
+        return None if running is None or request.pooling is not None else RecordsContent(running)
 
 
 def make(gateway: GatewayActor, settings: GatewaySettings) -> Replay:

@@ -4,12 +4,12 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.path.generation import GenerationRequest, ModelCard
+from services.gateway.path.generation import GenerationRequest, GuestOptions, ModelCard, OutputText, PromptInputs
 from shared.errors import ServiceError
 from shared.parameters.sampling import SamplingParams, check
 from shared.recorded_request import RecordedContent
 from shared.request.checks import refuse
-from shared.request.rules import choice_params
+from shared.request.choices import choice_params
 
 
 def whole(content: RecordedContent, card: ModelCard, request_id: str, engine: str = "") -> GenerationRequest:
@@ -23,11 +23,10 @@ def whole(content: RecordedContent, card: ModelCard, request_id: str, engine: st
     return GenerationRequest(
         **_common(content, card, request_id),
         params=_with_ends(params, content.prompts[0].end_token_ids),
-        token_ids=tuple(tuple(prompt.token_ids) for prompt in content.prompts),
+        inputs=PromptInputs(token_ids=tuple(tuple(prompt.token_ids) for prompt in content.prompts)),
         n=content.n,
         best_of=content.num_sequences,
-        begun=tuple(content.begun),
-        engine=engine,
+        guests=GuestOptions(begun=tuple(content.begun), engine=engine),
     )
 
 
@@ -69,9 +68,8 @@ def forked(
     return GenerationRequest(
         **_common(content, card, request_id),
         params=_with_ends(params, prompt.end_token_ids),
-        token_ids=(tuple(prompt.token_ids),),
-        begun=begun,
-        engine=engine,
+        inputs=PromptInputs(token_ids=(tuple(prompt.token_ids),)),
+        guests=GuestOptions(begun=begun, engine=engine),
     )
 
 
@@ -79,12 +77,14 @@ def _common(content: RecordedContent, card: ModelCard, request_id: str) -> dict[
     return {
         "request_id": request_id,
         "model": card.name,
-        "stop": tuple(content.stop),
-        "include_stop_str_in_output": content.include_stop_str_in_output,
-        "skip_special_tokens": content.skip_special_tokens,
-        "spaces_between_special_tokens": content.spaces_between_special_tokens,
-        "detokenize": content.detokenize,
-        "shown_special_tokens": tuple(content.shown_special_tokens),
+        "output": OutputText(
+            stop=tuple(content.stop),
+            include_stop_str_in_output=content.include_stop_str_in_output,
+            skip_special_tokens=content.skip_special_tokens,
+            spaces_between_special_tokens=content.spaces_between_special_tokens,
+            detokenize=content.detokenize,
+            shown_special_tokens=tuple(content.shown_special_tokens),
+        ),
     }
 
 

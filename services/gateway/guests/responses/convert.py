@@ -7,9 +7,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from services.gateway.apis.openai.bodies import parameters
 from services.gateway.apis.openai.bodies.content_blocks import check_fields
 from services.gateway.apis.openai.bodies.metadata import check_metadata
-from services.gateway.apis.openai.bodies.parameter_names import new_name, renamed
+from services.gateway.apis.openai.bodies.parameter_names import renamed
 from services.gateway.apis.openai.bodies.parameters import RequestDefaults
 from services.gateway.apis.openai.body import SamplerFields
 from services.gateway.apis.openai.chat import ChatRequest, chat_request
@@ -68,8 +69,8 @@ def response_request(
     )
     with renamed(_NAMES):
         request, answer = chat_request(chat, card, request_id, defaults, settings)
-    grammar_param = new_name(request.grammar_param, _NAMES)
-    return ChatRequest(replace(request, grammar_param=grammar_param, prompt_names=("input",)), answer)
+    request = parameters.with_grammar_named(request, _NAMES)
+    return ChatRequest(replace(request, inputs=replace(request.inputs, names=("input",))), answer)
 
 
 def check(body: ResponsesBody) -> None:

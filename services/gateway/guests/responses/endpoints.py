@@ -15,11 +15,10 @@ from services.gateway.apis.openai.bodies import request_fields
 from services.gateway.apis.openai.listing import check_query, page
 from services.gateway.apis.openai.request_context import Arrival, RequestContext, Resumption
 from services.gateway.apis.openai.serving import Serving, nothing
-from services.gateway.edge.access.call import current_call, ignore, may_see
+from services.gateway.edge.access.call import current_call, ignore, is_id, may_see
 from services.gateway.edge.http import request_body, sse
 from services.gateway.edge.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.edge.http.json_response import json_response
-from services.gateway.edge.http.request_id import is_id
 from services.gateway.guests.offers import UploadedFiles
 from services.gateway.guests.responses import compaction, convert, input_items, pictures, schemas
 from services.gateway.guests.responses.background import BackgroundResponse, BackgroundResponses
@@ -245,13 +244,14 @@ class ResponseEndpoints:
     async def _fetched(self, request: Request, context: RequestContext, turns: list[Turn]) -> RequestContext:
         """Fetches the input's pictures that are URLs, so that a response that continues this one has the same files."""
         wanted = context.request
-        if not any(picture.url for picture in wanted.pictures):
+        if not any(picture.url for picture in wanted.inputs.pictures):
             return context
         resumption: Resumption | None = getattr(request.state, "resumption", None)
         known = {} if resumption is None else resumption.fetched
-        given = tuple([replace(one, file=known.get(one.url, one.file)) for one in wanted.pictures])
-        fetched = await self._serving.backend.fetch_pictures(structs.replace(wanted, pictures=given))
-        pictures.keep_files(turns, fetched.pictures)
+        given = tuple([replace(one, file=known.get(one.url, one.file)) for one in wanted.inputs.pictures])
+        wanted = structs.replace(wanted, inputs=structs.replace(wanted.inputs, pictures=given))
+        fetched = await self._serving.backend.fetch_pictures(wanted)
+        pictures.keep_files(turns, fetched.inputs.pictures)
         return structs.replace(context, request=fetched)
 
     async def _fitting(
@@ -424,8 +424,8 @@ def _withdrawn_on_error(context: RequestContext) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if context.request.reservation is not None:
-            context.request.reservation.withdraw()
+        if context.request.origin.reservation is not None:
+            context.request.origin.reservation.withdraw()
         raise
 
 

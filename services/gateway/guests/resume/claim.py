@@ -66,7 +66,7 @@ class Claim:
 def is_recordable(context: RequestContext, body: bytes) -> bool:
     """Whether the output of a request, produced again, gives the same events, and its body is not too large."""
     wanted = context.request
-    plain = wanted.num_sequences == wanted.n and wanted.params.beam is None and not wanted.only_echoes
+    plain = wanted.num_sequences == wanted.n and wanted.params.beam is None and not wanted.output.only_echoes
     if not plain or wanted.params.prompt_logprobs is not None or context.num_sequences > limits.STREAM_SEQUENCES_MAX:
         return False
     return len(body) <= limits.STREAM_BODY_BYTES_MAX

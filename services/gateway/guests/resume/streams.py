@@ -18,9 +18,8 @@ from starlette.responses import Response
 
 from services.gateway.apis.openai.request_context import RequestContext
 from services.gateway.apis.openai.serving import StreamBook
-from services.gateway.edge.access.call import current_call, may_see
+from services.gateway.edge.access.call import current_call, is_id, may_see
 from services.gateway.edge.http import request_body
-from services.gateway.edge.http.request_id import is_id
 from services.gateway.edge.http.routing.direct_route import Endpoint
 from services.gateway.edge.http.server.web_socket import FROM_SOCKET
 from services.gateway.guests.resume.body_pictures import CutBody, WholeBody, without_pictures
@@ -112,7 +111,7 @@ class Streams(Guest, StreamBook):
         if not self.journal.is_open and not (asked and self.journal.opens_soon):
             return None
         # Pictures are kept only for clients that ask for a resumable stream: they take space in the log of responses.
-        pictures = context.request.pictures if asked else ()
+        pictures = context.request.inputs.pictures if asked else ()
         cut = without_pictures(request.state.body, pictures) if pictures else None
         if not is_recordable(context, request.state.body if cut is None else cut.body):
             return None

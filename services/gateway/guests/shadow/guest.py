@@ -19,9 +19,9 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from services.gateway.edge.http.request_id import new_id
+from services.gateway.edge.access.call import new_id
 from services.gateway.path.actor import GatewayActor
-from services.gateway.path.generation import GenerationRequest, ModelCard
+from services.gateway.path.generation import GenerationRequest, ModelCard, PendingParams, PromptInputs
 from services.gateway.path.guest import Guest, Running
 from services.gateway.path.models.versions import VersionDirectory
 from services.gateway.path.record import NOT_RECORDED
@@ -76,10 +76,11 @@ class ShadowTraffic(Guest):
         Beam searches, pooling requests, requests with adapters, and requests with images (whose files are no longer
         available) are not copied.
         """
-        shadow = self._versions.shadows().get(running.card.name)
+        if (shadow := self._versions.shadows.get(running.card.name)) is None:
+            return
         request = running.request
-        other_kind = request.pooling is not None or request.params.beam is not None or bool(request.pictures)
-        if shadow is None or running.error is not None or other_kind:
+        other_kind = request.pooling is not None or request.params.beam is not None or bool(request.inputs.pictures)
+        if running.error is not None or other_kind:
             return
         state, internal, share = shadow
         # The selection depends only on the id, so it is evenly distributed and needs no state.
@@ -146,20 +147,11 @@ def _copy(actor: Running) -> GenerationRequest:
         actor.request,
         request_id=new_id(),
         params=params,
-        texts=(),
-        token_ids=tuple(tuple(unpack_ids(prompt.packed)) for prompt in actor.prompts),
-        messages=(),
-        conversations=(),
-        suffix="",
-        bad_word_texts=(),
-        thinking=None,
-        prompt_names=(),
-        truncate_prompt_tokens=0,
-        trace_headers={},
-        resumed=None,
-        record=NOT_RECORDED,
+        inputs=PromptInputs(token_ids=tuple(tuple(unpack_ids(prompt.packed)) for prompt in actor.prompts)),
+        pending=PendingParams(),
         timeout_s=0.0,
-        engine="",
+        origin=replace(actor.request.origin, trace_headers={}, record=NOT_RECORDED),
+        guests=replace(actor.request.guests, resumed=None, engine=""),
     )
 
 

@@ -51,7 +51,7 @@ class Recorder:
 
     def begin(self, facts: RequestFacts, received_s: float) -> RecordedRequest:
         """Returns the record of a request that begins; NOT_RECORDED if the request is not recorded."""
-        if not self.is_on:
+        if not self._capacity:
             return NOT_RECORDED
         if len(self._running) >= limits.RECORD_RUNNING_MAX:
             self.num_unrecorded += 1

@@ -28,8 +28,6 @@ class BusWait:
 
     async def connected(self) -> None:
         """Returns when the bus can be reached. Raises ServiceError('bus_unavailable') after `limits.BUS_WAIT_S`."""
-        if self._host.transport.connected:
-            return
         self.check()
         self._num_waiting += 1
         try:

@@ -8,7 +8,6 @@ that is only slow or frozen still has its subscription: if it answers, its lease
 import logging
 from collections.abc import Callable, Sequence
 
-from services.gateway.path.liveness.losses import ENDED, told_lost
 from services.gateway.path.sequence_state import Address
 from services.gateway.path.service_clients import ProbeResult, ServiceClients
 from shared import limits
@@ -21,6 +20,7 @@ from shared.messages import Heartbeat, MemberEnded
 from shared.observability.rare_logs import RareLog
 
 log = logging.getLogger(__name__)
+ENDED = "its process has ended"
 PROBED = ("engine", "detokenizer")
 ENDED_WAITS_S = (0.02, 0.04, 0.08, 0.16)
 """How long to wait for each answer of a member of which a launcher says that it has ended, seconds. A question that the
@@ -36,7 +36,7 @@ class DeathProbe:
     """
 
     def __init__(
-        self, host: Host, members: Members, clients: ServiceClients, on_dead: Callable[[Address], None]
+        self, host: Host, members: Members, clients: ServiceClients, on_dead: Callable[[Heartbeat, str], None]
     ) -> None:
         self._host, self._members, self._clients, self._on_dead = host, members, clients, on_dead
         self._quiet_until, self._losses = 0.0, host.transport.losses
@@ -94,4 +94,4 @@ class DeathProbe:
         if result == "answers":
             self._members.heard(service, *address, self._host.clock.monotonic())
         if result == "gone" and self._members.forget(service, *address):
-            self._on_dead(told_lost(beat, ENDED))
+            self._on_dead(beat, ENDED)

@@ -7,6 +7,8 @@ actor.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import repeat
+from operator import attrgetter
 
 from services.gateway.path.generation import ModelCard
 from services.gateway.path.guest import Guests
@@ -24,6 +26,9 @@ VISION = "vision"
 """The additional service of a model that accepts images; requests without images do not need it."""
 RETRY_AFTER_S = 1.0
 """Time after which a refused client may try again, in seconds."""
+MEMBERS_MAX = 4096
+"""Members of which the facts of the last heartbeat are kept; above, all are forgotten, and the cards made again."""
+_INSTANCE = attrgetter("instance_id")
 _NO_NAME = ("", "default")
 
 
@@ -64,15 +69,22 @@ class ModelCatalog:
         """Models that accept images and whose image service has been ready."""
         self._formats: dict[str, tuple[str, str]] = {}
         """By model: the formats of tool calls and reasoning that its tokenizer announced last."""
+        self._told: dict[tuple[str, str], tuple[object, ...]] = {}
+        """By service and id of a member: what its last heartbeat told of its model (`_facts_of`)."""
         self._changes = 0
-        """Number of heartbeats observed and entries of `_ready_at` dropped."""
+        """Number of changes in `_told`, and of the keys of `_ready_at`."""
         self._basis: tuple[object, ...] = ()
         self._models: tuple[ModelCard, ...] = ()
         """The last result of `models`, and all that it depends on."""
 
     def observe(self, beat: Heartbeat) -> None:
         """Records a heartbeat of a member of one of SERVICES, or of an image service."""
-        self._changes += 1
+        key, facts = (beat.service, beat.id), _facts_of(beat)
+        if self._told.get(key) != facts:
+            if len(self._told) >= MEMBERS_MAX:
+                self._told.clear()
+            self._told[key] = facts
+            self._changes += 1
         if isinstance(beat.status, PoolStatus) and beat.state == "ready":
             self._formats[beat.status.model] = (beat.status.tool_format, beat.status.reasoning_format)
         if beat.state == "ready" and beat.service == VISION:
@@ -81,6 +93,7 @@ class ModelCatalog:
             if beat.service == "engine":
                 self._required.pop(beat.id, None)
                 self._last_engine[model_of(beat)] = beat
+            self._changes += (beat.service, model_of(beat)) not in self._ready_at
             self._ready_at[beat.service, model_of(beat)] = now = self._now()
             self._forget_after = min(self._forget_after, now + limits.QUEUE_WAIT_S)
 
@@ -92,13 +105,17 @@ class ModelCatalog:
     def models(self) -> tuple[ModelCard, ...]:
         """Returns the models that can be used, without their adapters, in the order of `cards`.
 
-        Called for each request, so the cards are made again only if a heartbeat, a lease or the versions have changed.
+        Called for each request, so the cards are made again only if what heartbeats tell of the models, the living
+        members, or the versions have changed.
         """
         now = self._now()
-        self._forget(now)
-        alive = [self._members.alive(service, now) for service in SERVICES]
-        trusted = self._trusted(self._members.alive("engine", now))
-        basis = (self._changes, *alive, trusted, None if self._versions is None else self._versions.states)
+        if now > self._forget_after:
+            self._forget(now)
+        alive = [*map(self._members.alive, SERVICES, repeat(now))]
+        trusted = self._trusted(alive[0])
+        living = [*map(_INSTANCE, [*alive[0], *alive[1], *alive[2]])]
+        judged = None if trusted is alive[0] else [*map(_INSTANCE, trusted)]
+        basis = (self._changes, living, judged, None if self._versions is None else self._versions.states)
         if basis != self._basis:
             self._models, self._basis = tuple(self._usable_models()), basis
         return self._models
@@ -254,6 +271,17 @@ class ModelCatalog:
             content=status.content,
             version_name=name if name != public else "",
         )
+
+
+def _facts_of(beat: Heartbeat) -> tuple[object, ...]:
+    """Returns what cards depend on of a heartbeat: not the load, which changes with each."""
+    status = beat.status
+    if isinstance(status, EngineStatus):
+        told = status.max_model_len, status.vocab_size, status.embedding_size, status.takes_pictures, status.generates
+        names = status.model_path, status.model_aliases, status.labels, status.facts
+        return (beat.instance_id, beat.state, status.model, status.configuration, status.content, *told, *names)
+    formats = (status.tool_format, status.reasoning_format) if isinstance(status, PoolStatus) else ()
+    return (beat.instance_id, beat.state, model_of(beat), *formats)
 
 
 def wanted_name(name: str | None, default_model: str = "") -> str:

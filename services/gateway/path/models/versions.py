@@ -98,17 +98,14 @@ class VersionDirectory:
                     raise
             await asyncio.sleep(LAUNCHER_POLL_S)
 
-    def shadows(self) -> dict[str, tuple[ModelState, str, float]]:
-        """Returns for each model with a shadow version its state, the shadow's bus name, and the share of copies."""
-        found = [(one, one.shadow) for one in self.states.models]
-        return {
-            one.name: (one, version_name(one.name, shadow.number), shadow.share)
-            for one, shadow in found
-            if shadow is not None
-        }
-
     def _use(self, states: ModelStates) -> None:
         self.states = states
         self._routed = routed(states)
         self._public = {internal: name for name, internal in self._routed.items()}
         self._hidden = hidden(states)
+        self.shadows: dict[str, tuple[ModelState, str, float]] = {
+            one.name: (one, version_name(one.name, one.shadow.number), one.shadow.share)
+            for one in states.models
+            if one.shadow is not None
+        }
+        """For each model with a shadow version: its state, the shadow's bus name, and the share of copies."""

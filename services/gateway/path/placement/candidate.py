@@ -105,7 +105,7 @@ class Candidate:
                 raise ServiceError("engine_failure", f"{text} Send the request again.")
         for guest in self.guests:
             found = list(guest.eligible(found, model))
-        if wanted := self.messages.request.engine:
+        if wanted := self.messages.request.guests.engine:
             found = [engine for engine in found if engine.id == wanted]
             if not ready_members(found, model):
                 text = f"No engine {wanted!r} of the model {model!r} takes requests."
@@ -150,7 +150,7 @@ def candidates_of(
 ) -> list[Candidate]:
     """Returns a candidate for each sequence of a request. `number`: the request's number in the order of arrival."""
     request, found = messages.request, list[Candidate]()
-    former = () if request.resumed is None else request.resumed.engines
+    former = () if request.guests.resumed is None else request.guests.resumed.engines
     for index, sequence in enumerate(messages.sequences):
         prompt = messages.prompt(index)
         hashes = split_hashes(prompt.block_hashes)
@@ -171,7 +171,7 @@ def candidates_of(
             model=model,
             priority=request.priority,
             arrival=arrival,
-            client=request.client,
+            client=request.origin.client,
             cost=cost,
         )
         candidate.ticket.idle_until = messages.idle_until

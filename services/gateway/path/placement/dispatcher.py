@@ -6,15 +6,14 @@ is queued or ends, when a heartbeat arrives, and when a member is lost.
 """
 
 import secrets
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence, Set
 from typing import TypeVar
 
 from services.gateway.path.guest import Guests
 from services.gateway.path.placement.candidate import Candidate, Failure
 from services.gateway.path.placement.placement_queue import PlacementQueue, Ticket
-from services.gateway.path.placement.queue_wait import QueueWait
-from services.gateway.path.placement.service_rate import ServiceRate
+from services.gateway.path.placement.queue_wait import QueueWaits
 from services.gateway.path.router import Router, configuration_of, model_of, ready_members
 from services.gateway.path.sequence_state import Address, Prefill
 from services.gateway.path.service_clients import PeerUnavailableError, ServiceClients
@@ -51,30 +50,29 @@ class Dispatcher:
         """`guests` tell which engines may get work; by default all."""
         self._guests = guests or Guests()
         self.queue: PlacementQueue[Candidate] = PlacementQueue()
-        self._rate = ServiceRate()
-        self._waits: dict[str, QueueWait] = {}
-        self._expected: Counter[str] = Counter()
-        """By model: number of sequences (without the idle lane) of accepted requests whose prompts are being prepared.
-        """
+        self.waits = QueueWaits(self.queue, router, self._engines, host.clock.monotonic)
         self._host, self._members, self._router, self._clients = host, members, router, clients
         self._able_at: dict[str, float] = {}
         """By model: the last time at which its members could accept a sequence, monotonic seconds."""
         self._background = Background("a dispatch failed")
         self._pumping = False
-        self._have_waited = False
-        """Whether sequences waited when the queues were noted last."""
 
     # --- called by requests and by the gateway's actor ---
-
-    def expect(self, model: str, change: int) -> None:
-        """Changes the number of sequences that will be queued when their prompts are prepared."""
-        self._expected[model] += change
 
     def enqueue(self, candidates: Sequence[Candidate]) -> None:
         """Queues sequences and places those for which there is credit."""
         for candidate in candidates:
-            self._push(candidate)
+            self.push(candidate)
         self.pump()
+
+    def push(self, candidate: Candidate) -> None:
+        """Queues a sequence, also one that was placed before. The caller must call `pump` afterwards."""
+        now = self._now()
+        self._able_at.setdefault(candidate.ticket.model, now)
+        num_output = len(candidate.sequence.token_ids)
+        # Clients of sequences with output wait in mid-stream. The shortest ones are first, see `_turn`.
+        candidate.ticket.turn = (0, candidate.num_tokens + num_output) if num_output else None
+        self.queue.push(candidate.ticket, now)
 
     def withdraw(self, candidate: Candidate) -> None:
         """Removes a sequence from the queue, because its request has ended. Does nothing if it is not queued."""
@@ -83,40 +81,16 @@ class Dispatcher:
     def ended(self, candidate: Candidate) -> None:
         """Records that a placed sequence has ended, with the number of tokens that it has used."""
         self.queue.settle(candidate.ticket, candidate.num_tokens + len(candidate.sequence.token_ids))
-        self._rate.ended(self._now())
-        if not candidate.ticket.idle and (wait := self._waits.get(candidate.ticket.model)) is not None:
-            wait.ended(self._now())
-
-    def retry_after_s(self) -> float:
-        """Returns the time until the present queues will have been served, at the present rate of ended sequences.
-
-        These queues are the queue here, the sequences in preparation, and this gateway's waiting sequences at the
-        engines.
-        """
-        now = self._now()
-        here = self.queue.num_ordinary + self._expected.total()
-        return self._rate.wait_s(here + self._router.num_queued(self._engines(now)), now)
-
-    def waits_longer(self, model: str, most_s: float) -> bool:
-        """Whether a new sequence of a model would wait longer for an engine than `most_s` seconds."""
-        now, wait = self._now(), self._waits.get(model) or QueueWait()
-        engines = _of_model(self._engines(now), model)
-        slots = sum(beat.status.max_num_seqs for beat in engines if isinstance(beat.status, EngineStatus))
-        num_waiting = self.queue.num_waiting(model) + self._expected[model] + self._router.num_queued(engines)
-        return slots > 0 and wait.is_too_long(num_waiting, slots, most_s, now)
+        self.waits.ended(candidate.ticket.model, idle=candidate.ticket.idle)
 
     def num_waiting(self, model: str) -> int:
         """Returns the number of sequences that wait for an engine of a model."""
         return sum(1 for _ in self.queue.tickets(model))
 
-    def requeue(self, candidate: Candidate) -> None:
-        """Queues a formerly placed sequence again. The caller must call `pump` afterwards."""
-        self._push(candidate)
-
     def pump(self) -> None:
         """Places the sequences that can be placed now."""
-        if self._have_waited and not len(self.queue):
-            self._note_queues()
+        if self.waits.have_waited and not len(self.queue):
+            self.waits.look()
         if self._pumping or not len(self.queue) or not self._host.transport.connected:
             return
         self._pumping = True  # if a request fails meanwhile and calls `pump`, the loop below sees the changed queue
@@ -124,13 +98,9 @@ class Dispatcher:
             placed = self._place_all(self._now())
         finally:
             self._pumping = False
-        self._note_queues()
+        if len(self.queue) or self.waits.have_waited:
+            self.waits.look()
         self._send(placed)
-
-    def _note_queues(self) -> None:
-        now, self._have_waited = self._now(), len(self.queue) > 0
-        for model in {*self.queue.models(), *self._waits}:
-            self._waits.setdefault(model, QueueWait()).look(self.queue.num_waiting(model), now)
 
     def _place_all(self, now: float) -> "list[Placement]":
         engines, detokenizers = self._engines(now), self._members.alive("detokenizer", now)
@@ -138,7 +108,10 @@ class Dispatcher:
         for model in self.queue.models():
             eligible: Callable[[str], bool] | None = None
             recovering = set[str]()  # clients whose next sequence has output of a lost placement and has to wait
-            while (ticket := self.queue.first(model, _without(recovering, eligible))) is not None:
+            while True:
+                may_be_next = _without(recovering, eligible) if recovering else eligible
+                if (ticket := self.queue.first(model, may_be_next)) is None:
+                    break
                 placement = self._choose(ticket.claimant, engines, detokenizers, now)
                 if isinstance(placement, Placement):
                     placed.append(placement)
@@ -178,14 +151,6 @@ class Dispatcher:
 
     # --- choosing ---
 
-    def _push(self, candidate: Candidate) -> None:
-        now = self._now()
-        self._able_at.setdefault(candidate.ticket.model, now)
-        num_output = len(candidate.sequence.token_ids)
-        # Clients of sequences with output wait in mid-stream. The shortest ones are first, see `_turn`.
-        candidate.ticket.turn = (0, candidate.num_tokens + num_output) if num_output else None
-        self.queue.push(candidate.ticket, now)
-
     def _engines(self, now: float) -> Sequence[Heartbeat]:
         """Returns the running engines that may get work."""
         return self._guests.eligible(self._members.alive("engine", now))
@@ -219,15 +184,16 @@ class Dispatcher:
             idle=candidate.ticket.idle,
             recovers=candidate.recovers,
         )
-        detokenizer = None
-        if candidate.has_text:
-            detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid)
-        if engine is None or (candidate.has_text and detokenizer is None):
+        has_text = candidate.has_text
+        detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid) if has_text else None
+        if engine is None or (has_text and detokenizer is None):
             return None
         to_engine = Address(engine.id, engine.instance_id)
         has_kv = candidate.returns and candidate.preferred == to_engine
         candidate.placed_on(engine)
-        prefill = None if has_kv else self._prefill(candidate, engine, engines)
+        status = engine.status if isinstance(engine.status, EngineStatus) else None
+        is_decode = status is not None and status.role == "decode"
+        prefill = self._prefill(candidate, engine, engines) if is_decode and not has_kv else None
         if prefill is WAIT:
             return None
         if sequence.attempt:
@@ -240,9 +206,9 @@ class Dispatcher:
             self._router.stream_opened(to_detokenizer, sequence.sequence_id)
         sequence.start_placement(to_engine, to_detokenizer, now, prefill)
         stream_at = "" if to_detokenizer is None else to_detokenizer.id
-        status = engine.status if isinstance(engine.status, EngineStatus) else None
         size = (status.max_num_seqs, status.block_size) if status is not None else ()
-        candidate.messages.request.record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, *size)
+        record = candidate.messages.request.origin.record
+        record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, *size)
         num_tokens = 1 if has_kv or prefill is not None else candidate.num_tokens + len(sequence.token_ids)
         self._router.record_dispatch(
             engine,
@@ -257,21 +223,22 @@ class Dispatcher:
 
     def _fitting(self, candidate: Candidate, engines: Sequence[Heartbeat], now: float) -> list[Heartbeat]:
         """Returns the engines on which a sequence may run. Raises ServiceError if its request cannot continue."""
-        sequence, alive = candidate.sequence, {Address(beat.id, beat.instance_id) for beat in engines}
-        silent = {lost for lost in sequence.lost_engines if self._members.is_silent("engine", *lost)}
-        if sequence.retry_limit_reached(alive | silent):
-            raise ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
+        if (sequence := candidate.sequence).losses:
+            alive = {Address(beat.id, beat.instance_id) for beat in engines}
+            silent = {lost for lost in sequence.lost_engines if self._members.is_silent("engine", *lost)}
+            if sequence.retry_limit_reached(alive | silent):
+                raise ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
         if (overdue := self._overdue(candidate.ticket, now)) is not None:
             raise overdue
         return candidate.fitting(engines)
 
     def _prefill(self, candidate: Candidate, engine: Heartbeat, engines: Sequence[Heartbeat]) -> "Prefill | None":
-        """Chooses the prefill engine that computes the prompt for `engine`, and records the dispatch.
+        """Chooses the prefill engine that computes the prompt for the decode engine `engine`; records the dispatch.
 
         Returns None if `engine` computes the prompt itself, and `WAIT` if the others have no credit.
         """
         model, address = candidate.ticket.model, Address(engine.id, engine.instance_id)
-        if not isinstance(engine.status, EngineStatus) or engine.status.role != "decode" or not candidate.takes_kv:
+        if not isinstance(engine.status, EngineStatus) or not candidate.takes_kv:
             return None
         if address in candidate.affinity():
             return candidate.prefill_of_sibling(address)
@@ -304,7 +271,7 @@ class Dispatcher:
                 message = f"No {service} of the model {model!r} is running. Try again shortly."
                 return ServiceError(f"no_{service}", message, retry_after_s=2.0)
         message = f"No engine of the model {model!r} takes requests. Try again later."
-        return ServiceError("server_is_overloaded", message, retry_after_s=self.retry_after_s())
+        return ServiceError("server_is_overloaded", message, retry_after_s=self.waits.retry_after_s())
 
     # --- sending ---
 
@@ -312,7 +279,7 @@ class Dispatcher:
         to_engines: dict[Address, list[tuple[Placement, Submit]]] = defaultdict(list)
         to_prefills: dict[Address, list[tuple[Placement, Submit]]] = defaultdict(list)
         to_detokenizers: dict[Address, list[tuple[Placement, OpenStream]]] = defaultdict(list)
-        for placement in sorted(placed, key=_turn):
+        for placement in sorted(placed, key=_turn) if len(placed) > 1 else placed:
             candidate = placement.candidate
             messages, index, prefill = candidate.messages, candidate.index, candidate.sequence.prefill
             to_engines[placement.engine].append((placement, messages.submit(index)))
@@ -454,10 +421,8 @@ def _turn(placement: Placement) -> tuple[bool, int]:
     return (False, candidate.num_tokens + num_output) if num_output else (True, 0)
 
 
-def _without(clients: Set[str], eligible: Callable[[str], bool] | None) -> Callable[[str], bool] | None:
+def _without(clients: Set[str], eligible: Callable[[str], bool] | None) -> Callable[[str], bool]:
     """Returns a function that tells whether a client is `eligible` (None: every client) and not one of `clients`."""
-    if not clients:
-        return eligible
     return lambda client: client not in clients and (eligible is None or eligible(client))
 
 

@@ -85,7 +85,7 @@ class PlacementQueue(Generic[C]):
 
     def models(self) -> list[str]:
         """Returns the models that have waiting sequences."""
-        return list(dict.fromkeys(model for (model, _), line in self._lines.items() if line.num_queued))
+        return list({model: None for (model, _), line in self._lines.items() if line.num_queued})
 
     def num_waiting(self, model: str) -> int:
         """Returns the number of tickets of a model that are not in the idle lane."""

@@ -21,15 +21,9 @@ from shared import limits
 from shared.blocks import chain_hashes
 from shared.codec import pack_ids, unpack_ids
 from shared.errors import ServiceError
-from shared.messages import TokenizedPrompt, TokenizeReply, TokenizeRequest
-from shared.parameters.context import (
-    AS_MANY_AS_FIT,
-    check_context,
-    check_text_size,
-    num_bytes,
-    text_bytes_max,
-    truncated,
-)
+from shared.messages import PromptPicture, TokenizedPrompt, TokenizeReply, TokenizeRequest
+from shared.parameters.context import AS_MANY_AS_FIT, check_text_size, fitted, num_bytes, text_bytes_max
+from shared.parameters.grammar import Grammar
 from shared.parameters.sampling import SamplingParams, check, check_vocabulary
 from shared.parameters.thinking import ThinkingBudget
 from shared.request.checks import refuse
@@ -50,32 +44,30 @@ async def prepare(actor: RequestActor, parts: GatewayParts) -> None:
     Runs in the request's task. While the gateway is disconnected from the bus, the request waits for a short time. If
     it has ended meanwhile, nothing is queued.
     """
-    try:
-        await _prepared(actor, parts)
-    finally:
-        actor.request.caller.prepared()
-
-
-async def _prepared(actor: RequestActor, parts: GatewayParts) -> None:
-    await parts.bus.connected()
     request, card = actor.request, actor.card
-    attached = [one for guest in actor.guests for one in await guest.attachments()]
-    if actor.over:
-        return
-    tokenized = await tokenize(parts.clients, request, card, _block_size(parts, card), attached)
-    _tell_cut(request, card, tokenized.prompts)
-    request = replace(request, params=tokenized.params)
-    messages = RequestMessages(parts.host, request, card, tokenized.prompts)
-    if candidates := actor.tokenized(messages):
-        parts.dispatcher.enqueue(candidates)
+    try:
+        if not parts.host.transport.connected:
+            await parts.bus.connected()
+        attached = list[Attachment]()
+        for guest in actor.guests:
+            attached += await guest.attachments()
+        if actor.over:
+            return
+        tokenized = await tokenize(parts.clients, request, card, _block_size(parts, card), attached)
+        _tell_cut(request, card, tokenized.prompts)
+        if tokenized.params is not request.params:
+            request = replace(request, params=tokenized.params)
+        messages = RequestMessages(parts.host, request, card, tokenized.prompts)
+        if candidates := actor.tokenized(messages):
+            parts.dispatcher.enqueue(candidates)
+    finally:
+        request.origin.caller.prepared()
 
 
 def _block_size(parts: GatewayParts, card: ModelCard) -> int:
     """Returns the block size of the model's engines, in tokens; 0 if no engine is running."""
-    alive = parts.members.alive("engine", parts.host.clock.monotonic())
-    for engine in (member for member in alive if model_of(member) == card.served_by):
-        block_size = getattr(engine.status, "block_size", 0)
-        if block_size:
+    for engine in parts.members.alive("engine", parts.host.clock.monotonic()):
+        if model_of(engine) == card.served_by and (block_size := getattr(engine.status, "block_size", 0)):
             return block_size
     return 0
 
@@ -101,17 +93,23 @@ async def tokenize(
     count = request.num_sequences * sum(prompt.num_tokens for prompt in prompts)
     if count > limits.REQUEST_TOKENS_MAX:
         text = f"All sequences of the request would have {count} prompt tokens, more than {limits.REQUEST_TOKENS_MAX}."
-        param = request.prompt_name(0) if request.pooling else param_of_number(request.n, request.num_sequences)
+        param = request.inputs.name(0) if request.pooling else param_of_number(request.n, request.num_sequences)
         raise ServiceError("invalid_value", f"{text} Reduce '{param}' or the prompts.", param=param)
-    _check_grammar(request, len(prompts))
+    if request.params.grammar is not None:
+        _check_grammar(request, request.params.grammar, len(prompts))
     for index, prompt in enumerate(prompts):
         if not prompt.num_tokens:
-            name = request.prompt_name(index)
+            name = request.inputs.name(index)
             raise ServiceError("invalid_value", f"The text of '{name}' has no tokens.", param=name)
     if request.params.prompt_logprobs is not None:
         _check_prompt_logprobs(prompts, request.params.prompt_logprobs)
-    params = _with_thinking(_with_bad_words(request.params, bad_words), request.thinking, prompts[0].tail, marks)
-    check_vocabulary(params, card.vocab_size)
+    params = request.params
+    if bad_words:
+        params = _with_bad_words(params, bad_words)
+    if request.pending.thinking is not None:
+        params = _with_thinking(params, request.pending.thinking, prompts[0].tail, marks)
+    if params is not request.params:
+        check_vocabulary(params, card.vocab_size)
     return Tokenized(prompts, params)
 
 
@@ -123,11 +121,10 @@ async def _converted(
     attached: Sequence[Attachment],
 ) -> tuple[list[Prompt], tuple[bytes, ...], tuple[bytes, ...]]:
     """Returns the prompts, and the packed token ids of the words in `bad_word_texts` and of the marks of reasoning."""
-    given = [
-        _given(ids, request.prompt_name(index), request, card, block_size)
-        for index, ids in enumerate(request.token_ids)
-    ]
-    if given and request.params.grammar is None and not request.bad_word_texts:
+    given = list[Prompt]()
+    for index, ids in enumerate(request.inputs.token_ids):
+        given.append(_given(ids, request.inputs.name(index), request, card, block_size))
+    if given and request.params.grammar is None and not request.pending.bad_word_texts:
         return given, (), ()
     parts, replies = list(_parts(request)), list[TokenizeReply]()
     for first in range(0, len(parts), limits.TOKENIZE_REQUESTS_MAX):
@@ -150,16 +147,16 @@ async def _tokenized(
     try:
         _check_texts(message, card.max_model_len)
         reply = await clients.tokenizer(
-            message, request.num_characters, request.trace_headers, request.record.tokenizer_silent
+            message, request.inputs.num_characters, request.origin.trace_headers, request.origin.record.tokenizer_silent
         )
     except ServiceError as error:
-        if error.param != "messages" or not request.prompt_names:
+        if error.param != "messages" or not request.inputs.names:
             raise
         # Errors of chat templates call every conversation `messages`.
-        name = request.prompt_name(0)
+        name = request.inputs.name(0)
         raise ServiceError(error.code, error.message, param=name, retry_after_s=error.retry_after_s) from None
     assert isinstance(reply, TokenizeReply)
-    request.record.tokenizer_answered(reply.tokenizer_id)
+    request.origin.record.tokenizer_answered(reply.tokenizer_id)
     return reply
 
 
@@ -173,7 +170,7 @@ async def tokenize_only(
     try:
         attached = [one for guest in guests for one in await guest.attachments()]
         message = msgspec.structs.replace(message, pictures=tuple([one.tokens for one in attached]))
-        reply = await parts.clients.tokenizer(message, request.num_characters, request.trace_headers)
+        reply = await parts.clients.tokenizer(message, request.inputs.num_characters, request.origin.trace_headers)
     finally:
         for guest in guests:
             guest.ended()
@@ -188,52 +185,50 @@ def _prompts(reply: TokenizeReply, attached: Sequence[Attachment]) -> list[Promp
             block_hashes=one.block_hashes,
             end_token_ids=reply.end_token_ids,
             tail=one.tail,
-            pictures=tuple(each.placed(start) for each, start in zip(attached, one.picture_starts, strict=True)),
+            pictures=_placed(attached, one) if attached else (),
             num_first_tokens=one.num_first_tokens,
         )
         for one in reply.prompts
     ]
 
 
+def _placed(attached: Sequence[Attachment], prompt: TokenizedPrompt) -> tuple[PromptPicture, ...]:
+    return tuple(one.placed(start) for one, start in zip(attached, prompt.picture_starts, strict=True))
+
+
 def _tell_cut(request: GenerationRequest, card: ModelCard, prompts: list[Prompt]) -> None:
     """Tells the client if an output must end before its maximum of tokens, because of the context (`choice_params`)."""
-    if request.pooling is None and any(
-        prompt.num_tokens + request.params.max_tokens > card.max_model_len for prompt in prompts
-    ):
-        request.caller.ignore("max_tokens")
+    room = card.max_model_len - request.params.max_tokens
+    for prompt in prompts if request.pooling is None else ():
+        if prompt.num_tokens > room:
+            request.origin.caller.ignore("max_tokens")
+            return
 
 
-def _check_grammar(request: GenerationRequest, num_prompts: int) -> None:
+def _check_grammar(request: GenerationRequest, grammar: Grammar, num_prompts: int) -> None:
     """Raises ServiceError if the copies of the grammar are too long together. Tells what the grammar does without."""
-    grammar = request.params.grammar
-    if grammar is None:
-        return
     if request.num_sequences * num_prompts * len(grammar.text.encode()) > limits.GRAMMARS_BYTES_MAX:
         text = f"is too long for {request.num_sequences * num_prompts} outputs: together at most"
-        refuse(request.grammar_param, f"{text} {limits.GRAMMARS_BYTES_MAX} bytes")
-    for name in request.grammar_ignored:
-        request.caller.ignore(f"{request.grammar_param}.{name}")
+        refuse(request.pending.grammar_param, f"{text} {limits.GRAMMARS_BYTES_MAX} bytes")
+    for name in request.pending.grammar_ignored:
+        request.origin.caller.ignore(f"{request.pending.grammar_param}.{name}")
 
 
 def _needed(request: GenerationRequest) -> int:
     """Returns the number of output tokens for which a prompt must leave room; 0: for at least one."""
-    is_cut = not request.caller.refuses_long_outputs and request.truncate_prompt_tokens != AS_MANY_AS_FIT
+    is_cut = not request.origin.caller.refuses_long_outputs and request.inputs.truncate_prompt_tokens != AS_MANY_AS_FIT
     return 0 if is_cut else request.params.max_tokens
 
 
 def _with_bad_words(params: SamplingParams, packed: tuple[bytes, ...]) -> SamplingParams:
-    if not packed:
-        return params
     words = (*params.bad_words, *(tuple(unpack_ids(word)) for word in packed))
     return _checked(msgspec.structs.replace(params, bad_words=words))
 
 
 def _with_thinking(
-    params: SamplingParams, limit: ThinkingLimit | None, prompt_tail: str, marks: tuple[bytes, ...]
+    params: SamplingParams, limit: ThinkingLimit, prompt_tail: str, marks: tuple[bytes, ...]
 ) -> SamplingParams:
     """Returns the parameters with the limit of reasoning. `marks`: the packed token ids of its marks."""
-    if limit is None:
-        return params
     opening, closing = (tuple(unpack_ids(mark)) for mark in marks)
     budget = ThinkingBudget(limit.budget, opening, closing, limit.begins_inside(prompt_tail))
     return _checked(msgspec.structs.replace(params, thinking=budget))
@@ -261,38 +256,39 @@ def tokenize_message(
     request: GenerationRequest, card: ModelCard, block_size: int, *, return_tokens: bool = False
 ) -> TokenizeRequest:
     """Returns the `TokenizeRequest`. With `block_size` 0 there are no block hashes and no context check."""
-    may_exceed = not block_size or bool(request.truncate_prompt_tokens)
+    inputs, pending, thinking = request.inputs, request.pending, request.pending.thinking
+    may_exceed = not block_size or bool(inputs.truncate_prompt_tokens)
     return TokenizeRequest(
         request_id=request.request_id,
         model=card.served_by,
-        prompts=request.texts,
-        messages=request.messages,
-        add_special_tokens=request.add_special_tokens,
-        add_generation_prompt=request.add_generation_prompt,
+        prompts=inputs.texts,
+        messages=inputs.messages,
+        add_special_tokens=inputs.add_special_tokens,
+        add_generation_prompt=inputs.add_generation_prompt,
         max_model_len=card.max_model_len if block_size else 0,
         max_tokens=_needed(request),
         block_size=block_size,
         cache_salt=request.cache_salt,
         return_tokens=return_tokens,
-        bad_words=request.bad_word_texts,
+        bad_words=pending.bad_word_texts,
         grammar=request.params.grammar,
-        grammar_param=request.grammar_param,
-        truncate_prompt_tokens=request.truncate_prompt_tokens,
-        suffix=request.suffix,
-        continue_final_message=request.continue_final_message,
-        template_variables=request.template_variables,
+        grammar_param=pending.grammar_param,
+        truncate_prompt_tokens=inputs.truncate_prompt_tokens,
+        suffix=inputs.suffix,
+        continue_final_message=inputs.continue_final_message,
+        template_variables=inputs.template_variables,
         generates=request.pooling is None,
-        prompt_names=request.prompt_names,
-        second_prompts=request.second_texts,
-        client=request.client.name,
+        prompt_names=inputs.names,
+        second_prompts=inputs.second_texts,
+        client=request.origin.client.name,
         text_bytes_max=text_bytes_max(card.max_model_len, may_exceed=may_exceed),
-        marks=() if request.thinking is None else (request.thinking.opening, request.thinking.closing),
+        marks=() if thinking is None else (thinking.opening, thinking.closing),
     )
 
 
 def _check_all_texts(request: GenerationRequest) -> None:
     """Raises ServiceError for a suffix that, with each of many prompts, is more text than a request body can have."""
-    if request.num_characters > limits.PROMPT_CHARS_MAX:
+    if request.inputs.num_characters > limits.PROMPT_CHARS_MAX:
         message = f"With each of the prompts, 'suffix' makes more than {limits.PROMPT_CHARS_MAX} characters of text."
         raise ServiceError("request_too_large", message, param="suffix")
 
@@ -307,7 +303,8 @@ def _check_texts(message: TokenizeRequest, max_model_len: int) -> None:
         max_model_len = 0
     if message.messages:
         size = len(message.template_variables)
-        size += sum(num_bytes(one.content) + len(one.fields) for one in message.messages)
+        for one in message.messages:
+            size += num_bytes(one.content) + len(one.fields)
         most = max(message.text_bytes_max, limits.TEXT_BYTES_COUNTED)
         check_text_size(size, most, max_model_len, "messages")
     suffix = num_bytes(message.suffix)
@@ -324,22 +321,21 @@ def _parts(request: GenerationRequest) -> Iterator[GenerationRequest]:
 
     A request whose prompts are token ids is one part, sent only for its grammar or its bad words.
     """
-    if not request.texts and not request.conversations:
+    inputs = request.inputs
+    if not inputs.texts and not inputs.conversations:
         yield request
-    for messages in request.conversations:
-        yield replace(request, messages=messages, conversations=())
-    first, sizes = 0, list(map(len, request.texts))
-    for index, second in enumerate(request.second_texts):
+    for messages in inputs.conversations:
+        yield replace(request, inputs=replace(inputs, messages=messages, conversations=()))
+    first, sizes = 0, list(map(len, inputs.texts))
+    for index, second in enumerate(inputs.second_texts):
         sizes[index] += len(second)
     while first < len(sizes):
-        end = first + _num_fitting(sizes[first : first + limits.PROMPTS_MAX], len(request.suffix))
+        end = first + _num_fitting(sizes[first : first + limits.PROMPTS_MAX], len(inputs.suffix))
         part = slice(first, end)
-        yield replace(
-            request,
-            texts=request.texts[part],
-            second_texts=request.second_texts[part],
-            prompt_names=request.prompt_names[part],
+        some = replace(
+            inputs, texts=inputs.texts[part], second_texts=inputs.second_texts[part], names=inputs.names[part]
         )
+        yield replace(request, inputs=some)
         first = end
 
 
@@ -362,12 +358,8 @@ def _given(ids: tuple[int, ...], name: str, request: GenerationRequest, card: Mo
     if min(ids) < 0 or max(ids) >= card.vocab_size:
         bad = next(i for i in ids if not 0 <= i < card.vocab_size)
         raise ServiceError("invalid_value", f"'{name}' holds the token id {bad}, outside the vocabulary.", param=name)
-    generates = request.pooling is None
-    if generates:
-        ids = truncated(ids, request.truncate_prompt_tokens, request.params.max_tokens, card.max_model_len)
-    elif request.truncate_prompt_tokens:
-        ids = ids[: request.truncate_prompt_tokens]
-    check_context(len(ids), _needed(request), card.max_model_len, name, generates=generates)
+    keep, generates = request.inputs.truncate_prompt_tokens, request.pooling is None
+    ids, _ = fitted(ids, keep, _needed(request), card.max_model_len, name, generates=generates)
     packed = pack_ids(ids)
     return Prompt(
         packed=packed, block_hashes=chain_hashes(packed, block_size, request.cache_salt) if block_size else b""

@@ -1,7 +1,7 @@
 import pytest
 
+from services.gateway.edge.access.call import new_id
 from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.edge.http.request_id import new_id
 from shared.errors import ServiceError
 
 KEYS = ApiKeys(" k1, ,k2,ключ,")

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from services.gateway.edge.access.guard import estimated_tokens
-from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.generation import GenerationRequest, PromptInputs
 from shared import limits
 from shared.codec import pack_ids
 from shared.messages import ChatMessage
@@ -13,7 +15,11 @@ from shared.parameters.sampling import SamplingParams
 
 def request(**fields: Any) -> GenerationRequest:
     return GenerationRequest(
-        request_id="r", model="m", params=SamplingParams(max_tokens=10), texts=("12345678",), **fields
+        request_id="r",
+        model="m",
+        params=SamplingParams(max_tokens=10),
+        inputs=PromptInputs(texts=("12345678",)),
+        **fields,
     )
 
 
@@ -22,16 +28,14 @@ def test_every_sequence_that_is_computed_counts_with_its_output():
     assert estimated_tokens(request(n=2)) == 2 + 2 * 10
     assert estimated_tokens(request(n=2, best_of=3)) == 2 + 3 * 10
     unlimited = GenerationRequest(
-        request_id="r", model="m", params=SamplingParams(max_tokens=0), token_ids=((1, 2, 3),)
+        request_id="r", model="m", params=SamplingParams(max_tokens=0), inputs=PromptInputs(token_ids=((1, 2, 3),))
     )
     assert estimated_tokens(unlimited) == 3 + limits.OUTPUT_ESTIMATE_TOKENS
 
 
 def test_everything_of_a_prompt_counts():
-    def estimated(**fields: Any) -> int:
-        return estimated_tokens(
-            GenerationRequest(request_id="r", model="m", params=SamplingParams(max_tokens=10), **fields)
-        )
+    def estimated(n: int = 1, **fields: Any) -> int:
+        return estimated_tokens(replace(request(n=n), inputs=PromptInputs(**fields)))
 
     hello, packed = (
         ChatMessage(role="user", content="x" * 36),

@@ -9,7 +9,7 @@ from services.gateway.edge.access.call import Call
 from services.gateway.edge.access.guard import GuardedGeneration
 from services.gateway.edge.access.quotas import Quotas, duration_text
 from services.gateway.edge.access.usage import UsageLedger
-from services.gateway.path.generation import GenerationRequest
+from services.gateway.path.generation import GenerationRequest, PromptInputs
 from shared import limits
 from shared.deployment import stores
 from shared.errors import ServiceError
@@ -142,7 +142,9 @@ def test_a_generation_that_is_cancelled_while_it_is_admitted_gives_its_place_bac
 
     async def main() -> None:
         quota = Gateways(1).all[0].of(limited)
-        request = GenerationRequest(request_id="r", model="m", params=SamplingParams(), texts=("hi",))
+        request = GenerationRequest(
+            request_id="r", model="m", params=SamplingParams(), inputs=PromptInputs(texts=("hi",))
+        )
         generation = GuardedGeneration(ScriptedBackend(), request, Call(key=limited), quota, UsageLedger())
 
         async def updates() -> int:

@@ -32,7 +32,9 @@ def body(**fields: Any) -> ChatBody:
 
 def chosen(card: ModelCard = THINKER, settings: Any = None, **fields: Any) -> AnswerFormat | None:
     asked = body(**fields)
-    return answer_format(asked, generation_request(asked, card, "r"), card, GatewaySettings(**(settings or {})))
+    return answer_format(
+        asked, generation_request(asked, card, "r"), tool_choice(asked), card, GatewaySettings(**(settings or {}))
+    )
 
 
 def test_the_settings_offer_the_formats_that_there_are() -> None:

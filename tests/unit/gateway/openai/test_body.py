@@ -1,7 +1,7 @@
 import pytest
 
 from services.gateway.apis.openai import schemas
-from services.gateway.apis.openai.body import read_body, read_fields
+from services.gateway.edge.http.request_body import read_body, read_fields
 from shared.errors import ServiceError
 
 

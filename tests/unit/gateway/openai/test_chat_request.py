@@ -34,7 +34,7 @@ def grammar(card: ModelCard = HERMES, **fields: Any) -> tuple[TaggedText, str] |
     if found is None:
         return None
     assert found.kind == "tagged_text"
-    return tagged_text.decode(found.text), request.grammar_param
+    return tagged_text.decode(found.text), request.pending.grammar_param
 
 
 def test_only_a_strict_function_that_the_model_may_call_needs_a_grammar() -> None:
@@ -68,7 +68,7 @@ def test_the_format_of_the_text_has_no_effect_on_a_call_that_is_forced() -> None
     for choice in ("required", {"type": "function", "function": {"name": TOOLS[0]["function"]["name"]}}):
         forced = converted(tools=TOOLS, tool_choice=choice).request
         both = converted(tools=TOOLS, tool_choice=choice, response_format=wanted).request
-        assert (both.params.grammar, both.grammar_param) == (forced.params.grammar, forced.grammar_param)
+        assert (both.params.grammar, both.pending) == (forced.params.grammar, forced.pending)
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ def test_what_a_request_leaves_out_has_the_defaults_of_the_api():
     assert (params.temperature, params.top_p, params.top_k, params.min_p) == (1.0, 1.0, -1, 0.0)
     assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.0, 0.0, 1.0)
     assert (params.stop_token_ids, params.ignore_eos, params.logprobs) == ((), False, None)
-    assert (request.n, request.stop, request.priority, request.cache_salt) == (1, (), 0, b"")
-    assert (request.skip_special_tokens, request.add_special_tokens) == (True, True)
-    assert not request.include_stop_str_in_output
+    assert (request.n, request.output.stop, request.priority, request.cache_salt) == (1, (), 0, b"")
+    assert (request.output.skip_special_tokens, request.inputs.add_special_tokens) == (True, True)
+    assert not request.output.include_stop_str_in_output
 
 
 @pytest.mark.spec("S-API-013")
@@ -37,9 +37,9 @@ def test_a_chat_generates_as_many_tokens_as_fit_unless_told_otherwise():
 
 
 def test_a_chat_template_writes_the_special_tokens_itself():
-    assert not chat().add_special_tokens
-    assert chat(add_special_tokens=True).add_special_tokens
-    assert chat().add_generation_prompt
+    assert not chat().inputs.add_special_tokens
+    assert chat(add_special_tokens=True).inputs.add_special_tokens
+    assert chat().inputs.add_generation_prompt
 
 
 @BOTH
@@ -60,7 +60,7 @@ def test_null_means_the_default_for_every_parameter(read: Any):
     ]
     plain, nulls = read(seed=1), read(**dict.fromkeys(names))
     assert nulls.params.seed != plain.params.seed
-    assert (nulls.n, nulls.stop, nulls.params.temperature) == (plain.n, plain.stop, plain.params.temperature)
+    assert (nulls.n, nulls.output, nulls.params.temperature) == (plain.n, plain.output, plain.params.temperature)
 
 
 def test_a_seed_is_passed_on_and_one_is_drawn_where_there_is_none():
@@ -220,10 +220,10 @@ def test_options_of_beam_search_need_it(read: Any):
 
 @pytest.mark.spec("S-API-011")
 def test_a_prompt_is_a_text_or_token_ids_or_a_batch_of_either():
-    assert completion(prompt="a").texts == ("a",)
-    assert completion(prompt=["a", "b"]).texts == ("a", "b")
-    assert completion(prompt=[1, 2]).token_ids == ((1, 2),)
-    assert completion(prompt=[[1, 2], [3]]).token_ids == ((1, 2), (3,))
+    assert completion(prompt="a").inputs.texts == ("a",)
+    assert completion(prompt=["a", "b"]).inputs.texts == ("a", "b")
+    assert completion(prompt=[1, 2]).inputs.token_ids == ((1, 2),)
+    assert completion(prompt=[[1, 2], [3]]).inputs.token_ids == ((1, 2), (3,))
 
 
 @pytest.mark.parametrize(
@@ -244,9 +244,9 @@ def test_a_completion_without_a_prompt_is_told_so():
 
 
 def test_stop_is_a_string_or_a_few():
-    assert completion(stop="\n").stop == ("\n",)
-    assert completion(stop=["a", "b"]).stop == ("a", "b")
-    assert completion(stop=[]).stop == ()
+    assert completion(stop="\n").output.stop == ("\n",)
+    assert completion(stop=["a", "b"]).output.stop == ("a", "b")
+    assert completion(stop=[]).output.stop == ()
     refusal(completion, "invalid_value", "stop", stop="")
     refusal(completion, "invalid_value", "stop", stop=["a", ""])
     refusal(completion, "invalid_value", "stop", stop=["a"] * (limits.STOP_STRINGS_MAX + 1))
@@ -314,41 +314,41 @@ def test_prompt_logprobs_are_a_number_of_candidates(read: Any):
 def test_only_an_echo_may_have_no_output():
     for name in ("max_tokens", "max_completion_tokens"):
         request = completion(echo=True, **{name: 0})
-        assert (request.only_echoes, request.params.max_tokens) == (True, 1)
-        assert completion(echo=True, stream=True, **{name: 0}).only_echoes
+        assert (request.output.only_echoes, request.params.max_tokens) == (True, 1)
+        assert completion(echo=True, stream=True, **{name: 0}).output.only_echoes
         refusal(chat, "invalid_value", name, echo=True, **{name: 0})
     refusal(completion, "invalid_value", "max_tokens", echo=True, max_tokens=0, **BEAM)
-    assert not completion(echo=True, max_tokens=1).only_echoes
+    assert not completion(echo=True, max_tokens=1).output.only_echoes
 
 
 @BOTH
 def test_an_output_without_text_has_no_stop_strings_and_no_echo(read: Any):
-    assert read().detokenize
-    assert not read(detokenize=False, stop_token_ids=[1]).detokenize
+    assert read().output.detokenize
+    assert not read(detokenize=False, stop_token_ids=[1]).output.detokenize
     refusal(read, "invalid_value", "stop", detokenize=False, stop="x")
     refusal(read, "invalid_value", "echo", detokenize=False, echo=True)
 
 
 @BOTH
 def test_how_special_tokens_are_shown_is_passed_on(read: Any):
-    assert read().spaces_between_special_tokens
-    assert not read(spaces_between_special_tokens=False, skip_special_tokens=False).spaces_between_special_tokens
+    assert read().output.spaces_between_special_tokens
+    assert not read(spaces_between_special_tokens=False, skip_special_tokens=False).output.spaces_between_special_tokens
 
 
 @BOTH
 def test_a_prompt_is_truncated_to_a_number_of_tokens_or_to_what_fits(read: Any):
-    assert read().truncate_prompt_tokens == 0
-    assert read(truncate_prompt_tokens=7).truncate_prompt_tokens == 7
-    assert read(truncate_prompt_tokens=-1).truncate_prompt_tokens == -1
-    assert read(truncate_prompt_tokens=10**30).truncate_prompt_tokens == CARD.max_model_len
+    assert read().inputs.truncate_prompt_tokens == 0
+    assert read(truncate_prompt_tokens=7).inputs.truncate_prompt_tokens == 7
+    assert read(truncate_prompt_tokens=-1).inputs.truncate_prompt_tokens == -1
+    assert read(truncate_prompt_tokens=10**30).inputs.truncate_prompt_tokens == CARD.max_model_len
     for value in (0, -2, 1.0):
         refusal(read, "invalid_value", "truncate_prompt_tokens", truncate_prompt_tokens=value)
 
 
 @pytest.mark.spec("S-API-028")
 def test_a_suffix_needs_a_whole_prompt_that_is_text():
-    assert completion(suffix="}").suffix == "}"
-    assert completion(suffix="").suffix == completion(suffix=None).suffix == ""
+    assert completion(suffix="}").inputs.suffix == "}"
+    assert completion(suffix="").inputs.suffix == completion(suffix=None).inputs.suffix == ""
     refusal(completion, "invalid_value", "suffix", suffix="}", prompt=[1, 2])
     refusal(completion, "invalid_value", "truncate_prompt_tokens", suffix="}", truncate_prompt_tokens=3)
 
@@ -384,7 +384,7 @@ def test_roles_are_system_user_assistant_and_tool_in_any_order():
         {"role": "tool", "content": "5", "tool_call_id": "c"},
         {"role": "user", "content": ""},
     ]
-    turns = chat(messages=messages).messages
+    turns = chat(messages=messages).inputs.messages
     assert [turn.role for turn in turns] == ["system", "user", "assistant", "system", "tool", "user"]
     assert turns[1].name == "ann"
     refusal(chat, "invalid_value", "messages[0].role", messages=[{"role": "User", "content": "x"}])
@@ -394,7 +394,7 @@ def test_roles_are_system_user_assistant_and_tool_in_any_order():
 @pytest.mark.spec("S-API-012", "S-API-041")
 def test_content_is_text_or_token_ids_or_text_parts():
     def content(value: Any) -> Any:
-        return chat(messages=[{"role": "user", "content": value}]).messages[0]
+        return chat(messages=[{"role": "user", "content": value}]).inputs.messages[0]
 
     assert content("hi").content == "hi"
     assert content([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]).content == "a\nb"

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.gateway.apis.openai.bodies import request_fields
-from services.gateway.apis.openai.body import read_body, read_fields
 from services.gateway.apis.openai.pooling import answers, requests, schemas
-from services.gateway.path.generation import GenerationRequest, ModelCard
+from services.gateway.edge.http.request_body import read_body, read_fields
+from services.gateway.path.generation import GenerationRequest, ModelCard, PromptInputs
 from services.gateway.path.requests.preparation import tokenize
 from shared import limits
 from shared.codec import pack_ids
@@ -54,8 +54,8 @@ def packed(*values: float) -> bytes:
 def test_embeddings_have_openai_s_defaults():
     request = embeddings()
     assert request.pooling == PoolingParams(kind=None, normalize=True, dimensions=None)
-    assert (request.texts, request.token_ids, request.n) == (("hello",), (), 1)
-    assert (request.add_special_tokens, request.priority) == (True, 0)
+    assert (request.inputs.texts, request.inputs.token_ids, request.n) == (("hello",), (), 1)
+    assert (request.inputs.add_special_tokens, request.priority) == (True, 0)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_embeddings_have_openai_s_defaults():
 )
 def test_an_input_has_every_form_of_openai(given_input: Any, texts: Any, token_ids: Any, names: Any):
     request = embeddings(input=given_input)
-    assert (request.texts, request.token_ids, request.prompt_names) == (texts, token_ids, names)
+    assert (request.inputs.texts, request.inputs.token_ids, request.inputs.names) == (texts, token_ids, names)
 
 
 def test_fields_of_embeddings_arrive():
@@ -79,7 +79,7 @@ def test_fields_of_embeddings_arrive():
         encoding_format="base64",
     )  # fmt: skip
     assert request.pooling == PoolingParams(kind="mean", normalize=False, dimensions=3)
-    assert (request.add_special_tokens, request.priority) == (False, -2)
+    assert (request.inputs.add_special_tokens, request.priority) == (False, -2)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_wrong_fields_of_embeddings_are_named(code: str, param: str, fields: Any
 @pytest.mark.parametrize(("given_number", "kept"), [(None, 0), (3, 3), (512, 512), (-1, 512)])
 def test_the_number_of_tokens_to_keep_arrives(given_number: int | None, kept: int):
     for make in (embeddings, score, rerank):
-        assert make(truncate_prompt_tokens=given_number).truncate_prompt_tokens == kept
+        assert make(truncate_prompt_tokens=given_number).inputs.truncate_prompt_tokens == kept
 
 
 def test_a_model_whose_engine_gives_no_vectors_refuses_by_name():
@@ -122,9 +122,9 @@ def test_a_model_whose_engine_gives_no_vectors_refuses_by_name():
 
 def test_pairs_are_one_with_many_or_item_by_item():
     request = score()
-    assert (request.texts, request.pooling) == (("one", "two", "three"), PoolingParams())
-    assert request.prompt_names == ("text_1", "text_2[0]", "text_2[1]")
-    assert score(text_1=["a", "b"]).texts == ("a", "b", "two", "three")
+    assert (request.inputs.texts, request.pooling) == (("one", "two", "three"), PoolingParams())
+    assert request.inputs.names == ("text_1", "text_2[0]", "text_2[1]")
+    assert score(text_1=["a", "b"]).inputs.texts == ("a", "b", "two", "three")
     refusal(score, "invalid_value", "text_1", text_1=["a", "b", "c"])
     refusal(score, "invalid_value", "text_2", text_2=[])
     refusal(score, "missing_required_parameter", "text_1", text_1=None)
@@ -132,8 +132,8 @@ def test_pairs_are_one_with_many_or_item_by_item():
 
 def test_rerank_asks_for_the_query_and_every_document():
     request = rerank()
-    assert request.texts == ("what", "one", "two")
-    assert request.prompt_names == ("query", "documents[0]", "documents[1]")
+    assert request.inputs.texts == ("what", "one", "two")
+    assert request.inputs.names == ("query", "documents[0]", "documents[1]")
     for param in ("query", "documents"):
         refusal(rerank, "missing_required_parameter", param, **{param: None})
     refusal(rerank, "invalid_value", "documents", documents=[])
@@ -144,8 +144,8 @@ def test_rerank_asks_for_the_query_and_every_document():
 def test_a_ranking_in_the_form_of_tei():
     tei: dict[str, Any] = {"documents": None, "texts": ["one", "two"]}
     request = rerank(**tei, truncate=True, raw_scores=True)
-    assert (request.texts, request.truncate_prompt_tokens) == (("what", "one", "two"), 512)
-    assert request.prompt_names == ("query", "texts[0]", "texts[1]")
+    assert (request.inputs.texts, request.inputs.truncate_prompt_tokens) == (("what", "one", "two"), 512)
+    assert request.inputs.names == ("query", "texts[0]", "texts[1]")
     refusal(rerank, "invalid_value", "texts", texts=["one"])
     refusal(rerank, "invalid_value", "texts", documents=None, texts=[])
     for name in ("return_text", "raw_scores", "truncate"):
@@ -219,7 +219,11 @@ async def test_many_texts_are_tokenized_in_several_messages_in_their_order(lengt
     texts = tuple("x" * (length * limits.TOKENIZE_CHARS_MAX // 4) for length in lengths)
     names = tuple(f"input[{index}]" for index in range(len(texts)))
     request = GenerationRequest(
-        request_id="r", model="toy", params=SamplingParams(), texts=texts, prompt_names=names, pooling=PoolingParams()
+        request_id="r",
+        model="toy",
+        params=SamplingParams(),
+        inputs=PromptInputs(texts=texts, names=names),
+        pooling=PoolingParams(),
     )
     clients, card = Tokenizers(), replace(CARD, max_model_len=max(map(len, texts)))
     prompts = (await tokenize(clients, request, card, 16)).prompts  # type: ignore[arg-type]
@@ -234,7 +238,10 @@ async def test_many_texts_are_tokenized_in_several_messages_in_their_order(lengt
 
 async def test_a_text_without_tokens_is_named():
     request = GenerationRequest(
-        request_id="r", model="toy", params=SamplingParams(), texts=("a", ""), prompt_names=("input[0]", "input[1]")
+        request_id="r",
+        model="toy",
+        params=SamplingParams(),
+        inputs=PromptInputs(texts=("a", ""), names=("input[0]", "input[1]")),
     )
     with pytest.raises(ServiceError, match=r"'input\[1\]' has no tokens") as error:
         await tokenize(Tokenizers(), request, CARD, 16)  # type: ignore[arg-type]

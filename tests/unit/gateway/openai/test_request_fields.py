@@ -5,7 +5,6 @@ import pytest
 
 from services.gateway.apis.openai.bodies import request_fields
 from services.gateway.apis.openai.bodies.request_fields import HINTS, REQUIREMENTS, check
-from services.gateway.apis.openai.body import read_fields
 from services.gateway.apis.openai.schemas import (
     COMPLETION_DECODER,
     ChatBody,
@@ -14,6 +13,7 @@ from services.gateway.apis.openai.schemas import (
     TokenizeBody,
 )
 from services.gateway.edge.access.call import Call, serving
+from services.gateway.edge.http.request_body import read_fields
 from shared import limits
 from shared.errors import ServiceError
 from tests.unit.gateway.bodies import STRICT, chat, completion, lenient, refusal
@@ -187,7 +187,7 @@ def test_other_servers_names_of_fields_that_act_are_read_as_these():
         grammar = lenient(chat, **{name: value})[0].params.grammar
         assert grammar is not None
         assert grammar.kind == kind
-    variables = lenient(chat, enable_thinking=False, chat_template_kwargs={"a": 1})[0].template_variables
+    variables = lenient(chat, enable_thinking=False, chat_template_kwargs={"a": 1})[0].inputs.template_variables
     assert json.loads(variables) == {"a": 1, "enable_thinking": False}
     _, ignored = lenient(chat, enable_thinking=False, chat_template_kwargs={"enable_thinking": True})
     assert ignored == ["enable_thinking"]
@@ -206,7 +206,7 @@ def test_a_request_id_in_the_body_is_that_of_the_header():
 
 def test_an_answer_can_be_sent_back_as_a_message():
     nothing = {"refusal": None, "audio": None, "annotations": [], "function_call": None, "tool_calls": None}
-    [message] = chat(messages=[{"role": "assistant", "content": "x", **nothing, "new_field": None}]).messages
+    [message] = chat(messages=[{"role": "assistant", "content": "x", **nothing, "new_field": None}]).inputs.messages
     assert (message.content, message.fields) == ("x", b"")
 
 

@@ -35,7 +35,9 @@ class Gateway:
         self.finds: ProbeResult = finds
         clients: Any = self
         host = Host(transport=self.bus.connect("g1"), subjects=Subjects(), clock=SimClock(), id="g1", instance_id="b0")
-        self.tested = DeathProbe(host, self.members, clients, self.dead.append)
+        self.tested = DeathProbe(
+            host, self.members, clients, lambda beat, _: self.dead.append(Address(beat.id, beat.instance_id))
+        )
         self.members.observe(heartbeat("detokenizer", *D1, StreamStatus(), interval_s=INTERVAL_S), 0.0)
         self.members.observe(heartbeat("tokenizer", *T1, PoolStatus(), interval_s=INTERVAL_S), 0.0)
 

@@ -112,9 +112,9 @@ async def test_text_that_contradicts_what_the_client_has_is_told_of_its_sender()
 def test_text_of_a_sequence_comes_from_its_detokenizer_only():
     async def main() -> None:
         actor = Request().actor
-        assert actor.has_stream(0, DETOKENIZER)
-        assert not actor.has_stream(0, Address("d", "2"))
-        assert not actor.has_stream(0, Address("d2", "1"))
+        assert actor.placements.has_stream(0, DETOKENIZER)
+        assert not actor.placements.has_stream(0, Address("d", "2"))
+        assert not actor.placements.has_stream(0, Address("d2", "1"))
 
     asyncio.run(main())
 

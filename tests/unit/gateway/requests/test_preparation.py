@@ -10,7 +10,16 @@ import pytest
 from msgspec.structs import replace
 
 from services.gateway.edge.access.call import Call
-from services.gateway.path.generation import Caller, Client, GenerationRequest, ThinkingLimit
+from services.gateway.path.generation import (
+    Caller,
+    Client,
+    GenerationRequest,
+    Origin,
+    OutputText,
+    PendingParams,
+    PromptInputs,
+    ThinkingLimit,
+)
 from services.gateway.path.messages import Prompt, RequestMessages
 from services.gateway.path.requests.preparation import prepare, tokenize
 from services.gateway.path.sequence_state import Address
@@ -47,8 +56,11 @@ class Tokenizers:
         )
 
 
-def request(**fields: Any) -> GenerationRequest:
-    return GenerationRequest(request_id="r" * 22, model=CARD.name, params=SamplingParams(max_tokens=4), **fields)
+REQUEST = GenerationRequest(request_id="r" * 22, model=CARD.name, params=SamplingParams(max_tokens=4))
+
+
+def request(n: int = 1, **inputs: Any) -> GenerationRequest:
+    return replace(REQUEST, n=n, inputs=PromptInputs(**inputs))
 
 
 async def prepared(asked: GenerationRequest, tokenizers: Tokenizers | None = None) -> list[Prompt]:
@@ -59,7 +71,8 @@ async def prepared(asked: GenerationRequest, tokenizers: Tokenizers | None = Non
 async def test_the_marks_of_reasoning_become_token_ids(max_tokens: int):
     limit = ThinkingLimit(7, "<", "/>", lambda tail: tail == "")
     params = SamplingParams(max_tokens=max_tokens)
-    asked = replace(request(messages=(ChatMessage(role="user", content="a"),), thinking=limit), params=params)
+    said = request(messages=(ChatMessage(role="user", content="a"),))
+    asked = replace(said, pending=PendingParams(thinking=limit), params=params)
     found = await tokenize(cast(ServiceClients, Tokenizers()), asked, CARD, 0)
     assert found.params == msgspec.structs.replace(params, thinking=ThinkingBudget(7, (60,), (47, 62), True))
 
@@ -67,7 +80,8 @@ async def test_the_marks_of_reasoning_become_token_ids(max_tokens: int):
 async def test_marks_that_are_no_tokens_are_refused():
     for closing in ("", "x" * (limits.THINKING_MARK_TOKENS_MAX + 1), "\u1000"):
         limit = ThinkingLimit(7, "<", closing, bool)
-        asked = request(messages=(ChatMessage(role="user", content="a"),), thinking=limit)
+        said = request(messages=(ChatMessage(role="user", content="a"),))
+        asked = replace(said, pending=PendingParams(thinking=limit))
         with pytest.raises(ServiceError) as error:
             await tokenize(cast(ServiceClients, Tokenizers()), asked, CARD, 0)
         assert error.value.param == "thinking_token_budget"
@@ -83,11 +97,9 @@ async def test_each_conversation_is_rendered_by_itself_and_in_order():
 
 async def test_what_a_grammar_does_without_is_told_in_the_names_of_the_request():
     params = SamplingParams(max_tokens=4, grammar=Grammar("json", "{}"))
-    asked = replace(
-        request(texts=("a",)), params=params, grammar_param="tools[].function.parameters", grammar_ignored=("not", "if")
-    )
+    pending = PendingParams(grammar_param="tools[].function.parameters", grammar_ignored=("not", "if"))
     call = Call()
-    await prepared(replace(asked, caller=call))
+    await prepared(replace(request(texts=("a",)), params=params, pending=pending, origin=Origin(caller=call)))
     assert [*call.ignored] == ["tools[].function.parameters.not", "tools[].function.parameters.if"]
 
 
@@ -95,8 +107,9 @@ async def test_the_copies_of_a_grammar_are_bounded_together():
     long = Grammar("json", json.dumps({"enum": ["x" * 50_000] * 5}))
     asked = replace(request(texts=("a", "b"), n=128), params=SamplingParams(max_tokens=4, grammar=long))
     await prepared(asked)
+    pending = PendingParams(grammar_param="guided_json")
     with pytest.raises(ServiceError) as refused:
-        await prepared(replace(asked, texts=("a", "b", "c"), grammar_param="guided_json"))
+        await prepared(replace(asked, inputs=PromptInputs(texts=("a", "b", "c")), pending=pending))
     assert refused.value.param == "guided_json"
     assert "384 outputs" in refused.value.message
 
@@ -112,13 +125,13 @@ def _turn(size: int) -> tuple[ChatMessage, ...]:
 @pytest.mark.parametrize(
     ("fields", "code", "param"),
     [
-        ({"texts": ("a", "a" * FAR_TOO_LONG), "prompt_names": ("p[0]", "p[1]")}, "context_length_exceeded", "p[1]"),
+        ({"texts": ("a", "a" * FAR_TOO_LONG), "names": ("p[0]", "p[1]")}, "context_length_exceeded", "p[1]"),
         ({"texts": ("é" * (FAR_TOO_LONG // 2 + 1),)}, "context_length_exceeded", "prompt"),
         ({"texts": ("a",), "suffix": "a" * FAR_TOO_LONG}, "context_length_exceeded", "prompt"),
         ({"texts": ("a",), "second_texts": ("a" * FAR_TOO_LONG,)}, "context_length_exceeded", "prompt"),
         ({"messages": _turn(limits.TEXT_BYTES_COUNTED + 1)}, "context_length_exceeded", "messages"),
         (
-            {"conversations": (_turn(limits.TEXT_BYTES_COUNTED + 1),), "prompt_names": ("input",)},
+            {"conversations": (_turn(limits.TEXT_BYTES_COUNTED + 1),), "names": ("input",)},
             "context_length_exceeded",
             "input",
         ),
@@ -150,10 +163,10 @@ async def test_a_text_that_is_far_too_long_is_refused_before_it_is_sent(
 )
 async def test_a_text_that_may_be_encoded_is_sent_with_its_limit_and_its_client(fields: dict[str, Any]) -> None:
     tokenizers = Tokenizers()
-    asked = request(**fields, client=Client("bob"))
+    asked = replace(request(**fields), origin=Origin(client=Client("bob")))
     await tokenize(cast(ServiceClients, tokenizers), asked, CARD, 16)
     [message] = tokenizers.asked
-    most = limits.TEXT_BYTES_COUNTED if asked.truncate_prompt_tokens else limits.TEXT_BYTES_ANY
+    most = limits.TEXT_BYTES_COUNTED if asked.inputs.truncate_prompt_tokens else limits.TEXT_BYTES_ANY
     assert (message.client, message.text_bytes_max) == ("bob", most)
 
 
@@ -182,7 +195,8 @@ async def test_the_prompt_tokens_of_all_sequences_are_bounded(monkeypatch: pytes
 
 async def test_the_end_tokens_of_a_filled_in_text_reach_the_engine():
     for suffix, ends in (("b", (9,)), ("", ())):
-        asked = request(texts=("a",), suffix=suffix, detokenize=False, spaces_between_special_tokens=False)
+        output = OutputText(detokenize=False, spaces_between_special_tokens=False)
+        asked = replace(request(texts=("a",), suffix=suffix), output=output)
         host = Host(
             transport=MemoryBus(0).connect("gateway"),
             subjects=Subjects(),
@@ -206,7 +220,8 @@ async def test_the_caller_is_told_when_the_preparation_is_over_also_if_it_failed
             told.append("prepared")
 
     actor, parts = MagicMock(), MagicMock()
-    actor.request, actor.guests, actor.over = request(texts=("a",), caller=Told()), (), True
+    actor.request, actor.guests, actor.over = replace(request(texts=("a",)), origin=Origin(caller=Told())), (), True
+    parts.host.transport.connected = not fails
     parts.bus.connected = AsyncMock(side_effect=ServiceError("no_engine", "") if fails else None)
     with pytest.raises(ServiceError) if fails else contextlib.nullcontext():
         await prepare(actor, parts)

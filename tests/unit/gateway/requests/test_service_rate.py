@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.path.placement.service_rate import KNOWN_S, WAIT_S, WINDOW_S, ServiceRate
+from services.gateway.path.placement.queue_wait import RATE_KNOWN_S, RATE_WINDOW_S, WAIT_S, ServiceRate
 
 
 def served(per_second: float, seconds: float, start: float = 1000.0) -> tuple[ServiceRate, float]:
@@ -19,7 +19,7 @@ def test_nothing_is_known_before_the_first_end():
 
 
 @pytest.mark.parametrize("per_second", [0.5, 4.0, 200.0])
-@pytest.mark.parametrize("seconds", [3 * WINDOW_S, 20 * WINDOW_S])
+@pytest.mark.parametrize("seconds", [3 * RATE_WINDOW_S, 20 * RATE_WINDOW_S])
 def test_the_wait_is_the_queue_over_the_rate(per_second: float, seconds: float):
     rate, now = served(per_second, seconds)
     assert rate.per_second(now) == pytest.approx(per_second, rel=0.15)
@@ -39,7 +39,7 @@ def test_a_rate_follows_a_change():
     assert rate.wait_s(10, now + 2000) == WAIT_S[0], "idle: nothing is known any more"
 
 
-@pytest.mark.parametrize("silence_s", [WINDOW_S * 5, WAIT_S[1], KNOWN_S])
+@pytest.mark.parametrize("silence_s", [RATE_WINDOW_S * 5, WAIT_S[1], RATE_KNOWN_S])
 def test_a_service_that_has_become_slow_asks_for_the_longest_wait(silence_s: float):
     rate, now = served(10.0, 60.0)
     asked = now

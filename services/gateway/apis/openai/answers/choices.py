@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from services.gateway.apis.openai.tools.answer_format import AnswerFormat
 from services.gateway.apis.parsers.events import Content, Event, joined
 from services.gateway.apis.parsers.output_parser import OutputParser
 from services.gateway.path.generation import SequenceUpdate
@@ -51,6 +52,12 @@ class Choice:
         if update.finish_reason is not None:
             self.finish_reason = update.finish_reason
             self.stop_reason = update.stop_reason
+
+    def reason_in(self, answer: AnswerFormat | None) -> str | None:
+        """Returns the finish reason to report in an answer of this format, if the choice has ended."""
+        if answer is None or self.parser is None or self.finish_reason is None:
+            return self.finish_reason
+        return answer.finish_reason(self.finish_reason, self.parser)
 
     def separate(self, update: SequenceUpdate) -> str:
         """Parses the text of an update into `events`; without a parser, returns the text unchanged."""

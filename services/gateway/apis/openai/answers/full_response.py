@@ -37,7 +37,7 @@ def answer(
         "created": context.arrival.created,
         "model": context.card.name,
         "system_fingerprint": system_fingerprint(context.card),
-        **tier(context),
+        **context.tier,
         "choices": choices,
         "usage": accumulator.usage(num_prompt_tokens),
         "sentence_length": choices[0]["sentence_length"],
@@ -60,11 +60,6 @@ def model(card: ModelCard) -> bytes:
     return msgspec.json.encode(_model(card))
 
 
-def tier(context: RequestContext) -> dict[str, str]:
-    """Returns the member `service_tier` of an answer; none if the request named no tier."""
-    return {"service_tier": context.request.service_tier} if context.request.service_tier else {}
-
-
 def _choice(context: RequestContext, choice: Choice, accumulator: ChoiceAccumulator) -> dict[str, Any]:
     completes, prompt = context.kind == "completion", context.prompt_of(choice.index)
     return {
@@ -73,18 +68,11 @@ def _choice(context: RequestContext, choice: Choice, accumulator: ChoiceAccumula
         **({} if choice.token_ids is None else {"token_ids": choice.token_ids}),
         "logprobs": _logprobs(context, choice, accumulator.prompts[prompt]),
         **(_prompt_logprobs(context, accumulator, prompt) if completes else {}),
-        "finish_reason": finish_reason(context, choice),
+        "finish_reason": choice.reason_in(context.answer_format),
         "stop_reason": choice.stop_reason,
         "sentence_length": len(context.echo(choice.index)) + choice.num_characters,
         "cum_log_probs": choice.cumulative_logprob,
     }
-
-
-def finish_reason(context: RequestContext, choice: Choice) -> str | None:
-    """Returns the finish reason to report for a choice that has ended."""
-    if context.answer_format is None or choice.parser is None or choice.finish_reason is None:
-        return choice.finish_reason
-    return context.answer_format.finish_reason(choice.finish_reason, choice.parser)
 
 
 def _output(context: RequestContext, choice: Choice) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class ChunkEncoder:
         return start + b',"logprobs":' + self._logprobs(choice) + _CONTINUES + self._close
 
     def _finish(self, choice: Choice) -> bytes:
-        reason, stop = _encode(full_response.finish_reason(self._context, choice)), _encode(choice.stop_reason)
+        reason, stop = _encode(choice.reason_in(self._context.answer_format)), _encode(choice.stop_reason)
         told = b',"finish_reason":' + reason + b',"stop_reason":' + stop
         length = choice.num_characters + len(self._context.echo(choice.index))
         return (
@@ -171,7 +171,7 @@ def _constants(context: RequestContext) -> dict[str, Any]:
         "created": context.arrival.created,
         "model": context.card.name,
         "system_fingerprint": system_fingerprint(context.card),
-        **full_response.tier(context),
+        **context.tier,
     }
 
 

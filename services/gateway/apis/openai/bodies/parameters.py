@@ -6,29 +6,38 @@ The backend checks that the prompt leaves room for `max_tokens`, because only it
 tokens.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import cast
 
 import msgspec
 from msgspec.structs import replace
 
+from services.gateway.apis.openai.bodies.parameter_names import new_name
 from services.gateway.apis.openai.body import GenerationFields
 from services.gateway.edge.access.call import current_call
-from services.gateway.path.generation import FLEX, GenerationRequest, ModelCard
+from services.gateway.path.generation import (
+    FLEX,
+    GenerationRequest,
+    ModelCard,
+    OutputText,
+    PendingParams,
+    PromptInputs,
+)
 from shared import limits
 from shared.errors import ServiceError
 from shared.parameters import sampling
 from shared.parameters.sampling import SamplingParams
-from shared.request import rules
+from shared.request import checks
 from shared.request.checks import check_token_ids, given, missing, refuse
 from shared.request.choices import Choices, choices_of
-from shared.request.sampling_fields import sampling_params
-from shared.request.seed_source import SeedSource, random_seed
-from shared.request.structured import Constraint
-from shared.request.token_constraints import token_constraints
+from shared.request.sampling_fields import SeedSource, random_seed, sampling_params, token_constraints
+from shared.request.structured import FIELDS, Constraint, constraint_of
 
 AS_MANY_AS_FIT = 0
 _INT32 = 2**31
+_STRUCTURE, _NO_STRUCTURE = attrgetter(*FIELDS), (None,) * len(FIELDS)
 _TIERS = ("auto", "default", FLEX, "priority", "scale")
 
 
@@ -46,12 +55,22 @@ class RequestDefaults:
 DEFAULTS = RequestDefaults()
 
 
-def with_structure(request: GenerationRequest, structure: Constraint | None) -> GenerationRequest:
-    """Returns the request with the structure that its output must follow; unchanged if there is none."""
-    if structure is None:
-        return request
+def structure_of(body: GenerationFields) -> Constraint | None:
+    """Returns the structure that the fields of a body ask for; None if they ask for none. Raises ServiceError."""
+    return None if _STRUCTURE(body) == _NO_STRUCTURE else constraint_of(body)
+
+
+def with_structure(request: GenerationRequest, structure: Constraint) -> GenerationRequest:
+    """Returns the request with the structure that its output must follow."""
     params = msgspec.structs.replace(request.params, grammar=structure.grammar)
-    return replace(request, params=params, grammar_param=structure.param, grammar_ignored=structure.ignored)
+    pending = replace(request.pending, grammar_param=structure.param, grammar_ignored=structure.ignored)
+    return replace(request, params=params, pending=pending)
+
+
+def with_grammar_named(request: GenerationRequest, names: Mapping[str, str]) -> GenerationRequest:
+    """Returns a converted request with the name of the grammar's field in its own API: tokenizers report it."""
+    pending = replace(request.pending, grammar_param=new_name(request.pending.grammar_param, names))
+    return replace(request, pending=pending)
 
 
 def prompts(
@@ -156,8 +175,9 @@ def checked_request(
         params = msgspec.structs.replace(params, beam=choices.beam)
         sampling.check_beam(params)
     _check_stream(body, params, choices)
-    stop, detokenize = rules.stop_strings(body.stop), given(body.detokenize, True)
-    rules.check_detokenize(detokenize, stop)
+    stop, detokenize = () if body.stop is None else checks.stop_strings(body.stop), given(body.detokenize, True)
+    if stop:
+        checks.check_detokenize(detokenize, stop)
     if body.echo and not detokenize:
         refuse("echo", "needs text: leave 'detokenize' at its default")
     return GenerationRequest(
@@ -166,17 +186,21 @@ def checked_request(
         params=params,
         n=choices.n,
         best_of=choices.num_sequences,
-        stop=stop,
-        include_stop_str_in_output=given(body.include_stop_str_in_output, False),
-        skip_special_tokens=given(body.skip_special_tokens, True),
-        spaces_between_special_tokens=given(body.spaces_between_special_tokens, True),
-        detokenize=detokenize,
-        truncate_prompt_tokens=rules.prompt_truncation(body.truncate_prompt_tokens, card.max_model_len),
-        cache_salt=_cache_salt(body),
+        inputs=PromptInputs(
+            truncate_prompt_tokens=checks.prompt_truncation(body.truncate_prompt_tokens, card.max_model_len)
+        ),
+        output=OutputText(
+            stop=stop,
+            include_stop_str_in_output=given(body.include_stop_str_in_output, False),
+            skip_special_tokens=given(body.skip_special_tokens, True),
+            spaces_between_special_tokens=given(body.spaces_between_special_tokens, True),
+            detokenize=detokenize,
+        ),
+        pending=PendingParams(bad_word_texts=token_constraints(body).bad_word_texts if body.bad_words else ()),
+        cache_salt=b"" if body.cache_salt is None else _cache_salt(body.cache_salt),
         priority=check_priority(body.priority),
         service_tier=check_tier(body.service_tier),
-        bad_word_texts=token_constraints(body).bad_word_texts if body.bad_words else (),
-        timeout_s=_timeout_s(body),
+        timeout_s=0.0 if body.timeout is None else _timeout_s(body.timeout),
     )
 
 
@@ -192,10 +216,7 @@ def _check_stream(body: GenerationFields, params: SamplingParams, choices: Choic
             refuse("stream", f"must be false with {cause}")
 
 
-def _cache_salt(body: GenerationFields) -> bytes:
-    salt = body.cache_salt
-    if salt is None:
-        return b""
+def _cache_salt(salt: str) -> bytes:
     if not 1 <= len(salt) <= limits.CACHE_SALT_CHARS_MAX:
         refuse("cache_salt", f"must have between 1 and {limits.CACHE_SALT_CHARS_MAX} characters")
     return salt.encode()
@@ -219,9 +240,7 @@ def check_tier(value: str | None) -> str:
     return "" if value is None else FLEX if value == FLEX else "default"
 
 
-def _timeout_s(body: GenerationFields) -> float:
-    if body.timeout is None:
-        return 0.0
-    if body.timeout <= 0:
+def _timeout_s(timeout: float) -> float:
+    if timeout <= 0:
         refuse("timeout", "must be a number of seconds above 0")
-    return body.timeout
+    return timeout

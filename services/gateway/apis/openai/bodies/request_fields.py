@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from services.gateway.apis.openai.body import RawFields, StreamOptions, read_any, read_body, read_fields
+from services.gateway.apis.openai.body import StreamOptions
 from services.gateway.apis.openai.schemas import ChatBody, CompletionBody
 from services.gateway.edge.access.call import current_call, ignore, name_call
+from services.gateway.edge.http.request_body import RawFields, read_any, read_body, read_fields
 from shared import limits
 from shared.errors import ServiceError
 from shared.request.conversation import Turn
@@ -166,7 +167,7 @@ def read(
     ServiceError for what is no object, for the first field that is refused, and for a value of a wrong type.
     """
     fields = read_fields(data)
-    renamed = _renamed(fields, decoder.type, rules)
+    renamed = None if rules.mapped.keys().isdisjoint(fields) else _renamed(fields, decoder.type, rules)
     check(fields if renamed is None else renamed, decoder.type, rules, without_effect)
     return read_body(data if renamed is None else msgspec.json.encode(renamed), decoder)
 

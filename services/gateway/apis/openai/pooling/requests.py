@@ -14,13 +14,13 @@ from services.gateway.apis.openai.pooling.schemas import (
     ScoreBody,
     TextFields,
 )
-from services.gateway.path.generation import GenerationRequest, ModelCard
+from services.gateway.path.generation import GenerationRequest, ModelCard, PromptInputs
 from shared import limits
 from shared.errors import ServiceError
 from shared.parameters import pooling
 from shared.parameters.pooling import POOLING_KINDS, PoolingKind, PoolingParams
 from shared.parameters.sampling import SamplingParams
-from shared.request import rules
+from shared.request import checks
 from shared.request.checks import given, missing, refuse
 
 ENCODINGS = ("float", "base64")
@@ -169,21 +169,23 @@ def _request(
     *,
     second_texts: tuple[str, ...] = (),
 ) -> GenerationRequest:
-    """`names`: the name of each prompt in the user's request. `second_texts`: see `GenerationRequest`."""
+    """`names`: the name of each prompt in the user's request. `second_texts`: see `PromptInputs`."""
     pooling.check(params, card.embedding_size, len(card.labels))
     return GenerationRequest(
         request_id=request_id,
         model=card.name,
         params=_PARAMS,
-        texts=texts,
-        token_ids=token_ids,
-        add_special_tokens=given(body.add_special_tokens, True),
+        inputs=PromptInputs(
+            texts=texts,
+            token_ids=token_ids,
+            second_texts=second_texts,
+            names=names,
+            add_special_tokens=given(body.add_special_tokens, True),
+            truncate_prompt_tokens=checks.pooling_truncation(body.truncate_prompt_tokens, card.max_model_len),
+        ),
         priority=check_priority(body.priority),
         service_tier=check_tier(body.service_tier),
         pooling=params,
-        prompt_names=names,
-        second_texts=second_texts,
-        truncate_prompt_tokens=rules.pooling_truncation(body.truncate_prompt_tokens, card.max_model_len),
     )
 
 

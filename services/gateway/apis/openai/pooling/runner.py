@@ -33,11 +33,11 @@ async def run(
     receive: Receive,
 ) -> Pooled:
     """Returns the vectors of all prompts. Raises ServiceError. The request's body must have been read before."""
-    found = Pooled([b""] * request.num_prompts)
+    found = Pooled([b""] * request.inputs.num_prompts)
     generation: Generation | None = None
     reason, cause = "abort", ""
     with _span(request, headers) as span:
-        request.trace_headers.update(span.headers())
+        request.origin.trace_headers.update(span.headers())
         try:
             generation = backend.generate(request)
             await unless_gone(receive, _collect(generation, found))

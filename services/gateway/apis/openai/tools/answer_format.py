@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass
 
 from services.gateway.apis.openai.schemas import ChatBody
-from services.gateway.apis.openai.tools.tool_choice import ToolChoice, tool_choice
+from services.gateway.apis.openai.tools.tool_choice import NO_TOOLS, ToolChoice
 from services.gateway.apis.parsers.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat, ToolFormat
 from services.gateway.apis.parsers.json_formats import Llama3JsonParser
 from services.gateway.apis.parsers.named_call import NamedCallParser
@@ -94,17 +94,16 @@ class AnswerFormat:
 
 
 def answer_format(
-    body: ChatBody, request: GenerationRequest, card: ModelCard, settings: GatewaySettings
+    body: ChatBody, request: GenerationRequest, choice: ToolChoice, card: ModelCard, settings: GatewaySettings
 ) -> AnswerFormat | None:
     """Returns the formats of a request's answer; None if nothing has to be separated. Raises ServiceError.
 
-    `request` is the result of `chat.generation_request` for the body.
+    `request` is the result of `chat.generation_request` for the body, `choice` that of `tool_choice`.
     """
-    choice = tool_choice(body)
     calls = tool_format(choice, card, settings)
-    if not request.detokenize:
+    if not request.output.detokenize:
         return None  # There is no text.
-    if choice.is_forced:
+    if choice is not NO_TOOLS and choice.is_forced:
         return AnswerFormat(choice=choice, tool_format=calls)
     grammar = request.params.grammar
     if grammar is not None and grammar.kind != "structural_tag":

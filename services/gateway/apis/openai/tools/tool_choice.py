@@ -60,6 +60,10 @@ class ToolChoice:
         return None
 
 
+NO_TOOLS = ToolChoice()
+"""The choice of a request that names neither tools nor functions."""
+
+
 def tool_choice(body: ChatBody) -> ToolChoice:
     """Returns the tools of a request and how they may be called. Raises ServiceError that names the wrong field."""
     legacy = bool(body.functions) or body.function_call is not None

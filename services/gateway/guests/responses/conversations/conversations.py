@@ -3,8 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from services.gateway.edge.access.call import current_call, may_see
-from services.gateway.edge.http.request_id import new_id
+from services.gateway.edge.access.call import current_call, may_see, new_id
 from services.gateway.guests.responses.conversations.record import ID_PREFIX, NAME, Conversation, with_items
 from services.gateway.guests.responses.conversations.store import ConversationStore, Versioned, changed
 from services.gateway.guests.responses.input_items import Item

@@ -8,11 +8,11 @@ from starlette.responses import Response
 
 from services.gateway.apis.openai.bodies import request_fields
 from services.gateway.apis.openai.bodies.metadata import check_metadata
-from services.gateway.apis.openai.body import read_fields
 from services.gateway.apis.openai.listing import check_query, page
 from services.gateway.edge.access.call import ignore
 from services.gateway.edge.http import request_body
 from services.gateway.edge.http.json_response import json_response
+from services.gateway.edge.http.request_body import read_fields
 from services.gateway.guests.responses import input_items
 from services.gateway.guests.responses.conversations import schemas
 from services.gateway.guests.responses.conversations.conversations import Conversations

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from starlette.types import Message, Scope
 
+from services.gateway.edge.access.call import new_id
 from services.gateway.edge.http import sse
-from services.gateway.edge.http.request_id import new_id
 from services.gateway.edge.http.server.web_socket import FROM_SOCKET
 from services.gateway.guests.responses.socket.memory import SocketTurn
 from services.gateway.guests.responses.socket.messages import error_event, failure_event

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from services.gateway.apis.openai.body import RawFields, read_any, read_fields
 from services.gateway.edge.http import request_body
+from services.gateway.edge.http.request_body import RawFields, read_any, read_fields
 from shared.errors import CODES, ServiceError
 from shared.request.checks import missing, refuse
 
