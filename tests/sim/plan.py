@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from services.gateway.path.generation import Client, GenerationRequest, ModelCard, Origin, OutputText, PromptInputs
-from services.gateway.path.messages import sequence_params
 from shared.parameters.pooling import PoolingParams
 from shared.parameters.sampling import BeamParams, SamplingParams
+from shared.request.choices import choice_params
 from tests.sim.model import HashModel, Reference, beam_references, pooled_reference, reference
 
 LOAD_S = 4.0
@@ -130,7 +130,7 @@ class Load:
                 found += beam_references(model, tokens, self.params.beam.width, self.params.max_tokens)[: self.n]
                 continue
             for choice in range(self.n):
-                params = sequence_params(self.params, choice, len(tokens), card)
+                params = choice_params(self.params, choice, card.max_model_len - len(tokens))
                 salt = params.seed if params.temperature else 0
                 most = min(params.max_tokens, MAX_MODEL_LEN - len(tokens))
                 found.append(reference(model, tokens, salt, most, self.stop, self.include_stop))
