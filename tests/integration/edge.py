@@ -221,6 +221,7 @@ async def serving(
     finally:
         for api in app.state.apis:
             await api.leave()
+            await api.finish()
         # The server's own shutdown is in steps of 100 ms.
         server.stop_accepting()
         listener.close()

@@ -20,7 +20,7 @@ FOLDERS = [*(f"guests.{name}" for name in GUESTS), *(f"apis.{name}" for name in 
 STILL = (
     "tests/unit/gateway/test_actor.py",
     "tests/integration/test_openai_client.py",
-    "tests/integration/test_long_prompts.py::test_a_text_of_more_than_a_megabyte_and_a_half_is_served",
+    "tests/integration/test_gateway_alone.py",
     "tests/sim/test_flow.py::test_more_urgent_requests_go_first",
 )
 """What works without any of them: the gateway's actor, its edge, the process, and its part in a simulated system."""
@@ -60,7 +60,6 @@ def test_what_is_needed_needs_nothing_itself():
     assert not [name for name in GUESTS for other in NEEDS[name] if NEEDS[other]]
 
 
-@pytest.mark.nats
 @pytest.mark.parametrize("name", FOLDERS)
 def test_without_its_folder_requests_are_served(name: str, tmp_path: Path):
     for folder in ("shared", "antiphon", "tests", "infra", "pyproject.toml"):

@@ -24,7 +24,7 @@ class TheApi(Api):
         streams, endpoints = serving.guests.offered(BackgroundStreams), serving.guests.offered(ResponseEndpoints)
         if streams is not None and endpoints is not None:
             self._responses = RecordedResponses(serving, endpoints.store, streams, endpoints.create)
-            endpoints.recorded = self._responses
+            endpoints.background = self._responses
 
     async def answering(self) -> None:
         """See Lifetime. From now on, takes over the responses of gateways that are gone."""
@@ -35,5 +35,8 @@ class TheApi(Api):
         """See Lifetime. Other gateways continue the responses."""
         if self._responses is not None:
             await self._responses.leave()
+
+    async def finish(self) -> None:
+        """See Lifetime."""
         if self._watching is not None:
             self._watching.cancel()

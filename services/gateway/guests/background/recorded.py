@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from services.gateway.apis.openai.request_context import RequestContext
 from services.gateway.apis.openai.serving import Serving
-from services.gateway.edge.access.call import Call, serving
+from services.gateway.edge.access.call import Call, is_id, serving
 from services.gateway.edge.http.errors import as_service_error
 from services.gateway.edge.http.request_body import read_body
 from services.gateway.guests.background import snapshot
@@ -24,10 +24,10 @@ from services.gateway.guests.background.event_writer import EventReader, EventWr
 from services.gateway.guests.background.requests import BackgroundRun, BackgroundStreams
 from services.gateway.guests.background.store import History
 from services.gateway.guests.responses import input_items, schemas
+from services.gateway.guests.responses.background import BackgroundResponses, Kept, Unfinished
 from services.gateway.guests.responses.encoder import ResponseEncoder
-from services.gateway.guests.responses.response_object import FINAL
+from services.gateway.guests.responses.response_object import FINAL, ID_PREFIX
 from services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
-from services.gateway.guests.responses.stored.unfinished import Kept
 from services.gateway.guests.resume.claim import Claim, stored_request
 from services.gateway.guests.resume.record import StreamRecord
 from services.gateway.guests.resume.store import body_of
@@ -43,7 +43,7 @@ _WATCH_S = 1.0
 
 
 class RecordedResponse:
-    """One background response that has not ended. Implements `stored.unfinished.Unfinished`."""
+    """One background response that has not ended. Implements Unfinished."""
 
     def __init__(self, streams: BackgroundStreams, store: ResponseStore, record: StreamRecord) -> None:
         self._streams, self._store, self._record = streams, store, record
@@ -122,11 +122,13 @@ class RecordedResponse:
         return False
 
 
-class RecordedResponses:
-    """The background responses of one gateway. Implements `stored.unfinished.Recorded`.
+class RecordedResponses(BackgroundResponses):
+    """The background responses of one gateway. Those that cannot be recorded end with it.
 
     `create`: the endpoint, with which responses of other gateways are run again.
     """
+
+    keeps_trying = True
 
     def __init__(
         self,
@@ -135,19 +137,21 @@ class RecordedResponses:
         streams: BackgroundStreams,
         create: Callable[[Request], Awaitable[Response]],
     ) -> None:
+        super().__init__(serving, store)
         self._streams = streams
-        self._serving = serving
-        self._store = store
         self._create = create
         self._tasks: dict[str, asyncio.Task[None]] = {}
         """Tasks that take over or run a response, by request id."""
 
     def num_running(self) -> int:
-        """See Recorded."""
-        return len(self._streams.running)
+        """See BackgroundResponses."""
+        return super().num_running() + len(self._streams.running)
 
-    async def find(self, request_id: str) -> RecordedResponse | None:
-        """See Recorded. Takes the response over if its gateway is gone."""
+    async def find(self, response_id: str) -> Unfinished | None:
+        """See BackgroundResponses. The response may run in any gateway; it is taken over if its gateway is gone."""
+        request_id = response_id.removeprefix(ID_PREFIX)
+        if (here := await super().find(response_id)) is not None or not is_id(request_id):
+            return here
         with _told():
             await self._streams.store.ready()
             found = await self._streams.store.find(request_id)
@@ -157,14 +161,19 @@ class RecordedResponses:
         return self._one(found[0])
 
     async def start(
-        self, request: Request, context: RequestContext, encoder: ResponseEncoder, kept: Kept
-    ) -> RecordedResponse | None:
-        """See Recorded."""
+        self,
+        request: Request,
+        context: RequestContext,
+        encoder: ResponseEncoder,
+        kept: Kept,
+        items: list[input_items.Item],
+    ) -> Unfinished:
+        """See BackgroundResponses. The response begins, or this gateway has taken it over."""
         taken_over: tuple[Claim, EventWriter] | None = getattr(request.state, "taken_over", None)
         if taken_over is None:
             run = await self._streams.begin(request, context)
             if run is None:
-                return None
+                return await super().start(request, context, encoder, kept, items)
             await run.writer.write(encoder.queued())
             await run.writer.flush()
         else:
@@ -201,7 +210,7 @@ class RecordedResponses:
     # --- inside ---
 
     def _one(self, record: StreamRecord) -> RecordedResponse:
-        return RecordedResponse(self._streams, self._store, record)
+        return RecordedResponse(self._streams, self.store, record)
 
     async def _adopt_all(self) -> bool:
         """Takes over all responses that no gateway runs. Returns False if the bus did not answer."""
@@ -246,7 +255,7 @@ class RecordedResponses:
             request = stored_request(claim)
             request.state.taken_over = claim, writer
             try:
-                key = self._serving.keys.named(record.key_name, record.path)
+                key = self.serving.keys.named(record.key_name, record.path)
                 name, timeout = record.client_request_id, record.timeout
                 with serving(Call(key=key, client_request_id=name, timeout=timeout, was_admitted=True)):
                     await self._create(request)
@@ -261,7 +270,7 @@ class RecordedResponses:
         self, request: Request, context: RequestContext, encoder: ResponseEncoder, run: BackgroundRun, kept: Kept
     ) -> None:
         writer = run.writer
-        runner = self._serving.runner(request, context, encoder, recorded=run.stream)
+        runner = self.serving.runner(request, context, encoder, recorded=run.stream)
         try:
             if writer.history.ended:
                 run.stream.take_away()
@@ -307,7 +316,7 @@ class RecordedResponses:
         """Stores a response that has ended, as soon as the bus answers."""
         while True:
             try:
-                await self._store.keep(await kept())
+                await self.store.keep(await kept())
                 await self._streams.store.forget(request_id)
                 return
             except LogUnavailableError as error:

@@ -13,7 +13,7 @@
 | `encoder`         | encodes a response, whole or as events, with its output items             |
 | `background`      | runs responses without a client in this gateway alone                     |
 | `event_log`       | the events of one background response                                     |
-| `stored/`         | finished responses, and what is asked of those that run in the background |
+| `stored/`         | finished responses                                                        |
 | `conversations/`  | conversations, to which responses may belong                              |
 | `socket/`         | the same API on a WebSocket, with one connection for many responses       |
 """

@@ -1,22 +1,62 @@
-"""Runs background responses, without a connected client. Clients read the events from a log, from any position."""
+"""Background responses, which run without a connected client. Clients read their events from a log, from any position.
+
+Here they end with their gateway. Another guest may have them survive it, and then replaces `BackgroundResponses`.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
-from services.gateway.apis.openai.serving import ResponseRunner
+from starlette.requests import Request
+
+from services.gateway.apis.openai.request_context import RequestContext
+from services.gateway.apis.openai.serving import ResponseRunner, Serving
+from services.gateway.edge.access.call import current_call
 from services.gateway.edge.http.errors import as_service_error
 from services.gateway.guests.responses.encoder import ResponseEncoder
 from services.gateway.guests.responses.event_log import EventLog
 from services.gateway.guests.responses.input_items import Item
+from services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse
 from shared import limits
 from shared.errors import ServiceError
 
 _RETRY_AFTER_S = 5.0
+Kept = Callable[[dict[str, Any], list[bytes]], Awaitable[StoredResponse]]
+"""Returns the stored form of a response that has ended, from its last state and its events. Raises LogUnavailableError.
+"""
+
+
+class Unfinished(Protocol):
+    """A response that has not ended. Methods raise ServiceError, 'bus_unavailable' or 'not_found'."""
+
+    @property
+    def key_name(self) -> str:
+        """Name of the API key that created it."""
+        ...
+
+    def read(self, first: int) -> AsyncIterator[bytes]:
+        """Yields its events from number `first` on, several at a time, and waits for further ones until the end."""
+        ...
+
+    async def response(self) -> dict[str, Any]:
+        """Returns its present state for clients."""
+        ...
+
+    async def items(self) -> list[Item]:
+        """Returns its input items."""
+        ...
+
+    async def is_stored(self) -> bool:
+        """Whether it has ended and is stored. One whose end clients have seen is stored very soon."""
+        ...
+
+    async def cancel(self) -> dict[str, Any]:
+        """Cancels it unless it has ended. Returns its last state when it is stored."""
+        ...
 
 
 class BackgroundResponse:
-    """One running response. Implements `stored.unfinished.Unfinished`."""
+    """One running response. Implements Unfinished."""
 
     def __init__(self, run: ResponseRunner, encoder: ResponseEncoder, items: list[Item], key_name: str) -> None:
         self.encoder = encoder
@@ -26,10 +66,10 @@ class BackgroundResponse:
         self._run = run
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, store: Callable[["BackgroundResponse"], Awaitable[None]]) -> None:
-        """Starts the response. `store` is called when it has ended, also by failure or cancellation."""
+    async def start(self, ended: Callable[[], Awaitable[None]]) -> None:
+        """Starts the response. `ended` is called when it has ended, also by failure or cancellation."""
         await self.events.write(self.encoder.queued())
-        self._task = asyncio.create_task(self._generate(store))
+        self._task = asyncio.create_task(self._generate(ended))
 
     def read(self, first: int) -> AsyncIterator[bytes]:
         """See Unfinished."""
@@ -55,7 +95,7 @@ class BackgroundResponse:
         await asyncio.wait([self._task])
         return self.encoder.response
 
-    async def _generate(self, store: Callable[["BackgroundResponse"], Awaitable[None]]) -> None:
+    async def _generate(self, ended: Callable[[], Awaitable[None]]) -> None:
         try:
             await self._run.detached(self.events)
         except asyncio.CancelledError:
@@ -65,40 +105,47 @@ class BackgroundResponse:
             failure = as_service_error(error)
             self._run.metrics.count_error(failure.code)
             await self.events.end(self.encoder.failure(failure))
-        await store(self)
+        await ended()
 
 
 class BackgroundResponses:
-    """The background responses of one gateway that have not ended, by id."""
+    """The background responses of one gateway that have not ended."""
 
-    def __init__(self) -> None:
+    keeps_trying = False
+    """Whether a response that has ended is stored later, if the bus does not answer."""
+
+    def __init__(self, serving: Serving, store: ResponseStore) -> None:
+        self.serving, self.store = serving, store
         self._running: dict[str, BackgroundResponse] = {}
+        """By id."""
 
-    def check_room(self, num_recorded: int) -> None:
-        """Raises ServiceError('server_is_overloaded') if no further response may run in the background.
+    def num_running(self) -> int:
+        """Returns the number of those that run in this gateway."""
+        return len(self._running)
 
-        `num_recorded`: number of recorded background responses (`recorded`) that run in this gateway.
-        """
-        if len(self._running) + num_recorded >= limits.BACKGROUND_RESPONSES_MAX:
+    def check_room(self) -> None:
+        """Raises ServiceError('server_is_overloaded') if no further response may run in the background."""
+        if self.num_running() >= limits.BACKGROUND_RESPONSES_MAX:
             message = "Too many responses run in the background. Try again later."
             raise ServiceError("server_is_overloaded", message, retry_after_s=_RETRY_AFTER_S)
 
-    def get(self, response_id: str) -> BackgroundResponse | None:
-        """Returns a running response; None if it is unknown or has ended."""
+    async def find(self, response_id: str) -> Unfinished | None:
+        """Returns a response; None if it is unknown or has ended."""
         return self._running.get(response_id)
 
     async def start(
-        self, one: BackgroundResponse, store: Callable[[BackgroundResponse], Awaitable[None]]
-    ) -> BackgroundResponse:
-        """Starts a response. It is found by `get` until `store` has returned."""
-        response_id = one.encoder.response["id"]
+        self, request: Request, context: RequestContext, encoder: ResponseEncoder, kept: Kept, items: list[Item]
+    ) -> Unfinished:
+        """Starts a response. It is found by `find` until it is stored. `items`: those of its input."""
+        response_id = encoder.response["id"]
+        run = self.serving.runner(request, context, encoder)
+        one = self._running[response_id] = BackgroundResponse(run, encoder, items, current_call().key.name)
 
-        async def ended(response: BackgroundResponse) -> None:
+        async def ended() -> None:
             try:
-                await store(response)
+                await self.store.put(await kept(encoder.response, one.events.events))
             finally:
                 del self._running[response_id]
 
-        self._running[response_id] = one
         await one.start(ended)
         return one

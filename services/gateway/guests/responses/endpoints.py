@@ -21,7 +21,7 @@ from services.gateway.edge.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.edge.http.json_response import json_response
 from services.gateway.guests.offers import UploadedFiles
 from services.gateway.guests.responses import compaction, convert, input_items, pictures, schemas
-from services.gateway.guests.responses.background import BackgroundResponse, BackgroundResponses
+from services.gateway.guests.responses.background import BackgroundResponses, Kept, Unfinished
 from services.gateway.guests.responses.conversations.conversations import Conversations
 from services.gateway.guests.responses.conversations.record import NAME, check_room, turns_before
 from services.gateway.guests.responses.encoder import ResponseEncoder
@@ -32,7 +32,6 @@ from services.gateway.guests.responses.schemas import ResponsesBody
 from services.gateway.guests.responses.socket import warm_up
 from services.gateway.guests.responses.socket.memory import SocketTurn, turn_of
 from services.gateway.guests.responses.stored.store import ResponseStore, StoredResponse, unknown_response
-from services.gateway.guests.responses.stored.unfinished import Kept, Recorded, Unfinished
 from services.gateway.guests.responses.tools import Tools
 from shared import limits
 from shared.bus.durable_log import LogUnavailableError
@@ -57,10 +56,8 @@ class ResponseEndpoints:
     ) -> None:
         """`conversations`: those to which responses may belong."""
         self.store = store
-        self.recorded: Recorded | None = None
-        """Runs background responses that other gateways can continue. By default they cannot."""
+        self.background = BackgroundResponses(serving, store)
         self._serving = serving
-        self._background = BackgroundResponses()
         self._conversations = conversations
 
     async def create(self, request: Request) -> Response:
@@ -330,18 +327,10 @@ class ResponseEndpoints:
         self, request: Request, context: RequestContext, encoder: ResponseEncoder, kept: Kept, items: list[Item]
     ) -> Response:
         """Starts a background response. `items`: those of its input."""
-
-        async def store(ended: BackgroundResponse) -> None:
-            await self.store.put(await kept(encoder.response, ended.events.events))
-
-        call, recorded = current_call(), self.recorded
-        if not call.was_admitted:
-            self._background.check_room(0 if recorded is None else recorded.num_running())
-        begun = None if recorded is None else await recorded.start(request, context, encoder, kept)
+        if not current_call().was_admitted:
+            self.background.check_room()
+        begun = await self.background.start(request, context, encoder, kept, items)
         request.state.body = b""
-        if begun is None:
-            run = self._serving.runner(request, context, encoder)
-            begun = await self._background.start(BackgroundResponse(run, encoder, items, call.key.name), store)
         if context.stream:
             return LoggedAnswer(begun.read, 0, self._serving.settings.keep_alive_s)
         return json_response(await begun.response())
@@ -363,7 +352,7 @@ class ResponseEndpoints:
         try:
             await self._append(conversation_id, given, response)
         except ServiceError as error:
-            if error.code == "bus_unavailable" and self.recorded is not None:
+            if error.code == "bus_unavailable" and self.background.keeps_trying:
                 raise LogUnavailableError(error.message) from error
             log.warning("the response %s is not in its conversation: %s", response["id"], error)
 
@@ -376,10 +365,7 @@ class ResponseEndpoints:
 
     async def _unfinished(self, response_id: str) -> Unfinished | None:
         """Returns a background response that has not ended, if the current call's key created it."""
-        request_id = response_id.removeprefix(ID_PREFIX)
-        found: Unfinished | None = self._background.get(response_id)
-        if found is None and self.recorded is not None and is_id(request_id):
-            found = await self.recorded.find(request_id)
+        found = await self.background.find(response_id)
         return found if found is not None and may_see(found.key_name) else None
 
     async def _events(self, response_id: str) -> ReadEvents:

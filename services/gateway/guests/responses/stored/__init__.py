@@ -1,4 +1,4 @@
-"""Responses that outlive their request: finished ones, and background responses.
+"""Finished responses.
 
 | module            | what it does                                                         |
 |-------------------|----------------------------------------------------------------------|
@@ -6,5 +6,4 @@
 | `log_store`       | keeps finished responses on the bus, for all gateways                |
 | `log_records`     | keeps records of any kind on the bus                                 |
 | `stored_pictures` | takes the files of pictures out of stored responses                  |
-| `unfinished`      | what the endpoints ask of background responses that have not ended   |
 """
