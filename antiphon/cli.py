@@ -10,7 +10,6 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +17,7 @@ from antiphon.advice import plan
 from antiphon.operate.commands import add_commands, client_of, server_flags
 from antiphon.settings import NOT_FOR_USERS, SERVICES, InstanceSettings, RunSettings, ServeSettings, completed
 from shared.config import BusSettings, EngineSettings, SettingsError, add_flags, normalise, parse
+from shared.flags import flags_of
 from shared.settings.other_options import BY_NAME, Taken, take
 from shared.version import __version__
 
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] in (["serve"], ["run"]):
         taken = take(words, os.environ)
     elif words[:1] == ["start-role"]:
-        own = {item.metadata["env"] for item in fields(InstanceSettings)}
+        own = {item.metadata["env"] for item in flags_of(InstanceSettings)}
         taken = take(words, {name: value for name, value in os.environ.items() if name not in own})
     options, unknown = parser.parse_known_args(taken.words)
     if unknown:

@@ -1,14 +1,14 @@
 """The settings of `antiphon serve`: the settings of all services, plus the number of processes of each service.
 
-Each service parses its own flags; `of_service` extracts the settings of one service from those of the whole server.
+Each service parses its own flags; `converted` extracts the settings of one service from those of the whole server.
 The two other ways to start everything, `antiphon run` and the entry point `antiphon.entrypoints.openai.api_server`,
 have other defaults. Called by the command line and the launcher.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from shared.config import (
     BusSettings,
@@ -23,15 +23,15 @@ from shared.config import (
     check_engine,
     flag,
 )
+from shared.flags import flags_of
 from shared.models.adapters import check_adapters
 from shared.models.picture_models import picture_limit, processor_kwargs
 from shared.security import tls
 from shared.security.bus_permissions import Role
+from shared.settings.engine import SchedulerSettings
 from shared.settings.other_options import VARIABLES
-from shared.settings.records import check_records
-from shared.settings.stores import KeeperSettings
+from shared.settings.records import KeeperSettings, check_records
 
-T = TypeVar("T", bound=BusSettings)
 S = TypeVar("S", bound="ServeSettings")
 REPLICAS_MAX = 64
 """Largest number of processes of one service (and one model) on one machine."""
@@ -47,7 +47,13 @@ MODEL_SERVICES: tuple[Role, ...] = ("tokenizer", "engine", "detokenizer", "visio
 
 
 class ServeSettings(
-    EngineSettings, TokenizerSettings, DetokenizerSettings, VisionSettings, GatewaySettings, KeeperSettings
+    EngineSettings,
+    TokenizerSettings,
+    DetokenizerSettings,
+    VisionSettings,
+    GatewaySettings,
+    KeeperSettings,
+    group="processes",
 ):
     """The settings of a server whose processes all run on this machine."""
 
@@ -66,41 +72,34 @@ class ServeSettings(
         "dashes, any flags about the model, its engines or the number of its processes",
         group="model",
     )
-    gateways: int = flag(1, "gateway processes, sharing the port", group="processes")
-    tokenizers: int = flag(1, "tokenizer processes of each model", group="processes")
+    gateways: int = flag(1, "gateway processes, sharing the port")
+    tokenizers: int = flag(1, "tokenizer processes of each model")
     engines: int = flag(
         1,
         "engine processes of each model; each has the whole model and, if there are GPUs, its own GPU",
         env="WORKER_NUM",
         alias=("--worker-num",),
-        group="processes",
     )
     prefill: int = flag(
         0,
         "engines of each model that compute prompts for the --decode engines, instead of --engines",
-        group="processes",
     )
-    decode: int = flag(
-        0, "engines of each model that continue what the --prefill engines have begun", group="processes"
-    )
-    detokenizers: int = flag(1, "detokenizer processes of each model", group="processes")
+    decode: int = flag(0, "engines of each model that continue what the --prefill engines have begun")
+    detokenizers: int = flag(1, "detokenizer processes of each model")
     bus_directory: str = flag(
         "",
         "directory in which the bus that is started here keeps what --stream-store=file writes (default: none)",
-        group="processes",
     )
     standby: str = flag(
         "auto",
         "for each engine and gateway keep a process that has imported its code and takes its place if it ends; auto: "
         "if there are several",
         choices=("auto", "on", "off"),
-        group="processes",
     )
-    visions: int = flag(1, "image services of each model with --enable-mm", group="processes")
+    visions: int = flag(1, "image services of each model with --enable-mm")
     keep_former_version: float = flag(
         60.0,
         "seconds that the former version of a model stays loaded after `antiphon models set`, for a rollback",
-        group="processes",
     )
 
 
@@ -128,13 +127,30 @@ RUN_ALIAS = "model"
 """A model name that requests to `antiphon run` may always use. Clients of such containers use only this name."""
 
 
-class RunSettings(ServeSettings):
+class RunSchedulerSettings(SchedulerSettings):
+    """Which sequences a step computes, if `antiphon run` starts the engine."""
+
+    limit_worker_concurrency: int | None = changed(
+        SchedulerSettings,
+        "limit_worker_concurrency",
+        None,
+        "most sequences that an engine works on at once; the others wait (default: 128, with --backend=deepspeed 32)",
+    )
+    max_batch_size: int | None = changed(
+        SchedulerSettings,
+        "max_batch_size",
+        None,
+        "gather new requests into batches of at most this many (default with --backend=deepspeed: 16)",
+    )
+
+
+class RunSettings(ServeSettings, group="processes"):
     """The settings of `antiphon run`, which a container starts; they usually come from environment variables.
 
     `completed` turns these settings into those that are served.
     """
 
-    backend: str = flag("vllm", "server whose defaults are used", choices=("vllm", "deepspeed"), group="processes")
+    backend: str = flag("vllm", "server whose defaults are used", choices=("vllm", "deepspeed"))
     host: str = changed(GatewaySettings, "host", "0.0.0.0")
     allowed_hosts: str = changed(GatewaySettings, "allowed_hosts", _ANY_NAME)
     port: int = changed(GatewaySettings, "port", 8501)
@@ -167,21 +183,10 @@ class RunSettings(ServeSettings):
     served_model_alias: str = changed(ModelSettings, "served_model_alias", RUN_ALIAS)
     enforce_eager: bool = changed(EngineSettings, "enforce_eager", True)
     advice_spelling: str = changed(EngineSettings, "advice_spelling", "variables")
-    limit_worker_concurrency: int | None = changed(
-        EngineSettings,
-        "limit_worker_concurrency",
-        None,
-        "most sequences that an engine works on at once; the others wait (default: 128, with --backend=deepspeed 32)",
-    )
-    max_batch_size: int | None = changed(
-        EngineSettings,
-        "max_batch_size",
-        None,
-        "gather new requests into batches of at most this many (default with --backend=deepspeed: 16)",
-    )
+    scheduler: SchedulerSettings = RunSchedulerSettings()
 
 
-class InstanceSettings(ServeSettings):
+class InstanceSettings(ServeSettings, group="instance"):
     """The settings of `antiphon start-role`, which starts one instance of a deployment with prefill and decode apart.
 
     The role follows from the rank tables.
@@ -193,24 +198,19 @@ class InstanceSettings(ServeSettings):
         "",
         "file with the global rank table, the same for every instance",
         env="GLOBAL_RANK_TABLE_FILE_PATH",
-        group="instance",
     )
     rank_table_file_path: str = flag(
         "",
         "file with the local rank table of this instance, which decides its role",
         env="RANK_TABLE_FILE_PATH",
-        group="instance",
     )
     node_ports: str = flag(
         "",
         "read by the scheduler: ports of all prefill and then all decode instances, in the global table's order, "
         "separated by commas",
         env="NODE_PORTS",
-        group="instance",
     )
-    llm_tools_path: str = flag(
-        "", "directory that has PD_separate with the scripts", env="LLM_TOOLS_PATH", group="instance"
-    )
+    llm_tools_path: str = flag("", "directory that has PD_separate with the scripts", env="LLM_TOOLS_PATH")
 
 
 _CONCURRENCY = {"vllm": 128, "deepspeed": 32}
@@ -230,11 +230,11 @@ def completed(run: RunSettings, gpus: int) -> RunSettings:
     # float16 is slow on a CPU; other types have a faster backend there.
     unnamed_dtype = "float16" if gpus else "auto"
     aliases = [name for name in run.served_model_alias.split(",") if name and name != RUN_ALIAS]
-    limit = run.limit_worker_concurrency or _CONCURRENCY[run.backend]
+    limit = run.scheduler.limit_worker_concurrency or _CONCURRENCY[run.backend]
     run = replace(
         run,
         limit_worker_concurrency=limit,
-        use_v2_block_manager=run.use_v2_block_manager or run.use_lookahead,
+        use_v2_block_manager=run.scheduler.use_v2_block_manager or run.scheduler.use_lookahead,
         tensor_parallel_size=run.tensor_parallel_size or _cards_of_an_engine(run, gpus),
         served_model_alias=",".join((*aliases, RUN_ALIAS)),
     )
@@ -250,8 +250,10 @@ def completed(run: RunSettings, gpus: int) -> RunSettings:
         run,
         dtype=unnamed_dtype if int8 else run.ds_dtype or unnamed_dtype,
         quantization="ifq" if int8 else run.quantization,
-        max_batch_size=run.max_batch_size or _DEEPSPEED_BATCH_SIZE,
-        batch_wait_timeout=_DEEPSPEED_BATCH_WAIT_S if run.batch_wait_timeout is None else run.batch_wait_timeout,
+        max_batch_size=run.scheduler.max_batch_size or _DEEPSPEED_BATCH_SIZE,
+        batch_wait_timeout=_DEEPSPEED_BATCH_WAIT_S
+        if run.scheduler.batch_wait_timeout is None
+        else run.scheduler.batch_wait_timeout,
     )
 
 
@@ -263,12 +265,6 @@ def _cards_of_an_engine(run: RunSettings, gpus: int) -> int:
     if run.backend != "vllm" or run.also or run.models or run.nnode > 1:
         return 1
     return max(1, gpus // (len(engine_roles(run)) * run.pipeline_parallel_size))
-
-
-def of_service(serve: ServeSettings, kind: type[T], **changes: object) -> T:
-    """Returns the settings of one service (of class `kind`), with `changes` overriding single values."""
-    values: dict[str, Any] = {item.name: changes.get(item.name, getattr(serve, item.name)) for item in fields(kind)}
-    return kind(**values)
 
 
 _COUNTS = {name: f"--{name}s" for name in SERVICES} | {"engine": "--engines (--worker-num)"}
@@ -327,7 +323,7 @@ def _check_bus_directory(serve: ServeSettings) -> None:
 def engine_roles(serve: ServeSettings) -> list[tuple[str, str]]:
     """Returns the name and the role (`--role`) of each engine of a model."""
     if not serve.prefill:
-        return [(f"engine-{number}", serve.role) for number in range(1, serve.engines + 1)]
+        return [(f"engine-{number}", serve.kv_transfer.role) for number in range(1, serve.engines + 1)]
     counts = (("prefill", serve.prefill), ("decode", serve.decode))
     return [(f"{role}-{number}", role) for role, count in counts for number in range(1, count + 1)]
 
@@ -352,7 +348,7 @@ def _check_roles(serve: ServeSettings) -> None:
     if bool(serve.prefill) != bool(serve.decode):
         missing, given = ("--decode", "--prefill") if serve.prefill else ("--prefill", "--decode")
         raise SettingsError(f"{missing}: {given} needs it too, at least 1: each engine does one half of a request")
-    if serve.prefill and (serve.engines != 1 or serve.role != "both"):
+    if serve.prefill and (serve.engines != 1 or serve.kv_transfer.role != "both"):
         raise SettingsError("--prefill and --decode say which engines there are: leave out --engines and --role")
     for role in {role for _, role in engine_roles(serve)}:
         check_engine(of_role(serve, role) if serve.prefill else serve)
@@ -364,6 +360,6 @@ def child_environment(environ: Mapping[str, str], **extra: str) -> dict[str, str
     A child gets its settings as flags, but only those that differ from the defaults (`to_argv`). Without this filter, a
     variable could override a flag that the user set to the default value.
     """
-    known = {item.metadata["env"] for kind in SERVICES.values() for item in fields(kind)}
-    known |= {item.metadata["env"] for item in fields(InstanceSettings)} | {variable.name for variable in VARIABLES}
+    known = {item.metadata["env"] for kind in (*SERVICES.values(), InstanceSettings) for item in flags_of(kind)}
+    known |= {variable.name for variable in VARIABLES}
     return {**{name: value for name, value in environ.items() if name not in known}, **extra}

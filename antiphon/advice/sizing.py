@@ -10,7 +10,7 @@ Nothing is loaded: only the model's small files are read.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from services.engine.worker.capacity.memory import free_bytes
 from services.engine.worker.estimate import CONTEXT_BYTES, BackendName, Needs, cpu_room, gpu_room, predict
 from shared.config import EngineSettings, SettingsError
 from shared.errors import ServiceError
-from shared.flags import to_argv
+from shared.flags import converted, to_argv
 from shared.models.adapters import with_adapters
 from shared.models.model_files import model_directory, model_name
 from shared.models.picture_models import processor_kwargs
@@ -121,7 +121,7 @@ def on_card(settings: EngineSettings, model_dir: Path, card: Card) -> Fit:
     beside = pictures.bytes_on("cuda") if pictures else 0
     needs = replace(predict(settings, model_dir, "gpu"), beside_bytes=beside)
     cache = gpu_room(settings, needs, card.memory_bytes).asked_bytes
-    usable = int(card.memory_bytes * settings.gpu_memory_utilization)
+    usable = int(card.memory_bytes * settings.cache.gpu_memory_utilization)
     used = needs.weights_bytes + needs.adapters_bytes + CONTEXT_BYTES + needs.step_bytes
     wanted = used + needs.cache_bytes(needs.context)
     return Fit(needs, cache, max(wanted - usable, wanted + beside - card.memory_bytes), cache)
@@ -241,7 +241,7 @@ def _attempts(settings: EngineSettings, card: Card | None) -> Iterator[dict[str,
     sizes = [n for n in (1, 2, 4, _MAX_CARDS) if n > settings.tensor_parallel_size] if card else []
     online = ["ifq", "ifq_nf4"] if card else ["ifq_w8a8", "ifq_w4a8"]
     modes = [settings.quantization] if settings.quantization else ["", *online]
-    contexts = [settings.max_model_len] if settings.max_model_len else [None, USUAL_CONTEXT]
+    contexts = [settings.scheduler.max_model_len] if settings.scheduler.max_model_len else [None, USUAL_CONTEXT]
     for size in (settings.tensor_parallel_size, *sizes):
         for mode in modes:
             for context in contexts:
@@ -250,15 +250,14 @@ def _attempts(settings: EngineSettings, card: Card | None) -> Iterator[dict[str,
 
 def _cache_gb(settings: EngineSettings, fit: Fit) -> float:
     """Returns a `--kv-cache-memory-gb` with which one sequence of the longest context fits."""
-    needed = fit.needs.cache_bytes(fit.needs.context) / settings.gpu_memory_utilization
+    needed = fit.needs.cache_bytes(fit.needs.context) / settings.cache.gpu_memory_utilization
     return math.ceil(10 * needed / GIB) / 10
 
 
 def _flags(settings: EngineSettings) -> list[str]:
     """Returns the flags of the engine that differ from the defaults, except flags of the model and the bus."""
-    engine = EngineSettings(**{item.name: getattr(settings, item.name) for item in fields(EngineSettings)})
     hidden = ("--model=", "--nats", "--advice-spelling")
-    return [word for word in to_argv(engine) if not word.startswith(hidden)]
+    return [word for word in to_argv(converted(settings, EngineSettings)) if not word.startswith(hidden)]
 
 
 def _tried(settings: EngineSettings, directory: Path, card: Card | None) -> Fit | None:
@@ -281,7 +280,7 @@ def _summary(name: str, settings: EngineSettings, needs: Needs) -> Iterator[str]
         f"{_size(needs.cache_bytes(needs.context))} for one sequence of {needs.context} tokens"
     )
     graphs = ", graphs included" if needs.graphs_bytes else ""
-    yield f"  a step     {_size(needs.step_bytes)} at most (about; {settings.max_num_seqs} sequences{graphs})"
+    yield f"  a step     {_size(needs.step_bytes)} at most (about; {settings.scheduler.max_num_seqs} sequences{graphs})"
     if needs.adapters_bytes:
         yield f"  adapters   {_size(needs.adapters_bytes)}{each} ({_adapters(settings)})"
     yield f"  sequences  {_size(needs.rows_bytes)} of main memory for their tokens"
@@ -302,7 +301,7 @@ def _pictures(settings: EngineSettings, directory: Path) -> Iterator[str]:
 
 def _adapters(settings: EngineSettings) -> str:
     """Returns, as text, the number and size of the adapters for which memory is reserved."""
-    full = with_adapters(settings)
+    full = with_adapters(settings).adapters
     kinds: list[str] = []
     if full.enable_lora:
         kept = full.max_cpu_loras or full.max_loras

@@ -36,13 +36,13 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     deployment = read_deployment(settings.global_rank_table_file_path, settings.rank_table_file_path)
     if settings.also or settings.models:
         raise SettingsError("--also, --models: an instance of a deployment serves one model, that of --model")
-    if settings.role != "both":
+    if settings.kv_transfer.role != "both":
         raise SettingsError("--role: the rank tables decide the role of an instance; leave it out")
     if settings.prefill or settings.decode:
         raise SettingsError("--prefill, --decode: the rank tables say which instances there are; leave them out")
     if not options.enable_chunked_prefill:
         # A step may have fewer tokens than the longest context only if the user gave --enable-chunked-prefill.
-        check_lengths(settings.max_num_batched_tokens, settings.max_model_len)
+        check_lengths(settings.scheduler.max_num_batched_tokens, settings.scheduler.max_model_len)
     if settings.nnode > 1:
         raise SettingsError("--nnode: an instance of a deployment has one machine; leave it out, with --pod-ips")
     why = "the rank table has several hosts"

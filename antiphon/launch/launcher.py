@@ -31,7 +31,6 @@ from antiphon.settings import (
     child_environment,
     engine_roles,
     of_role,
-    of_service,
 )
 from antiphon.supervision.fleet import Failure, Fleet
 from antiphon.supervision.processes import ChildSpec
@@ -41,11 +40,12 @@ from shared.actors.descriptors import raise_limit
 from shared.config import SettingsError, to_argv
 from shared.distributed import world
 from shared.errors import ServiceError
+from shared.flags import converted
 from shared.models.model_files import located, model_directory, model_name
 from shared.models.picture_models import check_picture_files
 from shared.security import bus_permissions, tls
 from shared.settings.quantization import Device, choose, read_model_config
-from shared.settings.stores import KeeperSettings
+from shared.settings.records import KeeperSettings
 from shared.subjects import model_token, safe_token
 
 GRACE_S = limits.DRAIN_S + 5.0
@@ -270,7 +270,7 @@ def make_plan(
 def _keeper_settings(settings: ServeSettings, place: Place) -> KeeperSettings:
     credentials = place.bus.credentials(nats_server.SETUP) if place.bus else place.credentials
     name = nats_server.SETUP if place.bus else place.prefix + nats_server.SETUP
-    return of_service(settings, KeeperSettings, nats=place.nats, nats_credentials=credentials, service_id=name)
+    return converted(settings, KeeperSettings, nats=place.nats, nats_credentials=credentials, service_id=name)
 
 
 def _bus_spec(bus: nats_server.Bus, binary: str, environ: Mapping[str, str]) -> ChildSpec:
@@ -355,7 +355,7 @@ def _replicas(service: str, model: ServeSettings) -> list[tuple[str, str]]:
         return engine_roles(model)
     if service == "vision" and not model.enable_mm:
         return []
-    return [(f"{service}-{index + 1}", model.role) for index in range(getattr(model, f"{service}s"))]
+    return [(f"{service}-{index + 1}", model.kv_transfer.role) for index in range(getattr(model, f"{service}s"))]
 
 
 def service_spec(
@@ -376,7 +376,7 @@ def service_spec(
     # read command lines.
     credentials = place.bus.join(bus_permissions.role(service), member_id) if place.bus else place.credentials
     where: dict[str, object] = {"service_id": member_id, "nats": "", "nats_credentials": credentials}
-    flags = to_argv(of_service(settings, SERVICES[service], **where, **changes))
+    flags = to_argv(converted(settings, SERVICES[service], **where, **changes))
     command = [f"services.{service}", *flags]
     own = child_environment(environ, ANTIPHON_NATS=place.nats, **(secret or {}))
     spec = ChildSpec(

@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from antiphon.launch import devices
-from antiphon.settings import ServeSettings, child_environment, engine_roles, of_role, of_service
+from antiphon.settings import ServeSettings, child_environment, engine_roles, of_role
 from antiphon.supervision.fleet import Failure, Fleet
 from antiphon.supervision.processes import ChildSpec, Sink
 from shared import limits
 from shared.config import EngineSettings, SettingsError, to_argv
 from shared.distributed.machines import Machines, find_machines
 from shared.distributed.world import rank_key, world_size
+from shared.flags import converted
 from shared.models.model_files import model_name
 from shared.subjects import model_token, safe_token
 
@@ -63,7 +64,7 @@ def rank_specs(
             for rank in machines.ranks(machines.own, world_size(model)):
                 name = f"{prefix}{child}-rank-{rank}"
                 member = safe_token(name, limits.MEMBER_ID_CHARS_MAX)
-                flags = to_argv(of_service(settings, EngineSettings, service_id=member, nats="", master_port=port))
+                flags = to_argv(converted(settings, EngineSettings, service_id=member, nats="", master_port=port))
                 argv = [sys.executable, "-m", "services.engine.executor.rank", *flags, f"--rank={rank}"]
                 yield ChildSpec(
                     name=name,

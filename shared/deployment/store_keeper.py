@@ -26,7 +26,7 @@ from shared.deployment.stores import stores
 from shared.errors import ServiceError
 from shared.observability.logs import configure_logging
 from shared.security import tls
-from shared.settings.stores import KeeperSettings
+from shared.settings.records import KeeperSettings
 from shared.subjects import Subjects, safe_token
 
 log = logging.getLogger(__name__)

@@ -122,23 +122,23 @@ class CpuWorker(StepWorker):
         family = find_family(config)
         self._description = family.describe(config)
         self._dtype = choose_dtype(settings.dtype, weight_dtype(config), _CPU)
-        cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
+        cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, self._dtype)
         layout = family.layout(self._description)
         form = weight_form(settings, model_dir, config, _CPU, native=True)
         cache = open_cache(settings.weight_cache, model_dir, self._dtype, form)
         check_extras(settings, config)
-        num_slots = (settings.max_loras or 0) if settings.enable_lora else 0
+        num_slots = settings.adapters.num_lora_slots
         self._decoder = NativeDecoder(
             library,
             self._description,
             model_dir,
             layout,
             self._dtype,
-            settings.block_size,
+            settings.cache.block_size,
             threads,
             form,
             cache,
-            lora=(num_slots, settings.max_lora_rank if num_slots else 0),
+            lora=(num_slots, settings.adapters.max_lora_rank if num_slots else 0),
             cache_dtype=cache_dtype,
         )
         if not form.is_plain:
@@ -209,7 +209,9 @@ class CpuWorker(StepWorker):
 
     def _make_state(self, spec: StateSpec, kv: KvPlan, num_host_blocks: int) -> None:
         super()._make_state(spec, kv, num_host_blocks)
-        self._sizes = AnswerSizes(self._facts.vocab_size, self._facts.embedding_size, spec.settings.max_num_seqs)
+        self._sizes = AnswerSizes(
+            self._facts.vocab_size, self._facts.embedding_size, spec.settings.scheduler.max_num_seqs
+        )
         for layer, keys in enumerate(self._cache.key_caches):
             values = self._cache.value_caches[layer] if self._cache.value_caches else None
             self._decoder.set_cache(layer, keys, values)

@@ -159,7 +159,7 @@ def _computed(settings: RankSettings, channel: Channel, meeting: Meeting) -> int
         logger.error("the other ranks cannot be reached: %s", error)
         return AGAIN
     executor, facts = UniprocExecutor(worker), worker.facts()
-    if settings.blocks >= 0 and settings.role != "both":
+    if settings.blocks >= 0 and settings.kv_transfer.role != "both":
         arguments = executor.kv_memory(), socket.socket(fileno=settings.blocks)
         threading.Thread(target=serve_blocks, args=arguments, name="rank-kv", daemon=True).start()
     try:

@@ -177,7 +177,7 @@ def _start(settings: EngineSettings, address: str, group: PlacementGroup, releas
         rank = RayRank(number, place, joined[number], actors[number], running[number - 1])
         # Ray shows an actor only its own GPU, which has the number 0 there.
         theirs = replace(meeting, listener=-1, address=place, local_size=on_node[places[number][0]])
-        rank.channel.send(Start(theirs, settings.max_num_seqs))
+        rank.channel.send(Start(theirs, settings.scheduler.max_num_seqs))
         ranks.append(rank)
     own = replace(meeting, local_rank=_own_gpu(places[0][2]), local_size=on_node[places[0][0]])
     logger.info("Ray has started %d ranks on %d machines", size, len(on_node))

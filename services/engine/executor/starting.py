@@ -52,7 +52,7 @@ def _on_this_machine(settings: EngineSettings, directory: Path) -> Started:
     meeting = Meeting(path=str(directory / "meeting"), local_size=size)
     ranks: list[Rank] = [LocalRank(settings, number) for number in range(1, size)]
     for rank in ranks:
-        rank.channel.send(Start(replace(meeting, local_rank=rank.number), settings.max_num_seqs))
+        rank.channel.send(Start(replace(meeting, local_rank=rank.number), settings.scheduler.max_num_seqs))
     return Started(ranks, meeting)
 
 
@@ -82,6 +82,6 @@ def _over_machines(settings: EngineSettings) -> Started:
     ranks: list[Rank] = [*local, *remote]
     for rank in ranks:
         theirs = replace(meeting, listener=-1, address=places.get(rank.number, machines.address))
-        rank.channel.send(Start(replace(theirs, local_rank=rank.number % len(own)), settings.max_num_seqs))
+        rank.channel.send(Start(replace(theirs, local_rank=rank.number % len(own)), settings.scheduler.max_num_seqs))
     logger.info("%d ranks on %d machines load the model", size, len(machines.addresses))
     return Started(ranks, meeting, listener)

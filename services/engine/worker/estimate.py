@@ -140,23 +140,25 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         dtype=dtype,
         form=chosen.name,
         weights_bytes=weights,
-        block_bytes=bytes_per_block(cached, settings.block_size, choose_cache_dtype(settings.kv_cache_dtype, dtype)),
+        block_bytes=bytes_per_block(
+            cached, settings.cache.block_size, choose_cache_dtype(settings.cache.kv_cache_dtype, dtype)
+        ),
         step=predict_step(bounds, d, dtype, backend),
-        graphs_bytes=graphs_bytes(settings.max_num_seqs, d.vocab_size) if captures else 0,
+        graphs_bytes=graphs_bytes(settings.scheduler.max_num_seqs, d.vocab_size) if captures else 0,
         rows_bytes=rows_bytes(settings, d, context),
         adapters_bytes=_adapters_bytes(settings, d, dtype, backend),
         context=context,
-        block_size=settings.block_size,
+        block_size=settings.cache.block_size,
     )
 
 
 def _adapters_bytes(settings: EngineSettings, d: DecoderDescription, dtype: torch.dtype, backend: BackendName) -> int:
     """Returns the bytes of adapters on the device that computes the model."""
-    if backend != "gpu" or not settings.enable_lora:
+    if backend != "gpu" or not settings.adapters.enable_lora:
         return kept_adapter_bytes(settings, d, dtype)
     from services.engine.adapters.triton_layers import slots_bytes
 
-    return slots_bytes(d, settings.max_loras or 0, settings.max_lora_rank, dtype.itemsize)
+    return slots_bytes(d, settings.adapters.max_loras or 0, settings.adapters.max_lora_rank, dtype.itemsize)
 
 
 def gpu_room(settings: EngineSettings, needs: Needs, total_bytes: int) -> Budget:

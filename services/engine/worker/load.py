@@ -121,13 +121,13 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
     if device.type == "cpu":
         if settings.cpu_backend != "triton":
             return False
-        if settings.enable_prompt_adapter:
+        if settings.adapters.enable_prompt_adapter:
             raise SettingsError(
                 "--cpu-backend=triton: the kernels compute without virtual tokens; leave out --enable-prompt-adapter"
             )
         if settings.enable_mm:
             raise SettingsError("--cpu-backend=triton: the kernels compute without pictures; leave out --enable-mm")
-        if settings.enable_lora and settings.tensor_parallel_size > 1:
+        if settings.adapters.enable_lora and settings.tensor_parallel_size > 1:
             raise SettingsError("--cpu-backend=triton: the kernels do not divide adapters; leave out --enable-lora")
         if not _interprets():
             raise SettingsError("--cpu-backend=triton is for tests: it needs TRITON_INTERPRET=1 in the environment")
@@ -144,18 +144,18 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
 def _reason_for_torch(settings: EngineSettings, device: torch.device, model_dir: Path) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
-    if settings.enable_prompt_adapter:
+    if settings.adapters.enable_prompt_adapter:
         return "they compute without virtual tokens, which prompt adapters need"
     if settings.enable_mm:
         return "they compute without pictures"
-    if settings.enable_lora and settings.tensor_parallel_size > 1:
+    if settings.adapters.enable_lora and settings.tensor_parallel_size > 1:
         return "they compute LoRA adapters on one device only"
     if not has_family(read_config(model_dir)):
         return "this architecture runs through transformers"
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < _OLDEST:
         return "they need a device of compute capability 8.0 or newer"
-    if settings.kv_cache_dtype != "auto" and torch.cuda.get_device_capability(device) < _OLDEST_WITH_FLOAT8:
-        return f"--kv-cache-dtype {settings.kv_cache_dtype} needs compute capability 8.9 or newer there"
+    if settings.cache.kv_cache_dtype != "auto" and torch.cuda.get_device_capability(device) < _OLDEST_WITH_FLOAT8:
+        return f"--kv-cache-dtype {settings.cache.kv_cache_dtype} needs compute capability 8.9 or newer there"
     return None
 
 

@@ -75,7 +75,7 @@ class TorchWorker(StepWorker):
         form = weight_form(settings, model_dir, config, self._device, native=False)
         check_extras(settings, config)
         check_stages(settings, config, ranks.shard)
-        self._adapter_step = AdapterStep(settings.max_loras or 0, self._dtype, self._device)
+        self._adapter_step = AdapterStep(settings.adapters.max_loras or 0, self._dtype, self._device)
         self._model, self._description = load_model(
             model_dir,
             config,
@@ -88,11 +88,11 @@ class TorchWorker(StepWorker):
         )
         if serves_adapters(settings):
             self.adapters = make_library(settings, config, self._adapter_step.prepare, ranks.shard)
-        cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
+        cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, self._dtype)
         bytes_per_slot = self._description.kv_size * cache_dtype.itemsize
         slopes = scaled_slopes(self._description, self._device, ranks.shard)
         self._shape = AttentionShape(
-            block_size=settings.block_size,
+            block_size=settings.cache.block_size,
             bytes_per_slot=bytes_per_slot,
             dtype=self._dtype,
             device=self._device,
@@ -101,7 +101,7 @@ class TorchWorker(StepWorker):
         self._prepare_state(self._state_spec(settings, model_dir, cache_dtype, form, ranks))
         if self._device.type == "cuda":
             # Makes the allocator return cached memory to the device instead of exceeding the share.
-            torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_utilization, self._device)
+            torch.cuda.set_per_process_memory_fraction(settings.cache.gpu_memory_utilization, self._device)
 
     def run(self, plan: StepPlan) -> StepResult:
         """See `ModelWorker`."""
@@ -246,7 +246,7 @@ def load_model(
 
 def serves_adapters(settings: EngineSettings) -> bool:
     """Whether the engine serves adapters of any kind."""
-    return settings.enable_lora or settings.enable_prompt_adapter
+    return settings.adapters.enable_lora or settings.adapters.enable_prompt_adapter
 
 
 def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
@@ -260,12 +260,12 @@ def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
             "--enable-lora, --enable-prompt-adapter: this architecture runs through transformers, where adapters are "
             "not computed; merge a LoRA adapter into the model's weights"
         )
-    if settings.enable_lora and find_family(config).describe(config).latent is not None:
+    if settings.adapters.enable_lora and find_family(config).describe(config).latent is not None:
         raise SettingsError(
             "--enable-lora: this model has latent attention, where adapters are not computed; merge the LoRA adapter "
             "into the model's weights"
         )
-    if settings.enable_prompt_adapter and find_family(config).describe(config).embedding_scale != 1.0:
+    if settings.adapters.enable_prompt_adapter and find_family(config).describe(config).embedding_scale != 1.0:
         raise SettingsError(
             "--enable-prompt-adapter: this model scales its embeddings, and how virtual tokens are scaled differs "
             "between versions of transformers; prompt adapters are not served with it"
@@ -303,20 +303,22 @@ def make_library(
 
     reader = AdapterReader(
         family.layout(description),
-        settings.max_lora_rank if settings.enable_lora else 0,
-        settings.max_prompt_adapter_token if settings.enable_prompt_adapter else 0,
+        settings.adapters.max_lora_rank if settings.adapters.enable_lora else 0,
+        settings.adapters.max_prompt_adapter_token if settings.adapters.enable_prompt_adapter else 0,
         description.hidden_size,
     )
-    return AdapterLibrary(reader, prepared, settings.max_cpu_loras or 0, settings.max_prompt_adapters or 0)
+    return AdapterLibrary(
+        reader, prepared, settings.adapters.max_cpu_loras or 0, settings.adapters.max_prompt_adapters or 0
+    )
 
 
 def check_offload(settings: EngineSettings, device: torch.device) -> None:
     """Raises `SettingsError` if offloading of weights from a GPU is requested. On a CPU the option has no effect."""
-    if not settings.cpu_offload_gb:
+    if not settings.cache.cpu_offload_gb:
         return
     if device.type != "cpu":
         raise SettingsError(
-            f"--cpu-offload-gb: {settings.cpu_offload_gb:g} GiB of weights cannot be kept in host memory on a "
+            f"--cpu-offload-gb: {settings.cache.cpu_offload_gb:g} GiB of weights cannot be kept in host memory on a "
             f"{device.type} device: every token would wait for their copies. Leave it out; --quantization=ifq halves "
             "the weights, ifq_nf4 quarters them, and --tensor-parallel-size divides them among devices."
         )

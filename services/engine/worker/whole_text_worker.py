@@ -139,11 +139,11 @@ def _facts(
 ) -> EngineFacts:
     context = _context(settings, model.max_positions)
     return EngineFacts(
-        num_blocks=settings.max_num_seqs * -(-context // settings.block_size),
-        block_size=settings.block_size,
+        num_blocks=settings.scheduler.max_num_seqs * -(-context // settings.cache.block_size),
+        block_size=settings.cache.block_size,
         max_model_len=context,
         vocab_size=model.vocab_size,
-        step_tokens=default_batched_tokens(device.type == "cpu", settings.max_num_seqs),
+        step_tokens=default_batched_tokens(device.type == "cpu", settings.scheduler.max_num_seqs),
         computes_on_host=device.type == "cpu",
         configuration=configuration_hash(model_dir, f"whole {torch_backend(device)}", dtype, dtype),
         content=content_hash(model_dir, PLAIN_WEIGHTS.name, dtype),
@@ -157,12 +157,12 @@ def _facts(
 
 
 def _context(settings: EngineSettings, most: int) -> int:
-    if settings.max_model_len is None:
+    if settings.scheduler.max_model_len is None:
         return most
-    if not 1 <= settings.max_model_len <= most:
+    if not 1 <= settings.scheduler.max_model_len <= most:
         raise ServiceError(
             "invalid_value",
-            f"--max-model-len is {settings.max_model_len}; this model allows 1 to {most} tokens.",
+            f"--max-model-len is {settings.scheduler.max_model_len}; this model allows 1 to {most} tokens.",
             param="max_model_len",
         )
-    return settings.max_model_len
+    return settings.scheduler.max_model_len

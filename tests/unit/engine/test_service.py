@@ -17,6 +17,7 @@ from shared.actors.host import Host
 from shared.actors.service import EXIT_CONFIG, main
 from shared.clock import SystemClock
 from shared.config import EngineSettings, SettingsError
+from shared.flags import flags_of
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus
 from tests.unit.engine.core.factories import answer, prompt_of, spec
@@ -66,7 +67,7 @@ def test_prefix_caching_and_chunked_prefill_are_on_and_can_be_switched_off() -> 
     assert (off.enable_prefix_caching, off.enable_chunked_prefill) == (False, False)
 
 
-CHOICES = [item for item in dataclasses.fields(EngineSettings) if item.metadata["choices"]]
+CHOICES = [item for item in flags_of(EngineSettings) if item.metadata["choices"]]
 
 
 @pytest.mark.spec("S-SRV-107:present", "S-SRV-107:quantization", "S-SRV-107:distributed-executor-backend")

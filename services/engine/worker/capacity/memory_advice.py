@@ -48,7 +48,7 @@ def measures(settings: EngineSettings, *, on_cpu: bool, context: int | None = No
         found.append("quantization")
     if context is None or context > SHORT_CONTEXT:
         found.append("context")
-    if settings.gpu_memory_utilization < HIGH_UTILIZATION:
+    if settings.cache.gpu_memory_utilization < HIGH_UTILIZATION:
         found.append("utilization")
     found += ["cache"] if on_cpu else [] if settings.enforce_eager else ["eager"]
     found.append("rows")

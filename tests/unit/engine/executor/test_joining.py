@@ -82,7 +82,7 @@ def test_a_rank_with_the_key_joins_and_gets_messages(listener: Listener, gatheri
 def test_a_rank_that_cannot_take_part_is_told_why_and_others_still_join(
     rank: int, settings: EngineSettings, key: bytes, said: str, listener: Listener, gathering: Gathering
 ) -> None:
-    with pytest.raises(JoinRefused, match=said.replace("16", str(SETTINGS.block_size))):
+    with pytest.raises(JoinRefused, match=said.replace("16", str(SETTINGS.cache.block_size))):
         join(HEAD, listener.port, rank, settings, key)
     with join(HEAD, listener.port, 1, SETTINGS, KEY):
         assert set(gathering.result(10)) == {1}

@@ -168,7 +168,7 @@ def test_adapters_take_what_was_predicted(model: Any, tmp_path: Path) -> None:
     assert worker.adapters is not None
     taken = 0
     for number in range(3):
-        path = make_adapter(tmp_path / str(number), directory, rank=chosen.max_lora_rank, seed=number)
+        path = make_adapter(tmp_path / str(number), directory, rank=chosen.adapters.max_lora_rank, seed=number)
         found: Any = worker.adapters.load(path.name, str(path)).prepared
         taken += sum(delta.a.nbytes + delta.b.nbytes for delta in found.values())
     worker.close()
