@@ -9,7 +9,7 @@ The library alone does not give the guarantees of `transport`. This module adds:
   continues in the background.
 - One buffer to receive into (`nats_tcp`), without which the heap grows, and a shorter way for messages
   (`nats_client`).
-- Reliable cancellation. A cancelled request ends even if its reply arrives at the same time (`cancellation`).
+- Reliable cancellation. A cancelled request ends even if its reply arrives at the same time.
 - Clean reconnections. The library keeps the tasks and the socket of an attempt that failed late, and waits until a lost
   connection has written its data. `nats_client` ends the old tasks and the old socket before the next attempt.
 - Size checks. If headers push a message over the server's limit, or a subject is too long, the server closes the

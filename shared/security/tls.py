@@ -32,6 +32,16 @@ def check(settings: GatewaySettings) -> bool:
     return True
 
 
+def any_certificate() -> "ssl.SSLContext":
+    """Returns a context that accepts any certificate: for a server of this machine, whose certificate names another."""
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 def bus_context(settings: BusSettings) -> "ssl.SSLContext | None":
     """Returns the context for the connection to the bus; None if the settings do not enable TLS.
 
