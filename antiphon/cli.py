@@ -422,11 +422,11 @@ def _trace(options: argparse.Namespace) -> int:
 
 
 def _look(options: argparse.Namespace) -> int:
-    from antiphon.inspect import top, watch
+    from antiphon.inspect import invariants, top
 
     if not options.interval > 0:
         raise SettingsError(f"--interval: {options.interval} is not above 0")
-    run = top.run if options.command == "top" else watch.run
+    run = top.run if options.command == "top" else invariants.watch
     return run(client_of(options), interval_s=options.interval, once=options.once)
 
 

@@ -40,7 +40,6 @@ from shared.bus.nats_durable_log import NatsDurableLog
 from shared.bus.nats_key_value import NatsKeyValueStore
 from shared.bus.nats_stores import StoreConfig, make_stream
 from shared.bus.own_bus import OwnBus, own_bus
-from shared.bus.payload import too_large
 from shared.bus.transport import (
     Delivery,
     Headers,
@@ -49,6 +48,7 @@ from shared.bus.transport import (
     RequestTimeoutError,
     Subscription,
     Traffic,
+    too_large,
 )
 from shared.config import SettingsError
 from shared.errors import ServiceError

@@ -15,7 +15,7 @@ import msgspec
 
 from services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, joined
 from shared.request.tools import tool_name
-from shared.text.marks import num_begun
+from shared.text.reasoning import num_begun
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
