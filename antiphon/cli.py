@@ -326,10 +326,10 @@ def _run(options: argparse.Namespace) -> int:
     from antiphon.launch import devices, launcher
 
     settings = parse(RunSettings, options)
-    if settings.backend == "deepspeed" and settings.dtype:
+    if settings.backend == "deepspeed" and settings.execution.dtype:
         message = "weights are loaded in the type that --ds-dtype (DS_DTYPE) computes with"
         print(f"antiphon: --dtype (DTYPE) has no effect with --backend=deepspeed: {message}", file=sys.stderr)
-    return launcher.serve(completed(settings, devices.usable(settings.device, os.environ)), os.environ)
+    return launcher.serve(completed(settings, devices.usable(settings.execution.device, os.environ)), os.environ)
 
 
 def _service(options: argparse.Namespace) -> int:

@@ -28,8 +28,9 @@ from shared.models.adapters import check_adapters
 from shared.models.picture_models import picture_limit, processor_kwargs
 from shared.security import tls
 from shared.security.bus_permissions import Role
-from shared.settings.engine import SchedulerSettings
+from shared.settings.engine import ExecutionSettings, SchedulerSettings
 from shared.settings.other_options import VARIABLES
+from shared.settings.parallel import ParallelSettings
 from shared.settings.records import KeeperSettings, check_records
 
 S = TypeVar("S", bound="ServeSettings")
@@ -127,6 +128,30 @@ RUN_ALIAS = "model"
 """A model name that requests to `antiphon run` may always use. Clients of such containers use only this name."""
 
 
+class RunExecutionSettings(ExecutionSettings):
+    """What computes, if `antiphon run` starts the engine."""
+
+    dtype: str = changed(
+        ExecutionSettings,
+        "dtype",
+        "",
+        "type of weights and activations (default: float16, on a CPU auto); --ds-dtype with --backend=deepspeed",
+    )
+    enforce_eager: bool = changed(ExecutionSettings, "enforce_eager", True)
+
+
+class RunParallelSettings(ParallelSettings):
+    """Devices of an engine that `antiphon run` starts."""
+
+    tensor_parallel_size: int = changed(
+        ParallelSettings,
+        "tensor_parallel_size",
+        0,
+        "devices that share each layer of the model; it must divide the number of attention heads (default: all GPUs "
+        "of the container, divided by --worker-num; with --backend=deepspeed 1)",
+    )
+
+
 class RunSchedulerSettings(SchedulerSettings):
     """Which sequences a step computes, if `antiphon run` starts the engine."""
 
@@ -157,12 +182,6 @@ class RunSettings(ServeSettings, group="processes"):
     model: str = changed(
         EngineSettings, "model", "/data/model", "directory of the model, or its name on the Hugging Face hub"
     )
-    dtype: str = changed(
-        EngineSettings,
-        "dtype",
-        "",
-        "type of weights and activations (default: float16, on a CPU auto); --ds-dtype with --backend=deepspeed",
-    )
     ds_dtype: str = flag(
         "",
         "type that --backend=deepspeed computes with; int8: weights of 8 bits, as --quantization=ifq (default: "
@@ -171,18 +190,12 @@ class RunSettings(ServeSettings, group="processes"):
         choices=("float16", "bfloat16", "int8"),
         group="engine: execution",
     )
-    tensor_parallel_size: int = changed(
-        EngineSettings,
-        "tensor_parallel_size",
-        0,
-        "devices that share each layer of the model; it must divide the number of attention heads (default: all GPUs "
-        "of the container, divided by --worker-num; with --backend=deepspeed 1)",
-    )
     default_chat_temperature: float = changed(GatewaySettings, "default_chat_temperature", 0.7)
     long_outputs: str = changed(GatewaySettings, "long_outputs", "refuse")
     served_model_alias: str = changed(ModelSettings, "served_model_alias", RUN_ALIAS)
-    enforce_eager: bool = changed(EngineSettings, "enforce_eager", True)
     advice_spelling: str = changed(EngineSettings, "advice_spelling", "variables")
+    execution: ExecutionSettings = RunExecutionSettings()
+    parallel: ParallelSettings = RunParallelSettings()
     scheduler: SchedulerSettings = RunSchedulerSettings()
 
 
@@ -235,21 +248,23 @@ def completed(run: RunSettings, gpus: int) -> RunSettings:
         run,
         limit_worker_concurrency=limit,
         use_v2_block_manager=run.scheduler.use_v2_block_manager or run.scheduler.use_lookahead,
-        tensor_parallel_size=run.tensor_parallel_size or _cards_of_an_engine(run, gpus),
+        tensor_parallel_size=run.parallel.tensor_parallel_size or _cards_of_an_engine(run, gpus),
         served_model_alias=",".join((*aliases, RUN_ALIAS)),
     )
     if run.backend != "deepspeed":
         if run.ds_dtype:
             raise SettingsError("--ds-dtype needs --backend=deepspeed; use --dtype")
-        return replace(run, dtype=run.dtype or unnamed_dtype)
+        return replace(run, dtype=run.execution.dtype or unnamed_dtype)
     int8 = run.ds_dtype == "int8"
-    if int8 and run.quantization not in ("", "ifq"):
-        raise SettingsError(f"--ds-dtype=int8 contradicts --quantization={run.quantization}: leave one of them out")
+    if int8 and run.execution.quantization not in ("", "ifq"):
+        raise SettingsError(
+            f"--ds-dtype=int8 contradicts --quantization={run.execution.quantization}: leave one of them out"
+        )
     # Weights are loaded directly in the computing type, so a separate loading type (`--dtype`) has no effect.
     return replace(
         run,
         dtype=unnamed_dtype if int8 else run.ds_dtype or unnamed_dtype,
-        quantization="ifq" if int8 else run.quantization,
+        quantization="ifq" if int8 else run.execution.quantization,
         max_batch_size=run.scheduler.max_batch_size or _DEEPSPEED_BATCH_SIZE,
         batch_wait_timeout=_DEEPSPEED_BATCH_WAIT_S
         if run.scheduler.batch_wait_timeout is None
@@ -262,9 +277,9 @@ def _cards_of_an_engine(run: RunSettings, gpus: int) -> int:
 
     On several machines it is a later default (`other_machine.divided`).
     """
-    if run.backend != "vllm" or run.also or run.models or run.nnode > 1:
+    if run.backend != "vllm" or run.also or run.models or run.parallel.nnode > 1:
         return 1
-    return max(1, gpus // (len(engine_roles(run)) * run.pipeline_parallel_size))
+    return max(1, gpus // (len(engine_roles(run)) * run.parallel.pipeline_parallel_size))
 
 
 _COUNTS = {name: f"--{name}s" for name in SERVICES} | {"engine": "--engines (--worker-num)"}

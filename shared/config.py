@@ -138,9 +138,11 @@ class ModelSettings(BusSettings, group="model"):
     )
 
 
-class EngineSettings(ExecutionSettings, ParallelSettings, ModelSettings, EnginePictureSettings):
+class EngineSettings(ModelSettings, EnginePictureSettings):
     """Settings of an engine."""
 
+    execution: ExecutionSettings = ExecutionSettings()
+    parallel: ParallelSettings = ParallelSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     cache: CacheSettings = CacheSettings()
     kv_transfer: KvTransferSettings = KvTransferSettings()
@@ -157,7 +159,7 @@ def check_engine(settings: EngineSettings) -> None:
     """Raises SettingsError if settings of an engine contradict each other, independently of the model."""
     if settings.scheduler.use_lookahead and not settings.scheduler.use_v2_block_manager:
         raise SettingsError("--use-lookahead needs --use-v2-block-manager: add it")
-    world.check(settings)
+    world.check(settings.parallel)
     if settings.kv_transfer.role == "decode" and settings.cache.swap_space == 0:
         raise SettingsError("--swap-space: a decode engine receives KV in host memory and needs some; leave it out")
     if settings.kv_transfer.role != "prefill" and (settings.kv_transfer.kv_host or settings.kv_transfer.kv_bind):

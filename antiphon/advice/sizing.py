@@ -20,6 +20,7 @@ from services.engine.models.description import DecoderDescription
 from services.engine.worker.capacity.memory import free_bytes
 from services.engine.worker.estimate import CONTEXT_BYTES, BackendName, Needs, cpu_room, gpu_room, predict
 from shared.config import EngineSettings, SettingsError
+from shared.distributed.world import world_size
 from shared.errors import ServiceError
 from shared.flags import converted, to_argv
 from shared.models.adapters import with_adapters
@@ -115,7 +116,7 @@ def source_table() -> list[str]:
 
 def on_card(settings: EngineSettings, model_dir: Path, card: Card) -> Fit:
     """Returns the memory of an engine with these settings on cards of this kind, one for each rank."""
-    if card.capability and card.capability < 80 and settings.dtype == "auto":
+    if card.capability and card.capability < 80 and settings.execution.dtype == "auto":
         settings = replace(settings, dtype="float16")
     pictures = pictures_of(settings, model_dir)
     beside = pictures.bytes_on("cuda") if pictures else 0
@@ -205,9 +206,9 @@ def recommendation(settings: EngineSettings, directory: Path, card: Card | None)
         context = min(fit.needs.context, USUAL_CONTEXT)
         found = [f"Recommended for {where}: {words}"]
         found += [f"  {fit.sequences(context)} sequences of {context} tokens at once"]
-        if changes.get("quantization") and not settings.quantization:
+        if changes.get("quantization") and not settings.execution.quantization:
             found += ["  Without quantization it does not fit; it costs little quality (docs/quantization.md)."]
-        elif not settings.quantization and fit.needs.form == "none":
+        elif not settings.execution.quantization and fit.needs.form == "none":
             mode = "ifq" if card else "ifq_w8a8"
             found += [f"  --quantization={mode} halves the weights: use it if memory is tight or speed matters."]
         return found
@@ -238,11 +239,11 @@ def fit_check(settings: EngineSettings) -> device_checks.Check:
 
 def _attempts(settings: EngineSettings, card: Card | None) -> Iterator[dict[str, Any]]:
     """Yields changed settings, the most recommended first."""
-    sizes = [n for n in (1, 2, 4, _MAX_CARDS) if n > settings.tensor_parallel_size] if card else []
+    sizes = [n for n in (1, 2, 4, _MAX_CARDS) if n > settings.parallel.tensor_parallel_size] if card else []
     online = ["ifq", "ifq_nf4"] if card else ["ifq_w8a8", "ifq_w4a8"]
-    modes = [settings.quantization] if settings.quantization else ["", *online]
+    modes = [settings.execution.quantization] if settings.execution.quantization else ["", *online]
     contexts = [settings.scheduler.max_model_len] if settings.scheduler.max_model_len else [None, USUAL_CONTEXT]
-    for size in (settings.tensor_parallel_size, *sizes):
+    for size in (settings.parallel.tensor_parallel_size, *sizes):
         for mode in modes:
             for context in contexts:
                 yield {"tensor_parallel_size": size, "quantization": mode, "max_model_len": context}
@@ -272,7 +273,7 @@ def _summary(name: str, settings: EngineSettings, needs: Needs) -> Iterator[str]
     d: DecoderDescription = needs.description
     form = "" if needs.form == "none" else f", weights {needs.form}"
     yield f"{name}: {needs.num_parameters / 1e9:.2f} B parameters, {_type(needs)}{form}, context {needs.context} tokens"
-    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    ranks = world_size(settings.parallel)
     each = f", on each of {ranks} devices" if ranks > 1 else ""
     yield f"  weights    {_size(needs.weights_bytes)}{each}"
     yield (
@@ -318,7 +319,7 @@ def _table(
     if with_cpu:
         fits.append(("CPU, here", free_bytes() / GIB, *_fit_or_reason(settings, directory, None, backend)))
     for card in cards:
-        many = settings.tensor_parallel_size * settings.pipeline_parallel_size
+        many = world_size(settings.parallel)
         name = card.name if many == 1 else f"{card.name} x{many}"
         fits.append((name, card.memory_mib / 1024, *_fit_or_reason(settings, directory, card, backend)))
     context = next((fit.needs.context for *_, fit, _ in fits if fit), USUAL_CONTEXT)
@@ -344,7 +345,7 @@ def _fit_or_reason(
 
 
 def _cpu_backend(settings: EngineSettings) -> BackendName:
-    return "cpp" if settings.cpu_backend == "auto" else "torch"
+    return "cpp" if settings.execution.cpu_backend == "auto" else "torch"
 
 
 def _type(needs: Needs) -> str:

@@ -43,10 +43,10 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if not options.enable_chunked_prefill:
         # A step may have fewer tokens than the longest context only if the user gave --enable-chunked-prefill.
         check_lengths(settings.scheduler.max_num_batched_tokens, settings.scheduler.max_model_len)
-    if settings.nnode > 1:
+    if settings.parallel.nnode > 1:
         raise SettingsError("--nnode: an instance of a deployment has one machine; leave it out, with --pod-ips")
     why = "the rank table has several hosts"
-    key = read_key(settings.cluster_key_file, one_host=deployment.has_one_host, why=why)
+    key = read_key(settings.parallel.cluster_key_file, one_host=deployment.has_one_host, why=why)
     start = _scheduler if deployment.own.role == "scheduler" else _worker
     return start(deployment, settings, environ, key)
 
@@ -95,11 +95,11 @@ def _worker(deployment: Deployment, settings: InstanceSettings, environ: Mapping
         host=settings.host,
         port=settings.port,
         engines=settings.engines,
-        devices=world.world_size(settings),
+        devices=world.world_size(settings.parallel),
     )
-    environ = {**environ, **_visible_devices(own.device_ids, settings.device, environ)}
+    environ = {**environ, **_visible_devices(own.device_ids, settings.execution.device, environ)}
     role = own.role
-    if not world.exchanges_kv(settings):
+    if not world.exchanges_kv(settings.parallel):
         # Engines without a role compute whole requests, so the deployment works and gives the same tokens.
         role = "both"
         launcher.print_line("antiphon", f"{own.name} computes requests whole, without its role: {world.NO_KV}")

@@ -104,7 +104,8 @@ class VersionPlan:
         except SettingsError:
             ids = iter(self.gpus)
             own = {
-                model_name(one): [next(ids) for _ in engine_roles(one) if one.device != "cpu"] for one in self.models
+                model_name(one): [next(ids) for _ in engine_roles(one) if one.execution.device != "cpu"]
+                for one in self.models
             }
             return own[name]
 
@@ -140,7 +141,7 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
     visible = devices.visible(environ)
     models = [other_machine.divided(model, visible) for model in models]
     for model in models:
-        world.check_devices(model, model.engines, len(visible))
+        world.check_devices(model.parallel, model.engines, len(visible))
         check(model)
     machines = other_machine.machines_of(models)
     gpus = assign_gpus(models, visible)
@@ -166,7 +167,7 @@ def located_models(models: Sequence[ServeSettings], environ: Mapping[str, str]) 
     models = [located(model) for model in models]
     for model in models:
         _check_files(model, environ)
-    for notice in dict.fromkeys(notice for model in models for notice in world.notices(model)):
+    for notice in dict.fromkeys(notice for model in models for notice in world.notices(model.parallel)):
         print_line("antiphon", notice)
     return models
 
@@ -179,11 +180,12 @@ def _check_files(model: ServeSettings, environ: Mapping[str, str]) -> None:
     directory = model_directory(model, weights=False)
     if model.enable_mm:
         check_picture_files(directory)
-    on_cpu = devices.on_cpu(model.device, environ)
-    cpu, gpu = Device("a CPU", model.cpu_backend == "auto"), Device("a GPU", multiplies_fp8=True, multiplies_w4a8=False)
+    on_cpu = devices.on_cpu(model.execution.device, environ)
+    cpu = Device("a CPU", model.execution.cpu_backend == "auto")
+    gpu = Device("a GPU", multiplies_fp8=True, multiplies_w4a8=False)
     config = read_model_config(directory)
-    choose(model.quantization, directory, config, cpu if on_cpu else gpu)
-    if model.tensor_parallel_size * model.pipeline_parallel_size > 1:
+    choose(model.execution.quantization, directory, config, cpu if on_cpu else gpu)
+    if world.world_size(model.parallel) > 1:
         _check_division(model, config)
 
 
@@ -195,7 +197,7 @@ def _check_division(model: ServeSettings, config: dict[str, Any]) -> None:
     sizes = {**config, **(config.get("text_config") or {})}
     heads, layers = sizes.get("num_attention_heads"), sizes.get("num_hidden_layers")
     if isinstance(heads, int) and isinstance(layers, int):
-        tp, pp = model.tensor_parallel_size, model.pipeline_parallel_size
+        tp, pp = model.parallel.tensor_parallel_size, model.parallel.pipeline_parallel_size
         world.check_division(tp, {"attention heads": heads}, pp, layers)
 
 
@@ -331,7 +333,7 @@ def _model_specs(
     The processes of the first model have plain names (`engine-1`); for other models, or if other models run `beside`
     them, the model's name comes first.
     """
-    free, port = iter(gpus), models[0].master_port
+    free, port = iter(gpus), models[0].parallel.master_port
     engines = sum(len(engine_roles(model)) for model in beside or models)
     for number, model in enumerate(models):
         name = model_name(model)
@@ -339,7 +341,7 @@ def _model_specs(
         changes: dict[str, object] = {"threads": engine_threads(model, engines)}
         for service in MODEL_SERVICES:
             for child, role in _replicas(service, model):
-                on_gpu = service == "engine" and gpus and model.device != "cpu"
+                on_gpu = service == "engine" and gpus and model.execution.device != "cpu"
                 own = {devices.VARIABLE: next(free)} if on_gpu else {}
                 settings = of_role(model, role) if model.prefill else model
                 if service == "engine":
@@ -397,7 +399,12 @@ def _stands_by(service: str, settings: ServeSettings) -> bool:
 
 def assign_gpus(models: Sequence[ServeSettings], visible: Sequence[str]) -> devices.Assignment:
     """Assigns a GPU to each engine of all models that are not set to `--device=cpu`. Raises SettingsError."""
-    needed = [world.local_size(model) for model in models if model.device != "cpu" for _ in engine_roles(model)]
+    needed = [
+        world.local_size(model.parallel)
+        for model in models
+        if model.execution.device != "cpu"
+        for _ in engine_roles(model)
+    ]
     return devices.for_engines(needed, "auto" if needed else "cpu", visible)
 
 
@@ -407,8 +414,8 @@ def engine_threads(settings: ServeSettings, engines: int) -> int:
     `engines` is the number of engines of all models. Returns 0 for at most one engine without `--threads`: the engine
     then decides.
     """
-    if settings.threads or engines <= 1:
-        return settings.threads
+    if settings.execution.threads or engines <= 1:
+        return settings.execution.threads
     return max(1, len(os.sched_getaffinity(0)) // engines)
 
 

@@ -27,7 +27,6 @@ class EngineArgs(EngineSettings, group="offline"):
     """
 
     seed: int = flag(0, "gives requests without a seed one, by their order: the same in each run")
-    enforce_eager: bool = changed(EngineSettings, "enforce_eager", False)
     mm_processor_kwargs: str = flag("", "arguments of the image processor, as a dict or as JSON")
     limit_mm_per_prompt: str = flag("", "most pictures of a prompt, {'image': N}, as JSON, or image=N")
     advice_spelling: str = changed(EngineSettings, "advice_spelling", "arguments")
@@ -75,13 +74,13 @@ def engine_args(**values: Any) -> EngineArgs:
     }
     args = validated(EngineArgs, {name: value for name, value in values.items() if name in known})
     _check_pictures(args)
-    world.check(args, str)
-    if args.nnode > 1:
+    world.check(args.parallel, str)
+    if args.parallel.nnode > 1:
         raise ValueError(
-            f"nnode {args.nnode}: a model in a Python program is on the devices of one machine, or of a Ray cluster "
-            "(distributed_executor_backend='ray'); for several machines without Ray use `antiphon serve`"
+            f"nnode {args.parallel.nnode}: a model in a Python program is on the devices of one machine, or of a Ray "
+            "cluster (distributed_executor_backend='ray'); for several machines without Ray use `antiphon serve`"
         )
-    for notice in world.notices(args, str):
+    for notice in world.notices(args.parallel, str):
         warnings.warn(notice, stacklevel=3)
     return args
 

@@ -97,20 +97,20 @@ class Engine:
         check_engine(settings)
         check_adapters(settings)
         settings = with_adapters(with_present_names(settings))
-        has_canary = on_fault is not None and settings.canary_interval > 0
-        has_canary_row = has_canary or settings.deterministic
+        has_canary = on_fault is not None and settings.execution.canary_interval > 0
+        has_canary_row = has_canary or settings.execution.deterministic
         executor = _make_executor(_with_rows(settings, has_canary_row), make_worker)
         limits = replace(core_limits(settings, executor.facts()), has_canary_row=has_canary_row)
-        if settings.use_warmup:
+        if settings.execution.use_warmup:
             started = time.monotonic()
             steps = warm_up(executor, limits)
             logger.info("warmed up with %d steps in %.2f s", steps, time.monotonic() - started)
-        if settings.deterministic:
+        if settings.execution.deterministic:
             check_deterministic(executor, limits)
         engine = cls(executor, limits, report, clock=clock, steps_per_report=settings.scheduler.num_scheduler_steps)
         engine._connect(settings)
         if on_fault is not None and has_canary:
-            engine._watch(settings.canary_interval, on_fault)
+            engine._watch(settings.execution.canary_interval, on_fault)
         if engine.adapters is not None:
             load_modules(engine.adapters, settings)
         return engine
@@ -151,7 +151,7 @@ class Engine:
         transfer = settings.kv_transfer
         if transfer.role == "both":
             return
-        if not exchanges_kv(settings):
+        if not exchanges_kv(settings.parallel):
             logger.warning("--role: %s: prompts are computed where requests run", NO_KV)
             return
         if transfer.role == "decode" and not self.facts.num_host_blocks:
@@ -255,7 +255,7 @@ def _with_rows(settings: EngineSettings, has_canary_row: bool) -> EngineSettings
 
 def _make_executor(settings: EngineSettings, make_worker: MakeWorker | None) -> Executor:
     """Returns an executor of one process or of several, with the model loaded."""
-    if make_worker is None and world_size(settings) > 1:
+    if make_worker is None and world_size(settings.parallel) > 1:
         from services.engine.executor.multiproc import MultiprocExecutor
 
         return MultiprocExecutor.start(settings)
@@ -310,7 +310,7 @@ def load_modules(library: AdapterLibrary, settings: EngineSettings) -> None:
 
 def with_present_names(settings: EngineSettings) -> EngineSettings:
     """Returns the settings with the values of deprecated flags moved to the flags that replace them. Logs a warning."""
-    former = settings.max_context_len_to_capture
+    former = settings.execution.max_context_len_to_capture
     if former is None:
         return settings
     logger.warning("--max-context-len-to-capture is deprecated: use --max-seq-len-to-capture=%d", former)

@@ -68,8 +68,8 @@ def load(settings: EngineSettings, rank: int, meeting: Meeting) -> "tuple[ModelW
     from services.engine.parallel.shard import Shard
     from services.engine.worker.load import choose_device, load_worker
 
-    shard = Shard.of_rank(rank, settings.tensor_parallel_size, settings.pipeline_parallel_size)
-    ranks = TorchCommunicator(shard, meeting, on_gpu=choose_device(settings.device).type == "cuda")
+    shard = Shard.of_rank(rank, settings.parallel.tensor_parallel_size, settings.parallel.pipeline_parallel_size)
+    ranks = TorchCommunicator(shard, meeting, on_gpu=choose_device(settings.execution.device).type == "cuda")
     try:
         return load_worker(settings, ranks), ranks
     except BaseException:
@@ -177,9 +177,9 @@ def _computed(settings: RankSettings, channel: Channel, meeting: Meeting) -> int
 def _channel(settings: RankSettings, key: bytes | None) -> Channel:
     if settings.channel >= 0:
         return Channel(socket.socket(fileno=settings.channel))
-    head = settings.head or addresses(settings.pod_ips)[0]
-    key = rank_key(settings) if key is None else key
-    return Channel(join(head, settings.master_port, settings.rank, settings, key, tries=settings.tries))
+    head = settings.head or addresses(settings.parallel.pod_ips)[0]
+    key = rank_key(settings.parallel) if key is None else key
+    return Channel(join(head, settings.parallel.master_port, settings.rank, settings, key, tries=settings.tries))
 
 
 def _leave_with(channel: Channel) -> None:

@@ -132,8 +132,8 @@ def _check_reachable(address: str) -> None:
 
 def _reserve(settings: EngineSettings, address: str) -> PlacementGroup:
     """Reserves resources for all ranks, the first on this machine. Raises RankFailed if there are not enough."""
-    kind = "CPU" if settings.device == "cpu" or not ray.cluster_resources().get("GPU") else "GPU"
-    size = world_size(settings)
+    kind = "CPU" if settings.execution.device == "cpu" or not ray.cluster_resources().get("GPU") else "GPU"
+    size = world_size(settings.parallel)
     bundles: list[dict[str, float]] = [{kind: 1.0} for _ in range(size)]
     bundles[0][f"node:{address}"] = _HERE
     group = placement_group(bundles, strategy="PACK")
@@ -149,7 +149,7 @@ def _reserve(settings: EngineSettings, address: str) -> PlacementGroup:
 
 
 def _start(settings: EngineSettings, address: str, group: PlacementGroup, release: Callable[[], None]) -> Started:
-    size, bundles = world_size(settings), group.bundle_specs
+    size, bundles = world_size(settings.parallel), group.bundle_specs
     on_gpu = "GPU" in bundles[0]
     options = {"num_cpus": 0, "num_gpus": 1} if on_gpu else {"num_cpus": 1, "num_gpus": 0}
     kind = ray.remote(RankActor)

@@ -27,11 +27,11 @@ def started_ranks(settings: EngineSettings) -> Iterator[Started]:
     Raises SettingsError or ServiceError for settings that cannot work, RankFailed if a rank ends.
     """
     with contextlib.ExitStack() as stack:
-        if uses_ray(settings):
+        if uses_ray(settings.parallel):
             from services.engine.executor.ray_ranks import ray_ranks
 
             started = ray_ranks(settings)
-        elif settings.nnode > 1:
+        elif settings.parallel.nnode > 1:
             started = _over_machines(settings)
         else:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="antiphon-ranks-"))
@@ -48,7 +48,7 @@ def started_ranks(settings: EngineSettings) -> Iterator[Started]:
 
 
 def _on_this_machine(settings: EngineSettings, directory: Path) -> Started:
-    size = world_size(settings)
+    size = world_size(settings.parallel)
     meeting = Meeting(path=str(directory / "meeting"), local_size=size)
     ranks: list[Rank] = [LocalRank(settings, number) for number in range(1, size)]
     for rank in ranks:
@@ -58,7 +58,7 @@ def _on_this_machine(settings: EngineSettings, directory: Path) -> Started:
 
 def _over_machines(settings: EngineSettings) -> Started:
     """Waits for the ranks of the other machines, and then starts the ranks of this machine, the head."""
-    machines, size = find_machines(settings), world_size(settings)
+    machines, size = find_machines(settings.parallel), world_size(settings.parallel)
     if not machines.is_head:
         raise SettingsError(
             f"--pod-ips: the engine belongs to the first machine, {machines.addresses[0]}, and this is "
@@ -69,7 +69,7 @@ def _over_machines(settings: EngineSettings) -> Started:
         for machine in range(1, len(machines.addresses))
         for number in machines.ranks(machine, size)
     }
-    gathering = Listener(machines.address, settings.master_port, rank_key(settings))
+    gathering = Listener(machines.address, settings.parallel.master_port, rank_key(settings.parallel))
     try:
         joined = gathering.gather(places, settings)
     finally:

@@ -123,16 +123,16 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         )
     family, device = find_family(config), torch.device("cuda" if backend == "gpu" else "cpu")
     whole = family.describe(config)
-    shard = Shard.of_rank(0, settings.tensor_parallel_size, settings.pipeline_parallel_size)
+    shard = Shard.of_rank(0, settings.parallel.tensor_parallel_size, settings.parallel.pipeline_parallel_size)
     d, layout = local_description(whole, shard), family.layout(whole)
-    dtype = choose_dtype(settings.dtype, weight_dtype(config), device)
-    chosen = choose(settings.quantization, model_dir, config, _DEVICES[backend])
+    dtype = choose_dtype(settings.execution.dtype, weight_dtype(config), device)
+    chosen = choose(settings.execution.quantization, model_dir, config, _DEVICES[backend])
     weights = _weights(layout, whole, dtype, chosen, shard, backend)
     if chosen.method is not None:
         bits = int(quantization_settings(config).get("bits") or _LEAST_BITS)
         weights = _prepared_bytes(model_dir, dtype, layout, bits) // shard.size
     bounds, context = largest_step(settings, d, on_cpu=backend != "gpu"), context_length(settings, whole)
-    captures = backend == "gpu" and not settings.enforce_eager and shard.size == 1
+    captures = backend == "gpu" and not settings.execution.enforce_eager and shard.size == 1
     cached = padded_heads(d) if backend == "cpp" else d
     return Needs(
         description=d,

@@ -69,9 +69,9 @@ class TorchWorker(StepWorker):
         self._device = device or torch.device("cpu")
         check_offload(settings, self._device)
         if self._device.type == "cpu":
-            torch.set_num_threads(settings.threads or max(1, useful_threads(model_dir) // ranks.local_size))
+            torch.set_num_threads(settings.execution.threads or max(1, useful_threads(model_dir) // ranks.local_size))
         config = read_config(model_dir)
-        self._dtype = choose_torch_dtype(settings.dtype, weight_dtype(config), self._device, model_dir)
+        self._dtype = choose_torch_dtype(settings.execution.dtype, weight_dtype(config), self._device, model_dir)
         form = weight_form(settings, model_dir, config, self._device, native=False)
         check_extras(settings, config)
         check_stages(settings, config, ranks.shard)

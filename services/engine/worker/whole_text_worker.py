@@ -39,8 +39,8 @@ class WholeTextWorker:
         config = read_config(model_dir)
         check_settings(settings, weight_form(settings, model_dir, config, device, native=False))
         if device.type == "cpu":
-            torch.set_num_threads(settings.threads or useful_threads(model_dir))
-        dtype = choose_torch_dtype(settings.dtype, weight_dtype(config), device, model_dir)
+            torch.set_num_threads(settings.execution.threads or useful_threads(model_dir))
+        dtype = choose_torch_dtype(settings.execution.dtype, weight_dtype(config), device, model_dir)
         self._model = load_whole_text_model(model_dir, config, dtype, device, settings.trust_remote_code)
         self._facts = _facts(settings, model_dir, self._model, dtype, device)
         self._rows: dict[int, NewSequence] = {}

@@ -110,8 +110,8 @@ def test_serve_takes_every_flag_of_every_service() -> None:
 @pytest.mark.spec("S-SRV-004:order")
 def test_a_flag_beats_the_variable_and_an_empty_variable_counts_as_unset() -> None:
     environ = {"DTYPE": "bfloat16", "MAX_MODEL_LEN": ""}
-    assert parse(ServeSettings, options_of("serve"), environ).dtype == "bfloat16"
-    assert parse(ServeSettings, options_of("serve", "--dtype", "float32"), environ).dtype == "float32"
+    assert parse(ServeSettings, options_of("serve"), environ).execution.dtype == "bfloat16"
+    assert parse(ServeSettings, options_of("serve", "--dtype", "float32"), environ).execution.dtype == "float32"
     assert parse(ServeSettings, options_of("serve"), environ).scheduler.max_model_len is None
 
 
@@ -127,7 +127,8 @@ def test_a_boolean_can_be_switched_off_by_its_other_form() -> None:
         given = parse(ServeSettings, options_of("serve", *words), {})
         assert given.cache.enable_prefix_caching is value
     assert (
-        parse(ServeSettings, options_of("serve", "--no-enforce-eager"), {"ENFORCE_EAGER": "1"}).enforce_eager is False
+        parse(ServeSettings, options_of("serve", "--no-enforce-eager"), {"ENFORCE_EAGER": "1"}).execution.enforce_eager
+        is False
     )
 
 

@@ -124,7 +124,7 @@ def test_run_is_told_by_variables_and_flags_beat_them(
 def test_a_type_that_the_other_backend_ignores_is_told(
     served: list[ServeSettings], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(served, "--backend=deepspeed", "--dtype=float32").dtype == "float16"
+    assert run(served, "--backend=deepspeed", "--dtype=float32").execution.dtype == "float16"
     assert "--dtype (DTYPE) has no effect with --backend=deepspeed: " in capsys.readouterr().err
     run(served, "--dtype=float32")
     run(served, "--backend=deepspeed", "--ds-dtype=bfloat16")
@@ -142,10 +142,10 @@ def test_run_divides_all_gpus_of_the_container_among_its_workers(
     cases += [("0,1", (f"--also={tmp_path}=other",), 1), ("0,1", ("--device=cuda",), 2)]
     for gpus, words, size in cases:
         monkeypatch.setenv(devices.VARIABLE, gpus)
-        assert run(served, *words).tensor_parallel_size == size, (gpus, words)
+        assert run(served, *words).parallel.tensor_parallel_size == size, (gpus, words)
     monkeypatch.setenv("TP", "1")
     monkeypatch.setenv(devices.VARIABLE, "0,1")
-    assert run(served).tensor_parallel_size == 1
+    assert run(served).parallel.tensor_parallel_size == 1
     monkeypatch.undo()
     assert main(["run", "--num-gpus=0"]) == 78
 
@@ -291,8 +291,8 @@ def test_the_other_backend_computes_in_the_type_of_its_own_flag(
     served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deepspeed = ("--backend=deepspeed", "--dtype=float32")
-    assert run(served, *deepspeed).dtype == "float16"
-    assert run(served, *deepspeed, "--ds-dtype=bfloat16").dtype == "bfloat16"
+    assert run(served, *deepspeed).execution.dtype == "float16"
+    assert run(served, *deepspeed, "--ds-dtype=bfloat16").execution.dtype == "bfloat16"
     for name, value in {"DS_DTYPE": "bfloat16", "MAX_BATCH_SIZE": "4", "BATCH_WAIT_TIMEOUT": "0.5"}.items():
         monkeypatch.setenv(name, value)
     assert values(run(served, *deepspeed), "dtype", "max_batch_size", "batch_wait_timeout") == ("bfloat16", 4, 0.5)
@@ -324,9 +324,9 @@ def test_run_computes_in_float16_on_a_cpu_only_where_somebody_names_it(
     served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], dtype: str
 ) -> None:
     monkeypatch.setenv(devices.VARIABLE, "")
-    assert run(served, *words).dtype == dtype
+    assert run(served, *words).execution.dtype == dtype
     monkeypatch.setenv(devices.VARIABLE, "0")
-    assert run(served, *words, "--device=cpu").dtype == ("auto" if "--device=cuda" in words else dtype)
+    assert run(served, *words, "--device=cpu").execution.dtype == ("auto" if "--device=cuda" in words else dtype)
 
 
 def test_run_answers_to_the_name_model_beside_its_own(

@@ -239,7 +239,7 @@ def test_each_model_has_its_own_processes_behind_the_same_gateways(planned) -> N
 def test_engines_of_all_models_share_the_cores(planned, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher.os, "sched_getaffinity", lambda _pid: set(range(8)))
     engines = [spec for spec in planned(TWO).specs if spec.service == "engine"]
-    assert [settings_of(spec).threads for spec in engines] == [2, 2, 2, 2]
+    assert [settings_of(spec).execution.threads for spec in engines] == [2, 2, 2, 2]
 
 
 def test_engines_of_all_models_share_the_gpus(listeners: list[socket.socket], tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_names_of_processes_fit_the_bus_however_long_the_model_s_name(planned) -
 def test_a_service_gets_no_settings_of_another() -> None:
     part = converted(ServeSettings(max_num_seqs=7, model="/m"), DetokenizerSettings)
     assert part == DetokenizerSettings(model="/m")
-    assert converted(ServeSettings(), EngineSettings, threads=3).threads == 3
+    assert converted(ServeSettings(), EngineSettings, threads=3).execution.threads == 3
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_the_direct_entry_point_knows_every_option_of_its_source(
     words = ("--use-lookahead", "--use-v2-block-manager", "--num-speculative-tokens=6", "--quantization=ifq_nf4")
     assert api_server.main(["--model=/m", *words]) == 0
     [taken] = served
-    assert (taken.scheduler.use_lookahead, taken.scheduler.num_speculative_tokens, taken.quantization) == (
+    assert (taken.scheduler.use_lookahead, taken.scheduler.num_speculative_tokens, taken.execution.quantization) == (
         True,
         6,
         "ifq_nf4",
@@ -138,9 +138,9 @@ def test_the_former_flag_of_ray_names_its_executor(
 ) -> None:
     for words, backend in (([], "ray"), (["true"], "ray"), (["false"], "auto")):
         assert api_server.main(["--model=/m", "--worker-use-ray", *words]) == 0
-        assert served[-1].distributed_executor_backend == backend
+        assert served[-1].parallel.distributed_executor_backend == backend
     assert api_server.main(["--model=/m", "--no-worker-use-ray"]) == 0
-    assert served[-1].distributed_executor_backend == "auto"
+    assert served[-1].parallel.distributed_executor_backend == "auto"
     assert capsys.readouterr().err == ""
 
 

@@ -167,7 +167,7 @@ def test_the_former_name_of_the_longest_captured_sequence_still_counts_and_is_de
 ) -> None:
     assert with_present_names(EngineSettings()) == EngineSettings(max_seq_len_to_capture=8192)
     assert not caplog.text
-    assert with_present_names(EngineSettings(max_context_len_to_capture=64)).max_seq_len_to_capture == 64
+    assert with_present_names(EngineSettings(max_context_len_to_capture=64)).execution.max_seq_len_to_capture == 64
     assert "--max-context-len-to-capture is deprecated" in caplog.text
 
 

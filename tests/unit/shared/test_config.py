@@ -50,7 +50,11 @@ def test_every_setting_has_a_help_text(kind, capsys):
 def test_a_flag_beats_the_environment_and_the_environment_beats_the_default():
     environ = {"MAX_MODEL_LEN": "100", "DTYPE": "float32"}
     settings = read(EngineSettings, ["--max-model-len", "200"], environ)
-    assert (settings.scheduler.max_model_len, settings.dtype, settings.threads) == (200, "float32", 0)
+    assert (settings.scheduler.max_model_len, settings.execution.dtype, settings.execution.threads) == (
+        200,
+        "float32",
+        0,
+    )
 
 
 def test_an_empty_variable_counts_as_unset():
@@ -151,7 +155,7 @@ def test_a_variable_out_of_its_range_is_named_too():
 
 def test_settings_cannot_be_changed_afterwards():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        read(EngineSettings).threads = 1  # pyright: ignore[reportAttributeAccessIssue]
+        read(EngineSettings).execution.threads = 1  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_launcher_that_has_a_flag_already_keeps_it():
@@ -200,12 +204,12 @@ def test_settings_are_compared_by_their_values_and_have_only_their_fields():
     assert hash(settings) == hash(EngineSettings(threads=2))
     assert settings != EngineSettings()
     assert BusSettings() != Seed()
-    assert dataclasses.replace(settings, threads=3).threads == 3
+    assert dataclasses.replace(settings, threads=3).execution.threads == 3
     assert "threads=2" in repr(settings)
     with pytest.raises(TypeError, match="EngineSettings has no field thread"):
         EngineSettings(thread=2)  # pyright: ignore[reportCallIssue]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        del settings.threads  # pyright: ignore[reportAttributeAccessIssue]
+        del settings.execution.threads  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Seed(BusSettings):

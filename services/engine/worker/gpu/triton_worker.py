@@ -150,7 +150,7 @@ class TritonWorker:
         family = find_family(config)
         whole = family.describe(config)
         self._description = local_description(whole, ranks.shard)
-        self._dtype = choose_dtype(settings.dtype, weight_dtype(config), device)
+        self._dtype = choose_dtype(settings.execution.dtype, weight_dtype(config), device)
         self._cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, self._dtype)
         form = weight_form(settings, model_dir, config, device, native=True)
         backend = f"triton {hardware(device)} {form.name} {ranks.shard.tp_size}"
@@ -282,7 +282,7 @@ class TritonWorker:
         self._tables = torch.zeros((bounds.num_rows, width), dtype=torch.int32, device=self._device)
         on_device = self._device.type == "cuda"
         # The all-reduce between ranks is not captured.
-        captures = on_device and not settings.enforce_eager and self._ranks.shard.size == 1
+        captures = on_device and not settings.execution.enforce_eager and self._ranks.shard.size == 1
         backend = Backend(
             description=d,
             device=self._device,
@@ -298,7 +298,7 @@ class TritonWorker:
         )
         self.memory = plan_measured(settings, backend)
         if captures:
-            captured = min(settings.max_seq_len_to_capture, self._facts.max_model_len)
+            captured = min(settings.execution.max_seq_len_to_capture, self._facts.max_model_len)
             given = graph_sizes(bounds.num_rows), captured, self._prepare_empty, self._logits
             self._graphs = DecodeGraphs(*given)
             # Separate graphs, so that steps without adapters do not compute LoRA products.

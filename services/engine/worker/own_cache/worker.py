@@ -53,8 +53,8 @@ class OwnCacheWorker:
         check_settings(settings, quantizes=not form.is_plain)
         check_offload(settings, device)
         if device.type == "cpu":
-            torch.set_num_threads(settings.threads or useful_threads(model_dir))
-        dtype = choose_torch_dtype(settings.dtype, weight_dtype(config), device, model_dir)
+            torch.set_num_threads(settings.execution.threads or useful_threads(model_dir))
+        dtype = choose_torch_dtype(settings.execution.dtype, weight_dtype(config), device, model_dir)
         self._device, self._block_size = device, settings.cache.block_size
         self._model = load_own_cache_model(model_dir, config, dtype, device)
         description = self._model.description
@@ -162,7 +162,7 @@ def check_settings(settings: EngineSettings, *, quantizes: bool) -> None:
         "--enable-lora, --enable-prompt-adapter": serves_adapters(settings),
         "--enable-mm": settings.enable_mm,
         "--kv-cache-dtype": settings.cache.kv_cache_dtype != "auto",
-        "--role": settings.kv_transfer.role != "both" and exchanges_kv(settings),
+        "--role": settings.kv_transfer.role != "both" and exchanges_kv(settings.parallel),
     }
     for option in refused:
         if refused[option]:
