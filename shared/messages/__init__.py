@@ -13,6 +13,8 @@ fencing token: the number of times the sequence was placed on an engine. Only th
 increments it. `position` is the index of a token in the output of its sequence. The owner of a sequence is the gateway
 that serves its request; a member is a running service process (id and instance id).
 """
+# ruff: noqa: F401 - others import the messages from here
+# pyright: reportUnusedImport=false
 
 from shared.messages.adapters import AdapterLoaded, AdaptersChanged, LoadAdapter
 from shared.messages.base import Ack, ErrorReply, FinishReason, Message, Part, SequenceRef, ServiceName, ServiceState
