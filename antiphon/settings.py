@@ -15,11 +15,9 @@ from shared.config import (
     DetokenizerSettings,
     EngineSettings,
     GatewaySettings,
-    ModelSettings,
     SettingsError,
     TokenizerSettings,
     VisionSettings,
-    changed,
     check_engine,
     flag,
 )
@@ -58,9 +56,7 @@ class ServeSettings(
 ):
     """The settings of a server whose processes all run on this machine."""
 
-    host: str = changed(
-        GatewaySettings, "host", "127.0.0.1", "address to listen on (0.0.0.0: every network of this machine)"
-    )
+    host: str = flag("127.0.0.1", "address to listen on (0.0.0.0: every network of this machine)")
     also: tuple[str, ...] = flag(
         (),
         "DIR=NAME: an additional model (directory or hub name) and its served name; may be repeated",
@@ -114,11 +110,9 @@ class DirectSettings(ServeSettings):
     The entry point also requires that a model is named.
     """
 
-    host: str = changed(GatewaySettings, "host", "0.0.0.0")
-    allowed_hosts: str = changed(GatewaySettings, "allowed_hosts", _ANY_NAME)
-    seed: int | None = changed(
-        GatewaySettings,
-        "seed",
+    host: str = flag("0.0.0.0", "address to listen on")
+    allowed_hosts: str = _ANY_NAME
+    seed: int | None = flag(
         0,
         "gives requests without a seed one, by their order: the same in each run (none: chance)",
     )
@@ -131,21 +125,17 @@ RUN_ALIAS = "model"
 class RunExecutionSettings(ExecutionSettings):
     """What computes, if `antiphon run` starts the engine."""
 
-    dtype: str = changed(
-        ExecutionSettings,
-        "dtype",
+    dtype: str = flag(
         "",
         "type of weights and activations (default: float16, on a CPU auto); --ds-dtype with --backend=deepspeed",
     )
-    enforce_eager: bool = changed(ExecutionSettings, "enforce_eager", True)
+    enforce_eager: bool = True
 
 
 class RunParallelSettings(ParallelSettings):
     """Devices of an engine that `antiphon run` starts."""
 
-    tensor_parallel_size: int = changed(
-        ParallelSettings,
-        "tensor_parallel_size",
+    tensor_parallel_size: int = flag(
         0,
         "devices that share each layer of the model; it must divide the number of attention heads (default: all GPUs "
         "of the container, divided by --worker-num; with --backend=deepspeed 1)",
@@ -155,15 +145,11 @@ class RunParallelSettings(ParallelSettings):
 class RunSchedulerSettings(SchedulerSettings):
     """Which sequences a step computes, if `antiphon run` starts the engine."""
 
-    limit_worker_concurrency: int | None = changed(
-        SchedulerSettings,
-        "limit_worker_concurrency",
+    limit_worker_concurrency: int | None = flag(
         None,
         "most sequences that an engine works on at once; the others wait (default: 128, with --backend=deepspeed 32)",
     )
-    max_batch_size: int | None = changed(
-        SchedulerSettings,
-        "max_batch_size",
+    max_batch_size: int | None = flag(
         None,
         "gather new requests into batches of at most this many (default with --backend=deepspeed: 16)",
     )
@@ -176,12 +162,10 @@ class RunSettings(ServeSettings, group="processes"):
     """
 
     backend: str = flag("vllm", "server whose defaults are used", choices=("vllm", "deepspeed"))
-    host: str = changed(GatewaySettings, "host", "0.0.0.0")
-    allowed_hosts: str = changed(GatewaySettings, "allowed_hosts", _ANY_NAME)
-    port: int = changed(GatewaySettings, "port", 8501)
-    model: str = changed(
-        EngineSettings, "model", "/data/model", "directory of the model, or its name on the Hugging Face hub"
-    )
+    host: str = flag("0.0.0.0", "address to listen on")
+    allowed_hosts: str = _ANY_NAME
+    port: int = 8501
+    model: str = flag("/data/model", "directory of the model, or its name on the Hugging Face hub")
     ds_dtype: str = flag(
         "",
         "type that --backend=deepspeed computes with; int8: weights of 8 bits, as --quantization=ifq (default: "
@@ -190,10 +174,10 @@ class RunSettings(ServeSettings, group="processes"):
         choices=("float16", "bfloat16", "int8"),
         group="engine: execution",
     )
-    default_chat_temperature: float = changed(GatewaySettings, "default_chat_temperature", 0.7)
-    long_outputs: str = changed(GatewaySettings, "long_outputs", "refuse")
-    served_model_alias: str = changed(ModelSettings, "served_model_alias", RUN_ALIAS)
-    advice_spelling: str = changed(EngineSettings, "advice_spelling", "variables")
+    default_chat_temperature: float = 0.7
+    long_outputs: str = "refuse"
+    served_model_alias: str = RUN_ALIAS
+    advice_spelling: str = "variables"
     execution: ExecutionSettings = RunExecutionSettings()
     parallel: ParallelSettings = RunParallelSettings()
     scheduler: SchedulerSettings = RunSchedulerSettings()
@@ -205,8 +189,8 @@ class InstanceSettings(ServeSettings, group="instance"):
     The role follows from the rank tables.
     """
 
-    host: str = changed(GatewaySettings, "host", "0.0.0.0")
-    allowed_hosts: str = changed(GatewaySettings, "allowed_hosts", _ANY_NAME)
+    host: str = flag("0.0.0.0", "address to listen on")
+    allowed_hosts: str = _ANY_NAME
     global_rank_table_file_path: str = flag(
         "",
         "file with the global rank table, the same for every instance",

@@ -8,6 +8,7 @@ processes.
 
 import argparse
 import dataclasses
+import inspect
 import json
 import os
 import types
@@ -34,6 +35,8 @@ NONE = object()
 """The value of an option that was given as `none`; None means that the option was not given."""
 _SHOWN_CHARS = 200
 """Maximum number of characters of a refused value in its error message."""
+_PLAIN = {"env": "", "choices": (), "rule": None, "alias": (), "more": "", "metavar": "TEXT", "words": False}
+"""What a setting has that `flag` was not told."""
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -45,7 +48,8 @@ class Settings:
     """The base class of settings, which cannot be changed. Each subclass is a dataclass; all fields have defaults.
 
     The constructor and `dataclasses.replace` accept fields by name, those of groups too. A group is a field whose
-    default is an object of such a class. `group` of a subclass is the heading of its own flags in `--help`.
+    default is an object of such a class. `group` of a subclass is the heading of its own flags in `--help`. A subclass
+    may give an inherited setting another default, and with `flag` another help text; all else remains.
     """
 
     # Classes of settings have up to 200 fields, and a process defines about ten before it can do anything: compiling
@@ -53,9 +57,15 @@ class Settings:
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def __init_subclass__(cls, group: str = "") -> None:
-        for item in vars(cls).values():
-            if isinstance(item, Field) and not item.metadata["group"]:
-                item.metadata = types.MappingProxyType({**item.metadata, "group": group})
+        for name in inspect.get_annotations(cls):
+            value = vars(cls)[name]
+            if not isinstance(value, Settings):
+                item: Field[Any] = value if isinstance(value, Field) else dataclasses.field(default=value)
+                others = (vars(base).get("__dataclass_fields__", {}) for base in cls.__mro__[1:])
+                inherited = next((known[name].metadata for known in others if name in known), {"group": group})
+                given = {key: told for key, told in item.metadata.items() if told}
+                item.metadata = types.MappingProxyType({**_PLAIN, **inherited, **given})
+                setattr(cls, name, item)
         dataclass(init=False, repr=False, eq=False)(cls)
 
     def __init__(self, **values: Any) -> None:
@@ -115,7 +125,7 @@ def flag(
     alias: Sequence[str] = (),
     group: str = "",
     more: str = "",
-    metavar: str = "TEXT",
+    metavar: str = "",
     words: bool = False,
 ) -> Any:
     """Returns a dataclass field that is a setting.
@@ -128,12 +138,6 @@ def flag(
     metadata = {"help": help, "env": env, "choices": tuple(choices), "alias": tuple(alias), "group": group}
     shape = {"more": more, "metavar": metavar, "words": words}
     return dataclasses.field(default=default, metadata={**metadata, "rule": rule, **shape})
-
-
-def changed(settings: type[Settings], name: str, default: Any, help: str = "") -> Any:
-    """Returns a copy of a field of `settings` for a subclass, with another default and, if given, another help text."""
-    metadata = settings.__dataclass_fields__[name].metadata
-    return dataclasses.field(default=default, metadata={**metadata, "help": help or metadata["help"]})
 
 
 def flags_of(settings: type[Settings]) -> "Iterator[Field[Any]]":

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from antiphon.settings import ServeSettings
-from shared.config import BusSettings, EngineSettings, changed, flag, validated
+from shared.config import BusSettings, EngineSettings, flag, validated
 from shared.distributed import world
 from shared.flags import Settings, converted, flags_of
 from shared.models.picture_models import picture_limit, processor_kwargs
@@ -29,7 +29,7 @@ class EngineArgs(EngineSettings, group="offline"):
     seed: int = flag(0, "gives requests without a seed one, by their order: the same in each run")
     mm_processor_kwargs: str = flag("", "arguments of the image processor, as a dict or as JSON")
     limit_mm_per_prompt: str = flag("", "most pictures of a prompt, {'image': N}, as JSON, or image=N")
-    advice_spelling: str = changed(EngineSettings, "advice_spelling", "arguments")
+    advice_spelling: str = "arguments"
 
     def __getattr__(self, name: str) -> Any:
         """Returns the value of a setting of a group: a program reads an argument by the name by which it gave it."""

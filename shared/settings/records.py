@@ -1,6 +1,6 @@
 """Settings of the records that gateways keep of requests and streams, and of the stores on the bus that have them."""
 
-from shared.flags import NOT_NEGATIVE, Rule, Settings, SettingsError, changed, flag
+from shared.flags import NOT_NEGATIVE, Rule, Settings, SettingsError, flag
 from shared.settings.bus import BusSettings
 
 
@@ -57,4 +57,4 @@ class KeeperSettings(BusSettings, group="bus"):
         env="ANTIPHON_BUS_REPLICAS",
         rule=Rule("between 1 and 5", lambda value: 1 <= value <= 5),  # the most copies that a NATS cluster keeps
     )
-    stream_store: str = changed(RecordSettings, "stream_store", "memory")
+    stream_store: str = RecordSettings.__dataclass_fields__["stream_store"]
