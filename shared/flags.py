@@ -58,9 +58,9 @@ class Settings:
 
     def __init_subclass__(cls, group: str = "") -> None:
         for name in inspect.get_annotations(cls):
-            value = vars(cls)[name]
+            value: Any = vars(cls)[name]
             if not isinstance(value, Settings):
-                item: Field[Any] = value if isinstance(value, Field) else dataclasses.field(default=value)
+                item = typing.cast("Field[Any]", value if type(value) is Field else dataclasses.field(default=value))
                 others = (vars(base).get("__dataclass_fields__", {}) for base in cls.__mro__[1:])
                 inherited = next((known[name].metadata for known in others if name in known), {"group": group})
                 given = {key: told for key, told in item.metadata.items() if told}
