@@ -77,15 +77,11 @@ class ServeSettings(
         env="WORKER_NUM",
         alias=("--worker-num",),
     )
-    prefill: int = flag(
-        0,
-        "engines of each model that compute prompts for the --decode engines, instead of --engines",
-    )
+    prefill: int = flag(0, "engines of each model that compute prompts for the --decode engines, instead of --engines")
     decode: int = flag(0, "engines of each model that continue what the --prefill engines have begun")
     detokenizers: int = flag(1, "detokenizer processes of each model")
     bus_directory: str = flag(
-        "",
-        "directory in which the bus that is started here keeps what --stream-store=file writes (default: none)",
+        "", "directory in which the bus that is started here keeps what --stream-store=file writes (default: none)"
     )
     standby: str = flag(
         "auto",
@@ -95,8 +91,7 @@ class ServeSettings(
     )
     visions: int = flag(1, "image services of each model with --enable-mm")
     keep_former_version: float = flag(
-        60.0,
-        "seconds that the former version of a model stays loaded after `antiphon models set`, for a rollback",
+        60.0, "seconds that the former version of a model stays loaded after `antiphon models set`, for a rollback"
     )
 
 
@@ -112,10 +107,7 @@ class DirectSettings(ServeSettings):
 
     host: str = flag("0.0.0.0", "address to listen on")
     allowed_hosts: str = _ANY_NAME
-    seed: int | None = flag(
-        0,
-        "gives requests without a seed one, by their order: the same in each run (none: chance)",
-    )
+    seed: int | None = flag(0, "gives requests without a seed one, by their order: the same in each run (none: chance)")
 
 
 RUN_ALIAS = "model"
@@ -126,8 +118,7 @@ class RunExecutionSettings(ExecutionSettings):
     """What computes, if `antiphon run` starts the engine."""
 
     dtype: str = flag(
-        "",
-        "type of weights and activations (default: float16, on a CPU auto); --ds-dtype with --backend=deepspeed",
+        "", "type of weights and activations (default: float16, on a CPU auto); --ds-dtype with --backend=deepspeed"
     )
     enforce_eager: bool = True
 
@@ -150,8 +141,7 @@ class RunSchedulerSettings(SchedulerSettings):
         "most sequences that an engine works on at once; the others wait (default: 128, with --backend=deepspeed 32)",
     )
     max_batch_size: int | None = flag(
-        None,
-        "gather new requests into batches of at most this many (default with --backend=deepspeed: 16)",
+        None, "gather new requests into batches of at most this many (default with --backend=deepspeed: 16)"
     )
 
 
@@ -192,14 +182,10 @@ class InstanceSettings(ServeSettings, group="instance"):
     host: str = flag("0.0.0.0", "address to listen on")
     allowed_hosts: str = _ANY_NAME
     global_rank_table_file_path: str = flag(
-        "",
-        "file with the global rank table, the same for every instance",
-        env="GLOBAL_RANK_TABLE_FILE_PATH",
+        "", "file with the global rank table, the same for every instance", env="GLOBAL_RANK_TABLE_FILE_PATH"
     )
     rank_table_file_path: str = flag(
-        "",
-        "file with the local rank table of this instance, which decides its role",
-        env="RANK_TABLE_FILE_PATH",
+        "", "file with the local rank table of this instance, which decides its role", env="RANK_TABLE_FILE_PATH"
     )
     node_ports: str = flag(
         "",

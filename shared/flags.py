@@ -135,9 +135,9 @@ def flag(
     `tuple[str, ...]` is a flag that may be repeated; `metavar` stands for one of its values. With `words` each use of
     that flag takes several words.
     """
-    metadata = {"help": help, "env": env, "choices": tuple(choices), "alias": tuple(alias), "group": group}
-    shape = {"more": more, "metavar": metavar, "words": words}
-    return dataclasses.field(default=default, metadata={**metadata, "rule": rule, **shape})
+    of_value = {"help": help, "env": env, "choices": tuple(choices), "rule": rule}
+    of_flag = {"alias": tuple(alias), "group": group, "more": more, "metavar": metavar, "words": words}
+    return dataclasses.field(default=default, metadata=of_value | of_flag)
 
 
 def flags_of(settings: type[Settings]) -> "Iterator[Field[Any]]":
