@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 from antiphon.advice import plan
 from antiphon.operate.commands import add_commands, client_of, server_flags
 from antiphon.settings import NOT_FOR_USERS, SERVICES, InstanceSettings, RunSettings, ServeSettings, completed
-from shared.config import BusSettings, EngineSettings, SettingsError, add_flags, normalise, parse
-from shared.flags import flags_of
+from shared.config import EngineSettings
+from shared.flags import SettingsError, add_flags, flags_of, normalise, parse
+from shared.settings.bus import BusSettings
 from shared.settings.other_options import BY_NAME, Taken, take
 from shared.version import __version__
 

@@ -11,21 +11,19 @@ from pathlib import Path
 from typing import TypeVar
 
 from shared.config import (
-    BusSettings,
     DetokenizerSettings,
     EngineSettings,
     GatewaySettings,
-    SettingsError,
     TokenizerSettings,
     VisionSettings,
     check_engine,
-    flag,
 )
-from shared.flags import flags_of
+from shared.flags import SettingsError, flag, flags_of
 from shared.models.adapters import check_adapters
 from shared.models.picture_models import picture_limit, processor_kwargs
 from shared.security import tls
 from shared.security.bus_permissions import Role
+from shared.settings.bus import BusSettings
 from shared.settings.engine import ExecutionSettings, SchedulerSettings
 from shared.settings.other_options import VARIABLES
 from shared.settings.parallel import ParallelSettings

@@ -3,26 +3,12 @@
 Each field is a flag: `max_num_seqs` is `--max-num-seqs` (or `--max_num_seqs`). A field may also name an environment
 variable; a flag has precedence over the variable, and an empty variable counts as unset. A service reads settings from
 the environment only here. Values that follow from the model or the machine are not settings: they are determined at
-start-up. `shared.flags` turns fields into flags; its names are re-exported here, so that one import is enough for code
-that uses settings. Groups of settings about one subject are in `shared.settings`.
+start-up. `shared.flags` turns fields into flags. Groups of settings about one subject are in `shared.settings`.
 """
 
 from shared import limits
 from shared.distributed import world
-from shared.flags import (
-    AT_LEAST_1,
-    FRACTION,
-    JSON_WORDS,
-    NOT_NEGATIVE,
-    SettingsError,
-    add_flags,
-    flag,
-    normalise,
-    parse,
-    parse_words,
-    to_argv,
-    validated,
-)
+from shared.flags import FRACTION, JSON_WORDS, NOT_NEGATIVE, SettingsError, flag
 from shared.settings.allowed_values import (
     API_KEYS,
     CONV_TEMPLATE,
@@ -46,26 +32,6 @@ from shared.settings.engine import (
 from shared.settings.parallel import ParallelSettings
 from shared.settings.pictures import EnginePictureSettings, GatewayPictureSettings
 from shared.settings.records import RecordSettings
-
-__all__ = [
-    "AT_LEAST_1",
-    "BusSettings",
-    "DetokenizerSettings",
-    "EngineSettings",
-    "GatewaySettings",
-    "ModelSettings",
-    "SettingsError",
-    "TokenizerSettings",
-    "VisionSettings",
-    "add_flags",
-    "check_engine",
-    "flag",
-    "normalise",
-    "parse",
-    "parse_words",
-    "to_argv",
-    "validated",
-]
 
 
 class ModelSettings(BusSettings, group="model"):

@@ -19,10 +19,10 @@ from antiphon.settings import ServeSettings
 from services.engine.models.description import DecoderDescription
 from services.engine.worker.capacity.memory import free_bytes
 from services.engine.worker.estimate import CONTEXT_BYTES, BackendName, Needs, cpu_room, gpu_room, predict
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.distributed.world import world_size
 from shared.errors import ServiceError
-from shared.flags import converted, to_argv
+from shared.flags import SettingsError, converted, to_argv
 from shared.models.adapters import with_adapters
 from shared.models.model_files import model_directory, model_name
 from shared.models.picture_models import processor_kwargs

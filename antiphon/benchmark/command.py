@@ -6,8 +6,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from antiphon.benchmark.figures import Figures, show
-from shared.config import BusSettings, EngineSettings, SettingsError, add_flags, parse
-from shared.flags import flags_of, given_of
+from shared.config import EngineSettings
+from shared.flags import SettingsError, add_flags, flags_of, given_of, parse
+from shared.settings.bus import BusSettings
 
 Add = Callable[[str, str], argparse.ArgumentParser]
 NOT_OFFLINE = frozenset(item.name for item in flags_of(BusSettings))

@@ -22,9 +22,9 @@ from antiphon.launch.run_directory import run_directory
 from antiphon.launch.served_models import models_of
 from antiphon.settings import InstanceSettings, check
 from antiphon.supervision.fleet import Failure
-from shared.config import SettingsError, parse
 from shared.distributed import world
 from shared.distributed.cluster_key import read_key
+from shared.flags import SettingsError, parse
 
 TOOLS = ("pd_ranktable_tools.py", "start_servers.sh")
 

@@ -37,10 +37,9 @@ from antiphon.supervision.processes import ChildSpec
 from shared import limits
 from shared.actors import standby
 from shared.actors.descriptors import raise_limit
-from shared.config import SettingsError, to_argv
 from shared.distributed import world
 from shared.errors import ServiceError
-from shared.flags import converted
+from shared.flags import SettingsError, converted, to_argv
 from shared.models.model_files import located, model_directory, model_name
 from shared.models.picture_models import check_picture_files
 from shared.security import bus_permissions, tls

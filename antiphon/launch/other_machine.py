@@ -16,10 +16,10 @@ from antiphon.settings import ServeSettings, child_environment, engine_roles, of
 from antiphon.supervision.fleet import Failure, Fleet
 from antiphon.supervision.processes import ChildSpec, Sink
 from shared import limits
-from shared.config import EngineSettings, SettingsError, to_argv
+from shared.config import EngineSettings
 from shared.distributed.machines import Machines, find_machines
 from shared.distributed.world import rank_key, world_size
-from shared.flags import converted
+from shared.flags import SettingsError, converted, to_argv
 from shared.models.model_files import model_name
 from shared.subjects import model_token, safe_token
 

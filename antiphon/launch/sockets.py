@@ -11,7 +11,7 @@ stopped gateway are accepted by the other gateways, which inherit all sockets
 import errno
 import socket
 
-from shared.config import SettingsError
+from shared.flags import SettingsError
 
 BACKLOG = 2048
 

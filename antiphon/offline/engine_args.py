@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from antiphon.settings import ServeSettings
-from shared.config import BusSettings, EngineSettings, flag, validated
+from shared.config import EngineSettings
 from shared.distributed import world
-from shared.flags import Settings, converted, flags_of
+from shared.flags import Settings, converted, flag, flags_of, validated
 from shared.models.picture_models import picture_limit, processor_kwargs
+from shared.settings.bus import BusSettings
 from shared.settings.other_options import BY_NAME, Other
 
 _FORMER = "max_context_len_to_capture"

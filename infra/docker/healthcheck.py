@@ -17,9 +17,10 @@ from urllib.parse import urlsplit
 
 from shared.bus.credentials import read_credentials, server_urls
 from shared.codec import DecodeError, Decoder
-from shared.config import BusSettings, SettingsError, parse
+from shared.flags import SettingsError, parse
 from shared.messages import Heartbeat
 from shared.security import tls
+from shared.settings.bus import BusSettings
 from shared.subjects import Subjects
 
 TIMEOUT_S = 4.0

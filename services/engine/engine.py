@@ -36,9 +36,10 @@ from services.engine.warmup import warm_up
 from services.engine.worker.interface import ModelWorker
 from shared.actors.imports import without_collections
 from shared.clock import Clock, SystemClock
-from shared.config import EngineSettings, SettingsError, check_engine
+from shared.config import EngineSettings, check_engine
 from shared.distributed.world import NO_KV, exchanges_kv, world_size
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.messages import EngineCounters, EngineLoad
 from shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
 from shared.parameters.grammar import Grammar

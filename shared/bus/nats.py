@@ -50,8 +50,8 @@ from shared.bus.transport import (
     Traffic,
     too_large,
 )
-from shared.config import SettingsError
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,9 @@ Called by the command line's settings, by the gateway, and by every client of th
 
 from typing import TYPE_CHECKING
 
-from shared.config import BusSettings, GatewaySettings, SettingsError
+from shared.config import GatewaySettings
+from shared.flags import SettingsError
+from shared.settings.bus import BusSettings
 
 if TYPE_CHECKING:
     import ssl

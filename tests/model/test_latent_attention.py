@@ -19,7 +19,7 @@ from services.engine.worker.capacity.kv_cache import bytes_per_block
 from services.engine.worker.gpu.triton_worker import TritonWorker
 from services.engine.worker.load import load_worker
 from services.engine.worker.torch_worker import TorchWorker
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from tests.model.harness import NUM_TOKENS, Engine, Models, make_prompt, make_worker, settings
 from tests.models import greedy_reference, make_model
 from tests.quantized.checkpoints import make_checkpoints

@@ -20,8 +20,9 @@ from services.engine.worker.own_cache.kinds import keeps_own_cache
 from services.engine.worker.own_cache.memory import CacheBytes, plan_caches
 from services.engine.worker.own_cache.model import load_own_cache_model
 from services.engine.worker.own_cache.worker import OwnCacheWorker
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.parameters.sampling import SamplingParams
 from tests.model.harness import Engine, make_prompt, settings
 from tests.models import make_model

@@ -13,7 +13,7 @@ from services.engine.worker.gpu.decode_graphs import DecodeGraphs
 from services.engine.worker.gpu.device_inputs import DeviceStep, GraphSize
 from services.engine.worker.gpu.triton_worker import TritonWorker
 from shared.blocks import adapter_salt
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from tests.adapters import LLAMA_TARGETS, make_adapter, merge
 from tests.model.harness import Engine, Models, greedy, make_prompt
 from tests.models import greedy_reference

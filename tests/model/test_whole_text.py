@@ -15,8 +15,9 @@ from services.engine.steps.loop import StepReport
 from services.engine.worker.load import load_worker
 from services.engine.worker.whole_text import batches
 from services.engine.worker.whole_text_worker import WholeTextWorker
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.parameters.pooling import PoolingKind, PoolingParams, unpack_vector
 from shared.parameters.sampling import SamplingParams
 from tests.models import make_model

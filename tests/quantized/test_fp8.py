@@ -19,7 +19,7 @@ from services.engine.triton.operations import TritonQuantizedLinear
 from services.engine.worker.gpu.triton_worker import TritonWorker
 from services.engine.worker.load import load_worker
 from services.engine.worker.torch_worker import TorchWorker
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.settings.quantization import Device
 from tests.model.harness import make_prompt, make_worker, settings
 from tests.model.looped import run

@@ -24,8 +24,9 @@ from typing import TypeVar
 import msgspec
 
 from services.engine.executor.channel import ChannelClosed, receive_frame, send_frame
-from shared.config import BusSettings, EngineSettings, SettingsError
-from shared.flags import flags_of, values_of
+from shared.config import EngineSettings
+from shared.flags import SettingsError, flags_of, values_of
+from shared.settings.bus import BusSettings
 from shared.version import __version__
 
 logger = logging.getLogger(__name__)

@@ -43,7 +43,8 @@ from services.engine.models.description import DecoderDescription
 from services.engine.parallel.meeting import Meeting
 from services.engine.parallel.shard import Shard
 from services.engine.worker.interface import ModelWorker, WeightMemory
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.flags import SettingsError
 from shared.models.model_files import model_directory
 from shared.parameters.grammar import Grammar
 

@@ -33,10 +33,11 @@ from services.engine.executor.rank_memory import serve_blocks
 from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.parallel.meeting import Meeting
 from services.engine.worker.interface import ModelWorker
-from shared.config import EngineSettings, SettingsError, add_flags, flag, normalise, parse
+from shared.config import EngineSettings
 from shared.distributed.machines import addresses
 from shared.distributed.world import AGAIN, rank_key
 from shared.errors import ServiceError
+from shared.flags import SettingsError, add_flags, flag, normalise, parse
 from shared.observability.logs import configure_logging
 
 if TYPE_CHECKING:

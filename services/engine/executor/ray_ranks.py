@@ -26,8 +26,9 @@ from services.engine.executor.channel import Start
 from services.engine.executor.joining import CONNECT_S, Listener
 from services.engine.executor.meeting_point import Started, meeting_point
 from services.engine.executor.rank_processes import JoinedRank, Rank, RankFailed
-from shared.config import EngineSettings, SettingsError, to_argv
+from shared.config import EngineSettings
 from shared.distributed.world import RAY_ADDRESS, world_size
+from shared.flags import SettingsError, to_argv
 
 logger = logging.getLogger(__name__)
 

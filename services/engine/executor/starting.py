@@ -13,9 +13,10 @@ from services.engine.executor.joining import Listener
 from services.engine.executor.meeting_point import Started, meeting_point
 from services.engine.executor.rank_processes import JoinedRank, LocalRank, Rank
 from services.engine.parallel.meeting import Meeting
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.distributed.machines import find_machines
 from shared.distributed.world import rank_key, uses_ray, world_size
+from shared.flags import SettingsError
 
 logger = logging.getLogger(__name__)
 

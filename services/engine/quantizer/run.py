@@ -39,7 +39,7 @@ from services.engine.quantizer.text import batches_of_file, calibration_batches,
 from services.engine.worker.loading.checkpoint import Checkpoint, weight_files
 from services.engine.worker.loading.model_files import read_config
 from services.engine.worker.torch_worker import useful_threads
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.settings.quantization import Method, prepared_method
 
 Batches = list[Tensor]

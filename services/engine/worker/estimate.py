@@ -41,7 +41,8 @@ from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
 from services.engine.worker.gpu.decode_graphs import graphs_bytes
 from services.engine.worker.loading.model_files import read_config, weight_file_bytes
 from services.engine.worker.loading.parameters import within_layer
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.flags import SettingsError
 from shared.models.adapters import with_adapters
 from shared.settings.quantization import Device, Quantization, choose, quantization_settings
 

@@ -16,8 +16,9 @@ from services.engine.worker.own_cache.kinds import keeps_own_cache
 from services.engine.worker.staged_worker import StagedWorker
 from services.engine.worker.torch_worker import TorchWorker
 from services.engine.worker.whole_text import computes_whole
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.models.model_files import model_directory
 
 logger = logging.getLogger(__name__)

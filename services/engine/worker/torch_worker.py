@@ -43,7 +43,8 @@ from services.engine.worker.interface import WeightMemory
 from services.engine.worker.loading.model_files import eos_token_ids, read_config, weight_file_bytes
 from services.engine.worker.loading.weights import load_weights
 from services.engine.worker.step_worker import StateSpec, StepWorker
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.flags import SettingsError
 from shared.models.picture_models import check_takes_pictures
 
 logger = logging.getLogger(__name__)

@@ -22,8 +22,9 @@ from services.engine.worker.loading.model_files import read_config
 from services.engine.worker.torch_worker import serves_adapters, useful_threads
 from services.engine.worker.whole_text import batches
 from services.engine.worker.whole_text_model import Text, WholeTextModel, load_whole_text_model
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.parameters.pooling import PoolingKind
 
 logger = logging.getLogger(__name__)

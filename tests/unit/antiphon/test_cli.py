@@ -9,8 +9,8 @@ import pytest
 from antiphon.cli import main, make_parser
 from antiphon.launch import launcher
 from antiphon.settings import NOT_FOR_USERS, ServeSettings
-from shared.config import EngineSettings, SettingsError, normalise, parse
-from shared.flags import flags_of
+from shared.config import EngineSettings
+from shared.flags import SettingsError, flags_of, normalise, parse
 
 HEAVY = {"torch", "transformers", "fastapi", "uvicorn", "nats", "pydantic", "numpy", "tokenizers", "msgspec"}
 

@@ -23,9 +23,9 @@ from antiphon.supervision import death_notice
 from antiphon.supervision.fleet import Fleet
 from antiphon.supervision.processes import ChildSpec
 from antiphon.versions import supervisor
-from shared.config import DetokenizerSettings, EngineSettings, SettingsError, add_flags, parse
+from shared.config import DetokenizerSettings, EngineSettings
 from shared.errors import ServiceError
-from shared.flags import converted
+from shared.flags import SettingsError, add_flags, converted, parse
 from shared.subjects import model_token
 from tests.models import make_model
 

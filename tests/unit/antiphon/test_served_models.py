@@ -12,7 +12,7 @@ from antiphon.entrypoints.openai import api_server
 from antiphon.launch import launcher
 from antiphon.launch.served_models import models_of
 from antiphon.settings import DirectSettings, RunSettings, ServeSettings
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.limits import MODELS_MAX
 from shared.models.model_files import model_name
 

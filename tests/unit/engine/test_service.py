@@ -16,8 +16,8 @@ from services.engine.service import EngineService
 from shared.actors.host import Host
 from shared.actors.service import EXIT_CONFIG, main
 from shared.clock import SystemClock
-from shared.config import EngineSettings, SettingsError
-from shared.flags import flags_of
+from shared.config import EngineSettings
+from shared.flags import SettingsError, flags_of
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus
 from tests.unit.engine.core.factories import answer, prompt_of, spec

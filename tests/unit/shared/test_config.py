@@ -8,20 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared import limits
-from shared.config import (
-    BusSettings,
-    DetokenizerSettings,
-    EngineSettings,
-    GatewaySettings,
-    SettingsError,
-    TokenizerSettings,
-    add_flags,
-    flag,
-    normalise,
-    parse,
-    to_argv,
-)
-from shared.flags import flags_of, values_of
+from shared.config import DetokenizerSettings, EngineSettings, GatewaySettings, TokenizerSettings
+from shared.flags import SettingsError, add_flags, flag, flags_of, normalise, parse, to_argv, values_of
+from shared.settings.bus import BusSettings
 
 KINDS = [BusSettings, EngineSettings, TokenizerSettings, DetokenizerSettings, GatewaySettings]
 

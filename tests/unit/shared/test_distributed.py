@@ -15,9 +15,10 @@ from antiphon.launch.other_machine import divided, rank_specs
 from antiphon.offline.engine_args import engine_args
 from antiphon.settings import ServeSettings, check
 from services.engine.executor.rank import RankSettings
-from shared.config import EngineSettings, SettingsError, add_flags, parse
+from shared.config import EngineSettings
 from shared.distributed import world
 from shared.distributed.machines import Machines, find_machines, interface_of, is_own, own_addresses
+from shared.flags import SettingsError, add_flags, parse
 
 STARTS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": lambda words: main(["serve", *words]),

@@ -11,7 +11,8 @@ from services.engine.kernels.storage import as_moved
 from services.engine.models.description import DecoderDescription
 from services.engine.worker.capacity.kv_cache import KvCache, KvPlan, bytes_per_block
 from services.engine.worker.capacity.memory import free_bytes
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.flags import SettingsError
 
 DEFAULT_SWAP_GIB = 4.0
 DEFAULT_FREE_SHARE = 0.5

@@ -33,8 +33,9 @@ from services.engine.worker.loading.model_files import eos_token_ids, read_confi
 from services.engine.worker.own_cache.memory import CachePlan, plan_caches
 from services.engine.worker.own_cache.model import SequenceCache, load_own_cache_model
 from services.engine.worker.torch_worker import check_offload, serves_adapters, useful_threads
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.distributed.world import exchanges_kv
+from shared.flags import SettingsError
 from shared.parameters.grammar import Grammar
 
 logger = logging.getLogger(__name__)

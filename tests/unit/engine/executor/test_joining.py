@@ -15,8 +15,9 @@ from services.engine.executor.channel import MESSAGE_BYTES_MAX, Channel, Channel
 from services.engine.executor.joining import FRAME_BYTES_MAX, JoinRefused, Listener, join
 from services.engine.executor.rank_processes import JoinedRank, RankWatch
 from services.engine.parallel.meeting import Meeting
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.distributed.world import AGAIN, rank_key
+from shared.flags import SettingsError
 
 KEY = b"the key of this test"
 SETTINGS = EngineSettings(nnode=2, pod_ips="127.0.0.1,127.0.0.2", tensor_parallel_size=2)

@@ -12,7 +12,8 @@ from services.engine.worker.capacity.kv_cache import bytes_per_block
 from services.engine.worker.estimate import CONTEXT_BYTES, Needs, gpu_room, predict
 from services.engine.worker.load import load_worker
 from services.engine.worker.torch_worker import TorchWorker
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.flags import SettingsError
 from shared.models.adapters import with_adapters
 from tests.adapters import make_adapter
 from tests.models import make_model

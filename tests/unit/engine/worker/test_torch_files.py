@@ -16,8 +16,9 @@ from services.engine.worker.load import load_worker
 from services.engine.worker.loading.checkpoint import Checkpoint
 from services.engine.worker.loading.model_files import read_config
 from services.engine.worker.torch_worker import useful_threads
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 
 CPU = torch.device("cpu")
 

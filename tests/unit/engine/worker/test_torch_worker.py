@@ -12,8 +12,9 @@ from services.engine.warmup import warm_up
 from services.engine.worker.load import choose_device, load_worker
 from services.engine.worker.loading.model_files import eos_token_ids, read_config
 from services.engine.worker.torch_worker import TorchWorker, check_offload, describe_model
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.parameters.sampling import SamplingParams
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
