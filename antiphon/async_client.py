@@ -9,10 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import ssl
+from shared.security.tls import any_certificate
 
 READ_LIMIT = 2**20
 """Longest line of a response, and longest body that is read at once, bytes."""
@@ -99,7 +97,7 @@ async def connected(host: str, port: int, *, https: bool = False) -> AsyncIterat
 
     With `https`, any certificate is accepted.
     """
-    context = _any_certificate() if https else None
+    context = any_certificate() if https else None
     reader, writer = await asyncio.open_connection(host, port, limit=READ_LIMIT, ssl=context)
     try:
         yield Connection(reader, writer, host)
@@ -139,16 +137,3 @@ async def _exchange(
             response = await connection.ask(method, path, body, headers)
             return Answer(response.status, await response.read(), response.headers)
     return Answer(0)
-
-
-def _any_certificate() -> "ssl.SSLContext":
-    """Returns a context that accepts any certificate.
-
-    The server belongs to this launcher and runs on this machine; its certificate has another host name.
-    """
-    import ssl
-
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context

@@ -21,7 +21,6 @@ from typing import Any
 import msgspec
 
 from antiphon.client import Client
-from shared.config import SettingsError
 from shared.files import limits as file_limits
 from shared.files.batch_lines import (
     RETRIED,
@@ -35,6 +34,7 @@ from shared.files.batch_lines import (
     request_lines,
     unanswered,
 )
+from shared.flags import SettingsError
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 TRIES, PAUSE_S = 8, 0.5

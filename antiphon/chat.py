@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from antiphon.client import Client, ServerError
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.request.data_urls import data_url
 
 

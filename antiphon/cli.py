@@ -10,14 +10,15 @@ import re
 import runpy
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
 from antiphon.advice import plan
 from antiphon.operate.commands import add_commands, client_of, server_flags
 from antiphon.settings import NOT_FOR_USERS, SERVICES, InstanceSettings, RunSettings, ServeSettings, completed
-from shared.config import BusSettings, EngineSettings, SettingsError, add_flags, normalise, parse
+from shared.config import EngineSettings
+from shared.flags import SettingsError, add_flags, flags_of, normalise, parse
+from shared.settings.bus import BusSettings
 from shared.settings.other_options import BY_NAME, Taken, take
 from shared.version import __version__
 
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] in (["serve"], ["run"]):
         taken = take(words, os.environ)
     elif words[:1] == ["start-role"]:
-        own = {item.metadata["env"] for item in fields(InstanceSettings)}
+        own = {item.metadata["env"] for item in flags_of(InstanceSettings)}
         taken = take(words, {name: value for name, value in os.environ.items() if name not in own})
     options, unknown = parser.parse_known_args(taken.words)
     if unknown:
@@ -125,11 +126,12 @@ def make_parser(command: str | None = None) -> tuple[Parser, dict[str, Parser]]:
     add("quantize", "write a smaller checkpoint of a model, in 8 or 4 bits", _quantize, _quantize_flags)
     add("bench", "measure latency, throughput, or a server", _bench, _bench_kinds)
     add("tap", "print the messages on the bus, without prompts and texts", _tap, _tap_flags)
-    add("top", "show every process and the requests in progress", _top, _top_flags)
+    add("top", "show every process and the requests in progress", _look, _look_flags("print one look and end"))
     add("trace", "show where the time of a request went", _trace, _trace_flags)
     add_commands(add)
     add("plan", "tell the memory that a model needs, and the cards on which it fits", plan.run, _plan_flags)
-    add("watch", "check the invariants of a running server, again and again", _watch, _watch_flags)
+    once = _look_flags("look for a few seconds; exit code 1 if anything is wrong")
+    add("watch", "check the invariants of a running server, again and again", _look, once)
     add("chaos", "kill and freeze a server's processes, and compare what its clients get", _chaos, _chaos_flags)
     add("doctor", "check that this machine has what is needed", _doctor, _doctor_flags)
     message = "start one instance of separate prefill and decode instances, told by rank tables"
@@ -245,12 +247,6 @@ def _tap_flags(parser: Parser) -> None:
     parser.add_argument("--namespace", default="antiphon", help="deployment on that bus (default: %(default)s)")
 
 
-def _top_flags(parser: Parser) -> None:
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (default: %(default)s)")
-    parser.add_argument("--once", action="store_true", help="print one look and end")
-    server_flags(parser)
-
-
 def _trace_flags(parser: Parser) -> None:
     parser.add_argument("request", metavar="ID", help="id of the request, of its answer, or the client's X-Request-Id")
     parser.add_argument("--steps", action="store_true", help="with every step of the engines")
@@ -258,10 +254,14 @@ def _trace_flags(parser: Parser) -> None:
     server_flags(parser)
 
 
-def _watch_flags(parser: Parser) -> None:
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two looks (default: %(default)s)")
-    parser.add_argument("--once", action="store_true", help="look for a few seconds; exit code 1 if anything is wrong")
-    server_flags(parser)
+def _look_flags(once: str) -> Flags:
+    def add(parser: Parser) -> None:
+        about = "seconds between two looks (default: %(default)s)"
+        parser.add_argument("--interval", type=float, default=1.0, help=about)
+        parser.add_argument("--once", action="store_true", help=once)
+        server_flags(parser)
+
+    return add
 
 
 def _chaos_flags(parser: Parser) -> None:
@@ -327,10 +327,10 @@ def _run(options: argparse.Namespace) -> int:
     from antiphon.launch import devices, launcher
 
     settings = parse(RunSettings, options)
-    if settings.backend == "deepspeed" and settings.dtype:
+    if settings.backend == "deepspeed" and settings.execution.dtype:
         message = "weights are loaded in the type that --ds-dtype (DS_DTYPE) computes with"
         print(f"antiphon: --dtype (DTYPE) has no effect with --backend=deepspeed: {message}", file=sys.stderr)
-    return launcher.serve(completed(settings, devices.usable(settings.device, os.environ)), os.environ)
+    return launcher.serve(completed(settings, devices.usable(settings.execution.device, os.environ)), os.environ)
 
 
 def _service(options: argparse.Namespace) -> int:
@@ -413,14 +413,6 @@ def _tap(options: argparse.Namespace) -> int:
     return tap.run(tap.find_bus(options.nats, options.nats_credentials, os.environ), wanted, settings)
 
 
-def _top(options: argparse.Namespace) -> int:
-    from antiphon.inspect import top
-
-    if not options.interval > 0:
-        raise SettingsError(f"--interval: {options.interval} is not above 0")
-    return top.run(client_of(options), interval_s=options.interval, once=options.once)
-
-
 def _trace(options: argparse.Namespace) -> int:
     from antiphon.inspect import trace
 
@@ -430,12 +422,13 @@ def _trace(options: argparse.Namespace) -> int:
     return trace.run(client, options.request, steps=options.steps)
 
 
-def _watch(options: argparse.Namespace) -> int:
-    from antiphon.inspect import watch
+def _look(options: argparse.Namespace) -> int:
+    from antiphon.inspect import invariants, top
 
     if not options.interval > 0:
         raise SettingsError(f"--interval: {options.interval} is not above 0")
-    return watch.run(client_of(options), interval_s=options.interval, once=options.once)
+    run = top.run if options.command == "top" else invariants.watch
+    return run(client_of(options), interval_s=options.interval, once=options.once)
 
 
 def _chaos(options: argparse.Namespace) -> int:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shared.config import SettingsError
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 
 ALGORITHMS = ("weight_only_int8", "smooth_quant", "awq", "gptq")
 DEGREES = (1, 2, 4, 8)

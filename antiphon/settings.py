@@ -1,37 +1,34 @@
 """The settings of `antiphon serve`: the settings of all services, plus the number of processes of each service.
 
-Each service parses its own flags; `of_service` extracts the settings of one service from those of the whole server.
+Each service parses its own flags; `converted` extracts the settings of one service from those of the whole server.
 The two other ways to start everything, `antiphon run` and the entry point `antiphon.entrypoints.openai.api_server`,
 have other defaults. Called by the command line and the launcher.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from shared.config import (
-    BusSettings,
     DetokenizerSettings,
     EngineSettings,
     GatewaySettings,
-    ModelSettings,
-    SettingsError,
     TokenizerSettings,
     VisionSettings,
-    changed,
     check_engine,
-    flag,
 )
+from shared.flags import SettingsError, flag, flags_of
 from shared.models.adapters import check_adapters
 from shared.models.picture_models import picture_limit, processor_kwargs
 from shared.security import tls
 from shared.security.bus_permissions import Role
+from shared.settings.bus import BusSettings
+from shared.settings.engine import ExecutionSettings, SchedulerSettings
 from shared.settings.other_options import VARIABLES
-from shared.settings.records import check_records
-from shared.settings.stores import KeeperSettings
+from shared.settings.parallel import ParallelSettings
+from shared.settings.records import KeeperSettings, check_records
 
-T = TypeVar("T", bound=BusSettings)
 S = TypeVar("S", bound="ServeSettings")
 REPLICAS_MAX = 64
 """Largest number of processes of one service (and one model) on one machine."""
@@ -47,13 +44,17 @@ MODEL_SERVICES: tuple[Role, ...] = ("tokenizer", "engine", "detokenizer", "visio
 
 
 class ServeSettings(
-    EngineSettings, TokenizerSettings, DetokenizerSettings, VisionSettings, GatewaySettings, KeeperSettings
+    EngineSettings,
+    TokenizerSettings,
+    DetokenizerSettings,
+    VisionSettings,
+    GatewaySettings,
+    KeeperSettings,
+    group="processes",
 ):
     """The settings of a server whose processes all run on this machine."""
 
-    host: str = changed(
-        GatewaySettings, "host", "127.0.0.1", "address to listen on (0.0.0.0: every network of this machine)"
-    )
+    host: str = flag("127.0.0.1", "address to listen on (0.0.0.0: every network of this machine)")
     also: tuple[str, ...] = flag(
         (),
         "DIR=NAME: an additional model (directory or hub name) and its served name; may be repeated",
@@ -66,41 +67,29 @@ class ServeSettings(
         "dashes, any flags about the model, its engines or the number of its processes",
         group="model",
     )
-    gateways: int = flag(1, "gateway processes, sharing the port", group="processes")
-    tokenizers: int = flag(1, "tokenizer processes of each model", group="processes")
+    gateways: int = flag(1, "gateway processes, sharing the port")
+    tokenizers: int = flag(1, "tokenizer processes of each model")
     engines: int = flag(
         1,
         "engine processes of each model; each has the whole model and, if there are GPUs, its own GPU",
         env="WORKER_NUM",
         alias=("--worker-num",),
-        group="processes",
     )
-    prefill: int = flag(
-        0,
-        "engines of each model that compute prompts for the --decode engines, instead of --engines",
-        group="processes",
-    )
-    decode: int = flag(
-        0, "engines of each model that continue what the --prefill engines have begun", group="processes"
-    )
-    detokenizers: int = flag(1, "detokenizer processes of each model", group="processes")
+    prefill: int = flag(0, "engines of each model that compute prompts for the --decode engines, instead of --engines")
+    decode: int = flag(0, "engines of each model that continue what the --prefill engines have begun")
+    detokenizers: int = flag(1, "detokenizer processes of each model")
     bus_directory: str = flag(
-        "",
-        "directory in which the bus that is started here keeps what --stream-store=file writes (default: none)",
-        group="processes",
+        "", "directory in which the bus that is started here keeps what --stream-store=file writes (default: none)"
     )
     standby: str = flag(
         "auto",
         "for each engine and gateway keep a process that has imported its code and takes its place if it ends; auto: "
         "if there are several",
         choices=("auto", "on", "off"),
-        group="processes",
     )
-    visions: int = flag(1, "image services of each model with --enable-mm", group="processes")
+    visions: int = flag(1, "image services of each model with --enable-mm")
     keep_former_version: float = flag(
-        60.0,
-        "seconds that the former version of a model stays loaded after `antiphon models set`, for a rollback",
-        group="processes",
+        60.0, "seconds that the former version of a model stays loaded after `antiphon models set`, for a rollback"
     )
 
 
@@ -114,39 +103,57 @@ class DirectSettings(ServeSettings):
     The entry point also requires that a model is named.
     """
 
-    host: str = changed(GatewaySettings, "host", "0.0.0.0")
-    allowed_hosts: str = changed(GatewaySettings, "allowed_hosts", _ANY_NAME)
-    seed: int | None = changed(
-        GatewaySettings,
-        "seed",
-        0,
-        "gives requests without a seed one, by their order: the same in each run (none: chance)",
-    )
+    host: str = flag("0.0.0.0", "address to listen on")
+    allowed_hosts: str = _ANY_NAME
+    seed: int | None = flag(0, "gives requests without a seed one, by their order: the same in each run (none: chance)")
 
 
 RUN_ALIAS = "model"
 """A model name that requests to `antiphon run` may always use. Clients of such containers use only this name."""
 
 
-class RunSettings(ServeSettings):
+class RunExecutionSettings(ExecutionSettings):
+    """What computes, if `antiphon run` starts the engine."""
+
+    dtype: str = flag(
+        "", "type of weights and activations (default: float16, on a CPU auto); --ds-dtype with --backend=deepspeed"
+    )
+    enforce_eager: bool = True
+
+
+class RunParallelSettings(ParallelSettings):
+    """Devices of an engine that `antiphon run` starts."""
+
+    tensor_parallel_size: int = flag(
+        0,
+        "devices that share each layer of the model; it must divide the number of attention heads (default: all GPUs "
+        "of the container, divided by --worker-num; with --backend=deepspeed 1)",
+    )
+
+
+class RunSchedulerSettings(SchedulerSettings):
+    """Which sequences a step computes, if `antiphon run` starts the engine."""
+
+    limit_worker_concurrency: int | None = flag(
+        None,
+        "most sequences that an engine works on at once; the others wait (default: 128, with --backend=deepspeed 32)",
+    )
+    max_batch_size: int | None = flag(
+        None, "gather new requests into batches of at most this many (default with --backend=deepspeed: 16)"
+    )
+
+
+class RunSettings(ServeSettings, group="processes"):
     """The settings of `antiphon run`, which a container starts; they usually come from environment variables.
 
     `completed` turns these settings into those that are served.
     """
 
-    backend: str = flag("vllm", "server whose defaults are used", choices=("vllm", "deepspeed"), group="processes")
-    host: str = changed(GatewaySettings, "host", "0.0.0.0")
-    allowed_hosts: str = changed(GatewaySettings, "allowed_hosts", _ANY_NAME)
-    port: int = changed(GatewaySettings, "port", 8501)
-    model: str = changed(
-        EngineSettings, "model", "/data/model", "directory of the model, or its name on the Hugging Face hub"
-    )
-    dtype: str = changed(
-        EngineSettings,
-        "dtype",
-        "",
-        "type of weights and activations (default: float16, on a CPU auto); --ds-dtype with --backend=deepspeed",
-    )
+    backend: str = flag("vllm", "server whose defaults are used", choices=("vllm", "deepspeed"))
+    host: str = flag("0.0.0.0", "address to listen on")
+    allowed_hosts: str = _ANY_NAME
+    port: int = 8501
+    model: str = flag("/data/model", "directory of the model, or its name on the Hugging Face hub")
     ds_dtype: str = flag(
         "",
         "type that --backend=deepspeed computes with; int8: weights of 8 bits, as --quantization=ifq (default: "
@@ -155,62 +162,36 @@ class RunSettings(ServeSettings):
         choices=("float16", "bfloat16", "int8"),
         group="engine: execution",
     )
-    tensor_parallel_size: int = changed(
-        EngineSettings,
-        "tensor_parallel_size",
-        0,
-        "devices that share each layer of the model; it must divide the number of attention heads (default: all GPUs "
-        "of the container, divided by --worker-num; with --backend=deepspeed 1)",
-    )
-    default_chat_temperature: float = changed(GatewaySettings, "default_chat_temperature", 0.7)
-    long_outputs: str = changed(GatewaySettings, "long_outputs", "refuse")
-    served_model_alias: str = changed(ModelSettings, "served_model_alias", RUN_ALIAS)
-    enforce_eager: bool = changed(EngineSettings, "enforce_eager", True)
-    advice_spelling: str = changed(EngineSettings, "advice_spelling", "variables")
-    limit_worker_concurrency: int | None = changed(
-        EngineSettings,
-        "limit_worker_concurrency",
-        None,
-        "most sequences that an engine works on at once; the others wait (default: 128, with --backend=deepspeed 32)",
-    )
-    max_batch_size: int | None = changed(
-        EngineSettings,
-        "max_batch_size",
-        None,
-        "gather new requests into batches of at most this many (default with --backend=deepspeed: 16)",
-    )
+    default_chat_temperature: float = 0.7
+    long_outputs: str = "refuse"
+    served_model_alias: str = RUN_ALIAS
+    advice_spelling: str = "variables"
+    execution: ExecutionSettings = RunExecutionSettings()
+    parallel: ParallelSettings = RunParallelSettings()
+    scheduler: SchedulerSettings = RunSchedulerSettings()
 
 
-class InstanceSettings(ServeSettings):
+class InstanceSettings(ServeSettings, group="instance"):
     """The settings of `antiphon start-role`, which starts one instance of a deployment with prefill and decode apart.
 
     The role follows from the rank tables.
     """
 
-    host: str = changed(GatewaySettings, "host", "0.0.0.0")
-    allowed_hosts: str = changed(GatewaySettings, "allowed_hosts", _ANY_NAME)
+    host: str = flag("0.0.0.0", "address to listen on")
+    allowed_hosts: str = _ANY_NAME
     global_rank_table_file_path: str = flag(
-        "",
-        "file with the global rank table, the same for every instance",
-        env="GLOBAL_RANK_TABLE_FILE_PATH",
-        group="instance",
+        "", "file with the global rank table, the same for every instance", env="GLOBAL_RANK_TABLE_FILE_PATH"
     )
     rank_table_file_path: str = flag(
-        "",
-        "file with the local rank table of this instance, which decides its role",
-        env="RANK_TABLE_FILE_PATH",
-        group="instance",
+        "", "file with the local rank table of this instance, which decides its role", env="RANK_TABLE_FILE_PATH"
     )
     node_ports: str = flag(
         "",
         "read by the scheduler: ports of all prefill and then all decode instances, in the global table's order, "
         "separated by commas",
         env="NODE_PORTS",
-        group="instance",
     )
-    llm_tools_path: str = flag(
-        "", "directory that has PD_separate with the scripts", env="LLM_TOOLS_PATH", group="instance"
-    )
+    llm_tools_path: str = flag("", "directory that has PD_separate with the scripts", env="LLM_TOOLS_PATH")
 
 
 _CONCURRENCY = {"vllm": 128, "deepspeed": 32}
@@ -228,28 +209,32 @@ def completed(run: RunSettings, gpus: int) -> RunSettings:
     # float16 is slow on a CPU; other types have a faster backend there.
     unnamed_dtype = "float16" if gpus else "auto"
     aliases = [name for name in run.served_model_alias.split(",") if name and name != RUN_ALIAS]
-    limit = run.limit_worker_concurrency or _CONCURRENCY[run.backend]
+    limit = run.scheduler.limit_worker_concurrency or _CONCURRENCY[run.backend]
     run = replace(
         run,
         limit_worker_concurrency=limit,
-        use_v2_block_manager=run.use_v2_block_manager or run.use_lookahead,
-        tensor_parallel_size=run.tensor_parallel_size or _cards_of_an_engine(run, gpus),
+        use_v2_block_manager=run.scheduler.use_v2_block_manager or run.scheduler.use_lookahead,
+        tensor_parallel_size=run.parallel.tensor_parallel_size or _cards_of_an_engine(run, gpus),
         served_model_alias=",".join((*aliases, RUN_ALIAS)),
     )
     if run.backend != "deepspeed":
         if run.ds_dtype:
             raise SettingsError("--ds-dtype needs --backend=deepspeed; use --dtype")
-        return replace(run, dtype=run.dtype or unnamed_dtype)
+        return replace(run, dtype=run.execution.dtype or unnamed_dtype)
     int8 = run.ds_dtype == "int8"
-    if int8 and run.quantization not in ("", "ifq"):
-        raise SettingsError(f"--ds-dtype=int8 contradicts --quantization={run.quantization}: leave one of them out")
+    if int8 and run.execution.quantization not in ("", "ifq"):
+        raise SettingsError(
+            f"--ds-dtype=int8 contradicts --quantization={run.execution.quantization}: leave one of them out"
+        )
     # Weights are loaded directly in the computing type, so a separate loading type (`--dtype`) has no effect.
     return replace(
         run,
         dtype=unnamed_dtype if int8 else run.ds_dtype or unnamed_dtype,
-        quantization="ifq" if int8 else run.quantization,
-        max_batch_size=run.max_batch_size or _DEEPSPEED_BATCH_SIZE,
-        batch_wait_timeout=_DEEPSPEED_BATCH_WAIT_S if run.batch_wait_timeout is None else run.batch_wait_timeout,
+        quantization="ifq" if int8 else run.execution.quantization,
+        max_batch_size=run.scheduler.max_batch_size or _DEEPSPEED_BATCH_SIZE,
+        batch_wait_timeout=_DEEPSPEED_BATCH_WAIT_S
+        if run.scheduler.batch_wait_timeout is None
+        else run.scheduler.batch_wait_timeout,
     )
 
 
@@ -258,15 +243,9 @@ def _cards_of_an_engine(run: RunSettings, gpus: int) -> int:
 
     On several machines it is a later default (`other_machine.divided`).
     """
-    if run.backend != "vllm" or run.also or run.models or run.nnode > 1:
+    if run.backend != "vllm" or run.also or run.models or run.parallel.nnode > 1:
         return 1
-    return max(1, gpus // (len(engine_roles(run)) * run.pipeline_parallel_size))
-
-
-def of_service(serve: ServeSettings, kind: type[T], **changes: object) -> T:
-    """Returns the settings of one service (of class `kind`), with `changes` overriding single values."""
-    values: dict[str, Any] = {item.name: changes.get(item.name, getattr(serve, item.name)) for item in fields(kind)}
-    return kind(**values)
+    return max(1, gpus // (len(engine_roles(run)) * run.parallel.pipeline_parallel_size))
 
 
 _COUNTS = {name: f"--{name}s" for name in SERVICES} | {"engine": "--engines (--worker-num)"}
@@ -325,7 +304,7 @@ def _check_bus_directory(serve: ServeSettings) -> None:
 def engine_roles(serve: ServeSettings) -> list[tuple[str, str]]:
     """Returns the name and the role (`--role`) of each engine of a model."""
     if not serve.prefill:
-        return [(f"engine-{number}", serve.role) for number in range(1, serve.engines + 1)]
+        return [(f"engine-{number}", serve.kv_transfer.role) for number in range(1, serve.engines + 1)]
     counts = (("prefill", serve.prefill), ("decode", serve.decode))
     return [(f"{role}-{number}", role) for role, count in counts for number in range(1, count + 1)]
 
@@ -350,7 +329,7 @@ def _check_roles(serve: ServeSettings) -> None:
     if bool(serve.prefill) != bool(serve.decode):
         missing, given = ("--decode", "--prefill") if serve.prefill else ("--prefill", "--decode")
         raise SettingsError(f"{missing}: {given} needs it too, at least 1: each engine does one half of a request")
-    if serve.prefill and (serve.engines != 1 or serve.role != "both"):
+    if serve.prefill and (serve.engines != 1 or serve.kv_transfer.role != "both"):
         raise SettingsError("--prefill and --decode say which engines there are: leave out --engines and --role")
     for role in {role for _, role in engine_roles(serve)}:
         check_engine(of_role(serve, role) if serve.prefill else serve)
@@ -362,6 +341,6 @@ def child_environment(environ: Mapping[str, str], **extra: str) -> dict[str, str
     A child gets its settings as flags, but only those that differ from the defaults (`to_argv`). Without this filter, a
     variable could override a flag that the user set to the default value.
     """
-    known = {item.metadata["env"] for kind in SERVICES.values() for item in fields(kind)}
-    known |= {item.metadata["env"] for item in fields(InstanceSettings)} | {variable.name for variable in VARIABLES}
+    known = {item.metadata["env"] for kind in (*SERVICES.values(), InstanceSettings) for item in flags_of(kind)}
+    known |= {variable.name for variable in VARIABLES}
     return {**{name: value for name, value in environ.items() if name not in known}, **extra}

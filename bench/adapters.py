@@ -23,7 +23,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from antiphon.benchmark.client import Result, run_open
+from antiphon.benchmark.load import Result, run_open
 from bench.harness.output import print_and_save
 from bench.harness.serving import HOST, Serving, end_in_order
 

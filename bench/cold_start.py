@@ -7,7 +7,7 @@ import json
 import statistics
 import time
 
-from antiphon.benchmark.client import Result, stream
+from antiphon.benchmark.load import Result, stream
 from bench.harness.serving import ROOT, Serving, end_in_order
 from services.engine.backends.cpu.packed import START_S
 

@@ -12,7 +12,6 @@ machine disturb less. Part of `make bench`.
 """
 
 import argparse
-import json
 import multiprocessing
 import socket
 import statistics
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.harness.output import save
 from bench.limits_of_machine import machine
 from services.engine.backends.cpu.kv_memory import PanelMemory
 from services.engine.backends.cpu.library import load_library
@@ -238,8 +238,7 @@ def main() -> int:
     found = measure(options.rounds, options.blocks, options.cache, native=not options.numpy)
     results = {"machine": machine.facts(), **found}
     print(text(results))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    save(results, options.json)
     return 0
 
 

@@ -13,8 +13,8 @@ include time of the client.
 
 import argparse
 import asyncio
+import itertools
 import json
-import random
 import statistics
 import sys
 import time
@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from antiphon.async_client import connected
+from antiphon.benchmark.load import poisson
 from bench.harness.serving import HOST, Serving, end_in_order
 
 PATH = "/v1/completions"
@@ -75,14 +76,6 @@ class Load:
             if near and statistics.median(near) > 0:
                 found.append(refusal.retry_after_ms / 1000 / statistics.median(near))
         return found
-
-
-def arrivals(rate: float, seconds: float, seed: int) -> list[float]:
-    """Returns the moments of a Poisson process with `rate` arrivals a second, within [0, seconds)."""
-    draw, now, found = random.Random(seed), 0.0, list[float]()
-    while (now := now + draw.expovariate(rate)) < seconds:
-        found.append(now)
-    return found
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -149,7 +142,8 @@ async def measure(server: Serving, rows: int, seconds: float, factors: Sequence[
     peak = (await closed(server.port, body, 2 * rows, seconds)).goodput
     print(f"peak: {peak:.1f} answers/s with {2 * rows} clients\n\n{HEAD}", flush=True)
     for number, factor in enumerate(factors):
-        load = await opened(server.port, body, arrivals(factor * peak, seconds, number), seconds)
+        starts = list(itertools.takewhile(lambda start: start < seconds, poisson(factor * peak, number)))
+        load = await opened(server.port, body, starts, seconds)
         print(row(factor, load, peak), flush=True)
 
 

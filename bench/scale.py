@@ -12,16 +12,16 @@ programs also use the processor's caches.
 import argparse
 import asyncio
 import contextlib
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from antiphon.benchmark import client
+from antiphon.benchmark.load import run
 from antiphon.launch import nats_server
 from bench.harness import loads
+from bench.harness.output import save
 from bench.harness.serving import HOST, Server, end_in_order, free_port
 from bench.limits_of_machine import machine
 from bench.run import DEMO
@@ -88,7 +88,7 @@ def measure(parts: Parts, streams: int, prompt: int, output: int) -> dict[str, A
     """Runs a load and returns the tokens, and for each part its CPU seconds and what a core carries."""
     requests = bodies(streams, prompt, output, streams)
     before = parts.cpu_seconds()
-    result = asyncio.run(client.run(HOST, parts.port, requests, streams))
+    result = asyncio.run(run(HOST, parts.port, requests, streams))
     used = parts.cpu_seconds() - before
     if result.errors:
         raise SystemExit(f"{len(result.errors)} requests failed: {result.errors[0]}")
@@ -130,8 +130,7 @@ def main() -> int:
         found = [measure(parts, streams, options.prompt, options.output) for streams in options.streams]
     results = {"machine": machine.facts(), "step_ms": STEP_MS, "loads": found}
     print(text(results))
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    save(results, options.json)
     return 0
 
 

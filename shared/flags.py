@@ -1,21 +1,22 @@
-"""Turns dataclasses of settings into command-line flags, parses flags into settings, and writes settings as flags.
+"""Turns classes of settings into command-line flags, parses flags into settings, and writes settings as flags.
 
-A field of such a dataclass is made with `flag`, which adds help, a rule for the value and an environment variable. The
-settings themselves are in `shared.config`. Called by each process at start-up, which parses its flags, and by the
-launcher, which passes settings to its child processes.
+A field of such a class is made with `flag`, which adds help, a rule for the value and an environment variable, or is a
+group of settings, whose fields are flags of the same command line. The settings themselves are in `shared.config`.
+Called by each process at start-up, which parses its flags, and by the launcher, which passes settings to its child
+processes.
 """
 
 import argparse
 import dataclasses
+import inspect
 import json
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, fields, replace
+from typing import Any, ClassVar, NoReturn, TypeVar
 
-T = TypeVar("T")
 GROUPS = (
     "model",
     "http",
@@ -34,11 +35,66 @@ NONE = object()
 """The value of an option that was given as `none`; None means that the option was not given."""
 _SHOWN_CHARS = 200
 """Maximum number of characters of a refused value in its error message."""
+_PLAIN = {"env": "", "choices": (), "rule": None, "alias": (), "more": "", "metavar": "TEXT", "words": False}
+"""What a setting has that `flag` was not told."""
 _BOOLEANS = {"1": True, "true": True, "0": False, "false": False}
 
 
 class SettingsError(ValueError):
     """A flag or variable has an invalid value. The message names the flag and the allowed values."""
+
+
+class Settings:
+    """The base class of settings, which cannot be changed. Each subclass is a dataclass; all fields have defaults.
+
+    The constructor and `dataclasses.replace` accept fields by name, those of groups too. A group is a field whose
+    default is an object of such a class. `group` of a subclass is the heading of its own flags in `--help`. A subclass
+    may give an inherited setting another default, and with `flag` another help text; all else remains.
+    """
+
+    # Classes of settings have up to 200 fields, and a process defines about ten before it can do anything: compiling
+    # the methods that `@dataclass` generates for them took 100 ms of CPU time in all processes of a server together.
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls, group: str = "") -> None:
+        for name in inspect.get_annotations(cls):
+            value: Any = vars(cls)[name]
+            if not isinstance(value, Settings):
+                item = typing.cast("Field[Any]", value if type(value) is Field else dataclasses.field(default=value))
+                others = (vars(base).get("__dataclass_fields__", {}) for base in cls.__mro__[1:])
+                inherited = next((known[name].metadata for known in others if name in known), {"group": group})
+                given = {key: told for key, told in item.metadata.items() if told}
+                item.metadata = types.MappingProxyType({**_PLAIN, **inherited, **given})
+                setattr(cls, name, item)
+        dataclass(init=False, repr=False, eq=False)(cls)
+
+    def __init__(self, **values: Any) -> None:
+        for item in fields(self):
+            value = values.pop(item.name, item.default)
+            if isinstance(value, Settings):
+                own = {name: values.pop(name) for name in vars(value).keys() & values.keys()}
+                value = replace(value, **own) if own else value
+            self.__dict__[item.name] = value
+        if values:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(values))}")
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise FrozenInstanceError(f"cannot assign to field {name!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.__dict__.items())})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other.__dict__ == self.__dict__
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.__dict__.values()))
+
+
+T = TypeVar("T", bound=Settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +125,7 @@ def flag(
     alias: Sequence[str] = (),
     group: str = "",
     more: str = "",
-    metavar: str = "TEXT",
+    metavar: str = "",
     words: bool = False,
 ) -> Any:
     """Returns a dataclass field that is a setting.
@@ -79,15 +135,38 @@ def flag(
     `tuple[str, ...]` is a flag that may be repeated; `metavar` stands for one of its values. With `words` each use of
     that flag takes several words.
     """
-    metadata = {"help": help, "env": env, "choices": tuple(choices), "alias": tuple(alias), "group": group}
-    shape = {"more": more, "metavar": metavar, "words": words}
-    return dataclasses.field(default=default, metadata={**metadata, "rule": rule, **shape})
+    of_value = {"help": help, "env": env, "choices": tuple(choices), "rule": rule}
+    of_flag = {"alias": tuple(alias), "group": group, "more": more, "metavar": metavar, "words": words}
+    return dataclasses.field(default=default, metadata=of_value | of_flag)
 
 
-def changed(settings: type[Any], name: str, default: Any, help: str = "") -> Any:
-    """Returns a copy of a field of `settings` for a subclass, with another default and, if given, another help text."""
-    metadata = settings.__dataclass_fields__[name].metadata
-    return dataclasses.field(default=default, metadata={**metadata, "help": help or metadata["help"]})
+def flags_of(settings: type[Settings]) -> "Iterator[Field[Any]]":
+    """Yields the fields that are flags: those of the class and of its groups."""
+    for item in fields(settings):
+        if isinstance(item.default, Settings):
+            yield from flags_of(type(item.default))
+        else:
+            yield item
+
+
+def values_of(settings: Settings) -> dict[str, Any]:
+    """Returns the values of all flags by the names of their fields."""
+    values: dict[str, Any] = {}
+    for name, value in vars(settings).items():
+        values |= values_of(value) if isinstance(value, Settings) else {name: value}
+    return values
+
+
+def given_of(settings: Settings) -> dict[str, Any]:
+    """Returns the values that differ from the defaults."""
+    values = values_of(settings)
+    return {item.name: values[item.name] for item in flags_of(type(settings)) if values[item.name] != item.default}
+
+
+def converted(settings: Settings, kind: type[T], **changes: Any) -> T:
+    """Returns the settings of class `kind`, all of whose flags `settings` has too, with `changes` of single values."""
+    values = values_of(settings) | changes
+    return kind(**{item.name: values[item.name] for item in flags_of(kind)})
 
 
 def json_words(text: str) -> list[str] | None:
@@ -102,12 +181,12 @@ def json_words(text: str) -> list[str] | None:
     return words if all(isinstance(word, str) for word in words) else None
 
 
-def add_flags(parser: argparse.ArgumentParser, settings: type[Any], skip: frozenset[str] = frozenset()) -> None:
+def add_flags(parser: argparse.ArgumentParser, settings: type[Settings], skip: frozenset[str] = frozenset()) -> None:
     """Adds an option to the parser for each field that it does not have yet. Options that are not given stay None.
 
     A boolean field also gets an option `--no-…` without a value, which `--help` does not list.
     """
-    wanted = [item for item in fields(settings) if item.name not in skip and not _has(parser, item.name)]
+    wanted = [item for item in flags_of(settings) if item.name not in skip and not _has(parser, item.name)]
     for title in dict.fromkeys((*GROUPS, *(item.metadata["group"] for item in wanted))):
         group = parser.add_argument_group(title)
         for item in wanted:
@@ -122,7 +201,7 @@ def parse(settings: type[T], options: argparse.Namespace, environ: Mapping[str, 
     """Returns settings from parsed options, the environment and defaults. Raises SettingsError for invalid values."""
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
-    for item in fields(typing.cast(Any, settings)):
+    for item in flags_of(settings):
         given, source = getattr(options, item.name, None), _option_names(item)[0]
         name = item.metadata["env"]
         if given is None and name and environ.get(name, "") != "":
@@ -140,7 +219,7 @@ def validated(settings: type[T], values: Mapping[str, Any]) -> T:
     SettingsError for a value out of range and TypeError for a value of the wrong type.
     """
     given: dict[str, Any] = {}
-    for item in fields(typing.cast(Any, settings)):
+    for item in flags_of(settings):
         value = values.get(item.name)
         if value is not None:
             given[item.name] = _checked(item, _of_kind(item, value), item.name)
@@ -152,13 +231,13 @@ def validated(settings: type[T], values: Mapping[str, Any]) -> T:
     return settings(**given)
 
 
-def parse_words(settings: type[Any], words: Mapping[str, str], source: str) -> dict[str, Any]:
+def parse_words(settings: type[Settings], words: Mapping[str, str], source: str) -> dict[str, Any]:
     """Returns field values from texts by flag name without the leading dashes, such as `max-model-len`, `worker_num`.
 
     Raises SettingsError for an unknown name, for two names of the same field, and for a value that the flag would not
     accept. `source` begins the error message.
     """
-    items = {_dashed(name).lstrip("-"): item for item in fields(settings) for name in _option_names(item)}
+    items = {_dashed(name).lstrip("-"): item for item in flags_of(settings) for name in _option_names(item)}
     values: dict[str, Any] = {}
     for word, text in words.items():
         name = word.replace("_", "-")
@@ -174,16 +253,13 @@ def parse_words(settings: type[Any], words: Mapping[str, str], source: str) -> d
     return values
 
 
-def to_argv(settings: Any) -> list[str]:
+def to_argv(settings: Settings) -> list[str]:
     """Returns the flags that parse to these settings. The launcher passes them to its child processes."""
     argv: list[str] = []
-    for item in fields(settings):
-        value = getattr(settings, item.name)
-        if isinstance(value, tuple):
-            argv += [f"--{item.name.replace('_', '-')}={word}" for word in typing.cast(tuple[str, ...], value)]
-        elif value != item.default:
-            word = str(value).lower() if value is None or isinstance(value, bool) else value
-            argv.append(f"--{item.name.replace('_', '-')}={word}")
+    for name, value in given_of(settings).items():
+        for each in typing.cast(tuple[object, ...], value) if isinstance(value, tuple) else (value,):
+            word = str(each).lower() if each is None or isinstance(each, bool) else each
+            argv.append(f"--{name.replace('_', '-')}={word}")
     return argv
 
 

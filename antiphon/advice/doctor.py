@@ -16,7 +16,8 @@ from pathlib import Path
 
 from antiphon.advice.device_checks import Check, device_checks
 from antiphon.launch.nats_server import find_binary
-from shared.config import EngineSettings, ModelSettings, SettingsError
+from shared.config import EngineSettings, ModelSettings
+from shared.flags import SettingsError
 from shared.models.model_files import model_directory
 
 GIB = 1 << 30

@@ -2,7 +2,8 @@
 
 import argparse
 
-from shared.config import SettingsError, check_engine, parse
+from shared.config import check_engine
+from shared.flags import SettingsError, parse
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -10,7 +10,7 @@ Nothing is loaded: only the model's small files are read.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +19,10 @@ from antiphon.settings import ServeSettings
 from services.engine.models.description import DecoderDescription
 from services.engine.worker.capacity.memory import free_bytes
 from services.engine.worker.estimate import CONTEXT_BYTES, BackendName, Needs, cpu_room, gpu_room, predict
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.distributed.world import world_size
 from shared.errors import ServiceError
-from shared.flags import to_argv
+from shared.flags import SettingsError, converted, to_argv
 from shared.models.adapters import with_adapters
 from shared.models.model_files import model_directory, model_name
 from shared.models.picture_models import processor_kwargs
@@ -115,13 +116,13 @@ def source_table() -> list[str]:
 
 def on_card(settings: EngineSettings, model_dir: Path, card: Card) -> Fit:
     """Returns the memory of an engine with these settings on cards of this kind, one for each rank."""
-    if card.capability and card.capability < 80 and settings.dtype == "auto":
+    if card.capability and card.capability < 80 and settings.execution.dtype == "auto":
         settings = replace(settings, dtype="float16")
     pictures = pictures_of(settings, model_dir)
     beside = pictures.bytes_on("cuda") if pictures else 0
     needs = replace(predict(settings, model_dir, "gpu"), beside_bytes=beside)
     cache = gpu_room(settings, needs, card.memory_bytes).asked_bytes
-    usable = int(card.memory_bytes * settings.gpu_memory_utilization)
+    usable = int(card.memory_bytes * settings.cache.gpu_memory_utilization)
     used = needs.weights_bytes + needs.adapters_bytes + CONTEXT_BYTES + needs.step_bytes
     wanted = used + needs.cache_bytes(needs.context)
     return Fit(needs, cache, max(wanted - usable, wanted + beside - card.memory_bytes), cache)
@@ -205,9 +206,9 @@ def recommendation(settings: EngineSettings, directory: Path, card: Card | None)
         context = min(fit.needs.context, USUAL_CONTEXT)
         found = [f"Recommended for {where}: {words}"]
         found += [f"  {fit.sequences(context)} sequences of {context} tokens at once"]
-        if changes.get("quantization") and not settings.quantization:
+        if changes.get("quantization") and not settings.execution.quantization:
             found += ["  Without quantization it does not fit; it costs little quality (docs/quantization.md)."]
-        elif not settings.quantization and fit.needs.form == "none":
+        elif not settings.execution.quantization and fit.needs.form == "none":
             mode = "ifq" if card else "ifq_w8a8"
             found += [f"  --quantization={mode} halves the weights: use it if memory is tight or speed matters."]
         return found
@@ -238,11 +239,11 @@ def fit_check(settings: EngineSettings) -> device_checks.Check:
 
 def _attempts(settings: EngineSettings, card: Card | None) -> Iterator[dict[str, Any]]:
     """Yields changed settings, the most recommended first."""
-    sizes = [n for n in (1, 2, 4, _MAX_CARDS) if n > settings.tensor_parallel_size] if card else []
+    sizes = [n for n in (1, 2, 4, _MAX_CARDS) if n > settings.parallel.tensor_parallel_size] if card else []
     online = ["ifq", "ifq_nf4"] if card else ["ifq_w8a8", "ifq_w4a8"]
-    modes = [settings.quantization] if settings.quantization else ["", *online]
-    contexts = [settings.max_model_len] if settings.max_model_len else [None, USUAL_CONTEXT]
-    for size in (settings.tensor_parallel_size, *sizes):
+    modes = [settings.execution.quantization] if settings.execution.quantization else ["", *online]
+    contexts = [settings.scheduler.max_model_len] if settings.scheduler.max_model_len else [None, USUAL_CONTEXT]
+    for size in (settings.parallel.tensor_parallel_size, *sizes):
         for mode in modes:
             for context in contexts:
                 yield {"tensor_parallel_size": size, "quantization": mode, "max_model_len": context}
@@ -250,15 +251,14 @@ def _attempts(settings: EngineSettings, card: Card | None) -> Iterator[dict[str,
 
 def _cache_gb(settings: EngineSettings, fit: Fit) -> float:
     """Returns a `--kv-cache-memory-gb` with which one sequence of the longest context fits."""
-    needed = fit.needs.cache_bytes(fit.needs.context) / settings.gpu_memory_utilization
+    needed = fit.needs.cache_bytes(fit.needs.context) / settings.cache.gpu_memory_utilization
     return math.ceil(10 * needed / GIB) / 10
 
 
 def _flags(settings: EngineSettings) -> list[str]:
     """Returns the flags of the engine that differ from the defaults, except flags of the model and the bus."""
-    engine = EngineSettings(**{item.name: getattr(settings, item.name) for item in fields(EngineSettings)})
     hidden = ("--model=", "--nats", "--advice-spelling")
-    return [word for word in to_argv(engine) if not word.startswith(hidden)]
+    return [word for word in to_argv(converted(settings, EngineSettings)) if not word.startswith(hidden)]
 
 
 def _tried(settings: EngineSettings, directory: Path, card: Card | None) -> Fit | None:
@@ -273,7 +273,7 @@ def _summary(name: str, settings: EngineSettings, needs: Needs) -> Iterator[str]
     d: DecoderDescription = needs.description
     form = "" if needs.form == "none" else f", weights {needs.form}"
     yield f"{name}: {needs.num_parameters / 1e9:.2f} B parameters, {_type(needs)}{form}, context {needs.context} tokens"
-    ranks = settings.tensor_parallel_size * settings.pipeline_parallel_size
+    ranks = world_size(settings.parallel)
     each = f", on each of {ranks} devices" if ranks > 1 else ""
     yield f"  weights    {_size(needs.weights_bytes)}{each}"
     yield (
@@ -281,7 +281,7 @@ def _summary(name: str, settings: EngineSettings, needs: Needs) -> Iterator[str]
         f"{_size(needs.cache_bytes(needs.context))} for one sequence of {needs.context} tokens"
     )
     graphs = ", graphs included" if needs.graphs_bytes else ""
-    yield f"  a step     {_size(needs.step_bytes)} at most (about; {settings.max_num_seqs} sequences{graphs})"
+    yield f"  a step     {_size(needs.step_bytes)} at most (about; {settings.scheduler.max_num_seqs} sequences{graphs})"
     if needs.adapters_bytes:
         yield f"  adapters   {_size(needs.adapters_bytes)}{each} ({_adapters(settings)})"
     yield f"  sequences  {_size(needs.rows_bytes)} of main memory for their tokens"
@@ -302,7 +302,7 @@ def _pictures(settings: EngineSettings, directory: Path) -> Iterator[str]:
 
 def _adapters(settings: EngineSettings) -> str:
     """Returns, as text, the number and size of the adapters for which memory is reserved."""
-    full = with_adapters(settings)
+    full = with_adapters(settings).adapters
     kinds: list[str] = []
     if full.enable_lora:
         kept = full.max_cpu_loras or full.max_loras
@@ -319,7 +319,7 @@ def _table(
     if with_cpu:
         fits.append(("CPU, here", free_bytes() / GIB, *_fit_or_reason(settings, directory, None, backend)))
     for card in cards:
-        many = settings.tensor_parallel_size * settings.pipeline_parallel_size
+        many = world_size(settings.parallel)
         name = card.name if many == 1 else f"{card.name} x{many}"
         fits.append((name, card.memory_mib / 1024, *_fit_or_reason(settings, directory, card, backend)))
     context = next((fit.needs.context for *_, fit, _ in fits if fit), USUAL_CONTEXT)
@@ -345,7 +345,7 @@ def _fit_or_reason(
 
 
 def _cpu_backend(settings: EngineSettings) -> BackendName:
-    return "cpp" if settings.cpu_backend == "auto" else "torch"
+    return "cpp" if settings.execution.cpu_backend == "auto" else "torch"
 
 
 def _type(needs: Needs) -> str:

@@ -6,10 +6,12 @@ from dataclasses import fields
 from pathlib import Path
 
 from antiphon.benchmark.figures import Figures, show
-from shared.config import BusSettings, EngineSettings, SettingsError, add_flags, parse
+from shared.config import EngineSettings
+from shared.flags import SettingsError, add_flags, flags_of, given_of, parse
+from shared.settings.bus import BusSettings
 
 Add = Callable[[str, str], argparse.ArgumentParser]
-NOT_OFFLINE = frozenset(item.name for item in fields(BusSettings))
+NOT_OFFLINE = frozenset(item.name for item in flags_of(BusSettings))
 
 
 def add_kinds(add: Add) -> None:
@@ -63,11 +65,8 @@ def _offline(options: argparse.Namespace) -> Figures:
     from antiphon.benchmark.offline import OfflineBenchmark
 
     settings = parse(EngineSettings, options)
-    given = {item.name: getattr(settings, item.name) for item in fields(settings)}
-    changed = {item.name: given[item.name] for item in fields(settings) if given[item.name] != item.default}
-    benchmark = OfflineBenchmark(
-        {"model": settings.model, **changed}, options.input_len, options.output_len, options.seed
-    )
+    given = {"model": settings.model, **given_of(settings)}
+    benchmark = OfflineBenchmark(given, options.input_len, options.output_len, options.seed)
     try:
         if options.kind == "latency":
             return benchmark.latency(options.batch_size, options.num_iters_warmup, options.num_iters)

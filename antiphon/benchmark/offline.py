@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from antiphon.benchmark.figures import Figures, spread
-from antiphon.benchmark.workload import prompts
+from antiphon.benchmark.load import prompts
 from antiphon.offline.engine_args import engine_args
 from antiphon.offline.prompts.inputs import Prompt
 from antiphon.offline.runner import Runner

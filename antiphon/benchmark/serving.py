@@ -3,9 +3,8 @@
 import asyncio
 from dataclasses import dataclass
 
-from antiphon.benchmark.client import run_open
 from antiphon.benchmark.figures import Figures, spread
-from antiphon.benchmark.workload import arrivals, prompts
+from antiphon.benchmark.load import arrivals, prompts, run_open
 from antiphon.client import Client, server_url
 
 VOCAB_SIZE = 1000

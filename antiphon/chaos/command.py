@@ -25,7 +25,7 @@ from antiphon.chaos.targets import NATS, Injection, Injector, find_targets
 from antiphon.inspect.invariants import Invariants, is_idle
 from antiphon.launch.readiness import ServerAddress
 from shared import limits
-from shared.config import SettingsError
+from shared.flags import SettingsError
 
 IDLE_S = 30.0
 """Longest wait after the streams until the server is idle, seconds."""

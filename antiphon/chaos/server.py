@@ -15,7 +15,7 @@ from antiphon.chaos.targets import process_state
 from antiphon.client import server_url
 from antiphon.launch.readiness import ServerAddress
 from antiphon.supervision.processes import Child, ChildSpec
-from shared.config import SettingsError
+from shared.flags import SettingsError
 
 READY_S = 180.0
 """Longest wait until the started server is ready, seconds."""

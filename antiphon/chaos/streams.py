@@ -19,7 +19,6 @@ from typing import Any
 import msgspec
 
 from antiphon.async_client import authorization, connected
-from antiphon.chaos.comparison import Difference, compare
 from antiphon.launch.readiness import ServerAddress
 
 RETRY_S = (0.1, 2.0)
@@ -28,6 +27,8 @@ GAP_S = 0.02
 """Shortest time between two events that is remembered as a gap, seconds."""
 LONG_GAP_S = 0.25
 """Shortest gap for whose explanation the timeline of the request is read, seconds."""
+MATCH = 4
+"""Number of equal tokens after which two sequences count as aligned again."""
 EXPLAIN_PAUSE = 9
 """Pause after the reading of a timeline, as a multiple of the time that it took."""
 _WORDS = ("the sea", "a letter", "seven birds", "an old clock", "the city", "two friends", "rain", "a long road")
@@ -40,6 +41,18 @@ _WAYS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.8, "top_k": 50},
 )
 """Sampling parameters of the requests; those with a temperature above 0 get a seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Numbers of tokens lost and repeated. `differing`: whether other tokens differ."""
+
+    lost: int = 0
+    repeated: int = 0
+    differing: bool = False
+
+    def __bool__(self) -> bool:
+        return self.differing or bool(self.lost or self.repeated)
 
 
 class _Choice(msgspec.Struct):
@@ -307,3 +320,38 @@ async def _chunks(server: ServerAddress, body: dict[str, Any], answer: Answer) -
             elif line.startswith(b"id:"):
                 event_id = line[3:].strip().decode()
         raise EOFError("ended without [DONE]")
+
+
+def compare(known: Sequence[int], got: Sequence[int]) -> Difference:
+    """Returns how `got` differs from `known`.
+
+    At a mismatch, `known` is shifted by the smallest number of tokens after which the next `MATCH` tokens (or all that
+    remain) are equal. Tokens of `known` that a shift forward skips are lost; tokens of `got` that a shift backward
+    matches once more are repeated.
+    """
+    i = j = lost = repeated = 0
+    while i < len(known) and j < len(got):
+        if known[i] == got[j]:
+            i, j = i + 1, j + 1
+            continue
+        shift = _shift(known, got, i, j)
+        if shift is None:
+            return Difference(lost, repeated, True)
+        lost, repeated = lost + max(0, shift), repeated + max(0, -shift)
+        i += shift
+    # Tokens that remain in `got` came after the end of `known`.
+    return Difference(lost + len(known) - i, repeated + len(got) - j)
+
+
+def _shift(known: Sequence[int], got: Sequence[int], i: int, j: int) -> int | None:
+    """Returns the shift of `known` after which it agrees with `got[j:]`; None if there is none.
+
+    The shift is positive after a loss and negative after a repetition.
+    """
+    wanted = tuple(got[j : j + MATCH])
+    for step in range(1, max(len(known) - i, i) + 1):
+        for shift in (step, -step):
+            begin = i + shift
+            if 0 <= begin < len(known) and tuple(known[begin : begin + len(wanted)]) == wanted:
+                return shift
+    return None

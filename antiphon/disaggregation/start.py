@@ -22,9 +22,9 @@ from antiphon.launch.run_directory import run_directory
 from antiphon.launch.served_models import models_of
 from antiphon.settings import InstanceSettings, check
 from antiphon.supervision.fleet import Failure
-from shared.config import SettingsError, parse
 from shared.distributed import world
 from shared.distributed.cluster_key import read_key
+from shared.flags import SettingsError, parse
 
 TOOLS = ("pd_ranktable_tools.py", "start_servers.sh")
 
@@ -36,17 +36,17 @@ def run(options: argparse.Namespace, environ: Mapping[str, str]) -> int:
     deployment = read_deployment(settings.global_rank_table_file_path, settings.rank_table_file_path)
     if settings.also or settings.models:
         raise SettingsError("--also, --models: an instance of a deployment serves one model, that of --model")
-    if settings.role != "both":
+    if settings.kv_transfer.role != "both":
         raise SettingsError("--role: the rank tables decide the role of an instance; leave it out")
     if settings.prefill or settings.decode:
         raise SettingsError("--prefill, --decode: the rank tables say which instances there are; leave them out")
     if not options.enable_chunked_prefill:
         # A step may have fewer tokens than the longest context only if the user gave --enable-chunked-prefill.
-        check_lengths(settings.max_num_batched_tokens, settings.max_model_len)
-    if settings.nnode > 1:
+        check_lengths(settings.scheduler.max_num_batched_tokens, settings.scheduler.max_model_len)
+    if settings.parallel.nnode > 1:
         raise SettingsError("--nnode: an instance of a deployment has one machine; leave it out, with --pod-ips")
     why = "the rank table has several hosts"
-    key = read_key(settings.cluster_key_file, one_host=deployment.has_one_host, why=why)
+    key = read_key(settings.parallel.cluster_key_file, one_host=deployment.has_one_host, why=why)
     start = _scheduler if deployment.own.role == "scheduler" else _worker
     return start(deployment, settings, environ, key)
 
@@ -94,11 +94,11 @@ def _worker(deployment: Deployment, settings: InstanceSettings, environ: Mapping
         host=settings.host,
         port=settings.port,
         engines=settings.engines,
-        devices=world.world_size(settings),
+        devices=world.world_size(settings.parallel),
     )
-    environ = {**environ, **_visible_devices(own.device_ids, settings.device, environ)}
+    environ = {**environ, **_visible_devices(own.device_ids, settings.execution.device, environ)}
     role = own.role
-    if not world.exchanges_kv(settings):
+    if not world.exchanges_kv(settings.parallel):
         # Engines without a role compute whole requests, so the deployment works and gives the same tokens.
         role = "both"
         launcher.print_line("antiphon", f"{own.name} computes requests whole, without its role: {world.NO_KV}")

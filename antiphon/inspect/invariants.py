@@ -1,15 +1,19 @@
-"""Invariants of a running system, checked on consecutive answers of `GET /admin/topology`. Pure.
+"""Invariants of a running system, checked on consecutive answers of `GET /admin/topology`; `antiphon watch`.
 
-Each breach is reported as one line. Used by `antiphon watch` and at the end of `antiphon chaos`.
+Each breach is reported as one line. The checks are pure, and are also made at the end of `antiphon chaos`.
 """
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
+from antiphon.client import Client, ServerError
 from shared import limits
 
 OWNERLESS_S = limits.ORPHAN_S + 1.0
 """Time in seconds without any request after which remaining work counts as work without an owner."""
+ONCE_S = OWNERLESS_S + 1.0
+"""Duration of `antiphon watch --once`, seconds: work without an owner is detected after `OWNERLESS_S`."""
 Topology = dict[str, Any]
 Member = dict[str, Any]
 COUNTERS = {
@@ -131,3 +135,25 @@ def _counters(old: Member, one: Member) -> Iterator[str]:
         before, now = old["load"].get(name, 0), one["load"].get(name, 0)
         if now < before:
             yield f"{one['id']}: the counter {name} fell from {before} to {now}"
+
+
+def watch(client: Client, *, interval_s: float, once: bool) -> int:
+    """Polls every `interval_s` until Ctrl-C, or for `ONCE_S`. Returns 1 if `once` and there was a breach, else 0."""
+    invariants, began, found, looks = Invariants(), time.monotonic(), 0, 0
+    while True:
+        breaches = _look(client, invariants)
+        looks += 1
+        found += len(breaches)
+        for breach in breaches:
+            print(f"{time.strftime('%H:%M:%S')}  {breach}", flush=True)
+        if once and time.monotonic() - began >= ONCE_S:
+            print(f"{found} breaches in {looks} looks" if found else f"nothing is wrong ({looks} looks)", flush=True)
+            return 1 if found else 0
+        time.sleep(interval_s)
+
+
+def _look(client: Client, invariants: Invariants) -> list[str]:
+    try:
+        return invariants.check(client.get("/admin/topology"))
+    except ServerError as error:
+        return [f"the server does not answer: {error}"]

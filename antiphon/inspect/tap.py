@@ -22,10 +22,11 @@ from shared.bus.credentials import server_urls
 from shared.bus.nats import NatsTransport
 from shared.bus.transport import Delivery
 from shared.codec import DecodeError, Decoder
-from shared.config import BusSettings, SettingsError
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.messages import Message
 from shared.security import tls
+from shared.settings.bus import BusSettings
 from shared.subjects import Subjects, new_instance_id
 
 CONNECT_S = 5.0

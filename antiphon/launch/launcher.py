@@ -31,21 +31,20 @@ from antiphon.settings import (
     child_environment,
     engine_roles,
     of_role,
-    of_service,
 )
 from antiphon.supervision.fleet import Failure, Fleet
 from antiphon.supervision.processes import ChildSpec
 from shared import limits
 from shared.actors import standby
 from shared.actors.descriptors import raise_limit
-from shared.config import SettingsError, to_argv
 from shared.distributed import world
 from shared.errors import ServiceError
+from shared.flags import SettingsError, converted, to_argv
 from shared.models.model_files import located, model_directory, model_name
 from shared.models.picture_models import check_picture_files
 from shared.security import bus_permissions, tls
 from shared.settings.quantization import Device, choose, read_model_config
-from shared.settings.stores import KeeperSettings
+from shared.settings.records import KeeperSettings
 from shared.subjects import model_token, safe_token
 
 GRACE_S = limits.DRAIN_S + 5.0
@@ -104,7 +103,8 @@ class VersionPlan:
         except SettingsError:
             ids = iter(self.gpus)
             own = {
-                model_name(one): [next(ids) for _ in engine_roles(one) if one.device != "cpu"] for one in self.models
+                model_name(one): [next(ids) for _ in engine_roles(one) if one.execution.device != "cpu"]
+                for one in self.models
             }
             return own[name]
 
@@ -140,7 +140,7 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
     visible = devices.visible(environ)
     models = [other_machine.divided(model, visible) for model in models]
     for model in models:
-        world.check_devices(model, model.engines, len(visible))
+        world.check_devices(model.parallel, model.engines, len(visible))
         check(model)
     machines = other_machine.machines_of(models)
     gpus = assign_gpus(models, visible)
@@ -165,7 +165,7 @@ def located_models(models: Sequence[ServeSettings], environ: Mapping[str, str]) 
     models = [located(model) for model in models]
     for model in models:
         _check_files(model, environ)
-    for notice in dict.fromkeys(notice for model in models for notice in world.notices(model)):
+    for notice in dict.fromkeys(notice for model in models for notice in world.notices(model.parallel)):
         print_line("antiphon", notice)
     return models
 
@@ -178,11 +178,12 @@ def _check_files(model: ServeSettings, environ: Mapping[str, str]) -> None:
     directory = model_directory(model, weights=False)
     if model.enable_mm:
         check_picture_files(directory)
-    on_cpu = devices.on_cpu(model.device, environ)
-    cpu, gpu = Device("a CPU", model.cpu_backend == "auto"), Device("a GPU", multiplies_fp8=True, multiplies_w4a8=False)
+    on_cpu = devices.on_cpu(model.execution.device, environ)
+    cpu = Device("a CPU", model.execution.cpu_backend == "auto")
+    gpu = Device("a GPU", multiplies_fp8=True, multiplies_w4a8=False)
     config = read_model_config(directory)
-    choose(model.quantization, directory, config, cpu if on_cpu else gpu)
-    if model.tensor_parallel_size * model.pipeline_parallel_size > 1:
+    choose(model.execution.quantization, directory, config, cpu if on_cpu else gpu)
+    if world.world_size(model.parallel) > 1:
         _check_division(model, config)
 
 
@@ -194,7 +195,7 @@ def _check_division(model: ServeSettings, config: dict[str, Any]) -> None:
     sizes = {**config, **(config.get("text_config") or {})}
     heads, layers = sizes.get("num_attention_heads"), sizes.get("num_hidden_layers")
     if isinstance(heads, int) and isinstance(layers, int):
-        tp, pp = model.tensor_parallel_size, model.pipeline_parallel_size
+        tp, pp = model.parallel.tensor_parallel_size, model.parallel.pipeline_parallel_size
         world.check_division(tp, {"attention heads": heads}, pp, layers)
 
 
@@ -268,7 +269,7 @@ def make_plan(
 def _keeper_settings(settings: ServeSettings, place: Place) -> KeeperSettings:
     credentials = place.bus.credentials(nats_server.SETUP) if place.bus else place.credentials
     name = nats_server.SETUP if place.bus else place.prefix + nats_server.SETUP
-    return of_service(settings, KeeperSettings, nats=place.nats, nats_credentials=credentials, service_id=name)
+    return converted(settings, KeeperSettings, nats=place.nats, nats_credentials=credentials, service_id=name)
 
 
 def _bus_spec(bus: nats_server.Bus, binary: str, environ: Mapping[str, str]) -> ChildSpec:
@@ -327,7 +328,7 @@ def _model_specs(
     The processes of the first model have plain names (`engine-1`); for other models, or if other models run `beside`
     them, the model's name comes first.
     """
-    free, port = iter(gpus), models[0].master_port
+    free, port = iter(gpus), models[0].parallel.master_port
     engines = sum(len(engine_roles(model)) for model in beside or models)
     for number, model in enumerate(models):
         name = model_name(model)
@@ -335,7 +336,7 @@ def _model_specs(
         changes: dict[str, object] = {"threads": engine_threads(model, engines)}
         for service in MODEL_SERVICES:
             for child, role in _replicas(service, model):
-                on_gpu = service == "engine" and gpus and model.device != "cpu"
+                on_gpu = service == "engine" and gpus and model.execution.device != "cpu"
                 own = {devices.VARIABLE: next(free)} if on_gpu else {}
                 settings = of_role(model, role) if model.prefill else model
                 if service == "engine":
@@ -351,7 +352,7 @@ def _replicas(service: str, model: ServeSettings) -> list[tuple[str, str]]:
         return engine_roles(model)
     if service == "vision" and not model.enable_mm:
         return []
-    return [(f"{service}-{index + 1}", model.role) for index in range(getattr(model, f"{service}s"))]
+    return [(f"{service}-{index + 1}", model.kv_transfer.role) for index in range(getattr(model, f"{service}s"))]
 
 
 def service_spec(
@@ -372,7 +373,7 @@ def service_spec(
     # read command lines.
     credentials = place.bus.join(bus_permissions.role(service), member_id) if place.bus else place.credentials
     where: dict[str, object] = {"service_id": member_id, "nats": "", "nats_credentials": credentials}
-    flags = to_argv(of_service(settings, SERVICES[service], **where, **changes))
+    flags = to_argv(converted(settings, SERVICES[service], **where, **changes))
     command = [f"services.{service}", *flags]
     own = child_environment(environ, ANTIPHON_NATS=place.nats, **(secret or {}))
     spec = ChildSpec(
@@ -393,7 +394,12 @@ def _stands_by(service: str, settings: ServeSettings) -> bool:
 
 def assign_gpus(models: Sequence[ServeSettings], visible: Sequence[str]) -> devices.Assignment:
     """Assigns a GPU to each engine of all models that are not set to `--device=cpu`. Raises SettingsError."""
-    needed = [world.local_size(model) for model in models if model.device != "cpu" for _ in engine_roles(model)]
+    needed = [
+        world.local_size(model.parallel)
+        for model in models
+        if model.execution.device != "cpu"
+        for _ in engine_roles(model)
+    ]
     return devices.for_engines(needed, "auto" if needed else "cpu", visible)
 
 
@@ -403,8 +409,8 @@ def engine_threads(settings: ServeSettings, engines: int) -> int:
     `engines` is the number of engines of all models. Returns 0 for at most one engine without `--threads`: the engine
     then decides.
     """
-    if settings.threads or engines <= 1:
-        return settings.threads
+    if settings.execution.threads or engines <= 1:
+        return settings.execution.threads
     return max(1, len(os.sched_getaffinity(0)) // engines)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from antiphon.settings import MODEL_SERVICES
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.security.bus_permissions import Role, password, permissions, render_user
 from shared.security.socket_users import listener
 from shared.subjects import Subjects

@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from antiphon.launch import devices
-from antiphon.settings import ServeSettings, child_environment, engine_roles, of_role, of_service
+from antiphon.settings import ServeSettings, child_environment, engine_roles, of_role
 from antiphon.supervision.fleet import Failure, Fleet
 from antiphon.supervision.processes import ChildSpec, Sink
 from shared import limits
-from shared.config import EngineSettings, SettingsError, to_argv
+from shared.config import EngineSettings
 from shared.distributed.machines import Machines, find_machines
 from shared.distributed.world import rank_key, world_size
+from shared.flags import SettingsError, converted, to_argv
 from shared.models.model_files import model_name
 from shared.subjects import model_token, safe_token
 
@@ -28,8 +29,8 @@ FORCED = 130
 
 def machines_of(models: Sequence[ServeSettings]) -> Machines | None:
     """Returns the machines on which the models are computed; None for this machine alone. Raises SettingsError."""
-    first = models[0]
-    if any((model.nnode, model.pod_ips) != (first.nnode, first.pod_ips) for model in models):
+    first = models[0].parallel
+    if len({(model.parallel.nnode, model.parallel.pod_ips) for model in models}) > 1:
         raise SettingsError("--nnode, --pod-ips: all models of a command are on the same machines")
     if first.nnode == 1:
         return None
@@ -43,10 +44,10 @@ def divided(model: ServeSettings, visible: Sequence[str]) -> ServeSettings:
 
     All machines must have as many cards as this one has (`visible`). On a CPU each machine is one device.
     """
-    if model.nnode == 1 or world_size(model) > 1:
+    if model.parallel.nnode == 1 or world_size(model.parallel) > 1:
         return model
-    cards = 1 if model.device == "cpu" else max(1, len(visible) // len(engine_roles(model)))
-    return replace(model, tensor_parallel_size=model.nnode * cards)
+    cards = 1 if model.execution.device == "cpu" else max(1, len(visible) // len(engine_roles(model)))
+    return replace(model, tensor_parallel_size=model.parallel.nnode * cards)
 
 
 def rank_specs(
@@ -54,16 +55,16 @@ def rank_specs(
 ) -> Iterator[ChildSpec]:
     """Yields this machine's ranks of each engine of each model. `gpus`: see `launcher.make_plan`."""
     free = iter(gpus)
-    port = models[0].master_port
+    port = models[0].parallel.master_port
     for number, model in enumerate(models):
         prefix = f"{model_token(model_name(model))}-" if number else ""
         for child, role in engine_roles(model):
             settings = of_role(model, role) if model.prefill else model
-            own = {devices.VARIABLE: next(free)} if gpus and model.device != "cpu" else {}
-            for rank in machines.ranks(machines.own, world_size(model)):
+            own = {devices.VARIABLE: next(free)} if gpus and model.execution.device != "cpu" else {}
+            for rank in machines.ranks(machines.own, world_size(model.parallel)):
                 name = f"{prefix}{child}-rank-{rank}"
                 member = safe_token(name, limits.MEMBER_ID_CHARS_MAX)
-                flags = to_argv(of_service(settings, EngineSettings, service_id=member, nats="", master_port=port))
+                flags = to_argv(converted(settings, EngineSettings, service_id=member, nats="", master_port=port))
                 argv = [sys.executable, "-m", "services.engine.executor.rank", *flags, f"--rank={rank}"]
                 yield ChildSpec(
                     name=name,

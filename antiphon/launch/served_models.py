@@ -7,23 +7,17 @@ entry overrides them. Called by the launcher.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from antiphon.settings import ServeSettings
-from shared.config import (
-    BusSettings,
-    DetokenizerSettings,
-    EngineSettings,
-    SettingsError,
-    TokenizerSettings,
-    VisionSettings,
-    parse_words,
-)
+from shared.config import DetokenizerSettings, EngineSettings, TokenizerSettings, VisionSettings
+from shared.flags import SettingsError, flags_of, parse_words, values_of
 from shared.limits import MODELS_MAX
 from shared.models.model_files import described, model_aliases, model_name
 from shared.settings.allowed_values import MODEL_NAME
+from shared.settings.bus import BusSettings
 
 S = TypeVar("S", bound=ServeSettings)
 OF_ONE_MODEL = (
@@ -52,7 +46,7 @@ def models_of(serve: S) -> list[S]:
     it; the default model is not added to the models of the file.
     """
     entries = [*map(_also, serve.also), *(_of_file(Path(serve.models).expanduser()) if serve.models else ())]
-    defaults: dict[str, Any] = {item.name: item.default for item in fields(serve) if item.name in OF_ONE_MODEL}
+    defaults: dict[str, Any] = {item.name: item.default for item in flags_of(type(serve)) if item.name in OF_ONE_MODEL}
     named = not serve.models or serve.model != defaults["model"]
     if not named:
         _refuse_unused(serve, defaults)
@@ -101,7 +95,7 @@ def _entry(table: Any, source: str) -> dict[str, Any]:
     words: Mapping[str, Any] = table
     values = parse_words(ServeSettings, {name: _word(words[name], f"{source}: {name}") for name in words}, source)
     kinds = (EngineSettings, TokenizerSettings, DetokenizerSettings, VisionSettings)
-    allowed = {item.name for kind in kinds for item in fields(kind)} - {item.name for item in fields(BusSettings)}
+    allowed = {item.name for kind in kinds for item in flags_of(kind)} - {item.name for item in flags_of(BusSettings)}
     for name in values:
         if name not in allowed | _COUNTS:
             flag = name.replace("_", "-")
@@ -125,8 +119,9 @@ def _word(value: Any, source: str) -> str:
 
 
 def _refuse_unused(serve: ServeSettings, defaults: Mapping[str, Any]) -> None:
+    given = values_of(serve)
     for name, default in defaults.items():
-        if getattr(serve, name) != default:
+        if given[name] != default:
             flag = name.replace("_", "-")
             raise SettingsError(f"--{flag} is about the model of --model, and only --models names models: put it there")
 

@@ -8,7 +8,7 @@ backlog.
 import errno
 import socket
 
-from shared.config import SettingsError
+from shared.flags import SettingsError
 
 BACKLOG = 2048
 

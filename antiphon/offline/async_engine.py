@@ -19,6 +19,7 @@ from antiphon.offline.prompts.prompt_text import Message, TemplateOptions
 from antiphon.offline.request import Submitted
 from antiphon.offline.runner import Runner, now
 from antiphon.offline.sampling_params import SamplingParams
+from shared.flags import given_of
 from shared.request.outputs import RequestOutput
 
 IDLE_WAIT_S = 1.0
@@ -46,9 +47,7 @@ class AsyncLLMEngine:
     @classmethod
     def from_engine_args(cls, args: EngineArgs) -> "AsyncLLMEngine":
         """Returns an engine with these arguments."""
-        values = {name: getattr(args, name) for name in args.__dataclass_fields__}
-        changed = {name: value for name, value in values.items() if value != args.__dataclass_fields__[name].default}
-        return cls(**changed)
+        return cls(**given_of(args))
 
     @property
     def is_running(self) -> bool:

@@ -7,35 +7,41 @@ import difflib
 import json
 import warnings
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from antiphon.settings import ServeSettings
-from shared.config import BusSettings, EngineSettings, changed, flag, validated
+from shared.config import EngineSettings
 from shared.distributed import world
+from shared.flags import Settings, converted, flag, flags_of, validated
 from shared.models.picture_models import picture_limit, processor_kwargs
+from shared.settings.bus import BusSettings
 from shared.settings.other_options import BY_NAME, Other
 
-_GROUP = "offline"
 _FORMER = "max_context_len_to_capture"
 _OBJECTS = ("hf_overrides", "mm_processor_kwargs", "limit_mm_per_prompt")
 
 
-class EngineArgs(EngineSettings):
+class EngineArgs(EngineSettings, group="offline"):
     """The settings of an engine. A field has the name of the setting's flag, with underscores.
 
     `engine_args` creates an object from keyword arguments and checks them.
     """
 
-    seed: int = flag(0, "gives requests without a seed one, by their order: the same in each run", group=_GROUP)
-    enforce_eager: bool = changed(EngineSettings, "enforce_eager", False)
-    mm_processor_kwargs: str = flag("", "arguments of the image processor, as a dict or as JSON", group=_GROUP)
-    limit_mm_per_prompt: str = flag("", "most pictures of a prompt, {'image': N}, as JSON, or image=N", group=_GROUP)
-    advice_spelling: str = changed(EngineSettings, "advice_spelling", "arguments")
+    seed: int = flag(0, "gives requests without a seed one, by their order: the same in each run")
+    mm_processor_kwargs: str = flag("", "arguments of the image processor, as a dict or as JSON")
+    limit_mm_per_prompt: str = flag("", "most pictures of a prompt, {'image': N}, as JSON, or image=N")
+    advice_spelling: str = "arguments"
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns the value of a setting of a group: a program reads an argument by the name by which it gave it."""
+        for value in vars(self).values():
+            if isinstance(value, Settings) and name in vars(value):
+                return vars(value)[name]
+        raise AttributeError(name)
 
     def settings(self) -> EngineSettings:
         """Returns the settings that the engine reads."""
-        return EngineSettings(**{item.name: getattr(self, item.name) for item in fields(EngineSettings)})
+        return converted(self, EngineSettings)
 
 
 def engine_args(**values: Any) -> EngineArgs:
@@ -69,13 +75,13 @@ def engine_args(**values: Any) -> EngineArgs:
     }
     args = validated(EngineArgs, {name: value for name, value in values.items() if name in known})
     _check_pictures(args)
-    world.check(args, str)
-    if args.nnode > 1:
+    world.check(args.parallel, str)
+    if args.parallel.nnode > 1:
         raise ValueError(
-            f"nnode {args.nnode}: a model in a Python program is on the devices of one machine, or of a Ray cluster "
-            "(distributed_executor_backend='ray'); for several machines without Ray use `antiphon serve`"
+            f"nnode {args.parallel.nnode}: a model in a Python program is on the devices of one machine, or of a Ray "
+            "cluster (distributed_executor_backend='ray'); for several machines without Ray use `antiphon serve`"
         )
-    for notice in world.notices(args, str):
+    for notice in world.notices(args.parallel, str):
         warnings.warn(notice, stacklevel=3)
     return args
 
@@ -86,7 +92,7 @@ def _by_field(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises TypeError for an argument that is given by two names.
     """
     found = dict(values)
-    for item in (*fields(EngineArgs), *fields(ServeSettings)):
+    for item in (*flags_of(EngineArgs), *flags_of(ServeSettings)):
         names = [alias.removeprefix("--").replace("-", "_") for alias in item.metadata["alias"] if alias[:2] == "--"]
         for name in names:
             value = found.pop(name, None)
@@ -116,8 +122,8 @@ def _answer(name: str, value: Any, other: Other) -> None:
     warnings.warn(f"{name!r} {other.because}", stacklevel=4)
 
 
-def _names(kind: type[Any]) -> set[str]:
-    return {item.name for item in fields(kind)}
+def _names(kind: type[Settings]) -> set[str]:
+    return {item.name for item in flags_of(kind)}
 
 
 def _option(name: str) -> str:

@@ -1,9 +1,11 @@
 """The flags of the commands for operators. Called by the command line, which passes a function that adds a command."""
 
 import argparse
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 if TYPE_CHECKING:
     from antiphon.client import Client
@@ -11,6 +13,8 @@ if TYPE_CHECKING:
 Run = Callable[[argparse.Namespace], int]
 AddCommand = Callable[[str, str, Run], argparse.ArgumentParser]
 """Adds a command with a name and a description, and returns its parser."""
+POLL_S = 0.1
+"""Time between two looks at an engine that is drained, seconds."""
 
 
 def add_commands(add: AddCommand) -> None:
@@ -103,15 +107,39 @@ def _server(parser: argparse.ArgumentParser, also: Sequence[str] = ()) -> argpar
 
 
 def _drain(options: argparse.Namespace) -> int:
-    from antiphon.operate import engines
+    """Takes an engine out of service. Prints the moved sequences when the engine has none left, or after the timeout.
 
-    return engines.drain(client_of(options), options.engine, force=options.force, timeout_s=options.timeout)
+    Returns 1 if it still has sequences then. Raises SettingsError if the server refuses.
+    """
+    client, path = client_of(options), f"/admin/engines/{quote(options.engine, safe='')}"
+    before = client.get(path)["sequences"]
+    client.post(f"{path}/drain", {"force": options.force})
+    deadline = time.monotonic() + options.timeout
+    while True:
+        found = client.get(path)
+        if (found["state"] != "ready" and not found["sequences"]) or time.monotonic() > deadline:
+            break
+        time.sleep(POLL_S)
+    print("\n".join(_moves(found, before)))
+    return int(found["sequences"] > 0)
+
+
+def _moves(found: dict[str, Any], before: int) -> Iterator[str]:
+    """Yields the lines about an engine after a drain. `before`: its sequences before the drain."""
+    engine, moved = found["id"], found["moved"]
+    for move in moved:
+        where = f"to {move['to']}" if move["to"] else "waits for an engine with room"
+        yield f"{move['sequence']}  after {move['position']} tokens  {where}"
+    yield f"{engine} is out of service until `antiphon resume {engine}`: {before} sequences before, {len(moved)} moved"
+    if found["sequences"]:
+        why = "other engines have no room for them" if found["others"] else "the model has no other engine"
+        yield f"{found['sequences']} sequences are still there ({why}); they move when there is room, or end there"
 
 
 def _resume(options: argparse.Namespace) -> int:
-    from antiphon.operate import engines
-
-    return engines.resume(client_of(options), options.engine)
+    client_of(options).post(f"/admin/engines/{quote(options.engine, safe='')}/resume", {})
+    print(f"{options.engine} takes requests again")
+    return 0
 
 
 def _models_list(options: argparse.Namespace) -> int:

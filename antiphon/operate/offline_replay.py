@@ -7,7 +7,7 @@ from msgspec.structs import asdict
 
 from antiphon import LLM, SamplingParams
 from shared import limits
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.models.model_files import DEMO_DIRECTORY
 from shared.recorded_request import RecordedContent, first_difference
 

@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import quote
 
 from antiphon.client import Client
-from shared.config import SettingsError
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.recorded_request import RecordedContent, decode, encode
 
 EQUAL, DIFFERENT = 0, 1

@@ -22,7 +22,6 @@ from antiphon.versions.watch import MemberWatch
 from shared.actors.actor import Actor, Envelope, handles
 from shared.actors.host import Host
 from shared.bus.key_value import StoreUnavailableError
-from shared.config import SettingsError
 from shared.deployment.model_versions import (
     DECODER,
     ENCODER,
@@ -34,6 +33,7 @@ from shared.deployment.model_versions import (
     version_name,
 )
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.messages import ChangeModel, ModelsChanged
 from shared.subjects import LAUNCHER_QUEUE
 

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
-from antiphon.benchmark.client import NO_HEADERS, run
+from antiphon.benchmark.load import NO_HEADERS, run
 from bench.engine.engine_stream import EngineAlone, Work
 from bench.harness.serving import ROOT, Serving, end_in_order
 

@@ -10,7 +10,7 @@ import random
 import statistics
 from pathlib import Path
 
-from antiphon.benchmark.client import Result, run
+from antiphon.benchmark.load import Result, run
 from bench.harness.serving import Serving, end_in_order
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
-from antiphon.benchmark.client import Result, run
+from antiphon.benchmark.load import Result, run
 from bench.harness.loads import Load, Prompt, Prompts
 from bench.harness.sample import Sample, latencies, rounded
 from bench.harness.serving import Server

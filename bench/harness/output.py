@@ -1,4 +1,4 @@
-"""Writes what a benchmark has found, as JSON. Called by the benchmarks that print nothing else."""
+"""Writes what a benchmark has found, as JSON. Called by the benchmarks."""
 
 import json
 import sys
@@ -8,7 +8,11 @@ from typing import Any
 
 def print_and_save(found: dict[str, Any], file: Path | None) -> None:
     """Prints the figures, and writes them to a file if there is one."""
-    text = json.dumps(found, indent=1) + "\n"
-    sys.stdout.write(text)
+    sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    save(found, file)
+
+
+def save(found: dict[str, Any], file: Path | None) -> None:
+    """Writes the figures to a file if there is one."""
     if file is not None:
-        file.write_text(text, encoding="utf-8")
+        file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

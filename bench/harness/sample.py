@@ -4,7 +4,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from antiphon.benchmark.client import Result
+from antiphon.benchmark.load import Result
 from bench.limits_of_machine.cpu_accounting import Cpu
 
 

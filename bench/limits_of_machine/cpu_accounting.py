@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from antiphon.benchmark.client import Clock
+from antiphon.benchmark.load import Clock
 from bench.limits_of_machine import processes
 
 P = TypeVar("P")

@@ -18,8 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphon.benchmark.client import run, run_open
-from antiphon.benchmark.workload import arrivals
+from antiphon.benchmark.load import arrivals, run, run_open
 from bench.harness import measure
 from bench.harness.loads import Load, Prompts
 from bench.harness.sample import latencies, rounded

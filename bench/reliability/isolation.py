@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphon.benchmark.client import Result, run_open, stream
+from antiphon.benchmark.load import Result, run_open, stream
 from bench.harness.output import print_and_save
 from bench.harness.serving import HOST, Serving, end_in_order
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.client import Client
+from bench.harness.output import save
 from bench.harness.serving import HOST, Serving, end_in_order
 from bench.limits_of_machine import processes
 
@@ -276,7 +277,7 @@ def main() -> int:
     parser.add_argument("--responses", type=int, default=20, help="responses in the background")
     parser.add_argument("--cuts", type=int, default=2, help="how often everything is killed")
     parser.add_argument("--model", default="", help="another model than the demo model")
-    parser.add_argument("--json", default="", help="file for the report")
+    parser.add_argument("--json", type=Path, help="file for the report")
     options = parser.parse_args()
     if options.items < 1 or options.cuts < 0 or options.responses < 0:
         parser.error("--items must be at least 1, --responses and --cuts at least 0")
@@ -284,8 +285,7 @@ def main() -> int:
     flags = [f"--model={options.model}"] if options.model else []
     report = run(options.items, options.responses, options.cuts, flags)
     print(table(report))
-    if options.json:
-        Path(options.json).write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+    save(asdict(report), options.json)
     return 0 if report.good else 1
 
 

@@ -14,19 +14,20 @@ import argparse
 import asyncio
 import bisect
 import functools
-import json
 import re
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from antiphon.chaos.command import served_model, settle
 from antiphon.chaos.schedule import make_schedule
 from antiphon.chaos.server import own_server
 from antiphon.chaos.streams import Load, learn, make_bodies
 from antiphon.chaos.targets import Injector, find_targets
+from bench.harness.output import print_and_save
 
 WARM_UP = 0.25
 """Default share of the run that does not count: caches fill and libraries load."""
@@ -103,7 +104,7 @@ def growth(name: str, samples: Samples, warm_up_s: float) -> Growth:
     )
 
 
-async def soak(minutes: float, warm_up: float, streams: int, seed: int, model: str) -> dict[str, object]:
+async def soak(minutes: float, warm_up: float, streams: int, seed: int, model: str) -> dict[str, Any]:
     """Runs it and returns the report. `minutes`, `warm_up`: of the run, and of its beginning that does not count."""
     async with own_server(model, NUM_RECORDS) as (server, launcher):
         names = find_targets(launcher)
@@ -159,14 +160,11 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", default="")
-    parser.add_argument("--json", default="", help="file for the report")
+    parser.add_argument("--json", type=Path, help="file for the report")
     options = parser.parse_args()
     warm_up = WARM_UP * options.minutes if options.warm_up is None else options.warm_up
     report = asyncio.run(soak(options.minutes, warm_up, options.streams, options.seed, options.model))
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.json:
-        Path(options.json).write_text(text + "\n", encoding="utf-8")
+    print_and_save(report, options.json)
     return 1 if report["streams_wrong"] or report["breaches"] else 0
 
 

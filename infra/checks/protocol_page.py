@@ -185,7 +185,7 @@ def messages_section(modules: Sequence[Module]) -> Iterator[str]:
 
 def message_types() -> list[type[msgspec.Struct]]:
     """Returns all messages and parts that the package exports, sorted by the line of their definition."""
-    exported = [getattr(shared.messages, name) for name in shared.messages.__all__]
+    exported = vars(shared.messages).values()
     kinds = [kind for kind in exported if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
     return sorted((kind for kind in kinds if kind is not Message and kind is not Part), key=definition_line)
 

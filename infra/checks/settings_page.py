@@ -7,12 +7,12 @@ Run as `python -m infra.checks.settings_page`. A test checks that the page is up
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import Field, fields
+from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
 from antiphon.settings import NOT_FOR_USERS, DirectSettings, InstanceSettings, RunSettings, ServeSettings
-from shared.flags import GROUPS
+from shared.flags import GROUPS, flags_of
 from shared.settings.other_options import OPTIONS, VARIABLES, Other, Variable
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
@@ -67,9 +67,9 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _flags() -> Iterator["Field[Any]"]:
-    plain = {item.name for item in fields(ServeSettings)}
-    yield from (item for item in fields(ServeSettings) if item.name not in NOT_FOR_USERS)
-    yield from (item for kind in (RunSettings, InstanceSettings) for item in fields(kind) if item.name not in plain)
+    plain = {item.name for item in flags_of(ServeSettings)}
+    yield from (item for item in flags_of(ServeSettings) if item.name not in NOT_FOR_USERS)
+    yield from (item for kind in (RunSettings, InstanceSettings) for item in flags_of(kind) if item.name not in plain)
 
 
 def _row(item: "Field[Any]") -> str:
@@ -81,12 +81,12 @@ def _row(item: "Field[Any]") -> str:
 
 def _defaults(item: "Field[Any]") -> str:
     found = {
-        kind: {other.name: _word(_default(other)) for other in fields(kind)}.get(item.name, "")
+        kind: {other.name: _word(_default(other)) for other in flags_of(kind)}.get(item.name, "")
         for kind in (ServeSettings, RunSettings, DirectSettings, InstanceSettings)
     }
     text = found[ServeSettings]
-    if item.name not in {other.name for other in fields(ServeSettings)}:
-        command = "run" if item.name in {other.name for other in fields(RunSettings)} else "start-role"
+    if item.name not in {other.name for other in flags_of(ServeSettings)}:
+        command = "run" if item.name in {other.name for other in flags_of(RunSettings)} else "start-role"
         return f"only `{command}`: {found[RunSettings]}".removesuffix(": ")
     for kind, name in ((RunSettings, "run"), (DirectSettings, "api_server"), (InstanceSettings, "start-role")):
         if found[kind] != found[ServeSettings]:

@@ -10,7 +10,6 @@ import argparse
 import http.client
 import json
 import socket
-import ssl
 import sys
 from collections.abc import Iterator
 from io import BufferedRWPair
@@ -18,9 +17,10 @@ from urllib.parse import urlsplit
 
 from shared.bus.credentials import read_credentials, server_urls
 from shared.codec import DecodeError, Decoder
-from shared.config import BusSettings, SettingsError, parse
+from shared.flags import SettingsError, parse
 from shared.messages import Heartbeat
 from shared.security import tls
+from shared.settings.bus import BusSettings
 from shared.subjects import Subjects
 
 TIMEOUT_S = 4.0
@@ -43,15 +43,7 @@ def gateway() -> str:
     try:
         return ask(http.client.HTTPConnection("127.0.0.1", PORT, timeout=TIMEOUT_S))
     except (http.client.RemoteDisconnected, ConnectionResetError):
-        return ask(http.client.HTTPSConnection("127.0.0.1", PORT, timeout=TIMEOUT_S, context=any_certificate()))
-
-
-def any_certificate() -> ssl.SSLContext:
-    """Returns a context that accepts any certificate: this container's certificate has another host name."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
+        return ask(http.client.HTTPSConnection("127.0.0.1", PORT, timeout=TIMEOUT_S, context=tls.any_certificate()))
 
 
 def ask(connection: http.client.HTTPConnection) -> str:

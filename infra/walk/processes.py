@@ -1,6 +1,5 @@
 """A server whose processes record what they run (`infra.walk.hook`), and requests to it. Nothing is counted here."""
 
-import http.client
 import json
 import os
 import re
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from antiphon.client import Client
 from infra.walk import hook
 from infra.walk.figures import Recording, Step
 
@@ -29,7 +29,7 @@ SETTLE_S = 0.4
 """Time after an answer in which the processes do what the request left to do, seconds."""
 _PROCESSES_MAX = 128
 _SERVICE = re.compile(r"-m services\.([\w.]+)")
-_URL = re.compile(r"URL +http://([\d.]+):(\d+)")
+_URL = re.compile(r"URL +(http://[\d.:]+)")
 
 
 @dataclass
@@ -55,18 +55,17 @@ class Process:
 class TracedServer:
     """A server that is ready. `listener` is the socket at which its processes connect."""
 
-    def __init__(self, address: tuple[str, int], listener: socket.socket) -> None:
-        self._address = address
+    def __init__(self, client: Client, listener: socket.socket) -> None:
+        self._client = client
         self._listener = listener
         self._processes: list[Process] = []
-        with self._response("GET", "/v1/models") as response:
-            self._model = json.loads(response.read())["data"][0]["id"]
+        self._model = client.first_model()
 
     def chat(self) -> None:
         """Has `TOKENS` tokens streamed on a new connection, and waits `SETTLE_S` after the answer."""
         messages = [{"role": "user", "content": QUESTION}]
         body = {"model": self._model, "messages": messages, "max_tokens": TOKENS, "temperature": 0, "stream": True}
-        with self._response("POST", "/v1/chat/completions", json.dumps(body)) as response:
+        with self._client.exchange("POST", "/v1/chat/completions", json.dumps(body).encode()) as response:
             answer = response.read()
         assert answer.endswith(b"data: [DONE]\n\n"), answer
         time.sleep(SETTLE_S)
@@ -110,17 +109,6 @@ class TracedServer:
                 service = _SERVICE.search(answers.readline().decode())
                 self._processes.append(Process(service[1] if service else "launcher", pid, channel, answers))
 
-    @contextmanager
-    def _response(self, method: str, path: str, body: str | None = None) -> Iterator[http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection(*self._address, timeout=ANSWER_S)
-        try:
-            connection.request(method, path, body, {"Content-Type": "application/json"})
-            response = connection.getresponse()
-            assert response.status == 200, response.read()
-            yield response
-        finally:
-            connection.close()
-
 
 @contextmanager
 def traced_server() -> Iterator[TracedServer]:
@@ -139,7 +127,7 @@ def traced_server() -> Iterator[TracedServer]:
         argv = [sys.executable, "-m", "antiphon", "serve", *FLAGS]
         with output.open("wb") as log, subprocess.Popen(argv, cwd=ROOT, env=environ, stdout=log, stderr=log) as process:
             try:
-                with closing(TracedServer(_address(process, output), listener)) as server:
+                with closing(TracedServer(Client(_url(process, output), timeout_s=ANSWER_S), listener)) as server:
                     yield server
             finally:
                 process.terminate()
@@ -148,14 +136,14 @@ def traced_server() -> Iterator[TracedServer]:
                 process.kill()
 
 
-def _address(server: "subprocess.Popen[bytes]", output: Path) -> tuple[str, int]:
+def _url(server: "subprocess.Popen[bytes]", output: Path) -> str:
     """Waits until the server has printed its URL, which it does when it is ready."""
     deadline = time.monotonic() + READY_S
     while (found := _URL.search(output.read_text(errors="replace"))) is None:
         if server.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the server did not become ready:\n{output.read_text(errors='replace')}")
         time.sleep(0.05)
-    return found[1], int(found[2])
+    return found[1]
 
 
 def _steps(line: bytes) -> Iterator[Step]:

@@ -36,9 +36,10 @@ from services.engine.warmup import warm_up
 from services.engine.worker.interface import ModelWorker
 from shared.actors.imports import without_collections
 from shared.clock import Clock, SystemClock
-from shared.config import EngineSettings, SettingsError, check_engine
+from shared.config import EngineSettings, check_engine
 from shared.distributed.world import NO_KV, exchanges_kv, world_size
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.messages import EngineCounters, EngineLoad
 from shared.models.adapters import check_adapters, lora_modules, prompt_adapters, with_adapters
 from shared.parameters.grammar import Grammar
@@ -97,20 +98,20 @@ class Engine:
         check_engine(settings)
         check_adapters(settings)
         settings = with_adapters(with_present_names(settings))
-        has_canary = on_fault is not None and settings.canary_interval > 0
-        has_canary_row = has_canary or settings.deterministic
+        has_canary = on_fault is not None and settings.execution.canary_interval > 0
+        has_canary_row = has_canary or settings.execution.deterministic
         executor = _make_executor(_with_rows(settings, has_canary_row), make_worker)
         limits = replace(core_limits(settings, executor.facts()), has_canary_row=has_canary_row)
-        if settings.use_warmup:
+        if settings.execution.use_warmup:
             started = time.monotonic()
             steps = warm_up(executor, limits)
             logger.info("warmed up with %d steps in %.2f s", steps, time.monotonic() - started)
-        if settings.deterministic:
+        if settings.execution.deterministic:
             check_deterministic(executor, limits)
-        engine = cls(executor, limits, report, clock=clock, steps_per_report=settings.num_scheduler_steps)
+        engine = cls(executor, limits, report, clock=clock, steps_per_report=settings.scheduler.num_scheduler_steps)
         engine._connect(settings)
         if on_fault is not None and has_canary:
-            engine._watch(settings.canary_interval, on_fault)
+            engine._watch(settings.execution.canary_interval, on_fault)
         if engine.adapters is not None:
             load_modules(engine.adapters, settings)
         return engine
@@ -148,17 +149,18 @@ class Engine:
 
         Raises SettingsError if it cannot exchange KV.
         """
-        if settings.role == "both":
+        transfer = settings.kv_transfer
+        if transfer.role == "both":
             return
-        if not exchanges_kv(settings):
+        if not exchanges_kv(settings.parallel):
             logger.warning("--role: %s: prompts are computed where requests run", NO_KV)
             return
-        if settings.role == "decode" and not self.facts.num_host_blocks:
+        if transfer.role == "decode" and not self.facts.num_host_blocks:
             raise SettingsError("--role: a decode engine receives KV in host memory: give it some with --swap-space")
-        host = (settings.kv_host or default_kv_host(settings.nats)) if settings.role == "prefill" else None
+        host = (transfer.kv_host or default_kv_host(settings.nats)) if transfer.role == "prefill" else None
         memory = self._executor.kv_memory()
         self._loop.connector = self.connector = KvConnector(
-            memory, self._loop.wake, host=host, bind=settings.kv_bind, content=self.facts.content
+            memory, self._loop.wake, host=host, bind=transfer.kv_bind, content=self.facts.content
         )
 
     @property
@@ -249,12 +251,12 @@ class Engine:
 
 def _with_rows(settings: EngineSettings, has_canary_row: bool) -> EngineSettings:
     """Returns the settings for the worker, with an additional row for the canary if there is one."""
-    return replace(settings, max_num_seqs=settings.max_num_seqs + 1) if has_canary_row else settings
+    return replace(settings, max_num_seqs=settings.scheduler.max_num_seqs + 1) if has_canary_row else settings
 
 
 def _make_executor(settings: EngineSettings, make_worker: MakeWorker | None) -> Executor:
     """Returns an executor of one process or of several, with the model loaded."""
-    if make_worker is None and world_size(settings) > 1:
+    if make_worker is None and world_size(settings.parallel) > 1:
         from services.engine.executor.multiproc import MultiprocExecutor
 
         return MultiprocExecutor.start(settings)
@@ -263,12 +265,13 @@ def _make_executor(settings: EngineSettings, make_worker: MakeWorker | None) -> 
 
 def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
     """Returns the scheduler's limits, with defaults filled in. Raises SettingsError if they contradict each other."""
-    chunked = settings.enable_chunked_prefill and not facts.computes_whole
-    asked = min(settings.max_num_seqs, settings.limit_worker_concurrency or settings.max_num_seqs)
+    scheduler, cache, adapters = settings.scheduler, settings.cache, settings.adapters
+    chunked = scheduler.enable_chunked_prefill and not facts.computes_whole
+    asked = min(scheduler.max_num_seqs, scheduler.limit_worker_concurrency or scheduler.max_num_seqs)
     rows = min(asked, facts.max_rows or asked)
     # A text longer than the budget is computed in a step of its own.
     least = max(rows, 1 if chunked or facts.computes_whole else facts.max_model_len)
-    budget, prompts = settings.max_num_batched_tokens, None
+    budget, prompts = scheduler.max_num_batched_tokens, None
     if budget is None:
         budget, prompts = max(facts.step_tokens, least), facts.step_prompt_tokens if chunked else None
     if budget < least:
@@ -276,23 +279,23 @@ def core_limits(settings: EngineSettings, facts: EngineFacts) -> CoreLimits:
             f"--max-num-batched-tokens: {budget} is less than --max-num-seqs ({rows}) or, with "
             f"--enable-chunked-prefill=false, less than the context ({facts.max_model_len} tokens)"
         )
-    gathers = settings.max_batch_size is not None or settings.batch_wait_timeout is not None
-    wait_s = settings.batch_wait_timeout
+    gathers = scheduler.max_batch_size is not None or scheduler.batch_wait_timeout is not None
+    wait_s = scheduler.batch_wait_timeout
     return CoreLimits(
         max_num_seqs=rows,
         max_num_batched_tokens=budget,
-        enable_prefix_caching=settings.enable_prefix_caching and not facts.computes_whole and not facts.keeps_states,
+        enable_prefix_caching=cache.enable_prefix_caching and not facts.computes_whole and not facts.keeps_states,
         enable_chunked_prefill=chunked,
-        kv_cache_ratio=settings.kv_cache_ratio,
-        scheduler_delay_factor=settings.scheduler_delay_factor,
-        num_speculative_tokens=settings.num_speculative_tokens
-        if settings.use_lookahead and not facts.keeps_states
+        kv_cache_ratio=cache.kv_cache_ratio,
+        scheduler_delay_factor=scheduler.scheduler_delay_factor,
+        num_speculative_tokens=scheduler.num_speculative_tokens
+        if scheduler.use_lookahead and not facts.keeps_states
         else 0,
-        max_batch_size=(settings.max_batch_size or DEFAULT_BATCH_SIZE) if gathers else None,
+        max_batch_size=(scheduler.max_batch_size or DEFAULT_BATCH_SIZE) if gathers else None,
         batch_wait_timeout=DEFAULT_BATCH_WAIT_S if wait_s is None else wait_s,
         step_prompt_tokens=prompts,
-        max_loras=(settings.max_loras or 0) if settings.enable_lora else 0,
-        max_prompt_adapters=(settings.max_prompt_adapters or 0) if settings.enable_prompt_adapter else 0,
+        max_loras=adapters.num_lora_slots,
+        max_prompt_adapters=(adapters.max_prompt_adapters or 0) if adapters.enable_prompt_adapter else 0,
     )
 
 
@@ -308,7 +311,7 @@ def load_modules(library: AdapterLibrary, settings: EngineSettings) -> None:
 
 def with_present_names(settings: EngineSettings) -> EngineSettings:
     """Returns the settings with the values of deprecated flags moved to the flags that replace them. Logs a warning."""
-    former = settings.max_context_len_to_capture
+    former = settings.execution.max_context_len_to_capture
     if former is None:
         return settings
     logger.warning("--max-context-len-to-capture is deprecated: use --max-seq-len-to-capture=%d", former)

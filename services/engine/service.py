@@ -57,7 +57,7 @@ class EngineService:
         """See Service. Returns when the model is loaded and the step thread has started."""
         self._event_loop, self._clock = asyncio.get_running_loop(), host.clock
         self._ended = self._event_loop.create_future()
-        self._reports = ReportQueue(self._report, wait=self._settings.disable_async_output_proc)
+        self._reports = ReportQueue(self._report, wait=self._settings.scheduler.disable_async_output_proc)
         self.engine = await self._build(host.clock)
         self._facts = await asyncio.to_thread(self._read_facts)
         self._progress = ProgressMonitor(
@@ -201,8 +201,8 @@ class EngineService:
         if library is None:
             return None
         modules = [*lora_modules(settings), *prompt_adapters(settings)]
-        kept = (settings.max_cpu_loras or 0) + (settings.max_prompt_adapters or 0)
-        return AdapterActor(host, library, model_name(settings), modules, kept, settings.lora_root)
+        kept = (settings.adapters.max_cpu_loras or 0) + (settings.adapters.max_prompt_adapters or 0)
+        return AdapterActor(host, library, model_name(settings), modules, kept, settings.adapters.lora_root)
 
     def _make_pictures(self, host: Host) -> PictureLoader | None:
         return PictureLoader(host, model_name(self._settings)) if self.engine.facts.takes_pictures else None
@@ -223,17 +223,17 @@ class EngineService:
             counters=self.engine.counters(),
             finished=tuple(self.actor.records.finished.items()),
             model_aliases=model_aliases(settings),
-            configuration=facts.configuration + (DETERMINISTIC if settings.deterministic else ""),
+            configuration=facts.configuration + (DETERMINISTIC if settings.execution.deterministic else ""),
             content=facts.content,
             embedding_size=facts.embedding_size,
             histograms=self.actor.records.times.histograms(),
-            role=settings.role,
+            role=settings.kv_transfer.role,
             kv_address=self.engine.connector.address if self.engine.connector is not None else "",
             takes_pictures=facts.takes_pictures,
             golden_digest="" if canary is None else canary.golden.digest,
             canary_runs=0 if canary is None else canary.num_runs,
             batch_invariant=not facts.variant_because,
-            deterministic=settings.deterministic,
+            deterministic=settings.execution.deterministic,
             generates=facts.generates,
             labels=facts.labels,
             step_tokens=self.engine.limits.step_prompt_tokens or self.engine.limits.max_num_batched_tokens,

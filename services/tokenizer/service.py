@@ -7,7 +7,8 @@ import logging
 from services.tokenizer.actor import TokenizerActor
 from services.tokenizer.renderer import NoTemplate, WorkerPool
 from shared.actors.host import Host
-from shared.config import SettingsError, TokenizerSettings
+from shared.config import TokenizerSettings
+from shared.flags import SettingsError
 from shared.messages import PoolStatus, ServiceName
 from shared.models.model_files import described, located, model_name, tokenizer_directory
 from shared.text.codec import NO_TOKENIZER, Codec, TextFacts, choose_codec

@@ -24,7 +24,7 @@ from services.vision.families import family_of
 from services.vision.families.family import PictureFamily
 from services.vision.pictures import open_picture
 from shared.codec import TOKEN_BYTES, pack_ids
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.models.picture_models import processor_fields
 
 _TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}

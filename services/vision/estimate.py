@@ -20,7 +20,7 @@ from services.vision.encoder import encoder_dtype, processor_arguments, wrong_ar
 from services.vision.families import family_of
 from services.vision.families.family import PictureFamily
 from shared import limits
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.models.picture_models import check_takes_pictures, read_model_fields
 
 _COLOURS = 3

@@ -30,7 +30,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import msgspec
 
 from shared import codec, limits
-from shared.bus.transport import Delivery, Headers, NoRespondersError, RequestTimeoutError, Subscription, Transport
+from shared.bus.transport import Delivery, Headers, Subscription, Transport
 from shared.errors import ServiceError
 from shared.messages import ErrorReply, Message
 from shared.observability.rare_logs import RareLog
@@ -361,17 +361,3 @@ async def ask_encoded(
     if isinstance(reply, ErrorReply):
         raise_error_reply(reply)
     return reply
-
-
-__all__ = [
-    "Actor",
-    "Envelope",
-    "NoRespondersError",
-    "RequestTimeoutError",
-    "ask",
-    "ask_encoded",
-    "error_reply",
-    "handles",
-    "raise_error_reply",
-    "tell_in_parts",
-]

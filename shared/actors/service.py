@@ -35,11 +35,12 @@ from shared.bus.credentials import server_urls
 from shared.bus.nats import NatsTransport
 from shared.bus.transport import Transport
 from shared.clock import SystemClock
-from shared.config import BusSettings, SettingsError, add_flags, normalise, parse
 from shared.errors import ServiceError
+from shared.flags import SettingsError, add_flags, normalise, parse
 from shared.observability import telemetry
 from shared.observability.logs import configure_logging
 from shared.security import tls
+from shared.settings.bus import BusSettings
 from shared.settings.other_options import take
 from shared.subjects import TOKENIZER_QUEUE, VISION_QUEUE, Subjects, check_id, new_instance_id
 from shared.version import __version__

@@ -5,14 +5,12 @@
 | `transport`        | the interface: subjects, publish, request and reply, subscriptions          |
 | `durable_log`      | the interface to a log of messages that outlives its writer                 |
 | `key_value`        | the interface to a small shared store                                       |
-| `payload`          | the error for a message that is too large                                   |
 | `credentials`      | the URLs of the servers, and the file with user and password                |
 | `nats`             | `NatsTransport`: the bus over a NATS server; makes all that follows         |
 | `nats_client`      | the client of nats-py, with a shorter way for messages                      |
 | `nats_tcp`         | its TCP connection                                                          |
 | `nats_durable_log` | the log on JetStream                                                        |
 | `nats_key_value`   | the store on JetStream                                                      |
-| `cancellation`     | keeps a cancellation that nats-py would swallow                             |
 
 Messages and their encoding are in `shared.messages` and `shared.codec`, subjects in `shared.subjects`. No actors here.
 """

@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from shared.config import SettingsError
+from shared.flags import SettingsError
 
 log = logging.getLogger(__name__)
 

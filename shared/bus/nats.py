@@ -8,7 +8,7 @@ The library alone does not give the guarantees of `transport`. This module adds:
   are therefore not cancelled while their connection lives: after a timeout the caller returns and the round trip
   continues in the background.
 - One buffer to receive into (`nats_tcp`), without which the heap grows, and no queues (`nats_client`).
-- Reliable cancellation. A cancelled request ends even if its reply arrives at the same time (`cancellation`).
+- Reliable cancellation. A cancelled request ends even if its reply arrives at the same time.
 - Clean reconnections. The library keeps the tasks and the socket of an attempt that failed late, and waits until a lost
   connection has written its data. `nats_client` ends the old tasks and the old socket before the next attempt.
 - Size checks. If headers push a message over the server's limit, or a subject is too long, the server closes the
@@ -39,7 +39,6 @@ from shared.bus.nats_durable_log import NatsDurableLog
 from shared.bus.nats_key_value import NatsKeyValueStore
 from shared.bus.nats_stores import StoreConfig, make_stream
 from shared.bus.own_bus import OwnBus, own_bus
-from shared.bus.payload import too_large
 from shared.bus.transport import (
     Delivery,
     Headers,
@@ -48,9 +47,10 @@ from shared.bus.transport import (
     RequestTimeoutError,
     Subscription,
     Traffic,
+    too_large,
 )
-from shared.config import SettingsError
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 
 log = logging.getLogger(__name__)
 

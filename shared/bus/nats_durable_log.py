@@ -1,7 +1,10 @@
 """The log on a NATS server with JetStream. Made by `nats.NatsTransport`."""
 
+import asyncio
+import contextlib
 import json
 import logging
+from collections.abc import Generator
 
 from nats import errors
 from nats.aio.client import Client
@@ -9,7 +12,6 @@ from nats.js import api
 from nats.js.errors import APIError, NotFoundError
 
 from shared import limits
-from shared.bus.cancellation import kept_cancellation
 from shared.bus.durable_log import BATCH_MESSAGES, LogConfig, Logged, LogUnavailableError
 from shared.bus.nats_stores import existing
 
@@ -136,3 +138,19 @@ class NatsDurableLog:
     def _unavailable(self, error: Exception) -> LogUnavailableError:
         self._is_told = False
         return LogUnavailableError(f"the log {self._config.name} does not answer ({error or type(error).__name__})")
+
+
+@contextlib.contextmanager
+def kept_cancellation() -> Generator[None]:
+    """Raises CancelledError at the end of the block if the task was cancelled within it but the block continued.
+
+    nats-py waits with `asyncio.wait_for`. In Python 3.11 `wait_for` returns the result and drops the cancellation if
+    the result and the cancellation arrive in the same iteration of the event loop. A task that works in a loop would
+    then never end. (Fixed in Python 3.12.)
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    yield
+    if task.cancelling() > before:
+        raise asyncio.CancelledError

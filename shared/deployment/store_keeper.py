@@ -21,12 +21,12 @@ from shared.bus.credentials import server_urls
 from shared.bus.durable_log import LogConfig, Storage
 from shared.bus.key_value import BucketConfig
 from shared.bus.nats import NatsTransport
-from shared.config import SettingsError, add_flags, normalise, parse
 from shared.deployment.stores import stores
 from shared.errors import ServiceError
+from shared.flags import SettingsError, add_flags, normalise, parse
 from shared.observability.logs import configure_logging
 from shared.security import tls
-from shared.settings.stores import KeeperSettings
+from shared.settings.records import KeeperSettings
 from shared.subjects import Subjects, safe_token
 
 log = logging.getLogger(__name__)

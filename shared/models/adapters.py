@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from shared import limits
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.models.adapter_config import (
     adapter_directory,
     check_rank,
@@ -40,12 +41,12 @@ class LoraModule:
 
 def lora_modules(settings: EngineSettings) -> list[LoraModule]:
     """Returns the adapters of `--lora-modules`. Raises SettingsError for a word that is neither of the two forms."""
-    return [module for word in settings.lora_modules for module in _modules(word)]
+    return [module for word in settings.adapters.lora_modules for module in _modules(word)]
 
 
 def prompt_adapters(settings: EngineSettings) -> list[LoraModule]:
     """Returns the adapters of `--prompt-adapters`. Raises SettingsError as `lora_modules` does."""
-    return [module for word in settings.prompt_adapters for module in _modules(word, _PROMPT_FLAG)]
+    return [module for word in settings.adapters.prompt_adapters for module in _modules(word, _PROMPT_FLAG)]
 
 
 def with_adapters(settings: E) -> E:
@@ -55,13 +56,14 @@ def with_adapters(settings: E) -> E:
     `max_cpu_loras` becomes `max_loras`, or that number. Likewise for prompt adapters. Without adapters of a kind its
     settings do not change.
     """
-    if settings.enable_lora or settings.lora_modules:
+    given = settings.adapters
+    if given.enable_lora or given.lora_modules:
         num_named = len(lora_modules(settings))
-        most = settings.max_loras or max(min(DEFAULT_MAX_LORAS, settings.max_cpu_loras or DEFAULT_MAX_LORAS), num_named)
-        kept = settings.max_cpu_loras or max(most, num_named)
+        most = given.max_loras or max(min(DEFAULT_MAX_LORAS, given.max_cpu_loras or DEFAULT_MAX_LORAS), num_named)
+        kept = given.max_cpu_loras or max(most, num_named)
         settings = replace(settings, enable_lora=True, max_loras=most, max_cpu_loras=kept)
-    if settings.enable_prompt_adapter or settings.prompt_adapters:
-        most = settings.max_prompt_adapters or max(DEFAULT_MAX_LORAS, len(prompt_adapters(settings)))
+    if given.enable_prompt_adapter or given.prompt_adapters:
+        most = given.max_prompt_adapters or max(DEFAULT_MAX_LORAS, len(prompt_adapters(settings)))
         settings = replace(settings, enable_prompt_adapter=True, max_prompt_adapters=most)
     return settings
 
@@ -76,10 +78,10 @@ def check_adapters(settings: EngineSettings) -> None:
     names, seen = (model_name(settings), *model_aliases(settings)), set[str]()
 
     def check_lora(directory: Path, name: str) -> None:
-        check_rank(read_lora_config(directory, name), name, settings.max_lora_rank)
+        check_rank(read_lora_config(directory, name), name, settings.adapters.max_lora_rank)
 
     def check_prompt(directory: Path, name: str) -> None:
-        check_tokens(read_prompt_config(directory, name), name, settings.max_prompt_adapter_token)
+        check_tokens(read_prompt_config(directory, name), name, settings.adapters.max_prompt_adapter_token)
 
     for module in lora_modules(settings):
         _check_module(module, names, seen, _FLAG, check_lora)
@@ -134,22 +136,16 @@ def name_error(name: str) -> str:
 
 
 def _check_limits(settings: EngineSettings) -> None:
-    loras = bool(settings.enable_lora or settings.lora_modules)
-    prompts = bool(settings.enable_prompt_adapter or settings.prompt_adapters)
-    asked = (
-        ("--max-loras", settings.max_loras, loras, f"--enable-lora or {_FLAG}"),
-        ("--max-cpu-loras", settings.max_cpu_loras, loras, f"--enable-lora or {_FLAG}"),
-        (
-            "--max-prompt-adapters",
-            settings.max_prompt_adapters,
-            prompts,
-            f"--enable-prompt-adapter or {_PROMPT_FLAG}",
-        ),
-    )
-    for flag, value, enabled, needed in asked:
+    given, full = settings.adapters, with_adapters(settings).adapters
+    loras = (bool(given.enable_lora or given.lora_modules), f"--enable-lora or {_FLAG}")
+    prompts = (bool(given.enable_prompt_adapter or given.prompt_adapters), f"--enable-prompt-adapter or {_PROMPT_FLAG}")
+    for flag, value, (enabled, needed) in (
+        ("--max-loras", given.max_loras, loras),
+        ("--max-cpu-loras", given.max_cpu_loras, loras),
+        ("--max-prompt-adapters", given.max_prompt_adapters, prompts),
+    ):
         if value is not None and not enabled:
             raise SettingsError(f"{flag} needs {needed}")
-    full = with_adapters(settings)
     if full.max_loras is not None and full.max_cpu_loras is not None and full.max_cpu_loras < full.max_loras:
         raise SettingsError(f"--max-cpu-loras: {full.max_cpu_loras} is less than --max-loras ({full.max_loras})")
 

@@ -16,7 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from shared.config import ModelSettings, SettingsError
+from shared.config import ModelSettings
+from shared.flags import SettingsError
 from shared.models import hub
 from shared.models.overrides import with_overrides
 from shared.settings.allowed_values import CONV_TEMPLATE, MODEL_NAME

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from shared.cache_dirs import made_whole, models_cache
 from shared.flags import SettingsError
-from shared.settings.hf_overrides import HF_OVERRIDES, overrides_of
+from shared.settings.allowed_values import HF_OVERRIDES, overrides_of
 
 _CACHE, _CONFIG = "~/.cache/antiphon/overrides", "config.json"
 _KEPT = 64

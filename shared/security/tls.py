@@ -5,7 +5,9 @@ Called by the command line's settings, by the gateway, and by every client of th
 
 from typing import TYPE_CHECKING
 
-from shared.config import BusSettings, GatewaySettings, SettingsError
+from shared.config import GatewaySettings
+from shared.flags import SettingsError
+from shared.settings.bus import BusSettings
 
 if TYPE_CHECKING:
     import ssl
@@ -30,6 +32,16 @@ def check(settings: GatewaySettings) -> bool:
             "password."
         ) from error
     return True
+
+
+def any_certificate() -> "ssl.SSLContext":
+    """Returns a context that accepts any certificate: for a server of this machine, whose certificate names another."""
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def bus_context(settings: BusSettings) -> "ssl.SSLContext | None":

@@ -1,6 +1,8 @@
 """Allowed names and ranges of settings, in addition to those in `shared.flags`. Called by `shared.config`."""
 
+import json
 import re
+from typing import Any, cast
 
 from shared import limits
 from shared.flags import Rule
@@ -38,6 +40,19 @@ API_KEYS = Rule(
 LOGPROBS = Rule(f"between 0 and {limits.LOGPROBS_MAX}", lambda value: 0 <= value <= limits.LOGPROBS_MAX)
 
 
+def overrides_of(text: str) -> dict[str, Any] | None:
+    """Returns the JSON object in the value of `--hf-overrides`, {} for no text or `none`, None for anything else."""
+    try:
+        value: Any = {} if text in ("", "none") else json.loads(text)
+    except ValueError:
+        return None
+    return cast(dict[str, Any], value) if isinstance(value, dict) else None
+
+
+HF_OVERRIDES = Rule(
+    'a JSON object with fields of config.json, such as {"rope_theta": 1000000}',
+    lambda text: overrides_of(text) is not None,
+)
 TOOL_CALL_PARSERS = (
     "auto",
     "none",

@@ -1,54 +1,36 @@
 """The settings that every service has."""
 
-from shared.flags import flag
-from shared.settings.base import Settings
+from shared.flags import Settings, flag
 
 
-class BusSettings(Settings):
+class BusSettings(Settings, group="bus"):
     """Settings of every service: the bus, the service's own id, logging and tracing."""
 
-    nats: str = flag(
-        "",
-        "URL of an existing NATS server (several: separated by commas)",
-        env="ANTIPHON_NATS",
-        group="bus",
-    )
+    nats: str = flag("", "URL of an existing NATS server (several: separated by commas)", env="ANTIPHON_NATS")
     nats_credentials: str = flag(
-        "",
-        "file with 'user:password' for the bus, readable by its owner only",
-        env="ANTIPHON_NATS_CREDENTIALS",
-        group="bus",
+        "", "file with 'user:password' for the bus, readable by its owner only", env="ANTIPHON_NATS_CREDENTIALS"
     )
     nats_tls_ca: str = flag(
         "",
         "PEM file of the authorities that the bus's certificate must come from; the connection then uses TLS only",
         env="ANTIPHON_NATS_TLS_CA",
-        group="bus",
     )
     nats_tls_cert: str = flag(
         "",
         "PEM file of this client's own certificate, for a bus that asks for one (mutual TLS)",
         env="ANTIPHON_NATS_TLS_CERT",
-        group="bus",
     )
     nats_tls_key: str = flag(
-        "",
-        "PEM file of the private key of --nats-tls-cert, if it is not in the same file",
-        env="ANTIPHON_NATS_TLS_KEY",
-        group="bus",
+        "", "PEM file of the private key of --nats-tls-cert, if it is not in the same file", env="ANTIPHON_NATS_TLS_KEY"
     )
     namespace: str = flag(
         "antiphon",
         "name of the deployment on the bus; deployments that share a NATS server need different names",
         env="ANTIPHON_NAMESPACE",
-        group="bus",
     )
-    service_id: str = flag("", "name of this replica on the bus (default: host name and process id)", group="bus")
-    log_level: str = flag(
-        "info", "lowest severity of messages to print", choices=("debug", "info", "warning", "error"), group="bus"
-    )
+    service_id: str = flag("", "name of this replica on the bus (default: host name and process id)")
+    log_level: str = flag("info", "lowest severity of messages to print", choices=("debug", "info", "warning", "error"))
     otlp_traces_endpoint: str = flag(
         "",
         "URL of an OpenTelemetry collector that takes OTLP over HTTP (default: OTEL_EXPORTER_OTLP_ENDPOINT, or none)",
-        group="bus",
     )

@@ -1,10 +1,10 @@
-"""Settings of the records that gateways keep of requests and streams."""
+"""Settings of the records that gateways keep of requests and streams, and of the stores on the bus that have them."""
 
-from shared.flags import NOT_NEGATIVE, SettingsError, flag
-from shared.settings.base import Settings
+from shared.flags import NOT_NEGATIVE, Rule, Settings, SettingsError, flag
+from shared.settings.bus import BusSettings
 
 
-class RecordSettings(Settings):
+class RecordSettings(Settings, group="http"):
     """Records of requests for the console, and records of streams that other gateways can continue."""
 
     record_requests: int = flag(
@@ -12,35 +12,30 @@ class RecordSettings(Settings):
         "number of finished requests whose record (times of each step and token, no text) is kept for the console "
         "and GET /v1/requests (0: none, and engines report no steps)",
         rule=NOT_NEGATIVE,
-        group="http",
     )
     record_content_mb: int = flag(
         0,
         "megabytes of memory for the prompts and tokens of recorded requests, for `antiphon replay` and `fork` "
         "(0: records have neither)",
         rule=NOT_NEGATIVE,
-        group="http",
     )
     stream_store: str = flag(
         "memory",
         "where the bus keeps records of streams and finished responses, for all gateways: memory, file (they survive a "
         "restart of the bus), off (streams cannot be resumed, and a response is known to its gateway alone)",
         choices=("memory", "file", "off"),
-        group="http",
     )
     record_streams: str = flag(
         "asked",
         "streams that are recorded so that they can be resumed: those whose request has the header "
         "'X-Antiphon-Resumable: 1' (asked), or all streams, whose events then have ids (all)",
         choices=("asked", "all"),
-        group="http",
     )
     stream_grace: float = flag(
         30.0,
         "seconds for which a stream continues after its client has disconnected, if the client sent "
         "'X-Antiphon-Resumable: 1' (0: it is cancelled at once)",
         rule=NOT_NEGATIVE,
-        group="http",
     )
 
 
@@ -50,3 +45,16 @@ def check_records(settings: RecordSettings) -> None:
         raise SettingsError(
             "--record-streams=all needs a store for the records: leave out one of it and --stream-store=off"
         )
+
+
+class KeeperSettings(BusSettings, group="bus"):
+    """Settings of `shared.deployment.store_keeper`, the process that makes the logs and stores on the bus."""
+
+    bus_replicas: int = flag(
+        1,
+        "servers of a NATS cluster that keep a copy of each stream and store; 3: one of them may die without loss "
+        "of data",
+        env="ANTIPHON_BUS_REPLICAS",
+        rule=Rule("between 1 and 5", lambda value: 1 <= value <= 5),  # the most copies that a NATS cluster keeps
+    )
+    stream_store: str = RecordSettings.__dataclass_fields__["stream_store"]

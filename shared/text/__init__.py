@@ -15,7 +15,6 @@ text for the same tokens.
 | `tokenizer_adapter` | tokenizers without a `tokenizer.json`                            |
 | `vocabulary`        | converts token ids to bytes                                      |
 | `pieces`            | the bytes that each token adds to a text                         |
-| `marks`             | finds the beginning of a tag at the end of growing text          |
 | `reasoning`         | separates a reasoning model's thoughts from its answer           |
 
 This file imports nothing, so that a process loads only the modules that it uses.

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, Protocol, cast
 
 from tokenizers import Tokenizer
 
-from shared.config import ModelSettings, SettingsError
+from shared.config import ModelSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.text.infill import find_infill_tokens, infill_ids
 from shared.text.tokenizer_adapter import AnyTokenizer, load_adapter
 from shared.text.truncation import cut_inside, encode_first, encode_first_of_pairs

@@ -5,8 +5,6 @@ Used by the gateway, for whole and streamed answers, and by the offline `LLM`.
 
 from typing import Literal, NamedTuple
 
-from shared.text.marks import num_begun
-
 OPENING, CLOSING = "<think>", "</think>"
 """The markers that most models write around their reasoning."""
 
@@ -92,3 +90,15 @@ class ReasoningSplitter:
             shown = shown.lstrip("\n")
             self._begun = bool(shown)
         return shown
+
+
+def num_begun(text: str, *marks: str) -> int:
+    """Returns the length of the longest suffix of the text that is an incomplete beginning of a mark, such as a tag."""
+    longest = 0
+    for mark in marks:
+        start = text.find(mark[0], max(0, len(text) - len(mark) + 1))
+        while start >= 0 and not mark.startswith(text[start:]):
+            start = text.find(mark[0], start + 1)
+        if start >= 0:
+            longest = max(longest, len(text) - start)
+    return longest

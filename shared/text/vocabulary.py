@@ -13,7 +13,8 @@ import msgspec
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from shared.config import ModelSettings, SettingsError
+from shared.config import ModelSettings
+from shared.flags import SettingsError
 from shared.text.pieces import PieceRule, piece_rule
 from shared.text.tokenizer_adapter import AnyTokenizer, load_adapter
 

@@ -17,11 +17,11 @@ from bench.limits_of_machine.processes import tree
 from shared.bus.credentials import server_urls
 from shared.bus.nats import NatsTransport
 from shared.bus.transport import RequestTimeoutError
-from shared.config import BusSettings, parse
 from shared.errors import ServiceError
-from shared.flags import parse_words
+from shared.flags import parse, parse_words
 from shared.security import tls
 from shared.security.bus_permissions import Role, permissions
+from shared.settings.bus import BusSettings
 from shared.subjects import Subjects
 from tests.attack.memory import name_of
 

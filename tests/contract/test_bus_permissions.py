@@ -15,9 +15,9 @@ from antiphon.launch.nats_server import OBSERVER, SETUP, Bus, find_binary, prepa
 from shared.bus.durable_log import LogConfig, Logged
 from shared.bus.nats import NatsTransport
 from shared.bus.transport import Delivery
-from shared.config import SettingsError
 from shared.deployment.stores import adapters, models, quotas, stores
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.security.bus_permissions import Permissions, Role, password, permissions
 from shared.subjects import TOKENIZER_QUEUE, Subjects
 from tests.conftest import free_port

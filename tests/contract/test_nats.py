@@ -11,8 +11,8 @@ from shared import limits
 from shared.bus import nats as nats_module
 from shared.bus.nats import NatsTransport
 from shared.bus.nats_client import NatsClient
-from shared.config import SettingsError
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.receiving import ReceivesIntoOneBuffer
 from tests.contract.nats_protocol import protocol_of
 from tests.contract.scripted_nats import ScriptedServer, answers, handshake_only, healthy

@@ -18,10 +18,11 @@ from antiphon.versions.supervisor import run
 from shared.bus.nats import NatsTransport
 from shared.bus.transport import Delivery, NoRespondersError
 from shared.codec import encode
-from shared.config import BusSettings, SettingsError
+from shared.flags import SettingsError
 from shared.messages import ChangeModel
 from shared.receiving import ReceivesIntoOneBuffer
 from shared.security.tls import bus_context
+from shared.settings.bus import BusSettings
 from shared.subjects import Subjects
 from tests.conftest import NatsServer, free_port
 from tests.contract.nats_protocol import protocol_of

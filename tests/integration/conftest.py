@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shared.deployment.store_keeper import keep
-from shared.settings.stores import KeeperSettings
+from shared.settings.records import KeeperSettings
 from tests.conftest import Connect, NatsServer
 
 

@@ -7,9 +7,10 @@ import sys
 from shared.actors import service
 from shared.actors.actor import Actor, Envelope, handles
 from shared.actors.host import Host
-from shared.config import BusSettings, flag
 from shared.errors import ServiceError
+from shared.flags import flag
 from shared.messages import Ack, CloseStream, Done, Message, ServiceName, StreamStatus
+from shared.settings.bus import BusSettings
 
 
 class TinySettings(BusSettings):

@@ -19,7 +19,7 @@ from services.engine.models.decoder import Decoder
 from services.engine.models.layers.linear import QuantizedLinear
 from services.engine.models.registry import find_family
 from services.engine.worker.capacity.kv_cache import bytes_per_block
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from tests.model.harness import NUM_TOKENS, Engine, Models, make_prompt, make_worker, settings
 from tests.models import greedy_reference, make_model
 from tests.quantized.checkpoints import make_checkpoints

@@ -20,8 +20,9 @@ from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine as ProductEngine
 from services.engine.worker.capacity.kv_cache import Budget
 from services.engine.worker.loading.model_files import read_config
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.parameters.sampling import SamplingParams
 from tests.model.harness import Engine, make_prompt, settings
 from tests.models import make_model

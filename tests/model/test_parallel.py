@@ -22,7 +22,7 @@ from services.engine.parallel.shard import Shard, local_description
 from services.engine.steps.loop import StepReport
 from services.engine.worker.interface import ModelWorker
 from services.engine.worker.loading.model_files import describe_model
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.parameters.pooling import POOLING_KINDS, PoolingParams
 from shared.parameters.sampling import SamplingParams
 from tests.adapters import make_adapter, make_prompt_adapter

@@ -15,8 +15,8 @@ from services.engine.core.request import SequenceSpec
 from services.engine.models.registry import find_family
 from services.vision.encoder import VisionEncoder
 from services.vision.pictures import open_picture
-from shared.config import SettingsError
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.parameters.sampling import SamplingParams
 from shared.request.pictures import plain_places
 from tests.model.harness import Engine, greedy, make_prompt, make_worker

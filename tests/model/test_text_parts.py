@@ -10,8 +10,9 @@ from services.engine.core.plan import CoreLimits
 from services.engine.models.registry import find_family
 from services.engine.worker.extras import check_extras
 from services.engine.worker.loading.model_files import read_config
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from tests.model.harness import BACKENDS, Engine, greedy, make_prompt
 
 pytestmark = pytest.mark.model

@@ -13,7 +13,7 @@ from services.engine.backends.triton.worker import TritonWorker
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
 from shared.blocks import adapter_salt
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from tests.adapters import LLAMA_TARGETS, make_adapter, merge
 from tests.model.harness import Engine, Models, greedy, make_prompt
 from tests.models import greedy_reference

@@ -15,8 +15,9 @@ from services.engine.backends.torch.whole_text.worker import WholeTextWorker
 from services.engine.core.request import SequenceSpec
 from services.engine.engine import Engine, core_limits
 from services.engine.steps.loop import StepReport
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.parameters.pooling import PoolingKind, PoolingParams, unpack_vector
 from shared.parameters.sampling import SamplingParams
 from tests.models import make_model

@@ -12,8 +12,8 @@ from services.engine.core.plan import CoreLimits
 from services.engine.quantization.formats import prepared
 from services.engine.quantization.formats.bitsandbytes import BitsAndBytes
 from services.engine.quantization.weight import QuantizedWeight
-from shared.config import SettingsError
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt
 from tests.models import greedy_reference, make_model
 from tests.quantized.bitsandbytes_layout import four_bits, make_checkpoints

@@ -24,8 +24,8 @@ from services.engine.quantization.formats import prepared
 from services.engine.quantization.weight import QuantizedWeight
 from services.engine.worker.loading.model_files import read_config
 from services.engine.worker.loading.parameters import ParameterReader
-from shared.config import SettingsError
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.parameters.sampling import SamplingParams
 from shared.settings.quantization import SMOOTHQUANT_FILE, Method, OnlineMode, prepared_method
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings

@@ -19,7 +19,7 @@ from services.engine.models.layers.linear import QuantizedLinear
 from services.engine.quantization import choice
 from services.engine.quantization.rounding import quantize_fp8
 from services.engine.quantization.weight import QuantizedWeight
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.settings.quantization import Device
 from tests.model.harness import make_prompt, make_worker, settings
 from tests.model.looped import run

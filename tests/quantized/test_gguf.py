@@ -14,8 +14,9 @@ from services.engine.backends.load import load_worker
 from services.engine.core.plan import CoreLimits
 from services.engine.quantization.formats.gguf import Gguf
 from services.engine.quantization.weight import QuantizedWeight
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.models.model_files import model_directory
 from tests.gguf_files import Kind, encoded, write_gguf
 from tests.model.harness import NUM_TOKENS, Engine, make_prompt, settings

@@ -96,7 +96,7 @@ class SimulatedEngine(EngineService):
         plain = replace(self._settings, role="both")
         on_fault = self._on_fault if self.tests_itself else None
         engine = Engine.build(plain, self._reports.put, clock=clock, make_worker=self._make_worker, on_fault=on_fault)
-        if self._settings.role != "both":
+        if self._settings.kv_transfer.role != "both":
             assert self._network is not None
             connector: Any = SimConnector(self._network, engine._loop, self._address)
             engine.connector = engine._loop.connector = connector

@@ -10,7 +10,7 @@ from services.gateway.path.actor import GatewayActor
 from services.gateway.path.generation import GenerationRequest, PromptInputs
 from services.gateway.path.sequence_state import Phase
 from shared import limits
-from shared.bus import payload
+from shared.bus import transport
 from shared.bus.transport import Delivery
 from shared.codec import Decoder
 from shared.messages import Cancel, CloseStream, Done, Message, OpenBatch, SubmitBatch
@@ -297,7 +297,7 @@ def test_forty_thousand_live_sequences_fit_the_bus(model_dir, monkeypatch):
             engine=10,
             detokenizer=5,
         )
-        actor, tap, oversized = gateway_actor(society), Tap(society), payload.num_refused()
+        actor, tap, oversized = gateway_actor(society), Tap(society), transport.num_refused()
         params = SamplingParams(max_tokens=100, temperature=1.0, seed=3)
         generations = [
             actor.backend.generate(
@@ -326,7 +326,7 @@ def test_forty_thousand_live_sequences_fit_the_bus(model_dir, monkeypatch):
         assert {beat.id for beat in actor.engines()} == {f"engine{i}" for i in range(10)}
         assert tap.largest["hb"] < 1000
         assert max(tap.largest.values()) <= limits.BATCH_BYTES_MAX
-        assert payload.num_refused() == oversized
+        assert transport.num_refused() == oversized
         assert not any(society.bus.counters[name] for name in ("dropped", "slow_consumer", "lost_partition"))
         assert sum(engine.actor.publisher.unsent for engine in society.engines()) == 0
         for generation in generations:

@@ -16,8 +16,8 @@ from services.gateway.path.messages import Prompt
 from services.gateway.path.record import RequestFacts
 from services.gateway.path.sequence_state import SequenceState
 from shared.codec import pack_ids
-from shared.config import SettingsError
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.parameters.sampling import SamplingParams
 from shared.recorded_request import RecordedContent, decode
 from shared.request.pictures import PictureInput

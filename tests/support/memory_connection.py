@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from shared import limits
 from shared.bus.durable_log import LogConfig
 from shared.bus.key_value import BucketConfig
-from shared.bus.payload import too_large
-from shared.bus.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError, Traffic
+from shared.bus.transport import Delivery, Headers, NoRespondersError, Receiver, RequestTimeoutError, Traffic, too_large
 from shared.errors import ServiceError
 from tests.support.memory_durable_log import MemoryDurableLog
 from tests.support.memory_key_value import Bucket, MemoryKeyValueStore

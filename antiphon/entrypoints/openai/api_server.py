@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from antiphon.cli import Parser, guarded, unknown_words
 from antiphon.settings import NOT_FOR_USERS, DirectSettings
-from shared.config import SettingsError, add_flags, normalise, parse
+from shared.flags import SettingsError, add_flags, normalise, parse
 from shared.settings.other_options import take
 
 

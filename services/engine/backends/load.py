@@ -16,8 +16,9 @@ from services.engine.parallel.communicator import ALONE_RANK, Communicator
 from services.engine.worker.capacity.memory_advice import measures
 from services.engine.worker.interface import ModelWorker
 from services.engine.worker.loading.model_files import read_config
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.models.model_files import model_directory
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ def load_worker(settings: EngineSettings, ranks: Communicator = ALONE_RANK) -> M
 
     Raises `SettingsError` or `ServiceError` for settings or a model that cannot work.
     """
-    model_dir, device = model_directory(settings), choose_device(settings.device)
+    model_dir, device = model_directory(settings), choose_device(settings.execution.device)
     _check_format(settings.load_format, model_dir)
     try:
         return _load(settings, model_dir, device, ranks)
@@ -72,7 +73,7 @@ def _load(settings: EngineSettings, model_dir: Path, device: torch.device, ranks
         from services.engine.backends.triton.worker import TritonWorker
 
         return TritonWorker(settings, model_dir, device)
-    if device.type == "cpu" and settings.cpu_backend != "torch":
+    if device.type == "cpu" and settings.execution.cpu_backend != "torch":
         worker = load_cpu_worker(settings, model_dir)
         if worker is not None:
             return worker
@@ -106,8 +107,9 @@ def _load_rank(settings: EngineSettings, model_dir: Path, device: torch.device, 
 def cpu_notices(settings: EngineSettings) -> list[str]:
     """Returns a notice for each given option that has no effect on a CPU, which has no CUDA graphs."""
     asked = {
-        "--enforce-eager": settings.enforce_eager,
-        "--max-seq-len-to-capture": settings.max_seq_len_to_capture != EngineSettings().max_seq_len_to_capture,
+        "--enforce-eager": settings.execution.enforce_eager,
+        "--max-seq-len-to-capture": settings.execution.max_seq_len_to_capture
+        != EngineSettings().execution.max_seq_len_to_capture,
     }
     return [f"{flag} changes nothing on a CPU: every step runs without CUDA graphs" for flag in asked if asked[flag]]
 
@@ -119,21 +121,21 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
     not support.
     """
     if device.type == "cpu":
-        if settings.cpu_backend != "triton":
+        if settings.execution.cpu_backend != "triton":
             return False
-        if settings.enable_prompt_adapter:
+        if settings.adapters.enable_prompt_adapter:
             raise SettingsError(
                 "--cpu-backend=triton: the kernels compute without virtual tokens; leave out --enable-prompt-adapter"
             )
         if settings.enable_mm:
             raise SettingsError("--cpu-backend=triton: the kernels compute without pictures; leave out --enable-mm")
-        if settings.enable_lora and settings.tensor_parallel_size > 1:
+        if settings.adapters.enable_lora and settings.parallel.tensor_parallel_size > 1:
             raise SettingsError("--cpu-backend=triton: the kernels do not divide adapters; leave out --enable-lora")
         if not _interprets():
             raise SettingsError("--cpu-backend=triton is for tests: it needs TRITON_INTERPRET=1 in the environment")
         logger.warning("the GPU kernels run under Triton's interpreter: very slowly, for tests")
         return True
-    if settings.cuda_backend != "auto":
+    if settings.execution.cuda_backend != "auto":
         return False
     reason = _reason_for_torch(settings, device, model_dir)
     if reason is not None:
@@ -144,18 +146,18 @@ def uses_triton(settings: EngineSettings, device: torch.device, model_dir: Path)
 def _reason_for_torch(settings: EngineSettings, device: torch.device, model_dir: Path) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
-    if settings.enable_prompt_adapter:
+    if settings.adapters.enable_prompt_adapter:
         return "they compute without virtual tokens, which prompt adapters need"
     if settings.enable_mm:
         return "they compute without pictures"
-    if settings.enable_lora and settings.tensor_parallel_size > 1:
+    if settings.adapters.enable_lora and settings.parallel.tensor_parallel_size > 1:
         return "they compute LoRA adapters on one device only"
     if not has_family(read_config(model_dir)):
         return "this architecture runs through transformers"
     if torch.version.hip is None and torch.cuda.get_device_capability(device) < _OLDEST:
         return "they need a device of compute capability 8.0 or newer"
-    if settings.kv_cache_dtype != "auto" and torch.cuda.get_device_capability(device) < _OLDEST_WITH_FLOAT8:
-        return f"--kv-cache-dtype {settings.kv_cache_dtype} needs compute capability 8.9 or newer there"
+    if settings.cache.kv_cache_dtype != "auto" and torch.cuda.get_device_capability(device) < _OLDEST_WITH_FLOAT8:
+        return f"--kv-cache-dtype {settings.cache.kv_cache_dtype} needs compute capability 8.9 or newer there"
     return None
 
 

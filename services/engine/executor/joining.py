@@ -19,13 +19,14 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
 from typing import TypeVar
 
 import msgspec
 
 from services.engine.executor.channel import ChannelClosed, receive_frame, send_frame
-from shared.config import BusSettings, EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.flags import SettingsError, flags_of, values_of
+from shared.settings.bus import BusSettings
 from shared.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ HANDSHAKE_S, CONNECT_S, RETRY_S, REMINDER_S = 5.0, 5.0, 1.0, 30.0
 _KEEPALIVE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 _UNANSWERED_MS = 8_000
 """A machine that has not answered for about this long is considered dead."""
-_OWN = frozenset({item.name for item in fields(BusSettings)}) | {
+_OWN = {item.name for item in flags_of(BusSettings)} | {
     "model", "tokenizer", "download_dir", "threads", "node_rank", "master_port", "cluster_key_file", "kv_host",
     "kv_bind", "max_num_seqs",
 }  # fmt: skip
@@ -222,7 +223,7 @@ def difference(version: str, theirs: Mapping[str, str], settings: EngineSettings
 
 def offered(settings: EngineSettings) -> dict[str, str]:
     """Returns the settings that must be equal on all machines, as texts."""
-    return {item.name: repr(getattr(settings, item.name)) for item in fields(EngineSettings) if item.name not in _OWN}
+    return {name: repr(value) for name, value in values_of(settings).items() if name not in _OWN}
 
 
 def _introduce(end: socket.socket, rank: int, settings: EngineSettings, key: bytes) -> None:

@@ -43,7 +43,8 @@ from services.engine.models.description import DecoderDescription
 from services.engine.parallel.meeting import Meeting
 from services.engine.parallel.shard import Shard
 from services.engine.worker.interface import ModelWorker, WeightMemory
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.flags import SettingsError
 from shared.models.model_files import model_directory
 from shared.parameters.grammar import Grammar
 
@@ -67,7 +68,7 @@ class MultiprocExecutor:
         """`release` is called when all ranks have ended."""
         self._local, self._communicator, self._ranks = UniprocExecutor(worker), communicator, ranks
         self._settings, self._release = settings, release
-        self._first_stage = ranks[: settings.tensor_parallel_size - 1]
+        self._first_stage = ranks[: settings.parallel.tensor_parallel_size - 1]
         """The other ranks of the first stage, which compute the token embeddings."""
         self._sending = threading.Lock()
         self._forgotten: deque[str] = deque()
@@ -180,7 +181,7 @@ class MultiprocExecutor:
 
     @property
     def _shards(self) -> list[Shard]:
-        tp_size, pp_size = self._settings.tensor_parallel_size, self._settings.pipeline_parallel_size
+        tp_size, pp_size = self._settings.parallel.tensor_parallel_size, self._settings.parallel.pipeline_parallel_size
         return [Shard.of_rank(number, tp_size, pp_size) for number in range(tp_size * pp_size)]
 
     def _send(self, message: Command, ranks: Sequence[Rank] | None = None) -> None:

@@ -33,10 +33,11 @@ from services.engine.executor.rank_memory import serve_blocks
 from services.engine.executor.uniproc import UniprocExecutor
 from services.engine.parallel.meeting import Meeting
 from services.engine.worker.interface import ModelWorker
-from shared.config import EngineSettings, SettingsError, add_flags, flag, normalise, parse
+from shared.config import EngineSettings
 from shared.distributed.machines import addresses
 from shared.distributed.world import AGAIN, rank_key
 from shared.errors import ServiceError
+from shared.flags import SettingsError, add_flags, flag, normalise, parse
 from shared.observability.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ def load(settings: EngineSettings, rank: int, meeting: Meeting) -> "tuple[ModelW
     from services.engine.parallel.communicator import TorchCommunicator
     from services.engine.parallel.shard import Shard
 
-    shard = Shard.of_rank(rank, settings.tensor_parallel_size, settings.pipeline_parallel_size)
-    ranks = TorchCommunicator(shard, meeting, on_gpu=choose_device(settings.device).type == "cuda")
+    shard = Shard.of_rank(rank, settings.parallel.tensor_parallel_size, settings.parallel.pipeline_parallel_size)
+    ranks = TorchCommunicator(shard, meeting, on_gpu=choose_device(settings.execution.device).type == "cuda")
     try:
         return load_worker(settings, ranks), ranks
     except BaseException:
@@ -159,7 +160,7 @@ def _computed(settings: RankSettings, channel: Channel, meeting: Meeting) -> int
         logger.error("the other ranks cannot be reached: %s", error)
         return AGAIN
     executor, facts = UniprocExecutor(worker), worker.facts()
-    if settings.blocks >= 0 and settings.role != "both":
+    if settings.blocks >= 0 and settings.kv_transfer.role != "both":
         arguments = executor.kv_memory(), socket.socket(fileno=settings.blocks)
         threading.Thread(target=serve_blocks, args=arguments, name="rank-kv", daemon=True).start()
     try:
@@ -177,9 +178,9 @@ def _computed(settings: RankSettings, channel: Channel, meeting: Meeting) -> int
 def _channel(settings: RankSettings, key: bytes | None) -> Channel:
     if settings.channel >= 0:
         return Channel(socket.socket(fileno=settings.channel))
-    head = settings.head or addresses(settings.pod_ips)[0]
-    key = rank_key(settings) if key is None else key
-    return Channel(join(head, settings.master_port, settings.rank, settings, key, tries=settings.tries))
+    head = settings.head or addresses(settings.parallel.pod_ips)[0]
+    key = rank_key(settings.parallel) if key is None else key
+    return Channel(join(head, settings.parallel.master_port, settings.rank, settings, key, tries=settings.tries))
 
 
 def _leave_with(channel: Channel) -> None:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from services.engine.executor.channel import Channel
-from shared.config import EngineSettings, to_argv
+from shared.config import EngineSettings
+from shared.flags import to_argv
 
 END_S = 5.0
 """Seconds that a rank has to end before it is killed."""

@@ -26,8 +26,9 @@ from services.engine.executor.channel import Start
 from services.engine.executor.joining import CONNECT_S, Listener
 from services.engine.executor.meeting_point import Started, meeting_point
 from services.engine.executor.rank_processes import JoinedRank, Rank, RankFailed
-from shared.config import EngineSettings, SettingsError, to_argv
+from shared.config import EngineSettings
 from shared.distributed.world import RAY_ADDRESS, world_size
+from shared.flags import SettingsError, to_argv
 
 logger = logging.getLogger(__name__)
 
@@ -132,8 +133,8 @@ def _check_reachable(address: str) -> None:
 
 def _reserve(settings: EngineSettings, address: str) -> PlacementGroup:
     """Reserves resources for all ranks, the first on this machine. Raises RankFailed if there are not enough."""
-    kind = "CPU" if settings.device == "cpu" or not ray.cluster_resources().get("GPU") else "GPU"
-    size = world_size(settings)
+    kind = "CPU" if settings.execution.device == "cpu" or not ray.cluster_resources().get("GPU") else "GPU"
+    size = world_size(settings.parallel)
     bundles: list[dict[str, float]] = [{kind: 1.0} for _ in range(size)]
     bundles[0][f"node:{address}"] = _HERE
     group = placement_group(bundles, strategy="PACK")
@@ -149,7 +150,7 @@ def _reserve(settings: EngineSettings, address: str) -> PlacementGroup:
 
 
 def _start(settings: EngineSettings, address: str, group: PlacementGroup, release: Callable[[], None]) -> Started:
-    size, bundles = world_size(settings), group.bundle_specs
+    size, bundles = world_size(settings.parallel), group.bundle_specs
     on_gpu = "GPU" in bundles[0]
     options = {"num_cpus": 0, "num_gpus": 1} if on_gpu else {"num_cpus": 1, "num_gpus": 0}
     kind = ray.remote(RankActor)
@@ -177,7 +178,7 @@ def _start(settings: EngineSettings, address: str, group: PlacementGroup, releas
         rank = RayRank(number, place, joined[number], actors[number], running[number - 1])
         # Ray shows an actor only its own GPU, which has the number 0 there.
         theirs = replace(meeting, listener=-1, address=place, local_size=on_node[places[number][0]])
-        rank.channel.send(Start(theirs, settings.max_num_seqs))
+        rank.channel.send(Start(theirs, settings.scheduler.max_num_seqs))
         ranks.append(rank)
     own = replace(meeting, local_rank=_own_gpu(places[0][2]), local_size=on_node[places[0][0]])
     logger.info("Ray has started %d ranks on %d machines", size, len(on_node))

@@ -13,9 +13,10 @@ from services.engine.executor.joining import Listener
 from services.engine.executor.meeting_point import Started, meeting_point
 from services.engine.executor.rank_processes import JoinedRank, LocalRank, Rank
 from services.engine.parallel.meeting import Meeting
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.distributed.machines import find_machines
 from shared.distributed.world import rank_key, uses_ray, world_size
+from shared.flags import SettingsError
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +28,11 @@ def started_ranks(settings: EngineSettings) -> Iterator[Started]:
     Raises SettingsError or ServiceError for settings that cannot work, RankFailed if a rank ends.
     """
     with contextlib.ExitStack() as stack:
-        if uses_ray(settings):
+        if uses_ray(settings.parallel):
             from services.engine.executor.ray_ranks import ray_ranks
 
             started = ray_ranks(settings)
-        elif settings.nnode > 1:
+        elif settings.parallel.nnode > 1:
             started = _over_machines(settings)
         else:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="antiphon-ranks-"))
@@ -48,17 +49,17 @@ def started_ranks(settings: EngineSettings) -> Iterator[Started]:
 
 
 def _on_this_machine(settings: EngineSettings, directory: Path) -> Started:
-    size = world_size(settings)
+    size = world_size(settings.parallel)
     meeting = Meeting(path=str(directory / "meeting"), local_size=size)
     ranks: list[Rank] = [LocalRank(settings, number) for number in range(1, size)]
     for rank in ranks:
-        rank.channel.send(Start(replace(meeting, local_rank=rank.number), settings.max_num_seqs))
+        rank.channel.send(Start(replace(meeting, local_rank=rank.number), settings.scheduler.max_num_seqs))
     return Started(ranks, meeting)
 
 
 def _over_machines(settings: EngineSettings) -> Started:
     """Waits for the ranks of the other machines, and then starts the ranks of this machine, the head."""
-    machines, size = find_machines(settings), world_size(settings)
+    machines, size = find_machines(settings.parallel), world_size(settings.parallel)
     if not machines.is_head:
         raise SettingsError(
             f"--pod-ips: the engine belongs to the first machine, {machines.addresses[0]}, and this is "
@@ -69,7 +70,7 @@ def _over_machines(settings: EngineSettings) -> Started:
         for machine in range(1, len(machines.addresses))
         for number in machines.ranks(machine, size)
     }
-    gathering = Listener(machines.address, settings.master_port, rank_key(settings))
+    gathering = Listener(machines.address, settings.parallel.master_port, rank_key(settings.parallel))
     try:
         joined = gathering.gather(places, settings)
     finally:
@@ -82,6 +83,6 @@ def _over_machines(settings: EngineSettings) -> Started:
     ranks: list[Rank] = [*local, *remote]
     for rank in ranks:
         theirs = replace(meeting, listener=-1, address=places.get(rank.number, machines.address))
-        rank.channel.send(Start(replace(theirs, local_rank=rank.number % len(own)), settings.max_num_seqs))
+        rank.channel.send(Start(replace(theirs, local_rank=rank.number % len(own)), settings.scheduler.max_num_seqs))
     logger.info("%d ranks on %d machines load the model", size, len(machines.addresses))
     return Started(ranks, meeting, listener)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from services.engine.models.description import DecoderDescription, Experts, LatentAttention
 from services.engine.quantization.weight import QuantizedWeight
-from shared.config import SettingsError
 from shared.distributed.world import check_division
+from shared.flags import SettingsError
 
 _TP = "--tensor-parallel-size"
 _ROWS = frozenset({"qkv", "q_up", "latent_up", "up", "shared.up", "experts.up"})

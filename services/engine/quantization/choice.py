@@ -54,8 +54,8 @@ def weight_form(
     `native`: whether the backend multiplies quantized weights without dequantizing them first.
     """
     able = _device(device, native)
-    chosen = choose(settings.quantization, model_dir, config, able)
-    if settings.quantization == "auto":
+    chosen = choose(settings.execution.quantization, model_dir, config, able)
+    if settings.execution.quantization == "auto":
         because = "" if able.multiplies_quantized else ", PyTorch's operations do not multiply quantized weights"
         logger.info("quantization: auto: %s%s", chosen.name, because)
     if chosen != Quantization() and not native:

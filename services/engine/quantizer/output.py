@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from services.engine.quantizer.job import DTYPES, Job
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.settings.quantization import SMOOTHQUANT_FILE
 
 RECORD = "antiphon_quantization.json"

@@ -38,7 +38,7 @@ from services.engine.quantizer.scaling import LayerTensors
 from services.engine.quantizer.text import batches_of_file, calibration_batches, held_out_batches
 from services.engine.worker.loading.checkpoint import Checkpoint, weight_files
 from services.engine.worker.loading.model_files import read_config, useful_threads
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.settings.quantization import Method, prepared_method
 
 Batches = list[Tensor]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from services.engine.models.description import DecoderDescription
-from shared.config import SettingsError
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.text.codec import load_codec
 
 LENGTH = 256

@@ -42,7 +42,8 @@ from services.engine.worker.capacity.profile import (
 from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype
 from services.engine.worker.loading.model_files import read_config, weight_file_bytes
 from services.engine.worker.loading.parameters import within_layer
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.flags import SettingsError
 from shared.models.adapters import with_adapters
 from shared.settings.quantization import Device, Quantization, choose, quantization_settings
 
@@ -124,16 +125,16 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         )
     family, device = find_family(config), torch.device("cuda" if backend == "gpu" else "cpu")
     whole = family.describe(config)
-    shard = Shard.of_rank(0, settings.tensor_parallel_size, settings.pipeline_parallel_size)
+    shard = Shard.of_rank(0, settings.parallel.tensor_parallel_size, settings.parallel.pipeline_parallel_size)
     d, layout = local_description(whole, shard), family.layout(whole)
-    dtype = choose_dtype(settings.dtype, weight_dtype(config), device)
-    chosen = choose(settings.quantization, model_dir, config, _DEVICES[backend])
+    dtype = choose_dtype(settings.execution.dtype, weight_dtype(config), device)
+    chosen = choose(settings.execution.quantization, model_dir, config, _DEVICES[backend])
     weights = _weights(layout, whole, dtype, chosen, shard, backend)
     if chosen.method is not None:
         bits = int(quantization_settings(config).get("bits") or _LEAST_BITS)
         weights = _prepared_bytes(model_dir, dtype, layout, bits) // shard.size
     bounds, context = largest_step(settings, d, on_cpu=backend != "gpu"), context_length(settings, whole)
-    captures = backend == "gpu" and not settings.enforce_eager and shard.size == 1
+    captures = backend == "gpu" and not settings.execution.enforce_eager and shard.size == 1
     cached = padded_heads(d) if backend == "cpp" else d
     return Needs(
         description=d,
@@ -141,21 +142,23 @@ def predict(settings: EngineSettings, model_dir: Path, backend: BackendName) -> 
         dtype=dtype,
         form=chosen.name,
         weights_bytes=weights,
-        block_bytes=bytes_per_block(cached, settings.block_size, choose_cache_dtype(settings.kv_cache_dtype, dtype)),
+        block_bytes=bytes_per_block(
+            cached, settings.cache.block_size, choose_cache_dtype(settings.cache.kv_cache_dtype, dtype)
+        ),
         step=predict_step(bounds, d, dtype, backend),
-        graphs_bytes=graphs_bytes(settings.max_num_seqs, d.vocab_size) if captures else 0,
+        graphs_bytes=graphs_bytes(settings.scheduler.max_num_seqs, d.vocab_size) if captures else 0,
         rows_bytes=rows_bytes(settings, d, context),
         adapters_bytes=_adapters_bytes(settings, d, dtype, backend),
         context=context,
-        block_size=settings.block_size,
+        block_size=settings.cache.block_size,
     )
 
 
 def _adapters_bytes(settings: EngineSettings, d: DecoderDescription, dtype: torch.dtype, backend: BackendName) -> int:
     """Returns the bytes of adapters on the device that computes the model."""
-    if backend != "gpu" or not settings.enable_lora:
+    if backend != "gpu" or not settings.adapters.enable_lora:
         return kept_adapter_bytes(settings, d, dtype)
-    return slots_bytes(d, settings.max_loras or 0, settings.max_lora_rank, dtype.itemsize)
+    return slots_bytes(d, settings.adapters.max_loras or 0, settings.adapters.max_lora_rank, dtype.itemsize)
 
 
 def gpu_room(settings: EngineSettings, needs: Needs, total_bytes: int) -> Budget:

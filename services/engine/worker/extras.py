@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 def serves_adapters(settings: EngineSettings) -> bool:
     """Whether the engine serves adapters of any kind."""
-    return settings.enable_lora or settings.enable_prompt_adapter
+    return settings.adapters.enable_lora or settings.adapters.enable_prompt_adapter
 
 
 def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
@@ -37,12 +37,12 @@ def check_extras(settings: EngineSettings, config: Mapping[str, Any]) -> None:
             "--enable-lora, --enable-prompt-adapter: this architecture runs through transformers, where adapters are "
             "not computed; merge a LoRA adapter into the model's weights"
         )
-    if settings.enable_lora and find_family(config).describe(config).latent is not None:
+    if settings.adapters.enable_lora and find_family(config).describe(config).latent is not None:
         raise SettingsError(
             "--enable-lora: this model has latent attention, where adapters are not computed; merge the LoRA adapter "
             "into the model's weights"
         )
-    if settings.enable_prompt_adapter and find_family(config).describe(config).embedding_scale != 1.0:
+    if settings.adapters.enable_prompt_adapter and find_family(config).describe(config).embedding_scale != 1.0:
         raise SettingsError(
             "--enable-prompt-adapter: this model scales its embeddings, and how virtual tokens are scaled differs "
             "between versions of transformers; prompt adapters are not served with it"
@@ -80,20 +80,22 @@ def make_library(
 
     reader = AdapterReader(
         family.layout(description),
-        settings.max_lora_rank if settings.enable_lora else 0,
-        settings.max_prompt_adapter_token if settings.enable_prompt_adapter else 0,
+        settings.adapters.max_lora_rank if settings.adapters.enable_lora else 0,
+        settings.adapters.max_prompt_adapter_token if settings.adapters.enable_prompt_adapter else 0,
         description.hidden_size,
     )
-    return AdapterLibrary(reader, prepared, settings.max_cpu_loras or 0, settings.max_prompt_adapters or 0)
+    return AdapterLibrary(
+        reader, prepared, settings.adapters.max_cpu_loras or 0, settings.adapters.max_prompt_adapters or 0
+    )
 
 
 def check_offload(settings: EngineSettings, device: torch.device) -> None:
     """Raises `SettingsError` if offloading of weights from a GPU is requested. On a CPU the option has no effect."""
-    if not settings.cpu_offload_gb:
+    if not settings.cache.cpu_offload_gb:
         return
     if device.type != "cpu":
         raise SettingsError(
-            f"--cpu-offload-gb: {settings.cpu_offload_gb:g} GiB of weights cannot be kept in host memory on a "
+            f"--cpu-offload-gb: {settings.cache.cpu_offload_gb:g} GiB of weights cannot be kept in host memory on a "
             f"{device.type} device: every token would wait for their copies. Leave it out; --quantization=ifq halves "
             "the weights, ifq_nf4 quarters them, and --tensor-parallel-size divides them among devices."
         )

@@ -208,7 +208,7 @@ class StepWorker(ABC):
     def _make_state(self, spec: StateSpec, kv: KvPlan, num_host_blocks: int) -> None:
         """Creates the KV cache, the swap space, the state table and the facts that depend on their sizes."""
         settings, description, dtype = spec.settings, spec.description, spec.dtype
-        block_size, vocab_size = settings.block_size, description.vocab_size
+        block_size, vocab_size = settings.cache.block_size, description.vocab_size
         self._cache = allocate_kv_cache(description, kv.num_blocks, block_size, dtype, spec.device)
         self._host_cache = allocate_kv_cache(description, num_host_blocks, block_size, dtype, _CPU)
         self._facts = EngineFacts(
@@ -218,7 +218,7 @@ class StepWorker(ABC):
             vocab_size=vocab_size,
             eos_token_ids=spec.eos,
             num_host_blocks=num_host_blocks,
-            step_tokens=default_batched_tokens(spec.device.type == "cpu", settings.max_num_seqs),
+            step_tokens=default_batched_tokens(spec.device.type == "cpu", settings.scheduler.max_num_seqs),
             step_prompt_tokens=self._prompt_tokens(),
             configuration=spec.configuration,
             content=spec.content,
@@ -245,7 +245,7 @@ class StepWorker(ABC):
         """Whether this worker computes token embeddings; later pipeline stages do not."""
         self._model_dtype, self._device = spec.model_dtype or dtype, spec.device
         self._table = StateTable(
-            settings.max_num_seqs,
+            settings.scheduler.max_num_seqs,
             kv.max_model_len,
             block_size,
             vocab_size,

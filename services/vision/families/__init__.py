@@ -8,7 +8,7 @@ from typing import Any
 
 from services.vision.families import gemma3, glm4v, idefics3, internvl, llava, mistral3, qwen_vl
 from services.vision.families.family import PictureFamily
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.models.picture_models import TEXT_ONLY
 
 _BY_TYPE: dict[str, type[PictureFamily]] = {

@@ -9,7 +9,7 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 
 from services.vision.families.family import token_texts
 from services.vision.families.tower import TowerPictures
-from shared.config import SettingsError
+from shared.flags import SettingsError
 
 
 class Gemma3Pictures(TowerPictures):

@@ -16,7 +16,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from services.vision.families.family import Embedded, named_token, special_token, token_texts
 from services.vision.families.tower import TowerPictures
-from shared.config import SettingsError
+from shared.flags import SettingsError
 
 
 class Idefics3Pictures(TowerPictures):

@@ -15,7 +15,7 @@ from transformers.models.llava_onevision.image_processing_pil_llava_onevision im
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
 from services.vision.families.tower import TowerPictures
-from shared.config import SettingsError
+from shared.flags import SettingsError
 
 _PROCESSORS: dict[str, Any] = {
     "CLIPImageProcessor": CLIPImageProcessorPil,

@@ -83,8 +83,8 @@ class TextStream:
         """Returns the text events that follow from a token event. An invalid token id ends the stream with an error."""
         if self.finished:
             return []
-        if self._stop_reason is not None:
-            return [self._end_of_replay(self._stop_reason)]
+        if self._stop_reason is not None:  # the tokens in `OpenStream` already contain a stop string
+            return [self._last("stop", "", stop=self._stop_reason)]
         texts: list[TextEvent] = []
         try:
             if event.prompt_logprobs is not None:
@@ -99,8 +99,15 @@ class TextStream:
 
     def fail(self, code: str, message: str) -> TextEvent:
         """Ends the stream with an error. Returns the last text event, which has the text that was held back."""
-        self.finish_reason, self.stopped = "error", True
-        offset, text = self._show(self._stops.finish() if self._stops else "")
+        text = self._stops.finish() if self._stops else ""
+        return self._last("error", text, code=code, message=message)
+
+    def _last(
+        self, reason: FinishReason, text: str, *, stop: str | None = None, code: str = "", message: str = ""
+    ) -> TextEvent:
+        """Ends the stream before the engine does. Returns the last text event, which has no tokens."""
+        self.finish_reason, self.stopped = reason, True
+        offset, text = self._show(text)
         return TextEvent(
             sequence_id=self.sequence_id,
             attempt=self.attempt,
@@ -108,27 +115,10 @@ class TextStream:
             token_ids=(),
             text_offset=offset,
             text=text,
-            finish_reason="error",
+            finish_reason=reason,
+            stop_reason=stop,
             error_code=code,
             error_message=message,
-        )
-
-    def _end_of_replay(self, stop: str) -> TextEvent:
-        """Returns the last text event of a stream whose tokens in `OpenStream` already contain a stop string.
-
-        The event is made when the first token event of the engine arrives.
-        """
-        self.finish_reason, self.stopped = "stop", True
-        offset, text = self._show("")
-        return TextEvent(
-            sequence_id=self.sequence_id,
-            attempt=self.attempt,
-            position=self._position,
-            token_ids=(),
-            text_offset=offset,
-            text=text,
-            finish_reason="stop",
-            stop_reason=stop,
         )
 
     def _take(self, event: TokenEvent, skip: int, texts: list[TextEvent]) -> None:

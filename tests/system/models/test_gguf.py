@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from antiphon import LLM
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from tests.gguf_files import Kind, write_gguf
 from tests.models import greedy_reference, make_model
 from tests.system.offline import FLAGS, GREEDY, generate

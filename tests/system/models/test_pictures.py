@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from antiphon.cli import main
 from services.vision.encoder import load_encoder
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from tests.system.served import Served, fetch, serve_tiny, until_the_end, wait_until
 from tests.vision_models import make_vision_model, picture, vision_reference
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.benchmark.figures import percentile, spread
-from antiphon.benchmark.workload import arrivals, prompts
+from antiphon.benchmark.load import arrivals, prompts
 from antiphon.cli import main
 from tests.system.served import Served
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.chaos.comparison import compare
-from antiphon.chaos.streams import Answer, Known, ask, learn, make_bodies
+from antiphon.chaos.streams import Answer, Known, ask, compare, learn, make_bodies
 from antiphon.launch.readiness import ServerAddress
 from tests.conftest import NatsServer
 from tests.support.tcp_proxy import TcpProxy

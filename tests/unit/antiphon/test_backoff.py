@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.supervision.backoff import Backoff
+from antiphon.supervision.fleet import Backoff
 
 
 def test_the_wait_doubles_up_to_its_maximum():

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from antiphon.benchmark.client import Result, run
+from antiphon.benchmark.load import Result, run
 from bench.harness.loads import Load
 from bench.harness.measure import LoadFailed, check
 

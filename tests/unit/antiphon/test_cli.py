@@ -3,14 +3,14 @@
 import os
 import subprocess
 import sys
-from dataclasses import fields
 
 import pytest
 
 from antiphon.cli import main, make_parser
 from antiphon.launch import launcher
 from antiphon.settings import NOT_FOR_USERS, ServeSettings
-from shared.config import EngineSettings, SettingsError, normalise, parse
+from shared.config import EngineSettings
+from shared.flags import SettingsError, flags_of, normalise, parse
 
 HEAVY = {"torch", "transformers", "fastapi", "uvicorn", "nats", "pydantic", "numpy", "tokenizers", "msgspec"}
 
@@ -52,7 +52,11 @@ def test_serve_listens_on_this_machine_only_unless_told_otherwise(served: list[S
 @pytest.mark.spec("S-SRV-006")
 def test_dashes_and_underscores_in_option_names_are_the_same(served: list[ServeSettings]) -> None:
     main(["serve", "--max_num_seqs", "3", "--max-model_len=128", "--enable_prefix_caching=false"])
-    assert (served[0].max_num_seqs, served[0].max_model_len, served[0].enable_prefix_caching) == (3, 128, False)
+    assert (
+        served[0].scheduler.max_num_seqs,
+        served[0].scheduler.max_model_len,
+        served[0].cache.enable_prefix_caching,
+    ) == (3, 128, False)
 
 
 @pytest.mark.spec("S-SRV-020")
@@ -98,32 +102,33 @@ def test_an_abbreviation_is_not_guessed(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_serve_takes_every_flag_of_every_service() -> None:
     options = vars(options_of("serve"))
-    needed = {item.name for item in fields(ServeSettings)} - NOT_FOR_USERS
+    needed = {item.name for item in flags_of(ServeSettings)} - NOT_FOR_USERS
     assert needed <= set(options)
-    assert {item.name for item in fields(EngineSettings)} <= {item.name for item in fields(ServeSettings)}
+    assert {item.name for item in flags_of(EngineSettings)} <= {item.name for item in flags_of(ServeSettings)}
 
 
 @pytest.mark.spec("S-SRV-004:order")
 def test_a_flag_beats_the_variable_and_an_empty_variable_counts_as_unset() -> None:
     environ = {"DTYPE": "bfloat16", "MAX_MODEL_LEN": ""}
-    assert parse(ServeSettings, options_of("serve"), environ).dtype == "bfloat16"
-    assert parse(ServeSettings, options_of("serve", "--dtype", "float32"), environ).dtype == "float32"
-    assert parse(ServeSettings, options_of("serve"), environ).max_model_len is None
+    assert parse(ServeSettings, options_of("serve"), environ).execution.dtype == "bfloat16"
+    assert parse(ServeSettings, options_of("serve", "--dtype", "float32"), environ).execution.dtype == "float32"
+    assert parse(ServeSettings, options_of("serve"), environ).scheduler.max_model_len is None
 
 
 @pytest.mark.spec("S-SRV-005")
 @pytest.mark.parametrize(("word", "value"), [("1", True), ("0", False), ("TRUE", True), ("false", False)])
 def test_booleans_are_0_1_true_and_false(word: str, value: bool) -> None:
     given = parse(ServeSettings, options_of("serve", "--enable-prefix-caching", word), {})
-    assert given.enable_prefix_caching is value
+    assert given.cache.enable_prefix_caching is value
 
 
 def test_a_boolean_can_be_switched_off_by_its_other_form() -> None:
     for words, value in ((["--no-enable-prefix-caching"], False), (["--no_enforce_eager"], True), ([], True)):
         given = parse(ServeSettings, options_of("serve", *words), {})
-        assert given.enable_prefix_caching is value
+        assert given.cache.enable_prefix_caching is value
     assert (
-        parse(ServeSettings, options_of("serve", "--no-enforce-eager"), {"ENFORCE_EAGER": "1"}).enforce_eager is False
+        parse(ServeSettings, options_of("serve", "--no-enforce-eager"), {"ENFORCE_EAGER": "1"}).execution.enforce_eager
+        is False
     )
 
 

@@ -14,6 +14,7 @@ from antiphon.cli import main
 from antiphon.entrypoints.openai import api_server
 from antiphon.launch import devices, launcher
 from antiphon.settings import NOT_FOR_USERS, SERVICES, RunSettings, ServeSettings
+from shared.flags import flags_of, values_of
 from shared.settings.other_options import VARIABLES
 
 ROOT = Path(launcher.__file__).parents[2]
@@ -31,7 +32,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
         found.append(settings)
         return 0
 
-    fields = [item for kind in (*SERVICES.values(), RunSettings) for item in dataclasses.fields(kind)]
+    fields = [item for kind in (*SERVICES.values(), RunSettings) for item in flags_of(kind)]
     for name in (*(item.metadata["env"] for item in fields), *(variable.name for variable in VARIABLES)):
         monkeypatch.delenv(name or "UNNAMED", raising=False)
     monkeypatch.setenv(devices.VARIABLE, "0")
@@ -49,11 +50,11 @@ def word(value: object) -> str:
 
 
 def render(started: Sequence[ServeSettings], rows: dict[str, str]) -> str:
-    lines = ["\t".join(HEADINGS)]
-    for item in dataclasses.fields(RunSettings):
+    lines, found = ["\t".join(HEADINGS)], [*map(values_of, started)]
+    for item in flags_of(RunSettings):
         if item.name not in NOT_FOR_USERS:
             flag = f"--{item.name.replace('_', '-')}"
-            values = [word(getattr(each, item.name)) if hasattr(each, item.name) else "" for each in started]
+            values = [word(each[item.name]) if item.name in each else "" for each in found]
             lines.append("\t".join([rows.get(flag, "-"), flag, item.metadata["env"] or "-", *values]))
     return "\n".join(lines) + "\n"
 

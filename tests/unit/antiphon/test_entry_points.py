@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from antiphon.entrypoints.openai import api_server
 from antiphon.launch import devices, launcher
 from antiphon.settings import SERVICES, DirectSettings, RunSettings, ServeSettings
 from shared.config import EngineSettings
+from shared.flags import flags_of, values_of
 from shared.models.model_files import model_name
 from shared.settings.allowed_values import CONV_TEMPLATES
 from shared.settings.other_options import VARIABLES
@@ -31,7 +32,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
         return 0
 
     for kind in (*SERVICES.values(), RunSettings):
-        for item in fields(kind):
+        for item in flags_of(kind):
             monkeypatch.delenv(item.metadata["env"] or "UNNAMED", raising=False)
     for variable in VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
@@ -46,7 +47,8 @@ def run(served: list[ServeSettings], *words: str) -> ServeSettings:
 
 
 def values(settings: ServeSettings, *names: str) -> tuple[Any, ...]:
-    return tuple(getattr(settings, name) for name in names)
+    given = values_of(settings)
+    return tuple(given[name] for name in names)
 
 
 @pytest.mark.spec("S-SRV-001:module")
@@ -55,9 +57,9 @@ def test_the_direct_entry_point_serves_with_the_engines_own_defaults(served: lis
     [settings] = served
     assert values(settings, "host", "port", "seed", "dtype", "enforce_eager") == ("0.0.0.0", 8000, 0, "auto", False)
     assert values(settings, "model", "max_num_seqs", "limit_worker_concurrency") == ("/m", 3, None)
-    same = {item.name: getattr(EngineSettings(), item.name) for item in fields(EngineSettings)}
+    same = values_of(EngineSettings())
     changed = {"model": "/m", "max_num_seqs": 3, "use_lookahead": True, "use_v2_block_manager": True}
-    assert {name: getattr(settings, name) for name in same} == {**same, **changed}
+    assert {name: value for name, value in values_of(settings).items() if name in same} == {**same, **changed}
 
 
 @pytest.mark.spec("S-SRV-001:module", "S-SRV-020")
@@ -97,7 +99,7 @@ def test_run_has_the_other_defaults_of_the_other_backend(served: list[ServeSetti
     assert values(settings, "port", "model", "dtype", "seed") == (8501, "/data/model", "float16", None)
     assert values(settings, "limit_worker_concurrency", "engines") == (32, 1)
     assert values(settings, "max_batch_size", "batch_wait_timeout") == (16, 0.1)
-    assert run(served, "--backend=deepspeed", "--batch-wait-timeout=0").batch_wait_timeout == 0
+    assert run(served, "--backend=deepspeed", "--batch-wait-timeout=0").scheduler.batch_wait_timeout == 0
 
 
 @pytest.mark.spec(
@@ -122,7 +124,7 @@ def test_run_is_told_by_variables_and_flags_beat_them(
 def test_a_type_that_the_other_backend_ignores_is_told(
     served: list[ServeSettings], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(served, "--backend=deepspeed", "--dtype=float32").dtype == "float16"
+    assert run(served, "--backend=deepspeed", "--dtype=float32").execution.dtype == "float16"
     assert "--dtype (DTYPE) has no effect with --backend=deepspeed: " in capsys.readouterr().err
     run(served, "--dtype=float32")
     run(served, "--backend=deepspeed", "--ds-dtype=bfloat16")
@@ -140,10 +142,10 @@ def test_run_divides_all_gpus_of_the_container_among_its_workers(
     cases += [("0,1", (f"--also={tmp_path}=other",), 1), ("0,1", ("--device=cuda",), 2)]
     for gpus, words, size in cases:
         monkeypatch.setenv(devices.VARIABLE, gpus)
-        assert run(served, *words).tensor_parallel_size == size, (gpus, words)
+        assert run(served, *words).parallel.tensor_parallel_size == size, (gpus, words)
     monkeypatch.setenv("TP", "1")
     monkeypatch.setenv(devices.VARIABLE, "0,1")
-    assert run(served).tensor_parallel_size == 1
+    assert run(served).parallel.tensor_parallel_size == 1
     monkeypatch.undo()
     assert main(["run", "--num-gpus=0"]) == 78
 
@@ -197,16 +199,16 @@ def test_a_flag_beats_its_variable_which_beats_the_default(
     for given in (None, ""):
         if given is not None:
             monkeypatch.setenv(variable, given)
-        assert getattr(run(served, *backend), field) == by_default
-        assert getattr(run(served, *backend, flag), field) == by_flag
+        assert values_of(run(served, *backend))[field] == by_default
+        assert values_of(run(served, *backend, flag))[field] == by_flag
     monkeypatch.setenv(variable, value)
-    assert getattr(run(served, *backend), field) == by_variable
-    assert getattr(run(served, *backend, flag), field) == by_flag
+    assert values_of(run(served, *backend))[field] == by_variable
+    assert values_of(run(served, *backend, flag))[field] == by_flag
 
 
 @pytest.mark.spec("S-SRV-004:all-variables")
 def test_the_table_has_every_variable_of_the_wrapper() -> None:
-    named = {item.metadata["env"] for item in fields(RunSettings)} - {""}
+    named = {item.metadata["env"] for item in flags_of(RunSettings)} - {""}
     own = {name for name in named if name.startswith("ANTIPHON_")}
     of_the_role_script = {"USE_OPENAI"}
     of_several_machines = {"NODE_RANK"}
@@ -229,10 +231,10 @@ FLAGS = [
 @pytest.mark.spec("S-SRV-002:flags")
 def test_every_flag_of_the_wrapper_is_taken(served: list[ServeSettings]) -> None:
     for flag, field, value in FLAGS:
-        assert getattr(run(served, flag), field) == value, flag
+        assert values_of(run(served, flag))[field] == value, flag
     for variable, _, flag, field, (_, value, _) in ACTING:
         backend = ("--backend=deepspeed",) if variable in OTHER_BACKEND else ()
-        assert getattr(run(served, *backend, flag), field) == value, flag
+        assert values_of(run(served, *backend, flag))[field] == value, flag
 
 
 @pytest.mark.parametrize("words", [("run",), ("serve",), ("run", "--conv-template=nope")])
@@ -289,8 +291,8 @@ def test_the_other_backend_computes_in_the_type_of_its_own_flag(
     served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deepspeed = ("--backend=deepspeed", "--dtype=float32")
-    assert run(served, *deepspeed).dtype == "float16"
-    assert run(served, *deepspeed, "--ds-dtype=bfloat16").dtype == "bfloat16"
+    assert run(served, *deepspeed).execution.dtype == "float16"
+    assert run(served, *deepspeed, "--ds-dtype=bfloat16").execution.dtype == "bfloat16"
     for name, value in {"DS_DTYPE": "bfloat16", "MAX_BATCH_SIZE": "4", "BATCH_WAIT_TIMEOUT": "0.5"}.items():
         monkeypatch.setenv(name, value)
     assert values(run(served, *deepspeed), "dtype", "max_batch_size", "batch_wait_timeout") == ("bfloat16", 4, 0.5)
@@ -322,9 +324,9 @@ def test_run_computes_in_float16_on_a_cpu_only_where_somebody_names_it(
     served: list[ServeSettings], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], dtype: str
 ) -> None:
     monkeypatch.setenv(devices.VARIABLE, "")
-    assert run(served, *words).dtype == dtype
+    assert run(served, *words).execution.dtype == dtype
     monkeypatch.setenv(devices.VARIABLE, "0")
-    assert run(served, *words, "--device=cpu").dtype == ("auto" if "--device=cuda" in words else dtype)
+    assert run(served, *words, "--device=cpu").execution.dtype == ("auto" if "--device=cuda" in words else dtype)
 
 
 def test_run_answers_to_the_name_model_beside_its_own(
@@ -384,9 +386,9 @@ def test_a_service_is_not_what_run_starts(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_ways_to_start_differ_in_defaults_alone() -> None:
-    plain = {item.name: item for item in fields(ServeSettings)}
+    plain = {item.name: item for item in flags_of(ServeSettings)}
     for kind, own in ((DirectSettings, set[str]()), (RunSettings, {"backend", "ds_dtype"})):
-        others = {item.name: item for item in fields(kind)}
+        others = {item.name: item for item in flags_of(kind)}
         assert set(others) == set(plain) | own
         for name in plain:
             same = ("env", "choices", "alias", "group", "rule")

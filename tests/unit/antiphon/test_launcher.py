@@ -18,13 +18,14 @@ import pytest
 from antiphon.launch import launcher
 from antiphon.launch.launcher import Place, Plan, VersionPlan, assign_gpus, engine_threads, make_plan, serve
 from antiphon.launch.served_models import models_of
-from antiphon.settings import MODEL_SERVICES, SERVICES, ServeSettings, check, child_environment, of_service
+from antiphon.settings import MODEL_SERVICES, SERVICES, ServeSettings, check, child_environment
 from antiphon.supervision import death_notice
 from antiphon.supervision.fleet import Fleet
 from antiphon.supervision.processes import ChildSpec
 from antiphon.versions import supervisor
-from shared.config import DetokenizerSettings, EngineSettings, SettingsError, add_flags, parse
+from shared.config import DetokenizerSettings, EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError, add_flags, converted, parse
 from shared.subjects import model_token
 from tests.models import make_model
 
@@ -86,7 +87,7 @@ def test_a_child_gets_by_flags_exactly_what_the_user_chose(planned) -> None:
     chosen = ServeSettings(max_num_seqs=7, dtype="float32", enable_prefix_caching=False, keep_alive_s=3.5, engines=1)
     for spec in planned(chosen).specs[1:]:
         parsed = settings_of(spec)
-        expected = of_service(chosen, SERVICES[spec.service])
+        expected = converted(chosen, SERVICES[spec.service])
         same = {
             "nats",
             "nats_credentials",
@@ -231,7 +232,7 @@ def test_each_model_has_its_own_processes_behind_the_same_gateways(planned) -> N
 def test_engines_of_all_models_share_the_cores(planned, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher.os, "sched_getaffinity", lambda _pid: set(range(8)))
     engines = [spec for spec in planned(TWO).specs if spec.service == "engine"]
-    assert [settings_of(spec).threads for spec in engines] == [2, 2, 2, 2]
+    assert [settings_of(spec).execution.threads for spec in engines] == [2, 2, 2, 2]
 
 
 def test_engines_of_all_models_share_the_gpus(listener: socket.socket, tmp_path: Path) -> None:
@@ -257,9 +258,9 @@ def test_names_of_processes_fit_the_bus_however_long_the_model_s_name(planned) -
 
 
 def test_a_service_gets_no_settings_of_another() -> None:
-    part = of_service(ServeSettings(max_num_seqs=7, model="/m"), DetokenizerSettings)
+    part = converted(ServeSettings(max_num_seqs=7, model="/m"), DetokenizerSettings)
     assert part == DetokenizerSettings(model="/m")
-    assert of_service(ServeSettings(), EngineSettings, threads=3).threads == 3
+    assert converted(ServeSettings(), EngineSettings, threads=3).execution.threads == 3
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from antiphon.launch import nats_server
 from antiphon.launch.nats_server import JETSTREAM, LIMITS, Bus, find_binary, prepare, worth_showing
 from shared import limits
-from shared.config import SettingsError
+from shared.flags import SettingsError
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.nats

@@ -12,7 +12,7 @@ from antiphon.cli import main, make_parser
 from antiphon.entrypoints.openai import api_server
 from antiphon.launch import launcher
 from antiphon.settings import SERVICES, ServeSettings, check, child_environment
-from shared.config import SettingsError, normalise
+from shared.flags import SettingsError, normalise
 from shared.settings.other_options import BY_NAME, OPTIONS, VARIABLES, Other, Variable, take
 
 ROOT = Path(launcher.__file__).parents[2]
@@ -73,7 +73,11 @@ def test_the_direct_entry_point_knows_every_option_of_its_source(
     words = ("--use-lookahead", "--use-v2-block-manager", "--num-speculative-tokens=6", "--quantization=ifq_nf4")
     assert api_server.main(["--model=/m", *words]) == 0
     [taken] = served
-    assert (taken.use_lookahead, taken.num_speculative_tokens, taken.quantization) == (True, 6, "ifq_nf4")
+    assert (taken.scheduler.use_lookahead, taken.scheduler.num_speculative_tokens, taken.execution.quantization) == (
+        True,
+        6,
+        "ifq_nf4",
+    )
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -82,7 +86,7 @@ def test_an_option_without_effect_is_accepted_and_told_once(
     start: str, name: str, other: Other, served: list[ServeSettings], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert STARTS[start]([name, *VALUES[other.takes], "--max-num-seqs=3"]) == 0
-    assert served[0].max_num_seqs == 3
+    assert served[0].scheduler.max_num_seqs == 3
     said = capsys.readouterr().err
     assert said.startswith(f"antiphon: {name}")
     assert said.count("has no effect here: ") == said.count("\n") == 1
@@ -134,9 +138,9 @@ def test_the_former_flag_of_ray_names_its_executor(
 ) -> None:
     for words, backend in (([], "ray"), (["true"], "ray"), (["false"], "auto")):
         assert api_server.main(["--model=/m", "--worker-use-ray", *words]) == 0
-        assert served[-1].distributed_executor_backend == backend
+        assert served[-1].parallel.distributed_executor_backend == backend
     assert api_server.main(["--model=/m", "--no-worker-use-ray"]) == 0
-    assert served[-1].distributed_executor_backend == "auto"
+    assert served[-1].parallel.distributed_executor_backend == "auto"
     assert capsys.readouterr().err == ""
 
 

@@ -12,7 +12,7 @@ from antiphon.entrypoints.openai import api_server
 from antiphon.launch import launcher
 from antiphon.launch.served_models import models_of
 from antiphon.settings import DirectSettings, RunSettings, ServeSettings
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.limits import MODELS_MAX
 from shared.models.model_files import model_name
 
@@ -84,10 +84,10 @@ def test_a_template_of_no_model_is_refused(settings: dict[str, Any], flag: str, 
 @pytest.mark.parametrize("kind", [ServeSettings, DirectSettings, RunSettings])
 def test_a_file_alone_decides_which_models_there_are(kind: type[ServeSettings], tmp_path: Path) -> None:
     small, large = models_of(kind(models=written(tmp_path, TOML), tokenizers=4))
-    assert (small.model, small.served_model_name, small.max_model_len) == ("/models/small", "small", 2048)
-    assert (small.engines, small.tokenizers, small.enable_prefix_caching) == (2, 4, False)
+    assert (small.model, small.served_model_name, small.scheduler.max_model_len) == ("/models/small", "small", 2048)
+    assert (small.engines, small.tokenizers, small.cache.enable_prefix_caching) == (2, 4, False)
     assert (large.model, model_name(large), large.engines) == ("org/large", "org/large", 3)
-    assert (large.gpu_memory_utilization, large.max_model_len) == (0.5, None)
+    assert (large.cache.gpu_memory_utilization, large.scheduler.max_model_len) == (0.5, None)
 
 
 def test_a_named_model_comes_before_those_of_also_and_those_of_the_file(tmp_path: Path) -> None:

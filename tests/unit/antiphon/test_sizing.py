@@ -15,7 +15,8 @@ from antiphon.advice.sizing import CARDS, Card, chosen_card, on_card
 from antiphon.cli import main
 from antiphon.settings import ServeSettings
 from services.vision.encoder import load_encoder
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.flags import SettingsError
 from shared.models import overrides
 from tests.models import make_model
 from tests.unit.antiphon.test_device_checks import TWO, program, programs, smi

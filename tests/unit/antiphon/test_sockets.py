@@ -10,7 +10,7 @@ import pytest
 
 from antiphon.launch import sockets
 from services.gateway.edge.http.server.accepting import Acceptor
-from shared.config import SettingsError
+from shared.flags import SettingsError
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from services.gateway.path.models.versions import VersionDirectory
 from shared.actors.host import Host
 from shared.clock import SystemClock
 from shared.codec import Decoder, encode
-from shared.config import SettingsError
 from shared.deployment.model_versions import ENCODER, ModelState, ModelStates, ModelVersion
+from shared.flags import SettingsError
 from shared.messages import (
     ChangeModel,
     MemberEnded,

@@ -8,7 +8,8 @@ from shared.actors.actor import ask
 from shared.actors.host import Host
 from shared.clock import SystemClock
 from shared.codec import Decoder, encode
-from shared.config import DetokenizerSettings, SettingsError
+from shared.config import DetokenizerSettings
+from shared.flags import SettingsError
 from shared.messages import Ack, CloseStream, ErrorReply, OpenStream, StreamStatus
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus

@@ -16,7 +16,8 @@ from services.engine.service import EngineService
 from shared.actors.host import Host
 from shared.actors.service import EXIT_CONFIG, main
 from shared.clock import SystemClock
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.flags import SettingsError, flags_of
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus
 from tests.unit.engine.core.factories import answer, prompt_of, spec
@@ -66,7 +67,7 @@ def test_prefix_caching_and_chunked_prefill_are_on_and_can_be_switched_off() -> 
     assert (off.enable_prefix_caching, off.enable_chunked_prefill) == (False, False)
 
 
-CHOICES = [item for item in dataclasses.fields(EngineSettings) if item.metadata["choices"]]
+CHOICES = [item for item in flags_of(EngineSettings) if item.metadata["choices"]]
 
 
 @pytest.mark.spec("S-SRV-107:present", "S-SRV-107:quantization", "S-SRV-107:distributed-executor-backend")
@@ -166,7 +167,7 @@ def test_the_former_name_of_the_longest_captured_sequence_still_counts_and_is_de
 ) -> None:
     assert with_present_names(EngineSettings()) == EngineSettings(max_seq_len_to_capture=8192)
     assert not caplog.text
-    assert with_present_names(EngineSettings(max_context_len_to_capture=64)).max_seq_len_to_capture == 64
+    assert with_present_names(EngineSettings(max_context_len_to_capture=64)).execution.max_seq_len_to_capture == 64
     assert "--max-context-len-to-capture is deprecated" in caplog.text
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from antiphon.batch import keep_whole_lines, read_requests
 from services.gateway.guests.batches.answers import keep_whole_answers
 from services.gateway.guests.batches.requests import InputCheck, RequestReader
-from shared.config import SettingsError
 from shared.files import limits
 from shared.files.batch_lines import (
     BatchLineError,
@@ -25,6 +24,7 @@ from shared.files.batch_lines import (
     request_lines,
     unanswered,
 )
+from shared.flags import SettingsError
 
 URL = "/v1/completions"
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from antiphon.supervision.backoff import Backoff
+from antiphon.supervision.fleet import Backoff
 from services.gateway.edge.access.call import Call, serving
 from services.gateway.guests.batches import runner
 from services.gateway.guests.batches.places import Places

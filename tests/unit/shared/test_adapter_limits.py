@@ -27,7 +27,7 @@ NAMED = tuple(f"name-{number}=/adapters/{number}" for number in range(12))
 def test_named_adapters_stay_in_memory_unless_the_limit_is_set(
     flags: dict[str, Any], limits: tuple[int | None, int | None]
 ) -> None:
-    full = with_adapters(EngineSettings(**flags))
+    full = with_adapters(EngineSettings(**flags)).adapters
     assert (full.max_loras, full.max_cpu_loras) == limits
 
 

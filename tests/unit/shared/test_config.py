@@ -8,19 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared import limits
-from shared.config import (
-    BusSettings,
-    DetokenizerSettings,
-    EngineSettings,
-    GatewaySettings,
-    SettingsError,
-    TokenizerSettings,
-    add_flags,
-    flag,
-    normalise,
-    parse,
-    to_argv,
-)
+from shared.config import DetokenizerSettings, EngineSettings, GatewaySettings, TokenizerSettings
+from shared.flags import SettingsError, add_flags, flag, flags_of, normalise, parse, to_argv, values_of
+from shared.settings.bus import BusSettings
 
 KINDS = [BusSettings, EngineSettings, TokenizerSettings, DetokenizerSettings, GatewaySettings]
 
@@ -41,7 +31,7 @@ def test_every_setting_has_a_help_text(kind, capsys):
     parser = argparse.ArgumentParser()
     add_flags(parser, kind)
     text = " ".join(parser.format_help().split())
-    for item in dataclasses.fields(kind):
+    for item in flags_of(kind):
         assert f"--{item.name.replace('_', '-')}" in text
         assert item.metadata["help"]
 
@@ -49,7 +39,11 @@ def test_every_setting_has_a_help_text(kind, capsys):
 def test_a_flag_beats_the_environment_and_the_environment_beats_the_default():
     environ = {"MAX_MODEL_LEN": "100", "DTYPE": "float32"}
     settings = read(EngineSettings, ["--max-model-len", "200"], environ)
-    assert (settings.max_model_len, settings.dtype, settings.threads) == (200, "float32", 0)
+    assert (settings.scheduler.max_model_len, settings.execution.dtype, settings.execution.threads) == (
+        200,
+        "float32",
+        0,
+    )
 
 
 def test_an_empty_variable_counts_as_unset():
@@ -58,8 +52,8 @@ def test_an_empty_variable_counts_as_unset():
 
 def test_dashes_and_underscores_in_flags_are_the_same():
     for spelling in ("--max-num-seqs", "--max_num_seqs", "--max_num-seqs"):
-        assert read(EngineSettings, [spelling, "7"]).max_num_seqs == 7
-        assert read(EngineSettings, [f"{spelling}=7"]).max_num_seqs == 7
+        assert read(EngineSettings, [spelling, "7"]).scheduler.max_num_seqs == 7
+        assert read(EngineSettings, [f"{spelling}=7"]).scheduler.max_num_seqs == 7
 
 
 def test_underscores_in_values_are_kept():
@@ -82,7 +76,7 @@ def test_an_alias_sets_the_same_field():
     ],
 )
 def test_a_boolean_flag_stands_alone_or_has_a_value(words, value):
-    assert read(EngineSettings, words).enable_prefix_caching is value
+    assert read(EngineSettings, words).cache.enable_prefix_caching is value
 
 
 @pytest.mark.parametrize(
@@ -118,7 +112,7 @@ def test_a_malformed_flag_is_refused(words):
 def test_a_value_out_of_its_range_is_named_with_the_rule(name, fine, wrong):
     word = f"--{name.replace('_', '-')}"
     for value in fine:
-        assert getattr(read(EngineSettings, [f"{word}={value}"]), name) == float(value)
+        assert values_of(read(EngineSettings, [f"{word}={value}"]))[name] == float(value)
     for value in wrong:
         with pytest.raises(SettingsError, match=f"{word}: .* is not (at least|above|a power)"):
             read(EngineSettings, [f"{word}={value}"])
@@ -145,12 +139,12 @@ def test_a_variable_out_of_its_range_is_named_too():
     with pytest.raises(SettingsError, match=r"GPU_MEMORY_UTILIZATION: 2\.0 is not above 0 and at most 1"):
         read(EngineSettings, [], {"GPU_MEMORY_UTILIZATION": "2"})
     flag_beats = read(EngineSettings, ["--gpu-memory-utilization=1"], {"GPU_MEMORY_UTILIZATION": "2"})
-    assert (flag_beats.gpu_memory_utilization, EngineSettings().gpu_memory_utilization) == (1.0, 0.9)
+    assert (flag_beats.cache.gpu_memory_utilization, EngineSettings().cache.gpu_memory_utilization) == (1.0, 0.9)
 
 
 def test_settings_cannot_be_changed_afterwards():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        read(EngineSettings).threads = 1  # pyright: ignore[reportAttributeAccessIssue]
+        read(EngineSettings).execution.threads = 1  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_a_launcher_that_has_a_flag_already_keeps_it():
@@ -199,12 +193,12 @@ def test_settings_are_compared_by_their_values_and_have_only_their_fields():
     assert hash(settings) == hash(EngineSettings(threads=2))
     assert settings != EngineSettings()
     assert BusSettings() != Seed()
-    assert dataclasses.replace(settings, threads=3).threads == 3
+    assert dataclasses.replace(settings, threads=3).execution.threads == 3
     assert "threads=2" in repr(settings)
     with pytest.raises(TypeError, match="EngineSettings has no field thread"):
         EngineSettings(thread=2)  # pyright: ignore[reportCallIssue]
     with pytest.raises(dataclasses.FrozenInstanceError):
-        del settings.threads  # pyright: ignore[reportAttributeAccessIssue]
+        del settings.execution.threads  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Seed(BusSettings):

@@ -15,9 +15,10 @@ from antiphon.launch.other_machine import divided, rank_specs
 from antiphon.offline.engine_args import engine_args
 from antiphon.settings import ServeSettings, check
 from services.engine.executor.rank import RankSettings
-from shared.config import EngineSettings, SettingsError, add_flags, parse
+from shared.config import EngineSettings
 from shared.distributed import world
 from shared.distributed.machines import Machines, find_machines, interface_of, is_own, own_addresses
+from shared.flags import SettingsError, add_flags, parse
 
 STARTS: dict[str, Callable[[Sequence[str]], int]] = {
     "serve": lambda words: main(["serve", *words]),
@@ -52,7 +53,10 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[ServeSettings]:
 )  # fmt: skip
 def test_one_device_is_what_an_engine_has(start: str, words: list[str], served: list[ServeSettings]) -> None:
     assert STARTS[start](words) == 0
-    assert served[0].tensor_parallel_size * served[0].pipeline_parallel_size * served[0].nnode == 1
+    assert (
+        served[0].parallel.tensor_parallel_size * served[0].parallel.pipeline_parallel_size * served[0].parallel.nnode
+        == 1
+    )
 
 
 @pytest.mark.parametrize("start", STARTS)
@@ -89,20 +93,20 @@ def test_this_machine_is_the_one_whose_address_is_in_the_list(
     monkeypatch.delenv("NODE_RANK", raising=False)
     for listed, place in (("127.0.0.1,198.51.100.2", 0), ("198.51.100.2, 127.0.0.1", 1), ("::1,2001:db8::1", 0)):
         assert STARTS[start](["--nnode=2", f"--pod-ips={listed}", "-tp=2"]) == 0
-        assert find_machines(served[-1]).own == place
+        assert find_machines(served[-1].parallel).own == place
     both = ["--nnode=2", "--pod-ips=127.0.0.1,127.0.0.2", "-tp=2"]
     for words, found in ((both, "2"), ([both[0], "--pod-ips=198.51.100.200,198.51.100.201", both[2]], "none")):
         assert STARTS[start](words) == 0
         with pytest.raises(
             SettingsError, match=f"--pod-ips: {found} of .* and it must be exactly one: this machine has"
         ):
-            find_machines(served[-1])
+            find_machines(served[-1].parallel)
     monkeypatch.setenv("NODE_RANK", "1")
     assert STARTS[start](both) == 0
-    assert find_machines(served[-1]) == Machines(("127.0.0.1", "127.0.0.2"), 1)
+    assert find_machines(served[-1].parallel) == Machines(("127.0.0.1", "127.0.0.2"), 1)
     assert STARTS[start]([*both, "--node-rank=2"]) == 0
     with pytest.raises(SettingsError, match=r"--node-rank \(NODE_RANK\): 2 is not below the number of machines, 2"):
-        find_machines(served[-1])
+        find_machines(served[-1].parallel)
 
 
 def test_a_machine_names_its_addresses_and_interfaces() -> None:
@@ -128,22 +132,22 @@ def test_without_degrees_a_model_is_divided_among_all_cards_of_all_machines() ->
         (two, 0, 2), (two, 8, 16), (replace(two, engines=2), 8, 8), (replace(two, device="cpu"), 8, 2),
         (replace(two, tensor_parallel_size=4), 8, 4), (ServeSettings(), 8, 1),
     ):  # fmt: skip
-        assert divided(settings, [str(card) for card in range(cards)]).tensor_parallel_size == size
+        assert divided(settings, [str(card) for card in range(cards)]).parallel.tensor_parallel_size == size
 
 
 def test_the_ranks_of_a_machine_know_the_ports_of_their_engines() -> None:
     model = ServeSettings(nnode=2, pod_ips="192.0.2.1,192.0.2.2", tensor_parallel_size=4, engines=2, node_rank=1)
-    machines = find_machines(model)
+    machines = find_machines(model.parallel)
     specs = list(rank_specs([model], machines, {"NODE_RANK": "1"}, ["0,1", "2,3"]))
     assert [spec.name for spec in specs] == [f"engine-{e}-rank-{r}" for e in (1, 2) for r in (2, 3)]
     assert [spec.environ["CUDA_VISIBLE_DEVICES"] for spec in specs if spec.environ] == ["0,1", "0,1", "2,3", "2,3"]
     ranks = [parse(RankSettings, arguments(spec.argv[3:]), {}) for spec in specs]
-    assert [each.master_port for each in ranks] == [29500, 29500, 29501, 29501]
+    assert [each.parallel.master_port for each in ranks] == [29500, 29500, 29501, 29501]
     assert [each.rank for each in ranks] == [2, 3, 2, 3]
     with socket.create_server(("127.0.0.1", 0)) as listening:
         head = launcher.make_plan([replace(model, node_rank=0)], {}, listening, Path(), "")
     engines = [parse(EngineSettings, arguments(spec.argv[3:]), {}) for spec in head.specs if spec.service == "engine"]
-    assert [each.master_port for each in engines] == [29500, 29501]
+    assert [each.parallel.master_port for each in engines] == [29500, 29501]
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -159,9 +163,9 @@ def test_the_variable_means_the_same_and_the_flag_beats_it(
     monkeypatch.setenv("TP", "2")
     for words, size in (([], 2), (["--num-gpus=1"], 1), (["-tp", "4"], 4), (["--tensor-parallel-size=3"], 3)):
         assert STARTS[start](words) == 0
-        assert served[-1].tensor_parallel_size == size
+        assert served[-1].parallel.tensor_parallel_size == size
     assert STARTS[start](["-pp=3"]) == 0
-    assert served[-1].pipeline_parallel_size == 3
+    assert served[-1].parallel.pipeline_parallel_size == 3
     monkeypatch.setenv("TP", "two")
     assert STARTS[start]([]) == 78
     assert "environment variable TP: 'two' is not a valid int" in capsys.readouterr().err
@@ -188,9 +192,9 @@ def test_executors_are_ray_and_mp_and_ray_must_be_installed(
     assert STARTS[start]([ray, "-tp=2", "--nnode=2", "--pod-ips=192.0.2.1,192.0.2.2"]) == 78
     assert "ray: Ray knows its machines; leave out --nnode and --pod-ips" in capsys.readouterr().err
     assert STARTS[start](["--distributed-executor-backend=mp", "-tp=2"]) == 0
-    assert world.notices(served[-1]) == []
+    assert world.notices(served[-1].parallel) == []
     assert STARTS[start](["--distributed-executor-backend=mp", "-tp=1"]) == 0
-    assert world.notices(served[-1]) == [
+    assert world.notices(served[-1].parallel) == [
         "--distributed-executor-backend mp has no effect here: an engine on one device is one process"
     ]
 
@@ -203,19 +207,19 @@ def test_ray_is_used_where_it_is_asked_for_or_a_cluster_is_named(monkeypatch: py
         monkeypatch.setattr(world, "has_ray", lambda installed=installed: installed)
         for environ in ({}, {"RAY_ADDRESS": ""}, {"RAY_ADDRESS": "192.0.2.1:6379"}):
             named = bool(environ.get("RAY_ADDRESS"))
-            assert world.uses_ray(two, environ) == (named and installed)
-            assert not world.uses_ray(one, environ)
-            assert not world.uses_ray(mp, environ)
-            assert not world.uses_ray(replace(two, nnode=2), environ)
-            assert world.uses_ray(ray, environ)
+            assert world.uses_ray(two.parallel, environ) == (named and installed)
+            assert not world.uses_ray(one.parallel, environ)
+            assert not world.uses_ray(mp.parallel, environ)
+            assert not world.uses_ray(replace(two, nnode=2).parallel, environ)
+            assert world.uses_ray(ray.parallel, environ)
 
 
 @pytest.mark.spec("S-SRV-075")
 def test_the_switch_for_the_all_reduce_is_accepted_and_said_to_have_no_effect(served: list[ServeSettings]) -> None:
     assert main(["serve"]) == main(["serve", "--disable-custom-all-reduce"]) == 0
-    assert [each.disable_custom_all_reduce for each in served] == [False, True]
-    assert [len(world.notices(each)) for each in served] == [0, 1]
-    assert "has no effect here" in world.notices(served[1])[0]
+    assert [each.parallel.disable_custom_all_reduce for each in served] == [False, True]
+    assert [len(world.notices(each.parallel)) for each in served] == [0, 1]
+    assert "has no effect here" in world.notices(served[1].parallel)[0]
 
 
 @pytest.mark.spec("S-OFF-018")
@@ -246,6 +250,6 @@ def test_the_offline_api_refuses_the_same(values: dict[str, object], said: str) 
 def test_more_devices_than_there_are_is_said_before_the_rest() -> None:
     settings = ServeSettings(tensor_parallel_size=2, engines=2)
     with pytest.raises(ValueError, match=r"2 engines of 2 devices need 4, and 2 can be used here"):
-        world.check_devices(settings, 2, 2)
+        world.check_devices(settings.parallel, 2, 2)
     for found in (4, 0):
-        world.check_devices(settings, 2, found)
+        world.check_devices(settings.parallel, 2, found)

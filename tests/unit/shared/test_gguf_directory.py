@@ -10,7 +10,8 @@ import gguf
 import numpy as np
 import pytest
 
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.flags import SettingsError
 from shared.models.gguf_model import directory as product
 from shared.models.model_files import located, model_directory, model_name, tokenizer_directory
 from shared.settings.quantization import Device, choose, read_model_config

@@ -13,7 +13,8 @@ import pytest
 from antiphon.launch import launcher
 from antiphon.settings import ServeSettings
 from services.tokenizer.service import TokenizerService
-from shared.config import EngineSettings, SettingsError, TokenizerSettings
+from shared.config import EngineSettings, TokenizerSettings
+from shared.flags import SettingsError
 from shared.models import hub
 from shared.models.model_files import located, model_directory, model_name, tokenizer_directory
 from tests.unit.shared.hub_server import COMMITS, NAME, Hub, serving, write_cache

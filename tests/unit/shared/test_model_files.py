@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.flags import SettingsError
 from shared.models import model_files
 from shared.models.model_files import described, located, model_directory, model_name, tokenizer_directory
 from shared.settings.allowed_values import CONV_TEMPLATES

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from services.engine.worker.loading.model_files import read_config
-from shared.config import EngineSettings, SettingsError, TokenizerSettings, VisionSettings
+from shared.config import EngineSettings, TokenizerSettings, VisionSettings
+from shared.flags import SettingsError
 from shared.models import model_files, overrides
 from shared.models.model_files import located, model_directory, tokenizer_directory
 from shared.models.overrides import merged

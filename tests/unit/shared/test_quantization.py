@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from antiphon.cli import main
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.settings.quantization import SMOOTHQUANT_FILE, Device, Quantization, choose, read_model_config
 
 CPU = Device("a CPU")

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from services.gateway.service import GatewayService
-from shared.config import GatewaySettings, SettingsError
+from shared.config import GatewaySettings
+from shared.flags import SettingsError
 from shared.security import tls
 
 FILES = Path(__file__).parents[2] / "system" / "tls"

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, processors
 
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.text.codec import TextCodec, load_codec, load_facts
 from tests.tokenizer_files import HARD_TEXTS, byte_fallback, byte_level, token_id, write_tokenizer_files
 

@@ -14,8 +14,9 @@ from shared.actors.actor import ask
 from shared.actors.host import Host
 from shared.clock import SystemClock
 from shared.codec import Decoder, pack_ids
-from shared.config import DetokenizerSettings, ModelSettings, SettingsError, TokenizerSettings
+from shared.config import DetokenizerSettings, ModelSettings, TokenizerSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.messages import (
     Ack,
     ChatMessage,

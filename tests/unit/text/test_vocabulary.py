@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.text.detokenization.incremental import ByteDetokenizer, WindowDetokenizer, start_detokenizer
 from shared.text.pieces import piece_rule
 from shared.text.vocabulary import UnknownTokenError, Vocabulary, load_vocabulary

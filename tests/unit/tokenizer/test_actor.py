@@ -17,8 +17,9 @@ from shared.actors.actor import ask
 from shared.actors.host import Host
 from shared.clock import SystemClock
 from shared.codec import Decoder, pack_ids, unpack_ids
-from shared.config import SettingsError, TokenizerSettings
+from shared.config import TokenizerSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.limits import TOKENIZER_INLINE_CHARS_MAX, TOKENIZER_LONG_BYTES_MAX
 from shared.messages import (
     ChatMessage,

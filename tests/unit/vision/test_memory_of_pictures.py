@@ -10,7 +10,7 @@ import pytest
 
 from services.vision.estimate import vision_needs
 from shared import limits
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from tests.vision_models import make_vision_model, picture
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -65,7 +65,7 @@ def load_cpu_worker(settings: EngineSettings, model_dir: Path) -> "CpuWorker | N
     reason = cannot_serve(settings, model_dir)
     if reason is None:
         try:
-            return CpuWorker(settings, model_dir, load_library(settings.compile_cache))
+            return CpuWorker(settings, model_dir, load_library(settings.execution.compile_cache))
         except (CompileError, OSError) as error:
             reason = str(error)
     logger.warning("the fast CPU backend is not used: %s. PyTorch's operations compute instead", reason)
@@ -77,8 +77,8 @@ def cannot_serve(settings: EngineSettings, model_dir: Path) -> str | None:
     config = read_config(model_dir)
     if not has_family(config):
         return "this architecture runs through transformers"
-    if choose_dtype(settings.dtype, weight_dtype(config), _CPU) not in _SERVED_DTYPES:
-        return f"it has no --dtype {settings.dtype}"
+    if choose_dtype(settings.execution.dtype, weight_dtype(config), _CPU) not in _SERVED_DTYPES:
+        return f"it has no --dtype {settings.execution.dtype}"
     description = find_family(config).describe(config)
     if settings.enable_mm and description.rope is not None and description.rope.sections:
         return "it has no positions in rows and columns, which pictures of this model need"
@@ -110,29 +110,29 @@ class CpuWorker(StepWorker):
     def __init__(self, settings: EngineSettings, model_dir: Path, library: Library) -> None:
         """Loads the model. Raises `ServiceError` for a model or settings that cannot work."""
         check_offload(settings, _CPU)
-        threads = settings.threads or useful_threads(model_dir)
+        threads = settings.execution.threads or useful_threads(model_dir)
         torch.set_num_threads(threads)
         config = read_config(model_dir)
         family = find_family(config)
         self._description = family.describe(config)
-        self._dtype = choose_dtype(settings.dtype, weight_dtype(config), _CPU)
-        cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
+        self._dtype = choose_dtype(settings.execution.dtype, weight_dtype(config), _CPU)
+        cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, self._dtype)
         layout = family.layout(self._description)
         form = weight_form(settings, model_dir, config, _CPU, native=True)
-        cache = open_cache(settings.weight_cache, model_dir, self._dtype, form)
+        cache = open_cache(settings.execution.weight_cache, model_dir, self._dtype, form)
         check_extras(settings, config)
-        num_slots = (settings.max_loras or 0) if settings.enable_lora else 0
+        num_slots = settings.adapters.num_lora_slots
         self._decoder = NativeDecoder(
             library,
             self._description,
             model_dir,
             layout,
             self._dtype,
-            settings.block_size,
+            settings.cache.block_size,
             threads,
             form,
             cache,
-            lora=(num_slots, settings.max_lora_rank if num_slots else 0),
+            lora=(num_slots, settings.adapters.max_lora_rank if num_slots else 0),
             cache_dtype=cache_dtype,
         )
         if not form.is_plain:
@@ -203,7 +203,9 @@ class CpuWorker(StepWorker):
 
     def _make_state(self, spec: StateSpec, kv: KvPlan, num_host_blocks: int) -> None:
         super()._make_state(spec, kv, num_host_blocks)
-        self._sizes = AnswerSizes(self._facts.vocab_size, self._facts.embedding_size, spec.settings.max_num_seqs)
+        self._sizes = AnswerSizes(
+            self._facts.vocab_size, self._facts.embedding_size, spec.settings.scheduler.max_num_seqs
+        )
         for layer, keys in enumerate(self._cache.key_caches):
             values = self._cache.value_caches[layer] if self._cache.value_caches else None
             self._decoder.set_cache(layer, keys, values)

@@ -39,7 +39,8 @@ from services.engine.worker.interface import WeightMemory
 from services.engine.worker.loading.model_files import eos_token_ids, read_config, useful_threads
 from services.engine.worker.loading.weights import load_weights
 from services.engine.worker.step_worker import StateSpec, StepWorker
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.flags import SettingsError
 
 
 class TorchWorker(StepWorker):
@@ -59,13 +60,13 @@ class TorchWorker(StepWorker):
         self._device = device or torch.device("cpu")
         check_offload(settings, self._device)
         if self._device.type == "cpu":
-            torch.set_num_threads(settings.threads or max(1, useful_threads(model_dir) // ranks.local_size))
+            torch.set_num_threads(settings.execution.threads or max(1, useful_threads(model_dir) // ranks.local_size))
         config = read_config(model_dir)
-        self._dtype = choose_torch_dtype(settings.dtype, weight_dtype(config), self._device, model_dir)
+        self._dtype = choose_torch_dtype(settings.execution.dtype, weight_dtype(config), self._device, model_dir)
         form = weight_form(settings, model_dir, config, self._device, native=False)
         check_extras(settings, config)
         check_stages(settings, config, ranks.shard)
-        self._adapter_step = AdapterStep(settings.max_loras or 0, self._dtype, self._device)
+        self._adapter_step = AdapterStep(settings.adapters.max_loras or 0, self._dtype, self._device)
         self._model, self._description = load_model(
             model_dir,
             config,
@@ -78,11 +79,11 @@ class TorchWorker(StepWorker):
         )
         if serves_adapters(settings):
             self.adapters = make_library(settings, config, self._adapter_step.prepare, ranks.shard)
-        cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
+        cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, self._dtype)
         bytes_per_slot = self._description.kv_size * cache_dtype.itemsize
         slopes = scaled_slopes(self._description, self._device, ranks.shard)
         self._shape = AttentionShape(
-            block_size=settings.block_size,
+            block_size=settings.cache.block_size,
             bytes_per_slot=bytes_per_slot,
             dtype=self._dtype,
             device=self._device,
@@ -91,7 +92,7 @@ class TorchWorker(StepWorker):
         self._prepare_state(self._state_spec(settings, model_dir, cache_dtype, form, ranks))
         if self._device.type == "cuda":
             # Makes the allocator return cached memory to the device instead of exceeding the share.
-            torch.cuda.set_per_process_memory_fraction(settings.gpu_memory_utilization, self._device)
+            torch.cuda.set_per_process_memory_fraction(settings.cache.gpu_memory_utilization, self._device)
 
     def run(self, plan: StepPlan) -> StepResult:
         """See `ModelWorker`."""

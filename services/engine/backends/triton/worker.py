@@ -96,8 +96,8 @@ class TritonWorker:
         family = find_family(config)
         whole = family.describe(config)
         self._description = local_description(whole, ranks.shard)
-        self._dtype = choose_dtype(settings.dtype, weight_dtype(config), device)
-        self._cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, self._dtype)
+        self._dtype = choose_dtype(settings.execution.dtype, weight_dtype(config), device)
+        self._cache_dtype = choose_cache_dtype(settings.cache.kv_cache_dtype, self._dtype)
         form = weight_form(settings, model_dir, config, device, native=True)
         backend = f"triton {hardware(device)} {form.name} {ranks.shard.tp_size}"
         self._configuration = configuration_hash(model_dir, backend, self._dtype, self._cache_dtype)
@@ -106,7 +106,7 @@ class TritonWorker:
         weights = load_weights(model_dir, whole, family.layout(whole), self._dtype, device, operations, form, ranks)
         self._weights_bytes = weights.nbytes
         self._slots: DeviceAdapters | None = None
-        if settings.enable_lora:
+        if settings.adapters.enable_lora:
             assert ranks.shard.size == 1, "adapters are not divided among ranks"
             weights = self._with_adapters(settings, config, weights)
         self._model = Decoder(self._description, weights, operations)
@@ -207,7 +207,7 @@ class TritonWorker:
         self, settings: EngineSettings, config: Mapping[str, Any], weights: DecoderWeights
     ) -> DecoderWeights:
         """Makes the adapter slots and the library of adapters. Returns the weights with adapters in all layers."""
-        num_slots, rank = settings.max_loras or 0, settings.max_lora_rank
+        num_slots, rank = settings.adapters.max_loras or 0, settings.adapters.max_lora_rank
         slots = self._slots = DeviceAdapters(self._description, num_slots, rank, weights.embedding)
         self.adapters = make_library(settings, config, slots.prepare)
         size = slots_bytes(self._description, num_slots, rank, self._dtype.itemsize)
@@ -216,9 +216,9 @@ class TritonWorker:
 
     def _prepare_state(self, settings: EngineSettings, eos: frozenset[int]) -> None:
         """Allocates buffers for the largest step, measures steps, and gives the rest of the memory to the KV cache."""
-        d, bounds, block_size = self._description, largest_step(settings, self._description), settings.block_size
+        d, bounds, block_size = self._description, largest_step(settings, self._description), settings.cache.block_size
         self._sampler = DeviceSampler(bounds.num_rows, d.vocab_size, self._device)
-        num_slots = 0 if self._slots is None else settings.max_loras or 0
+        num_slots = 0 if self._slots is None else settings.adapters.max_loras or 0
         sizes = bounds.num_tokens, bounds.num_rows, bounds.context
         room = staging_bytes(*sizes, len(self._windows), block_size, num_slots)
         self._staging = Staging(self._device, room)
@@ -226,7 +226,7 @@ class TritonWorker:
         self._tables = torch.zeros((bounds.num_rows, width), dtype=torch.int32, device=self._device)
         on_device = self._device.type == "cuda"
         # The all-reduce between ranks is not captured.
-        captures = on_device and not settings.enforce_eager and self._ranks.shard.size == 1
+        captures = on_device and not settings.execution.enforce_eager and self._ranks.shard.size == 1
         backend = Backend(
             description=d,
             device=self._device,
@@ -242,13 +242,13 @@ class TritonWorker:
         )
         self.memory = plan_measured(settings, backend)
         if captures:
-            captured = min(settings.max_seq_len_to_capture, self._facts.max_model_len)
+            captured = min(settings.execution.max_seq_len_to_capture, self._facts.max_model_len)
             given = graph_sizes(bounds.num_rows), captured, self._prepare_empty, self._logits
             self._graphs = StepGraphs(DecodeGraphs(*given), DecodeGraphs(*given, num_slots) if num_slots else None)
 
     def _make_state(self, settings: EngineSettings, eos: frozenset[int], kv: KvPlan, num_host_blocks: int) -> None:
         """Creates the KV cache, the swap space, the state table and the facts that depend on their sizes."""
-        d, rows, block_size = self._description, settings.max_num_seqs, settings.block_size
+        d, rows, block_size = self._description, settings.scheduler.max_num_seqs, settings.cache.block_size
         self._blocks = DeviceBlocks(d, kv.num_blocks, num_host_blocks, block_size, self._cache_dtype, self._device)
         self._facts = EngineFacts(
             num_blocks=kv.num_blocks,

@@ -15,7 +15,7 @@ from services.engine.quantization.formats.fp8 import Fp8
 from services.engine.quantization.formats.gptq import Gptq
 from services.engine.quantization.formats.mxfp4 import Mxfp4
 from services.engine.quantization.method import PreparedMethod
-from shared.config import SettingsError
+from shared.flags import SettingsError
 from shared.settings.quantization import Method, quantization_settings
 
 

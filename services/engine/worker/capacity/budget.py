@@ -119,7 +119,7 @@ def plan_measured(settings: EngineSettings, backend: Backend) -> MemoryPlan:
 
 def _measure(settings: EngineSettings, backend: Backend) -> StepBytes:
     bounds = largest_step(settings, backend.description, backend.device.type == "cpu")
-    probe = make_probe(bounds, backend.description, settings.block_size, backend.device)
+    probe = make_probe(bounds, backend.description, settings.cache.block_size, backend.device)
     backend.make_state(probe.kv, 0)
     per_token, passing = backend.context_token_bytes(bounds.num_tokens), backend.reserve(bounds)
     step = measure_step(probe, backend.run, per_token, backend.device, passing)
@@ -143,9 +143,9 @@ def plan_memory(
     available.
     """
     on_cpu = device.type == "cpu"
-    block_bytes = bytes_per_block(description, settings.block_size, dtype)
+    block_bytes = bytes_per_block(description, settings.cache.block_size, dtype)
     context = context_length(settings, description)
-    if on_cpu and settings.max_model_len is None:
+    if on_cpu and settings.scheduler.max_model_len is None:
         longest = _longest_context(settings, description, block_bytes, step, mapped_bytes)
         context = ranks.smallest(min(context, longest // ranks.local_size))
     rows, step_bytes = rows_bytes(settings, description, context), step.at(context)
@@ -180,23 +180,23 @@ def _longest_context(
     """
     rows = rows_bytes(settings, description, 0)
     free = max(0, free_bytes() - mapped_bytes - rows - step.fixed - heap_bytes(step.fixed))
-    rows_per_token = rows_bytes(settings, description, settings.block_size) - rows
-    per_block = block_bytes + rows_per_token + 2 * settings.block_size * step.per_token
-    return int(free * FREE_SHARE_MAX) // per_block * settings.block_size
+    rows_per_token = rows_bytes(settings, description, settings.cache.block_size) - rows
+    per_block = block_bytes + rows_per_token + 2 * settings.cache.block_size * step.per_token
+    return int(free * FREE_SHARE_MAX) // per_block * settings.cache.block_size
 
 
 def rows_bytes(settings: EngineSettings, description: DecoderDescription, context: int) -> int:
     """Returns the main memory of all rows, in bytes, with contexts of up to `context` tokens."""
-    return table_bytes(settings.max_num_seqs, context, settings.block_size, description.vocab_size)
+    return table_bytes(settings.scheduler.max_num_seqs, context, settings.cache.block_size, description.vocab_size)
 
 
 def kept_adapter_bytes(settings: EngineSettings, description: DecoderDescription, dtype: torch.dtype) -> int:
     """Returns the memory of cached adapters: `--max-cpu-loras` of the maximum rank, and the prompt adapters."""
-    size = 0
-    if settings.enable_lora:
-        size += (settings.max_cpu_loras or 0) * adapter_bytes(description, settings.max_lora_rank, dtype.itemsize)
-    if settings.enable_prompt_adapter:
-        rows = (settings.max_prompt_adapters or 0) * settings.max_prompt_adapter_token
+    size, adapters = 0, settings.adapters
+    if adapters.enable_lora:
+        size += (adapters.max_cpu_loras or 0) * adapter_bytes(description, adapters.max_lora_rank, dtype.itemsize)
+    if adapters.enable_prompt_adapter:
+        rows = (adapters.max_prompt_adapters or 0) * adapters.max_prompt_adapter_token
         size += rows * description.hidden_size * dtype.itemsize
     return size
 
@@ -208,7 +208,7 @@ def cpu_budget(settings: EngineSettings, needed_bytes: int, num_ranks: int = 1) 
 
 
 def _asked_bytes(settings: EngineSettings, num_ranks: int) -> int:
-    return int(settings.kv_cache_memory_gb * settings.gpu_memory_utilization * _GIB) // num_ranks
+    return int(settings.cache.kv_cache_memory_gb * settings.cache.gpu_memory_utilization * _GIB) // num_ranks
 
 
 def cuda_budget(settings: EngineSettings, device: torch.device, step_bytes: int) -> Budget:
@@ -222,7 +222,7 @@ def cuda_budget(settings: EngineSettings, device: torch.device, step_bytes: int)
 
 def device_budget(settings: EngineSettings, free_bytes: int, total_bytes: int, step_bytes: int) -> Budget:
     """Returns the usable share of the device memory, less the memory already in use and the memory of a step."""
-    share = int(total_bytes * settings.gpu_memory_utilization) - (total_bytes - free_bytes) - step_bytes
+    share = int(total_bytes * settings.cache.gpu_memory_utilization) - (total_bytes - free_bytes) - step_bytes
     return Budget(max(0, share), max(0, free_bytes - step_bytes))
 
 

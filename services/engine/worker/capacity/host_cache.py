@@ -11,7 +11,8 @@ from services.engine.kernels.storage import as_moved
 from services.engine.models.description import DecoderDescription
 from services.engine.worker.capacity.kv_cache import KvCache, KvPlan, bytes_per_block
 from services.engine.worker.capacity.memory import free_bytes
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.flags import SettingsError
 
 DEFAULT_SWAP_GIB = 4.0
 DEFAULT_FREE_SHARE = 0.5
@@ -35,15 +36,15 @@ def plan_host_blocks(
     Raises `SettingsError` if `--swap-space` asks for more than the rest of the free memory.
     """
     free = max(0, free_bytes() - promised_bytes)
-    block_bytes = bytes_per_block(description, settings.block_size, dtype)
-    useful = settings.max_num_seqs * -(-kv.max_model_len // settings.block_size)
-    if settings.swap_space is None:
+    block_bytes = bytes_per_block(description, settings.cache.block_size, dtype)
+    useful = settings.scheduler.max_num_seqs * -(-kv.max_model_len // settings.cache.block_size)
+    if settings.cache.swap_space is None:
         asked = min(DEFAULT_SWAP_GIB * _GIB, free * DEFAULT_FREE_SHARE) / num_ranks
         return min(useful, int(asked) // block_bytes)
-    asked = settings.swap_space * _GIB
+    asked = settings.cache.swap_space * _GIB
     if asked > free:
         raise SettingsError(
-            f"--swap-space: {settings.swap_space:g} GiB is more than the {free / _GIB:.1f} GiB of memory "
+            f"--swap-space: {settings.cache.swap_space:g} GiB is more than the {free / _GIB:.1f} GiB of memory "
             "that are free here. Lower it; 0 has preempted sequences computed again instead."
         )
     return min(useful, int(asked / num_ranks) // block_bytes)

@@ -80,11 +80,11 @@ def plan_kv_cache(
     given. A context length from the model's config is shortened with a warning if it does not fit. Raises
     `ServiceError` if a given context length does not fit, or if there is no memory for a given number of blocks.
     """
-    block_size, asked = settings.block_size, settings.max_model_len
+    block_size, asked = settings.cache.block_size, settings.scheduler.max_model_len
     wanted = min(context_length(settings, description), longest)
-    useful = settings.max_num_seqs * -(-wanted // block_size)
+    useful = settings.scheduler.max_num_seqs * -(-wanted // block_size)
     block_bytes = bytes_per_block(description, block_size, dtype)
-    num_blocks = settings.num_gpu_blocks_override or min(budget.asked_bytes // block_bytes, useful)
+    num_blocks = settings.cache.num_gpu_blocks_override or min(budget.asked_bytes // block_bytes, useful)
     if num_blocks > max(1, budget.most_bytes // block_bytes):
         raise ServiceError(
             "invalid_value",
@@ -112,15 +112,16 @@ def context_length(settings: EngineSettings, description: DecoderDescription) ->
 
     Raises `ServiceError` if the flag is below 1 or above the model's own length.
     """
-    if settings.max_model_len is None:
+    asked = settings.scheduler.max_model_len
+    if asked is None:
         return description.max_positions
-    if not 1 <= settings.max_model_len <= description.max_positions:
+    if not 1 <= asked <= description.max_positions:
         raise ServiceError(
             "invalid_value",
-            f"--max-model-len is {settings.max_model_len}; this model allows 1 to {description.max_positions} tokens.",
+            f"--max-model-len is {asked}; this model allows 1 to {description.max_positions} tokens.",
             param="max_model_len",
         )
-    return settings.max_model_len
+    return asked
 
 
 def allocate_kv_cache(

@@ -44,13 +44,13 @@ def measures(settings: EngineSettings, *, on_cpu: bool, context: int | None = No
     are quantized already. Measures that do not apply to the device are left out.
     """
     found = list[str]()
-    if settings.quantization in ("", "None", "none") and not prepared:
+    if settings.execution.quantization in ("", "None", "none") and not prepared:
         found.append("quantization")
     if context is None or context > SHORT_CONTEXT:
         found.append("context")
-    if settings.gpu_memory_utilization < HIGH_UTILIZATION:
+    if settings.cache.gpu_memory_utilization < HIGH_UTILIZATION:
         found.append("utilization")
-    found += ["cache"] if on_cpu else [] if settings.enforce_eager else ["eager"]
+    found += ["cache"] if on_cpu else [] if settings.execution.enforce_eager else ["eager"]
     found.append("rows")
     spelling = cast(Spelling, settings.advice_spelling)
     *words, last = [_NAMES[name][spelling] for name in found]

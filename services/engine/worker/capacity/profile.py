@@ -59,11 +59,11 @@ class StepBounds:
 
 def largest_step(settings: EngineSettings, description: DecoderDescription, on_cpu: bool = False) -> StepBounds:
     """Returns the largest step that the scheduler can plan. Raises `ServiceError` for an impossible context length."""
-    context, rows = context_length(settings, description), settings.max_num_seqs
-    tokens = max(settings.max_num_batched_tokens or default_batched_tokens(on_cpu, rows), rows)
-    if not settings.enable_chunked_prefill:
+    context, rows = context_length(settings, description), settings.scheduler.max_num_seqs
+    tokens = max(settings.scheduler.max_num_batched_tokens or default_batched_tokens(on_cpu, rows), rows)
+    if not settings.scheduler.enable_chunked_prefill:
         tokens = max(tokens, context)
-    num_draft_tokens = settings.num_speculative_tokens if settings.use_lookahead else 0
+    num_draft_tokens = settings.scheduler.num_speculative_tokens if settings.scheduler.use_lookahead else 0
     samples = max(rows, min(tokens, rows * (1 + num_draft_tokens)))
     return StepBounds(
         num_tokens=tokens,

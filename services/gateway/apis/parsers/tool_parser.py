@@ -15,7 +15,7 @@ import msgspec
 from services.gateway.apis.parsers.events import CallArguments, CallStart, Content, Event, joined
 from services.gateway.apis.parsers.reader import EndedError, NotACallError, Reader, Steps
 from shared.request.tools import tool_name
-from shared.text.marks import num_begun
+from shared.text.reasoning import num_begun
 
 _ARGUMENTS = ("arguments", "parameters")
 """Names of the member of a call that holds its arguments."""

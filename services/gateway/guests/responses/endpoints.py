@@ -15,7 +15,7 @@ from services.gateway.apis.openai.bodies import request_fields
 from services.gateway.apis.openai.listing import check_query, page
 from services.gateway.apis.openai.request_context import Arrival, RequestContext, Resumption
 from services.gateway.apis.openai.serving import Serving, nothing
-from services.gateway.edge.access.call import current_call, ignore, is_id, may_see
+from services.gateway.edge.access.call import current_call, ignore, may_see
 from services.gateway.edge.http import request_body, sse
 from services.gateway.edge.http.disconnect import ClientGoneError, unless_gone
 from services.gateway.edge.http.json_response import json_response

@@ -2,7 +2,7 @@
 
 import pytest
 
-from antiphon.chaos.comparison import Difference, compare
+from antiphon.chaos.streams import Difference, compare
 
 KNOWN = list(range(100, 140))
 

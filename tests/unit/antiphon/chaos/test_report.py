@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from antiphon.chaos.comparison import Difference
 from antiphon.chaos.report import lines, make_report, percentile
 from antiphon.chaos.schedule import Fault
-from antiphon.chaos.streams import Answer, Known, Outcome
+from antiphon.chaos.streams import Answer, Difference, Known, Outcome
 from antiphon.chaos.targets import Injection
 
 KNOWN = Known({}, [1, 2, 3], "abc")

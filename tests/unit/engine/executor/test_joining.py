@@ -15,8 +15,9 @@ from services.engine.executor.channel import MESSAGE_BYTES_MAX, Channel, Channel
 from services.engine.executor.joining import FRAME_BYTES_MAX, JoinRefused, Listener, join
 from services.engine.executor.rank_processes import JoinedRank, RankWatch
 from services.engine.parallel.meeting import Meeting
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.distributed.world import AGAIN, rank_key
+from shared.flags import SettingsError
 
 KEY = b"the key of this test"
 SETTINGS = EngineSettings(nnode=2, pod_ips="127.0.0.1,127.0.0.2", tensor_parallel_size=2)
@@ -73,7 +74,7 @@ def test_a_rank_with_the_key_joins_and_gets_messages(listener: Listener, gatheri
         (0, SETTINGS, KEY, "rank 0 is not one of another machine; check --pod-ips and NODE_RANK"),
         (
             1,
-            EngineSettings(nnode=2, pod_ips=SETTINGS.pod_ips, tensor_parallel_size=2, block_size=128),
+            EngineSettings(nnode=2, pod_ips=SETTINGS.parallel.pod_ips, tensor_parallel_size=2, block_size=128),
             KEY,
             "--block-size is 128 there and 16 at the first machine; start the same command on each",
         ),
@@ -82,7 +83,7 @@ def test_a_rank_with_the_key_joins_and_gets_messages(listener: Listener, gatheri
 def test_a_rank_that_cannot_take_part_is_told_why_and_others_still_join(
     rank: int, settings: EngineSettings, key: bytes, said: str, listener: Listener, gathering: Gathering
 ) -> None:
-    with pytest.raises(JoinRefused, match=said.replace("16", str(SETTINGS.block_size))):
+    with pytest.raises(JoinRefused, match=said.replace("16", str(SETTINGS.cache.block_size))):
         join(HEAD, listener.port, rank, settings, key)
     with join(HEAD, listener.port, 1, SETTINGS, KEY):
         assert set(gathering.result(10)) == {1}
@@ -127,7 +128,13 @@ def test_a_rank_that_joins_again_replaces_its_former_self(listener: Listener, th
 def test_the_program_of_a_rank_says_how_it_ended(
     listener: Listener, gathering: Gathering, threads: ThreadPoolExecutor
 ) -> None:
-    words = ["--nnode=2", f"--pod-ips={SETTINGS.pod_ips}", f"--master-port={listener.port}", "-tp=2", "--rank=1"]
+    words = [
+        "--nnode=2",
+        f"--pod-ips={SETTINGS.parallel.pod_ips}",
+        f"--master-port={listener.port}",
+        "-tp=2",
+        "--rank=1",
+    ]
     assert rank_program.main([*words, "--dtype=float32"], KEY) == 78
     # The first rank ends before it says where the ranks meet.
     ended = threads.submit(rank_program.main, words, KEY)
@@ -173,5 +180,5 @@ def test_the_key_file_is_needed_where_machines_are_apart(tmp_path: Path, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     apart = EngineSettings(nnode=2, pod_ips="127.0.0.1,192.0.2.2", tensor_parallel_size=2)
     with pytest.raises(SettingsError, match="--cluster-key-file is needed, since the model is on several machines"):
-        rank_key(apart)
-    assert rank_key(SETTINGS) == rank_key(SETTINGS)
+        rank_key(apart.parallel)
+    assert rank_key(SETTINGS.parallel) == rank_key(SETTINGS.parallel)

@@ -15,7 +15,8 @@ from services.engine.kv import shared_memory
 from services.engine.kv.connector import KvConnector
 from services.engine.kv.pieces import checksum
 from shared import limits
-from shared.config import EngineSettings, SettingsError, check_engine
+from shared.config import EngineSettings, check_engine
+from shared.flags import SettingsError
 from shared.messages import KvSource
 from tests.conftest import free_port
 from tests.support.transfer_faults import Faults, Kind

@@ -1,6 +1,5 @@
 """In which types models compute: asked for, stored, or what the hardware does well."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from services.engine.worker import dtypes
 from services.engine.worker.dtypes import choose_cache_dtype, choose_dtype, choose_torch_dtype
 from shared.config import EngineSettings
+from shared.flags import flags_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -46,7 +46,7 @@ def test_a_type_that_is_asked_for_wins_over_checkpoint_and_device(stored: Any, d
         "float": torch.float32,
         "float32": torch.float32,
     }
-    [field] = [item for item in dataclasses.fields(EngineSettings) if item.name == "dtype"]
+    [field] = [item for item in flags_of(EngineSettings) if item.name == "dtype"]
     assert set(field.metadata["choices"]) == {"auto", *types}
     assert {asked: choose_dtype(asked, stored, device) for asked in types} == types
 

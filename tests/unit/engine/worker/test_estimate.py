@@ -12,7 +12,8 @@ from services.engine.backends.load import load_worker
 from services.engine.backends.torch.worker import TorchWorker
 from services.engine.worker.capacity.kv_cache import bytes_per_block
 from services.engine.worker.estimate import CONTEXT_BYTES, Needs, gpu_room, predict
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
+from shared.flags import SettingsError
 from shared.models.adapters import with_adapters
 from tests.adapters import make_adapter
 from tests.models import make_model
@@ -168,7 +169,7 @@ def test_adapters_take_what_was_predicted(model: Any, tmp_path: Path) -> None:
     assert worker.adapters is not None
     taken = 0
     for number in range(3):
-        path = make_adapter(tmp_path / str(number), directory, rank=chosen.max_lora_rank, seed=number)
+        path = make_adapter(tmp_path / str(number), directory, rank=chosen.adapters.max_lora_rank, seed=number)
         found: Any = worker.adapters.load(path.name, str(path)).prepared
         taken += sum(delta.a.nbytes + delta.b.nbytes for delta in found.values())
     worker.close()

@@ -6,12 +6,12 @@ import torch
 from antiphon.cli import main
 from antiphon.launch import devices, launcher
 from antiphon.offline.engine_args import engine_args
-from antiphon.settings import ServeSettings, of_service
+from antiphon.settings import ServeSettings
 from services.engine.backends import load
 from services.engine.worker.capacity.memory_advice import measures
 from shared.config import EngineSettings
 from shared.errors import ServiceError
-from shared.flags import to_argv
+from shared.flags import converted, to_argv
 
 FOUR = {
     "flags": ["--quantization=ifq", "--max-model-len=4096", "--gpu-memory-utilization=0.95", "--enforce-eager"],
@@ -50,8 +50,8 @@ def test_each_way_to_start_tells_its_engines_how_to_spell(monkeypatch: pytest.Mo
     monkeypatch.setenv(devices.VARIABLE, "0")
     monkeypatch.setattr(launcher, "serve", lambda settings, _environ: found.append(settings) or 0)
     assert main(["serve"]) == main(["run"]) == 0
-    assert [of_service(each, EngineSettings).advice_spelling for each in found] == ["flags", "variables"]
-    assert "--advice-spelling=variables" in to_argv(of_service(found[1], EngineSettings))
+    assert [converted(each, EngineSettings).advice_spelling for each in found] == ["flags", "variables"]
+    assert "--advice-spelling=variables" in to_argv(converted(found[1], EngineSettings))
     assert engine_args(model="m").settings().advice_spelling == "arguments"
 
 

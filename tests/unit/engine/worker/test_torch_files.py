@@ -15,8 +15,9 @@ from services.engine.backends.load import load_worker
 from services.engine.models.registry import find_family
 from services.engine.worker.loading.checkpoint import Checkpoint
 from services.engine.worker.loading.model_files import read_config, useful_threads
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 
 CPU = torch.device("cpu")
 

@@ -15,8 +15,8 @@ from services.gateway.edge.access.usage import DeliveryError, Receiver, UsageLed
 from services.gateway.edge.access.usage_sinks import BusSink, FileSink, WebhookSink, sink_of
 from shared import limits
 from shared.codec import Decoder
-from shared.config import GatewaySettings, validated
-from shared.flags import SettingsError
+from shared.config import GatewaySettings
+from shared.flags import SettingsError, validated
 from shared.messages import UsageRecord
 from shared.subjects import Subjects
 from tests.support.memory import MemoryBus

@@ -44,11 +44,11 @@ def plan_caches(
     There is room for one more sequence than `num_sequences`: the engine's hidden test sequence (`canary`). Raises
     `ServiceError` if there is no room for one sequence or for a given context.
     """
-    block_size, own = settings.block_size, context_length(settings, description)
-    most = settings.max_num_seqs
+    block_size, own = settings.cache.block_size, context_length(settings, description)
+    most = settings.scheduler.max_num_seqs
     if size.fixed:
         most = min(most, int(budget.asked_bytes * STATES_SHARE) // size.fixed)
-    if most < 2 and settings.max_num_seqs > 1:
+    if most < 2 and settings.scheduler.max_num_seqs > 1:
         raise ServiceError(
             "invalid_value",
             f"The state of one sequence takes {size.fixed / _GIB:.2f} GiB, and there are "
@@ -59,9 +59,9 @@ def plan_caches(
     useful, block_bytes = most * -(-own // block_size), block_size * size.per_token
     left = budget.asked_bytes - most * size.fixed
     fitting = useful if not block_bytes else max(0, left) // block_bytes
-    num_blocks = settings.num_gpu_blocks_override or min(fitting, useful)
+    num_blocks = settings.cache.num_gpu_blocks_override or min(fitting, useful)
     room = num_blocks * block_size
-    if room < own and (settings.max_model_len is not None or num_blocks < 1):
+    if room < own and (settings.scheduler.max_model_len is not None or num_blocks < 1):
         raise ServiceError(
             "invalid_value",
             f"The cache has room for {room} tokens, less than the context of {own} tokens. "
@@ -70,4 +70,6 @@ def plan_caches(
         )
     if room < own:
         logger.warning("context shortened from %d to %d tokens: that is what there is memory for", own, room)
-    return CachePlan(KvPlan(num_blocks, min(own, room)), max(1, most - 1) if most < settings.max_num_seqs else most)
+    return CachePlan(
+        KvPlan(num_blocks, min(own, room)), max(1, most - 1) if most < settings.scheduler.max_num_seqs else most
+    )

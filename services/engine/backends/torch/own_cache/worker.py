@@ -33,8 +33,9 @@ from services.engine.worker.estimate import predict_step
 from services.engine.worker.extras import check_offload, serves_adapters
 from services.engine.worker.interface import WeightMemory
 from services.engine.worker.loading.model_files import eos_token_ids, read_config, useful_threads
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.distributed.world import exchanges_kv
+from shared.flags import SettingsError
 from shared.parameters.grammar import Grammar
 
 logger = logging.getLogger(__name__)
@@ -53,18 +54,18 @@ class OwnCacheWorker:
         check_settings(settings, quantizes=not form.is_plain)
         check_offload(settings, device)
         if device.type == "cpu":
-            torch.set_num_threads(settings.threads or useful_threads(model_dir))
-        dtype = choose_torch_dtype(settings.dtype, weight_dtype(config), device, model_dir)
-        self._device, self._block_size = device, settings.block_size
+            torch.set_num_threads(settings.execution.threads or useful_threads(model_dir))
+        dtype = choose_torch_dtype(settings.execution.dtype, weight_dtype(config), device, model_dir)
+        self._device, self._block_size = device, settings.cache.block_size
         self._model = load_own_cache_model(model_dir, config, dtype, device)
         description = self._model.description
         eos = eos_token_ids(model_dir, description)
         plan = self._plan(settings, dtype)
         self._grammars = grammar_compiler(settings, eos, description.vocab_size)
         self._table = StateTable(
-            settings.max_num_seqs,
+            settings.scheduler.max_num_seqs,
             plan.kv.max_model_len,
-            settings.block_size,
+            settings.cache.block_size,
             description.vocab_size,
             eos,
             self._grammars.processor,
@@ -161,8 +162,8 @@ def check_settings(settings: EngineSettings, *, quantizes: bool) -> None:
         "--quantization": quantizes,
         "--enable-lora, --enable-prompt-adapter": serves_adapters(settings),
         "--enable-mm": settings.enable_mm,
-        "--kv-cache-dtype": settings.kv_cache_dtype != "auto",
-        "--role": settings.role != "both" and exchanges_kv(settings),
+        "--kv-cache-dtype": settings.cache.kv_cache_dtype != "auto",
+        "--role": settings.kv_transfer.role != "both" and exchanges_kv(settings.parallel),
     }
     for option in refused:
         if refused[option]:
@@ -175,11 +176,11 @@ def check_settings(settings: EngineSettings, *, quantizes: bool) -> None:
 def _notice(settings: EngineSettings, plan: CachePlan) -> str:
     """Returns a notice for users about how this model runs."""
     message = "this model runs through transformers with a cache of its own: sequences are computed one after another"
-    message += f", at most {min(plan.num_sequences, settings.max_num_seqs)} are running"
+    message += f", at most {min(plan.num_sequences, settings.scheduler.max_num_seqs)} are running"
     unused = {
-        "prefix caching": settings.enable_prefix_caching,
-        "lookahead": settings.use_lookahead,
-        "swap space": bool(settings.swap_space),
+        "prefix caching": settings.cache.enable_prefix_caching,
+        "lookahead": settings.scheduler.use_lookahead,
+        "swap space": bool(settings.cache.swap_space),
     }
     names = [name for name in unused if unused[name]]
     return f"{message}; {', '.join(names)} change nothing" if names else message
@@ -196,11 +197,11 @@ def _facts(
 ) -> EngineFacts:
     return EngineFacts(
         num_blocks=plan.kv.num_blocks,
-        block_size=settings.block_size,
+        block_size=settings.cache.block_size,
         max_model_len=plan.kv.max_model_len,
         vocab_size=vocab_size,
         eos_token_ids=eos,
-        step_tokens=default_batched_tokens(device.type == "cpu", settings.max_num_seqs),
+        step_tokens=default_batched_tokens(device.type == "cpu", settings.scheduler.max_num_seqs),
         computes_on_host=device.type == "cpu",
         configuration=configuration_hash(model_dir, f"own cache {torch_backend(device)}", dtype, dtype),
         content=content_hash(model_dir, PLAIN_WEIGHTS.name, dtype),

@@ -22,8 +22,9 @@ from services.engine.worker.dtypes import choose_torch_dtype
 from services.engine.worker.extras import serves_adapters
 from services.engine.worker.interface import WeightMemory
 from services.engine.worker.loading.model_files import read_config, useful_threads
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.parameters.pooling import PoolingKind
 
 logger = logging.getLogger(__name__)
@@ -39,8 +40,8 @@ class WholeTextWorker:
         config = read_config(model_dir)
         check_settings(settings, weight_form(settings, model_dir, config, device, native=False))
         if device.type == "cpu":
-            torch.set_num_threads(settings.threads or useful_threads(model_dir))
-        dtype = choose_torch_dtype(settings.dtype, weight_dtype(config), device, model_dir)
+            torch.set_num_threads(settings.execution.threads or useful_threads(model_dir))
+        dtype = choose_torch_dtype(settings.execution.dtype, weight_dtype(config), device, model_dir)
         self._model = load_whole_text_model(model_dir, config, dtype, device, settings.trust_remote_code)
         self._facts = _facts(settings, model_dir, self._model, dtype, device)
         self._rows: dict[int, NewSequence] = {}
@@ -139,11 +140,11 @@ def _facts(
 ) -> EngineFacts:
     context = _context(settings, model.max_positions)
     return EngineFacts(
-        num_blocks=settings.max_num_seqs * -(-context // settings.block_size),
-        block_size=settings.block_size,
+        num_blocks=settings.scheduler.max_num_seqs * -(-context // settings.cache.block_size),
+        block_size=settings.cache.block_size,
         max_model_len=context,
         vocab_size=model.vocab_size,
-        step_tokens=default_batched_tokens(device.type == "cpu", settings.max_num_seqs),
+        step_tokens=default_batched_tokens(device.type == "cpu", settings.scheduler.max_num_seqs),
         computes_on_host=device.type == "cpu",
         configuration=configuration_hash(model_dir, f"whole {torch_backend(device)}", dtype, dtype),
         content=content_hash(model_dir, PLAIN_WEIGHTS.name, dtype),
@@ -157,12 +158,12 @@ def _facts(
 
 
 def _context(settings: EngineSettings, most: int) -> int:
-    if settings.max_model_len is None:
+    if settings.scheduler.max_model_len is None:
         return most
-    if not 1 <= settings.max_model_len <= most:
+    if not 1 <= settings.scheduler.max_model_len <= most:
         raise ServiceError(
             "invalid_value",
-            f"--max-model-len is {settings.max_model_len}; this model allows 1 to {most} tokens.",
+            f"--max-model-len is {settings.scheduler.max_model_len}; this model allows 1 to {most} tokens.",
             param="max_model_len",
         )
-    return settings.max_model_len
+    return settings.scheduler.max_model_len

@@ -17,7 +17,8 @@ from services.gateway.edge.http.server.places import Place, Places
 from services.gateway.edge.http.server.web_socket import BoundedWebSocket
 from shared import limits
 from shared.actors.descriptors import raise_limit
-from shared.config import GatewaySettings, SettingsError
+from shared.config import GatewaySettings
+from shared.flags import SettingsError
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ from services.engine.executor import UniprocExecutor
 from services.engine.warmup import warm_up
 from services.engine.worker.extras import check_offload
 from services.engine.worker.loading.model_files import describe_model, eos_token_ids, read_config
-from shared.config import EngineSettings, SettingsError
+from shared.config import EngineSettings
 from shared.errors import ServiceError
+from shared.flags import SettingsError
 from shared.parameters.sampling import SamplingParams
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -1,4 +1,4 @@
-"""Sends streamed requests to an OpenAI-compatible server and measures them.
+"""Loads of streamed requests: their prompts and arrival times, sending them to an OpenAI-compatible server, and times.
 
 Closed loop (`run`): each of `concurrency` workers sends its next request when its last one has ended. Open loop
 (`run_open`): requests are sent at given times, whatever the server does. Tokens are counted by the usage figures that
@@ -8,8 +8,9 @@ the server sends; a stream without usage figures is an error.
 import asyncio
 import itertools
 import json
+import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -22,6 +23,8 @@ Clock = Callable[[], float]
 """Seconds of some clock that does not go backwards."""
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 ERROR_CHARS = 500
+FIRST_TOKEN_ID = 10
+"""Lower ids are often special tokens."""
 
 
 class Delta(msgspec.Struct):
@@ -180,3 +183,28 @@ async def _events(response: Response, result: Result, sent: float) -> None:
 def _has_text(choice: Choice) -> bool:
     delta = choice.delta
     return bool(choice.text or (delta is not None and (delta.content or delta.reasoning)))
+
+
+def prompts(count: int, length: int, vocab_size: int, seed: int) -> list[list[int]]:
+    """Returns lists of `length` token ids, different for each request, so that no prefix is found in a cache."""
+    draw = random.Random(f"prompts/{seed}")
+    return [
+        [draw.randrange(min(FIRST_TOKEN_ID, vocab_size - 1), vocab_size) for _ in range(length)] for _ in range(count)
+    ]
+
+
+def poisson(rate: float, seed: int) -> Iterator[float]:
+    """Yields arrival times in seconds since the start, without an end: a Poisson process of `rate` requests per second.
+
+    With an infinite rate all arrive at once.
+    """
+    draw = random.Random(f"arrivals/{seed}")
+    now = 0.0
+    while True:
+        yield now
+        now += draw.expovariate(rate) if rate != float("inf") else 0.0
+
+
+def arrivals(count: int, rate: float, seed: int) -> list[float]:
+    """Returns the first `count` times of `poisson`."""
+    return list(itertools.islice(poisson(rate, seed), count))
