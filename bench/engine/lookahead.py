@@ -24,7 +24,7 @@ import numpy as np
 
 from services.engine.backends.cpu.answer import StepAnswer
 from services.engine.backends.load import load_worker
-from services.engine.backends.torch import worker as torch_worker
+from services.engine.backends.torch import results
 from services.engine.core.core import Core
 from services.engine.core.plan import CoreLimits
 from services.engine.core.request import SequenceSpec
@@ -125,7 +125,7 @@ def write(text: Text) -> None:
         places = zip(batch.columns.seeds.tolist(), batch.output_positions.tolist(), strict=True)
         return Sampled(np.array([text(*place) for place in places], dtype=np.int64), sampled.logprobs)
 
-    torch_worker.sample = lambda logits, batch: replaced(sample(logits, batch), batch)  # type: ignore[assignment]
+    results.sample = lambda logits, batch: replaced(sample(logits, batch), batch)  # type: ignore[assignment]
     StepAnswer.sampled = lambda answer, batch: replaced(answer_sampled(answer, batch), batch)  # type: ignore
 
 
