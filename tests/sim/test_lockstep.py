@@ -106,7 +106,7 @@ def test_of_two_engines_the_one_that_changes_its_mind_is_wrong(model_dir, seed):
     async def scenario(society: Society) -> None:
         await known(society)
         lie(society, f"engine{seed % 2}", steady=False)
-        requests = [structs.replace(greedy(number), lockstep=True) for number in range(8)]
+        requests = [structs.replace(greedy(number), guests=GuestOptions(lockstep=True)) for number in range(8)]
         asked = asyncio.gather(*(society.ask(request) for request in requests))
         while not lockstep_of(society).trust.quarantined:
             await asyncio.sleep(0.01)
@@ -173,14 +173,14 @@ def test_while_the_second_engine_restarts_a_request_that_asks_for_it_waits(model
         society.kill("second")
         await asyncio.sleep(1)  # its lease has run out
         assert not lockstep_of(society)._trusted()[1:]
-        asked = asyncio.create_task(society.ask(structs.replace(greedy(0), lockstep=True)))
+        asked = asyncio.create_task(society.ask(structs.replace(greedy(0), guests=GuestOptions(lockstep=True))))
         await asyncio.sleep(1)
         assert not asked.done()
         await society.start("engine", "third")
         check(await asked, 0)
         society.kill("third")
         await asyncio.sleep(1 + limits.LOCKSTEP_GRACE_S)
-        refused = await society.ask(structs.replace(greedy(0), lockstep=True))
+        refused = await society.ask(structs.replace(greedy(0), guests=GuestOptions(lockstep=True)))
         assert refused.error is not None
         assert refused.error.code == "no_engine"
         assert refused.refused
@@ -191,15 +191,18 @@ def test_while_the_second_engine_restarts_a_request_that_asks_for_it_waits(model
 
 def test_a_request_that_asked_for_it_fails_without_a_second_engine_and_a_sampled_one_goes_on(model_dir):
     async def scenario(society: Society) -> None:
-        refused = await society.ask(structs.replace(greedy(0), lockstep=True))
+        refused = await society.ask(structs.replace(greedy(0), guests=GuestOptions(lockstep=True)))
         assert refused.error is not None
         assert refused.error.code == "no_engine"
-        lockstep_of(society)._share = 1.0
+        lockstep_of(society)._share, lockstep_of(society).asked_by = 1.0, None
         await society.ask(greedy(1))
         assert lockstep_of(society).counts.unavailable == 1
         await society.start("engine", "second")
         await asyncio.sleep(0.5)
-        asked = [society.ask(structs.replace(greedy(2, 100), lockstep=True)), society.ask(greedy(3, 100))]
+        asked = [
+            society.ask(structs.replace(greedy(2, 100), guests=GuestOptions(lockstep=True))),
+            society.ask(greedy(3, 100)),
+        ]
         running = asyncio.gather(*asked)
         await asyncio.sleep(0.1)
         society.kill("second")

@@ -4,7 +4,7 @@ import asyncio
 
 from msgspec.structs import replace
 
-from services.gateway.path.generation import Client
+from services.gateway.path.generation import Client, Origin
 from tests.sim.society import Society
 from tests.sim.test_society import check, greedy, model_dir, simulate
 
@@ -17,7 +17,9 @@ async def started(society: Society) -> list[asyncio.Task[None]]:
     """Starts `MANY` requests and returns when half of them have output."""
 
     async def ask(number: int) -> None:
-        check(await society.ask(replace(greedy(number, max_tokens=COUNT), client=MANY_OF)), number, COUNT)
+        check(
+            await society.ask(replace(greedy(number, max_tokens=COUNT), origin=Origin(client=MANY_OF))), number, COUNT
+        )
 
     for engine in society.engines():
         engine.driver.step_s = STEP_S
@@ -71,7 +73,7 @@ def test_a_new_request_of_another_key_does_not_wait_for_them(model_dir):
         queue = society.members["gateway0"].service.actor.parts.dispatcher.queue
         while not len(queue):
             await asyncio.sleep(STEP_S / 10)
-        new = asyncio.create_task(society.ask(replace(greedy(MANY, max_tokens=COUNT), client=OTHER)))
+        new = asyncio.create_task(society.ask(replace(greedy(MANY, max_tokens=COUNT), origin=Origin(client=OTHER))))
         table = society.members["engine1"].service.actor.sequences
         before = {entry.sequence_id for entry in table.entries()}
         while not any(not entry.first_position for entry in table.entries() if entry.sequence_id not in before):

@@ -36,7 +36,9 @@ def test_a_resumed_sequence_returns_to_its_engine_and_ends_its_former_run(model_
         address = home.host.id, home.host.instance_id
         # Without preference the other engine would get the sequence, because it has nothing to do.
         beside = [
-            asyncio.create_task(society.ask(greedy(number, COUNT, engine=home.host.id), "gateway1"))
+            asyncio.create_task(
+                society.ask(greedy(number, COUNT, guests=GuestOptions(engine=home.host.id)), "gateway1")
+            )
             for number in range(1, 5)
         ]
         await asyncio.sleep(10 * STEP_S)

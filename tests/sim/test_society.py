@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from services.gateway.path.generation import GenerationRequest, ModelCard, PromptInputs
+from services.gateway.path.generation import GenerationRequest, ModelCard, OutputText, PromptInputs
 from shared import limits
 from shared.messages import TokenEvents
 from shared.parameters.sampling import BeamParams, SamplingParams
@@ -250,7 +250,7 @@ def test_a_stop_string_ends_a_sequence_at_the_string(model_dir):
     async def scenario(society: Society) -> None:
         text = bytes(expected("prompt 1 of many", 20)).decode()
         stop = text[8:11]
-        answer = await society.ask(greedy(1, stop=(stop,)))
+        answer = await society.ask(greedy(1, output=OutputText(stop=(stop,))))
         assert answer.error is None
         assert answer.texts[0] == text[: text.index(stop)]
         assert answer.finish == {0: "stop"}
