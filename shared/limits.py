@@ -433,6 +433,12 @@ HAND_OVER_S = DRAIN_S - 2.0
 """An engine that drains hands over the sequences that still run after this many seconds. Gateways move most of them
 earlier: as soon as another engine has room. A gateway that drains ends the requests that still run after this many
 seconds: clients that can resume their streams are disconnected, others get an error."""
+WAITING_LOOK_S = 0.05
+"""Time between two checks for connections that wait in the listening sockets of the other gateways. A connection that
+its own gateway does not accept waits between one and two of these times."""
+WAITING_ACCEPTED_MAX = 64
+"""Connections that a gateway accepts at once from the listening socket of another one, so that several gateways share
+them."""
 ACCEPT_LINGER_S = 0.25
 """Time between the end of accepting connections in a draining gateway and the closing of its listening socket and of
 idle connections."""

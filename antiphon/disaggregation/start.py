@@ -63,7 +63,8 @@ def _scheduler(deployment: Deployment, settings: InstanceSettings, environ: Mapp
         stack.enter_context(
             _claimed(f"scheduler-{deployment.digest[:32]}", "a scheduler of this deployment runs already")
         )
-        listener = stack.enter_context(sockets.listen(settings.host, settings.port))
+        listeners = sockets.listen(settings.host, settings.port, settings.gateways)
+        stack.callback(sockets.close, listeners)
         directory = stack.enter_context(run_directory())
         bus, url = None, ""
         if binary:
@@ -75,7 +76,7 @@ def _scheduler(deployment: Deployment, settings: InstanceSettings, environ: Mapp
             for worker in deployment.workers():
                 bus.join("engine", worker.name)
             url = _bus_url(bus.url, deployment)
-        plan = launcher.make_plan([replace(model, engines=0)], environ, listener, directory, binary, (), bus)
+        plan = launcher.make_plan([replace(model, engines=0)], environ, listeners, directory, binary, (), bus)
         plan = replace(plan, versions=None)  # other instances start the engines
         gathering = Gathering(
             deployment=deployment, ports=ports, key=key, epoch=epoch, bus=url, sink=launcher.print_line
@@ -84,7 +85,7 @@ def _scheduler(deployment: Deployment, settings: InstanceSettings, environ: Mapp
         async def gather() -> Failure:
             return await gathering.run()
 
-        return asyncio.run(launcher.run_plan(plan, listener, gather))
+        return asyncio.run(launcher.run_plan(plan, listeners, gather))
 
 
 def _worker(deployment: Deployment, settings: InstanceSettings, environ: Mapping[str, str], key: bytes) -> int:
@@ -107,7 +108,8 @@ def _worker(deployment: Deployment, settings: InstanceSettings, environ: Mapping
         for each in own.device_ids:
             device = f"device {each} of {own.server.server_ip} is in use by another instance"
             stack.enter_context(_claimed(f"device-{own.server.server_ip}-{each}", device))
-        listener = stack.enter_context(sockets.listen(settings.host, settings.port))
+        (listener,) = listeners = sockets.listen(settings.host, settings.port, 1)
+        stack.callback(sockets.close, listeners)
         worker = Worker(deployment, model, environ, key, stack.enter_context(run_directory()))
         return asyncio.run(worker.run(listener))
 

@@ -152,12 +152,13 @@ def serve(settings: ServeSettings, environ: Mapping[str, str]) -> int:
         return asyncio.run(other_machine.run(ranks, machines, print_line, signalled))
     binary = "" if settings.nats else nats_server.find_binary()
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(sockets.listen(settings.host, settings.port))
+        listeners = sockets.listen(settings.host, settings.port, settings.gateways)
+        stack.callback(sockets.close, listeners)
         directory = stack.enter_context(run_directory())
-        plan = make_plan(models, environ, listener, directory, binary, gpus.ids)
+        plan = make_plan(models, environ, listeners, directory, binary, gpus.ids)
         if plan.versions is not None:
             plan = replace(plan, versions=replace(plan.versions, visible=tuple(visible)))
-        return asyncio.run(run_plan(plan, listener))
+        return asyncio.run(run_plan(plan, listeners))
 
 
 def located_models(models: Sequence[ServeSettings], environ: Mapping[str, str]) -> list[ServeSettings]:
@@ -215,7 +216,7 @@ class Place:
 def make_plan(
     models: Sequence[ServeSettings],
     environ: Mapping[str, str],
-    listener: socket.socket,
+    listeners: list[socket.socket],
     directory: Path,
     nats_binary: str,
     gpus: Sequence[str] = (),
@@ -234,17 +235,18 @@ def make_plan(
         bus = bus or nats_server.prepare(directory, namespace=first.namespace, store=_bus_store(first))
         place = Place(bus.address, "", "", bus)
         specs.append(_bus_spec(bus, nats_binary, environ))
+    sockets_of_gateways = [each.fileno() for each in listeners[: first.gateways]]
     # A key file may contain only digests, so the launcher needs a key of its own for its requests.
     own_key = secrets.token_urlsafe(24) if first.api_keys_file and not first.api_keys else ""
     files = first.files_directory or str(directory / "files")
     specs += [
-        _gateway_spec(index, models, environ, place, listener.fileno(), own_key=own_key, files_directory=files)
-        for index in range(first.gateways)
+        _gateway_spec(index, models, environ, place, sockets_of_gateways, own_key=own_key, files_directory=files)
+        for index in range(len(sockets_of_gateways))
     ]
     specs += _model_specs(models, environ, place, gpus)
     if place.bus:
         place.bus.write()
-    host, port = listener.getsockname()[:2]
+    host, port = listeners[0].getsockname()[:2]
     default = first.default_model
     ordered = sorted(names, key=lambda name: bool(default) and name != default)
     token = own_key or first.api_keys.split(",")[0].strip()
@@ -293,13 +295,15 @@ def _gateway_spec(
     models: Sequence[ServeSettings],
     environ: Mapping[str, str],
     place: Place,
-    listener: int,
+    descriptors: Sequence[int],
     *,
     own_key: str,
     files_directory: str,
 ) -> ChildSpec:
     settings = models[0]
-    changes: dict[str, object] = {"listen_fd": listener, "api_keys": "", "launcher_key": "", "usage_sink": ""}
+    own, others = descriptors[index], [*descriptors[:index], *descriptors[index + 1 :]]
+    changes: dict[str, object] = {"listen_fd": own, "other_listen_fds": ",".join(map(str, others))}
+    changes |= {"api_keys": "", "launcher_key": "", "usage_sink": ""}
     # All gateways have the same files; a restarted gateway continues its batches.
     changes |= {"files_directory": files_directory}
     changes |= {"default_model": settings.default_model or model_name(settings)}
@@ -313,7 +317,7 @@ def _gateway_spec(
     }
     secret = {name: value for name, value in secret.items() if value}
     spec = service_spec("gateway", f"gateway-{index + 1}", settings, changes, {**environ}, place, secret)
-    return replace(spec, pass_fds=(listener,))
+    return replace(spec, pass_fds=(own, *others))
 
 
 def _model_specs(
@@ -419,10 +423,12 @@ def _member_prefix() -> str:
     return f"{re.sub(r'[^A-Za-z0-9_-]', '-', socket.gethostname())[:32]}-{os.getpid()}-"
 
 
-async def run_plan(plan: Plan, listener: socket.socket, beside: Callable[[], Awaitable[Failure]] | None = None) -> int:
+async def run_plan(
+    plan: Plan, listeners: list[socket.socket], beside: Callable[[], Awaitable[Failure]] | None = None
+) -> int:
     """Runs the children until the first signal or until they fail, and returns the exit code.
 
-    `listener`: the gateways' socket, which is closed before the children are stopped. `beside` runs concurrently;
+    `listeners`: the gateways' sockets, which are closed before the children are stopped. `beside` runs concurrently;
     the failure that it returns stops the server.
     """
     raise_limit()
@@ -442,7 +448,7 @@ async def run_plan(plan: Plan, listener: socket.socket, beside: Callable[[], Awa
         for task in (versions, stores):
             if task is not None:
                 task.cancel()
-        listener.close()
+        sockets.close(listeners)
         await _shut_down(fleet, failure)
         return failure.exit_code if failure else (FORCED if fleet.killed else 0)
     finally:

@@ -1,8 +1,11 @@
-"""The listening socket of the gateways, which the launcher opens and all gateways inherit.
+"""The listening sockets of the gateways, which the launcher opens and the gateways inherit.
 
-A connection is accepted by the gateway that is first to find time. So a gateway that is dead, frozen or busy leaves
-connections to the others. The launcher keeps the socket open: while the only gateway restarts, connections wait in the
-backlog.
+The launcher keeps its own copies open: while a gateway starts, or the only one restarts, connections wait in the
+backlog instead of being refused. A single gateway has the port exclusively. Several gateways have one socket each on
+the same port (SO_REUSEPORT), and the kernel distributes new connections over these sockets. With one shared socket, the
+first gateway to wake up could accept a whole burst of connections. Connections that wait in the socket of a dead or
+stopped gateway are accepted by the other gateways, which inherit all sockets
+(`services.gateway.edge.http.server.waiting`).
 """
 
 import errno
@@ -13,11 +16,36 @@ from shared.flags import SettingsError
 BACKLOG = 2048
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Opens and returns a listening socket. Port 0 selects a free port. Raises SettingsError."""
+def listen(host: str, port: int, count: int) -> list[socket.socket]:
+    """Opens and returns one listening socket for each of `count` gateways. Raises SettingsError.
+
+    Port 0 selects a free port.
+    """
     family, address = _resolve(host, port)
+    if count == 1:
+        return [_open(family, address, shared=False)]
+    with _open(family, address, shared=False) as probe:
+        # SO_REUSEPORT would let another launcher of the same user share the port: open it exclusively first.
+        address = (address[0], probe.getsockname()[1], *address[2:])
+    sockets: list[socket.socket] = []
     try:
-        return socket.create_server(address, family=family, backlog=BACKLOG)
+        for _ in range(count):
+            sockets.append(_open(family, address, shared=True))  # noqa: PERF401 - on failure open sockets are closed
+    except SettingsError:
+        close(sockets)
+        raise
+    return sockets
+
+
+def close(sockets: list[socket.socket]) -> None:
+    """Closes the sockets and removes them from the list."""
+    while sockets:
+        sockets.pop().close()
+
+
+def _open(family: socket.AddressFamily, address: tuple, *, shared: bool) -> socket.socket:
+    try:
+        return socket.create_server(address, family=family, backlog=BACKLOG, reuse_port=shared)
     except OSError as error:
         raise SettingsError(_explain(error, address[0], address[1])) from error
 

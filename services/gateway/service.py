@@ -11,7 +11,7 @@ from services.gateway.edge.access.quotas import Quotas
 from services.gateway.edge.access.usage import Receiver, UsageLedger
 from services.gateway.edge.access.usage_sinks import BusSink, sink_of
 from services.gateway.edge.http.auth import ApiKeys
-from services.gateway.edge.http.server.uvicorn_server import Server, listen, server_config
+from services.gateway.edge.http.server.uvicorn_server import Server, listen, others, server_config
 from services.gateway.guests import make_guests
 from services.gateway.ops.timeline import Recorder
 from services.gateway.ops.timeline.guest import Timeline
@@ -80,9 +80,13 @@ class GatewayService:
             guests=self._actor.guests,
             versions=self._actor.versions,
         )
+<<<<<<< ours
         self._parts: list[Lifetime] = [*self._actor.guests, *self._app.state.apis]
         self._background += [asyncio.create_task(work) for part in self._parts for work in part.work()]
         self._server = Server(server_config(self._app, self._settings))
+=======
+        self._server = Server(server_config(self._app, self._settings), others(self._settings))
+>>>>>>> theirs
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))
 
     def status(self) -> GatewayStatus:

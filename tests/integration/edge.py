@@ -223,7 +223,7 @@ async def serving(
             await api.leave()
             await api.finish()
         # The server's own shutdown is in steps of 100 ms.
-        server.stop_accepting()
+        await server.stop_accepting()
         listener.close()
         for connection in list(server.server_state.connections):
             connection.shutdown()

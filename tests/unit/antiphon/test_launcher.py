@@ -31,15 +31,17 @@ from tests.models import make_model
 
 
 @pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as opened:
-        yield opened
+def listeners() -> Iterator[list[socket.socket]]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    yield sockets
+    for each in sockets:
+        each.close()
 
 
 @pytest.fixture
-def planned(listener: socket.socket, tmp_path: Path):
+def planned(listeners: list[socket.socket], tmp_path: Path):
     def plan(settings: ServeSettings, binary: str = "/usr/bin/nats-server", **environ: str) -> Plan:
-        return make_plan(models_of(settings), {"PATH": "/bin", **environ}, listener, tmp_path, binary)
+        return make_plan(models_of(settings), {"PATH": "/bin", **environ}, listeners, tmp_path, binary)
 
     return plan
 
@@ -93,6 +95,7 @@ def test_a_child_gets_by_flags_exactly_what_the_user_chose(planned) -> None:
             "nats_credentials",
             "service_id",
             "listen_fd",
+            "other_listen_fds",
             "default_model",
             "files_directory",
         }
@@ -171,16 +174,20 @@ def test_with_a_bus_elsewhere_none_is_started_and_names_are_unique_across_launch
     assert len(parsed.service_id) <= 64
 
 
-def test_all_gateways_inherit_the_listening_socket(planned, listener: socket.socket) -> None:
+def test_each_gateway_inherits_a_listening_socket_of_its_own(planned, listeners: list[socket.socket]) -> None:
     gateways = [spec for spec in planned(ServeSettings(gateways=3)).specs if spec.service == "gateway"]
-    assert [settings_of(spec).listen_fd for spec in gateways] == 3 * [listener.fileno()]
-    assert [spec.pass_fds for spec in gateways] == 3 * [(listener.fileno(),)]
+    descriptors = [each.fileno() for each in listeners]
+    assert [settings_of(spec).listen_fd for spec in gateways] == descriptors
+    for spec, own in zip(gateways, descriptors, strict=True):
+        others = [each for each in descriptors if each != own]
+        assert settings_of(spec).other_listen_fds == ",".join(map(str, others))
+        assert spec.pass_fds == (own, *others)
 
 
 @pytest.mark.spec("S-SRV-014", "S-SRV-105:workers")
-def test_as_many_engines_as_workers_each_with_its_gpu(planned, listener: socket.socket, tmp_path: Path) -> None:
+def test_as_many_engines_as_workers_each_with_its_gpu(planned, listeners: list[socket.socket], tmp_path: Path) -> None:
     settings = ServeSettings(engines=2)
-    plan = make_plan([settings], {"CUDA_VISIBLE_DEVICES": "3,1"}, listener, tmp_path, "", ("3", "1"))
+    plan = make_plan([settings], {"CUDA_VISIBLE_DEVICES": "3,1"}, listeners, tmp_path, "", ("3", "1"))
     gpus = {spec.name: spec.environ["CUDA_VISIBLE_DEVICES"] for spec in plan.specs if spec.environ}
     assert gpus == {
         "gateway-1": "3,1", "tokenizer-1": "3,1", "engine-1": "3", "engine-2": "1", "detokenizer-1": "3,1",
@@ -235,14 +242,14 @@ def test_engines_of_all_models_share_the_cores(planned, monkeypatch: pytest.Monk
     assert [settings_of(spec).execution.threads for spec in engines] == [2, 2, 2, 2]
 
 
-def test_engines_of_all_models_share_the_gpus(listener: socket.socket, tmp_path: Path) -> None:
+def test_engines_of_all_models_share_the_gpus(listeners: list[socket.socket], tmp_path: Path) -> None:
     file = tmp_path / "models.toml"
     rows = ('[[models]]\nmodel = "/b"\ndevice = "cpu"', '[[models]]\nmodel = "/c"')
     file.write_text("\n".join(rows))
     models = models_of(ServeSettings(model="/a", models=str(file)))
     gpus = assign_gpus(models, ["0", "1"])
     assert gpus.ids == ("0", "1")
-    plan = make_plan(models, {}, listener, tmp_path, "", gpus.ids)
+    plan = make_plan(models, {}, listeners, tmp_path, "", gpus.ids)
     engines = [spec for spec in plan.specs if spec.service == "engine"]
     assert [(spec.environ or {}).get("CUDA_VISIBLE_DEVICES") for spec in engines] == ["0", None, "1"]
     with pytest.raises(SettingsError, match="2 engines need a GPU each, and 1 can"):
@@ -296,9 +303,9 @@ def test_a_model_that_is_not_there_is_refused_before_anything_starts(tmp_path: P
 
 
 @pytest.mark.spec("S-SRV-101:ports")
-def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, listener: socket.socket) -> None:
+def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path, listeners: list[socket.socket]) -> None:
     (tmp_path / "config.json").write_text("{}")
-    port = listener.getsockname()[1]
+    port = listeners[0].getsockname()[1]
     with pytest.raises(SettingsError, match=f"port {port} is in use"):
         serve(ServeSettings(model=str(tmp_path), port=port), {})
 

@@ -143,7 +143,7 @@ async def test_a_gateway_that_serves_https_is_asked_so(monkeypatch: pytest.Monke
         server.lifespan = server.config.lifespan_class(server.config)
         await server.startup(sockets=[listener])
         assert await asyncio.to_thread(healthcheck.gateway) == ""
-        server.stop_accepting()
+        await server.stop_accepting()
 
 
 def test_a_gateway_that_does_not_listen_is_not_well(

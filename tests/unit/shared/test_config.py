@@ -150,7 +150,7 @@ def test_settings_cannot_be_changed_afterwards():
 def test_a_launcher_that_has_a_flag_already_keeps_it():
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=1)
-    add_flags(parser, GatewaySettings, skip=frozenset({"listen_fd"}))
+    add_flags(parser, GatewaySettings, skip=frozenset({"listen_fd", "other_listen_fds"}))
     options = parser.parse_args([])
     assert options.port == 1
     assert not hasattr(options, "listen_fd")

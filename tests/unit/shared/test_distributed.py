@@ -145,7 +145,7 @@ def test_the_ranks_of_a_machine_know_the_ports_of_their_engines() -> None:
     assert [each.parallel.master_port for each in ranks] == [29500, 29500, 29501, 29501]
     assert [each.rank for each in ranks] == [2, 3, 2, 3]
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        head = launcher.make_plan([replace(model, node_rank=0)], {}, listening, Path(), "")
+        head = launcher.make_plan([replace(model, node_rank=0)], {}, [listening], Path(), "")
     engines = [parse(EngineSettings, arguments(spec.argv[3:]), {}) for spec in head.specs if spec.service == "engine"]
     assert [each.parallel.master_port for each in engines] == [29500, 29501]
 

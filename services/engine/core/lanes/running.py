@@ -22,10 +22,12 @@ class RunningLane(Lane):
 
     def schedule(self, draft: StepDraft) -> None:
         """Schedules the running sequences. If blocks ran out, nobody may join: the step is closed."""
-        residency, shares = self._residency, self._prefill_shares(draft)
-        rests = left_out(residency.running)
-        if residency.waiting.num_running_clients > 1:
-            rests |= self._turns.resting(residency.running[: residency.num_ordinary], draft.now_s)
+        residency, joining, rests = self._residency, self._joining(draft), left_out(self._residency.running)
+        ordinary, shares = residency.running[: residency.num_ordinary], None
+        if residency.waiting.num_running_clients + (joining is not None) > 1:
+            rests |= self._turns.resting(ordinary, joining, draft.now_s)
+            if self._limits.enable_chunked_prefill:
+                shares = shares_of(ordinary, joining, draft.budget)
 
         def of_prompt(sequence: Sequence, num_tokens: int) -> int:
             if shares is not None:
@@ -35,18 +37,11 @@ class RunningLane(Lane):
 
         draft.closed = not continue_running(residency, draft, of_prompt, rests)
 
-    def _prefill_shares(self, draft: StepDraft) -> dict[str, int] | None:
-        """Returns how many prompt tokens of each client to schedule in a step; None if they need not be divided.
-
-        A client that has nothing running and whose first waiting sequence can join has a share too.
-        """
-        queue, admission = self._residency.waiting, self._admission
-        newcomer = queue.head(newcomers_only=True) if draft.may_join and admission.num_free_rows else None
-        if newcomer is not None and (not newcomer.client or admission.cannot_join(newcomer)):
-            newcomer = None
-        if not self._limits.enable_chunked_prefill or queue.num_running_clients + (newcomer is not None) < 2:
-            return None
-        return shares_of(self._residency.running[: self._residency.num_ordinary], newcomer, draft.budget)
+    def _joining(self, draft: StepDraft) -> Sequence | None:
+        """Returns the first waiting sequence of clients that have nothing running, if it can join; else None."""
+        may_join = draft.may_join and self._admission.num_free_rows
+        head = self._residency.waiting.head(newcomers_only=True) if may_join else None
+        return None if head is None or not head.client or self._admission.cannot_join(head) else head
 
 
 def continue_running(

@@ -3,7 +3,8 @@
 A step takes longer the more sequences it has, so a client with 128 sequences makes the tokens of another client, who
 has two, come several times later. Where that is so, the sequences of the client with many take turns. With k clients,
 a step takes at most k times as long as it would with the sequences of the client with fewest alone: then each client
-has at least the part of the engine's time that it would have if the engine were divided in time between the clients.
+has at least the part of the engine's time that it would have if the engine were divided in time between the clients. A
+sequence that joins counts too, so that its first token does not wait for all sequences of another client.
 
 How many sequences that allows follows from measured times (`step_times`): on a GPU, where a hundred more sequences cost
 hardly anything, all may take part. Without clients, or with sequences of a single client, nobody waits. Used only by
@@ -11,7 +12,7 @@ hardly anything, all may take part. Without clients, or with sequences of a sing
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from operator import attrgetter
 
 from services.engine.core.policy.prefill_shares import divide
@@ -29,21 +30,24 @@ class DecodeTurns:
         self._last: dict[str, tuple[int, int, int]] = {}
         """The age of the last sequence that had a turn, by client; only of clients whose sequences take turns."""
 
-    def resting(self, running: Iterable[Sequence], now_s: float) -> frozenset[int]:
+    def resting(self, running: Iterable[Sequence], joining: Sequence | None, now_s: float) -> frozenset[int]:
         """Returns the rows of the decoding sequences that the next step leaves out.
 
-        `running`: those that are not idle, oldest first, of two clients or more. `now_s`: 0 if there is no clock, and
-        then no sequence is left out.
+        `running`: those that are not idle, oldest first. `joining`: a sequence of a client that has none of these, and
+        that may join. `now_s`: 0 if there is no clock, and then no sequence is left out.
         """
         lines: dict[str, list[Sequence]] = {}
         for sequence in running:
             if sequence.num_unscheduled_tokens == 1 and not sequence.canary:
                 lines.setdefault(sequence.client, []).append(sequence)
-        room = self._room([len(line) for line in lines.values()]) if now_s and len(lines) > 1 else None
+        counts = {client: len(line) for client, line in lines.items()}
+        if joining is not None:
+            counts.setdefault(joining.client, 1)
+        room = self._room(counts.values()) if now_s and len(counts) > 1 else None
         if room is None:
             self._last.clear()
             return frozenset()
-        shares = divide(room, {client: len(line) for client, line in lines.items()})
+        shares = divide(room, counts)
         last, rests = self._last, set[int]()
         self._last = {}
         for client, line in lines.items():
@@ -54,7 +58,7 @@ class DecodeTurns:
                 rests |= {one.row for one in line}.difference(one.row for one in turns)
         return frozenset(rests)
 
-    def _room(self, counts: list[int]) -> int | None:
+    def _room(self, counts: Collection[int]) -> int | None:
         """Returns how many sequences a step may have; None if all of them may take part.
 
         `counts`: how many each client has. While too little is known about times, half of the sequences take part: that

@@ -22,7 +22,8 @@ class Machine:
         self.tokens = Counter[str]()
 
     def add(self, client: str, count: int) -> None:
-        for number in range(count):
+        known = sum(name.startswith(client) for name in self.core.sequences)
+        for number in range(known, known + count):
             one = spec(f"{client}{number}", prompt_of(4, first=200), max_tokens=3000)
             self.core.add(dataclasses.replace(one, client=client))
 
@@ -59,6 +60,17 @@ def test_a_client_with_few_sequences_keeps_half_of_its_tokens(fixed_s: float, ro
     counts = [machine.tokens[f"many{number}"] for number in range(MANY)]
     assert max(counts) - min(counts) <= 1, "they take turns"
     assert min(counts) >= 3
+
+
+def test_the_first_token_of_a_client_does_not_wait_for_all_sequences_of_another_one() -> None:
+    machine = Machine(0.001, 0.001)
+    for _ in range(4):  # so that the times of steps of different sizes are known
+        machine.add("many", MANY // 4)
+        machine.run(12)
+    machine.core.add(dataclasses.replace(spec("one", prompt_of(4, first=200), max_tokens=3000), client="one"))
+    [size] = machine.run(1)
+    assert machine.tokens["one"] == 1
+    assert size <= 6
 
 
 def test_where_further_sequences_cost_nothing_all_take_part() -> None:

@@ -4,6 +4,7 @@
 |------------------|---------------------------------------------------------------------|
 | `uvicorn_server` | uvicorn, its settings and its listening socket                      |
 | `accepting`      | accepts connections from that socket                                |
+| `waiting`        | accepts connections that wait at other gateways' sockets            |
 | `places`         | how many connections there may be, and which are closed for others  |
 | `connection`     | bounds requests in size and time, and ends connections              |
 | `web_socket`     | a connection that has become a WebSocket, with its own limits       |

@@ -1,7 +1,7 @@
-"""Accepts the connections of a gateway's listening socket. No bus.
+"""Accepts the connections of a gateway's own listening socket. No bus.
 
 asyncio's own loop, when the process has no descriptor left, logs thousands of tracebacks a second and does nothing
-else. Here accepting pauses, and the connections wait, and other gateways that share the socket can take them.
+else. Here accepting pauses, and the connections wait, so that other gateways can take them (`waiting`).
 """
 
 import asyncio

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from services.gateway.edge.http.server.accepting import Acceptor
 from services.gateway.edge.http.server.connection import BoundedConnection
 from services.gateway.edge.http.server.places import Place, Places
+from services.gateway.edge.http.server.waiting import accept_waiting
 from services.gateway.edge.http.server.web_socket import BoundedWebSocket
 from shared import limits
 from shared.actors.descriptors import raise_limit
@@ -33,21 +34,27 @@ class Server(uvicorn.Server):
     It does without signal handling, which `shared.actors.service` does, and without waking up ten times a second.
     """
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, others: Sequence[socket.socket] = ()) -> None:
+        """`others`: the listening sockets of the other gateways; connections that wait there are served too."""
         super().__init__(config)
         self.places = Places(connections_max(raise_limit()))
         self._leave = asyncio.Event()
+        self._others = others
+        self._beside: asyncio.Task[None] | None = None
         self._listeners: list[socket.socket] = []
         self._acceptors: list[Acceptor] = []
         self._handed = set[asyncio.Task[None]]()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts to accept connections on the sockets."""
+        """Starts to accept connections on the sockets, and connections that wait at the other gateways' sockets."""
         await super().startup([])
         self._listeners = sockets or []
         self._acceptors = [Acceptor(listener, self._taken) for listener in self._listeners]
         for acceptor in self._acceptors:
             acceptor.start()
+        if self._others:
+            self._beside = asyncio.create_task(accept_waiting(self._others, self._taken))
+            self._beside.add_done_callback(_tell_failure)
 
     def _taken(self, connection: socket.socket) -> bool:
         place = self.places.take()
@@ -77,8 +84,11 @@ class Server(uvicorn.Server):
             with contextlib.suppress(OSError):
                 connection.close()
 
-    def stop_accepting(self) -> None:
+    async def stop_accepting(self) -> None:
         """Accepts no more connections; those that wait in the listening sockets are left there."""
+        if self._beside is not None:
+            self._beside.cancel()
+            await asyncio.gather(self._beside, return_exceptions=True)
         for acceptor in self._acceptors:
             acceptor.stop()
 
@@ -87,7 +97,7 @@ class Server(uvicorn.Server):
 
         Requests on connections that were accepted are answered too (`BoundedConnection.shutdown`).
         """
-        self.stop_accepting()
+        await self.stop_accepting()
         await asyncio.sleep(limits.ACCEPT_LINGER_S)
         for listener in self._listeners:
             listener.close()
@@ -110,6 +120,11 @@ class Server(uvicorn.Server):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
                     await self._leave.wait()
+
+
+def _tell_failure(beside: asyncio.Task[None]) -> None:
+    if not beside.cancelled() and (error := beside.exception()) is not None:
+        _log.error("connections that wait for other gateways are not accepted any more", exc_info=error)
 
 
 def connections_max(descriptors: int) -> int:
@@ -141,7 +156,7 @@ def server_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
 
 
 def listen(settings: GatewaySettings) -> socket.socket:
-    """Returns a listening socket. Gateways that inherit none may share a port."""
+    """Returns a listening socket. Several gateways may share a port: the kernel distributes connections over them."""
     if settings.listen_fd >= 0:
         return socket.socket(fileno=settings.listen_fd)
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
@@ -158,3 +173,11 @@ def listen(settings: GatewaySettings) -> socket.socket:
     listener.listen(BACKLOG)
     listener.setblocking(False)
     return listener
+
+
+def others(settings: GatewaySettings) -> list[socket.socket]:
+    """Returns the listening sockets of the other gateways of this server."""
+    inherited = [socket.socket(fileno=int(text)) for text in settings.other_listen_fds.split(",") if text]
+    for each in inherited:
+        each.setblocking(False)
+    return inherited
