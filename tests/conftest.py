@@ -30,6 +30,7 @@ import pytest
 from shared import limits
 from shared.bus.nats import NatsTransport
 from shared.subjects import Subjects
+from tests.support import warm
 from tests.support.memory import MemoryBus, MemoryTransport
 
 pytest_plugins = ("infra.checks.spec_plugin", "tests.support.schedule")
@@ -53,8 +54,10 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
 
 
-def pytest_configure() -> None:
-    """On a machine with a GPU, runs the kernels there."""
+def pytest_configure(config: pytest.Config) -> None:
+    """The product's processes start from a warm one. On a machine with a GPU, the kernels run there."""
+    if sys.platform == "linux":
+        config.add_cleanup(warm.Warm().close)
     if os.environ["TRITON_INTERPRET"] == "0":
         # Imported here because it imports torch.
         from tests.support import kernels_on_gpu
