@@ -35,9 +35,10 @@ from shared.actors.imports import without_collections
 NAME = "warm"
 ROOT = Path(__file__).resolve().parents[2]
 WRAPPER = str(ROOT / "antiphon/supervision/child.py")
-LAUNCHERS = ("antiphon", "antiphon.entrypoints.openai.api_server")
+LAUNCHERS = ("antiphon", "antiphon.entrypoints.openai.api_server", "tests.system.mortal_launcher")
 SERVICES = ("gateway", "tokenizer", "engine", "engine.executor.rank", "detokenizer", "vision")
-MODULES = (*LAUNCHERS, *(f"services.{name}" for name in SERVICES))
+FAULTY = ("tests.system.faulty_engine", "tests.system.mortal_engine")
+MODULES = (*LAUNCHERS, *FAULTY, *(f"services.{name}" for name in SERVICES))
 IMPORTED = (
     "services.engine.service",
     "services.engine.worker.load",
@@ -52,7 +53,18 @@ IMPORTED = (
     "antiphon.versions.supervisor",
     "shared.deployment.store_keeper",
 )
-OWN = ("ANTIPHON_", "OPENAI_API_KEYS", "PYTEST_CURRENT_TEST")
+OWN = (
+    "ANTIPHON_",
+    "FAULT",
+    "FIRST",
+    "MODEL_PATH",
+    "MORTAL_",
+    "NODE_RANK",
+    "OPENAI_API_KEYS",
+    "PYTEST_",
+    "TP",
+    "USE_OPENAI",
+)
 """Beginnings of the variables that no library reads."""
 COMMAND_BYTES = 32 * 1024
 """Longest command line, which takes the place of the warm process's own."""
