@@ -81,10 +81,17 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(autouse=True)
-def _no_threads_stay() -> Iterator[None]:
-    """Ranks on threads (`tests.support.ranks`) end with their test."""
+def _threads() -> Iterator[None]:
+    """Ranks on threads (`tests.support.ranks`) end with their test, and PyTorch computes on one.
+
+    The threads of PyTorch wait for each other in a loop. Where other tests use the cores, that takes several times the
+    time of the computation.
+    """
+    # Nothing is imported here, because most tests do not need it.
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
     yield
-    # Not imported here, because it imports torch, which most tests do not need.
     ranks = sys.modules.get("tests.support.ranks")
     if ranks is not None:
         ranks.end_ranks()

@@ -54,18 +54,13 @@ IMPORTED = (
     "shared.deployment.store_keeper",
 )
 OWN = (
-    "ANTIPHON_",
-    "FAULT",
-    "FIRST",
-    "MODEL_PATH",
-    "MORTAL_",
-    "NODE_RANK",
-    "OPENAI_API_KEYS",
-    "PYTEST_",
-    "TP",
-    "USE_OPENAI",
-)
-"""Beginnings of the variables that no library reads."""
+    "ANTIPHON_", "FAULT", "FIRST", "MODEL_PATH", "MORTAL_", "NODE_RANK", "OPENAI_API_KEYS", "PYTEST_",
+    "TORCHINDUCTOR_CACHE_DIR", "TP", "USE_OPENAI",
+)  # fmt: skip
+"""Beginnings of the variables that no library reads when it is imported. PyTorch sets its own when tests import it."""
+OF_WARM = {b"OPENBLAS_NUM_THREADS": b"1", b"OMP_WAIT_POLICY": b"PASSIVE"}
+"""Read by libraries of the warm process when they are imported: numpy starts no threads, and PyTorch's wait without a
+loop, which would take the cores from other tests."""
 COMMAND_BYTES = 32 * 1024
 """Longest command line, which takes the place of the warm process's own."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -135,8 +130,7 @@ class Warm:
         if self._channel is None:
             self._channel, theirs = socket.socketpair()
             argv = [sys.executable, "-m", "tests.support.warm", str(theirs.fileno()), "-" * COMMAND_BYTES]
-            # One thread: OpenBLAS would start others when numpy is imported.
-            environ = {**self._environ, b"OPENBLAS_NUM_THREADS": b"1"}
+            environ = {**self._environ, **OF_WARM}
             with theirs:
                 self._process = subprocess.Popen(
                     argv, cwd=ROOT, env=environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
@@ -267,8 +261,9 @@ if __name__ == "__main__":
     # The module under its name, not `__main__`, which the modules that run here replace.
     warm = importlib.import_module("tests.support.warm")
     with without_collections():
-        for name in IMPORTED:
-            importlib.import_module(name)
-    os.environ.pop("OPENBLAS_NUM_THREADS")
+        for module in IMPORTED:
+            importlib.import_module(module)
+    for name in OF_WARM:
+        os.environb.pop(name)
     assert len(list(Path("/proc/self/task").iterdir())) == 1
     warm.run(socket.socket(fileno=int(sys.argv[1])))
