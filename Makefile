@@ -19,7 +19,7 @@ export PYRIGHT_PYTHON_GLOBAL_NODE := 0
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test sim chaos soak power-cut overload attack structured walk check kernels gpu-check pictures bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down vllm-test
+.PHONY: help install serve test quick sim chaos soak power-cut overload attack structured walk check kernels gpu-check pictures bench bench-scale bench-models bench-open bench-peers bench-quantized bench-stages quality docs coverage-of-spec spec-proofs demo-model neon-test ray-test container-test cluster-test client-test schemathesis up down vllm-test
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,10 @@ test: install  ## all tests that need no Docker (ARGS="-k name"; ARGS="-n 0": in
 	@rm -f $(SPEC_REPORT)
 	@# Compiled modules are kept, also where that is switched off: the tests start a thousand processes.
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --spec-report=$(SPEC_REPORT) $(ARGS)
+
+quick: install  ## the tests that a change since a revision can affect (SINCE=HEAD~3; ARGS as for `make test`)
+	@tests=$$($(BIN)/python -m infra.checks.affected $(SINCE)) || exit; test -z "$$tests" || \
+		PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto $(ARGS) $$tests
 
 sim: install  ## simulate whole systems under random faults (ARGS="-n 10000 --jobs 2", --seed N replays one)
 	$(BIN)/python -m tests.sim.run $(ARGS)

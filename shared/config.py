@@ -154,16 +154,10 @@ class VisionSettings(ModelSettings, group="pictures"):
 class GatewaySettings(BusSettings, GatewayPictureSettings, RecordSettings, group="http"):
     """Settings of a gateway. They name no models: the gateway discovers models by heartbeats."""
 
-<<<<<<< ours
     host: str = flag("0.0.0.0", "address to listen on")
     port: int = flag(8000, "port to listen on, 1 to 65535 (0: any free port)")
     listen_fd: int = flag(-1, "an inherited listening socket to use instead of host and port")
-=======
-    host: str = flag("0.0.0.0", "address to listen on", group="http")
-    port: int = flag(8000, "port to listen on, 1 to 65535 (0: any free port)", group="http")
-    listen_fd: int = flag(-1, "an inherited listening socket to use instead of host and port", group="http")
-    other_listen_fds: str = flag("", "inherited listening sockets of the other gateways, with commas", group="http")
->>>>>>> theirs
+    other_listen_fds: str = flag("", "inherited listening sockets of the other gateways, with commas")
     api_keys: str = flag(
         "",
         "API keys that requests may use, separated by commas (default: no key required)",

@@ -30,6 +30,7 @@ import pytest
 from shared import limits
 from shared.bus.nats import NatsTransport
 from shared.subjects import Subjects
+from tests.support import warm
 from tests.support.memory import MemoryBus, MemoryTransport
 
 pytest_plugins = ("infra.checks.spec_plugin", "tests.support.schedule")
@@ -53,8 +54,10 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))
 
 
-def pytest_configure() -> None:
-    """On a machine with a GPU, runs the kernels there."""
+def pytest_configure(config: pytest.Config) -> None:
+    """The product's processes start from a warm one. On a machine with a GPU, the kernels run there."""
+    if sys.platform == "linux":
+        config.add_cleanup(warm.Warm().close)
     if os.environ["TRITON_INTERPRET"] == "0":
         # Imported here because it imports torch.
         from tests.support import kernels_on_gpu
@@ -78,10 +81,17 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(autouse=True)
-def _no_threads_stay() -> Iterator[None]:
-    """Ranks on threads (`tests.support.ranks`) end with their test."""
+def _threads() -> Iterator[None]:
+    """Ranks on threads (`tests.support.ranks`) end with their test, and PyTorch computes on one.
+
+    The threads of PyTorch wait for each other in a loop. Where other tests use the cores, that takes several times the
+    time of the computation.
+    """
+    # Nothing is imported here, because most tests do not need it.
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
     yield
-    # Not imported here, because it imports torch, which most tests do not need.
     ranks = sys.modules.get("tests.support.ranks")
     if ranks is not None:
         ranks.end_ranks()

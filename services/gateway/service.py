@@ -80,13 +80,9 @@ class GatewayService:
             guests=self._actor.guests,
             versions=self._actor.versions,
         )
-<<<<<<< ours
         self._parts: list[Lifetime] = [*self._actor.guests, *self._app.state.apis]
         self._background += [asyncio.create_task(work) for part in self._parts for work in part.work()]
-        self._server = Server(server_config(self._app, self._settings))
-=======
         self._server = Server(server_config(self._app, self._settings), others(self._settings))
->>>>>>> theirs
         self._server_task = asyncio.create_task(self._serve(self._actor, listener))
 
     def status(self) -> GatewayStatus:

@@ -42,7 +42,7 @@ class Outputs:
         self.num_steps = 0
 
     def report(self, report: StepReport) -> None:
-        self.num_steps += 1
+        self.num_steps += bool(report.outcomes)
         for outcome in report.outcomes:
             assert outcome.position == len(self.tokens[outcome.sequence_id])
             assert outcome.token_ids
@@ -98,7 +98,8 @@ def give(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 def test_sequences_that_wait_for_their_masks_get_the_same_tokens(
     backend: str, bounds: dict[str, Any], overrides: dict[str, Any], models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_tokens = 12 if backend == "triton" else 40
+    # Triton's interpreter takes half a second for a step.
+    num_tokens = 4 if backend == "triton" else 40
     worker = make_worker(backend, models("llama"), max_num_seqs=8, **overrides)
     give(monkeypatch, 60.0)
     at_once = outputs(worker, GUIDED, num_tokens, **bounds)

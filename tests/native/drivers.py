@@ -1,16 +1,27 @@
-"""Builds a test's C++ program with the backend's sources, once for each state of them; the directory outlives a run."""
+"""Builds a test's C++ program with the backend's sources, once for each state of them."""
 
 import hashlib
-import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 from services.engine.backends.cpu.compile import QUIET, SOURCE, compile_objects, run
+from services.engine.backends.cpu.library import cache_directory
+from shared.cache_dirs import make_directory, remove_oldest
 
 DRIVER = Path(__file__).parent / "driver.cpp"
 COMMON = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-pthread", "-I", str(SOURCE), *QUIET)
 HEAP = ("-DWRAP_MEMORY", "-Wl,--wrap=mmap,--wrap=munmap,--wrap=madvise")
 """The library's memory comes from the heap, where a sanitizer sees its ends."""
+KEPT_MAX = 4
+"""Programs of each name that are kept: other checkouts have other sources."""
+
+
+def kept() -> Path:
+    """A directory that outlives runs and checkouts, beside that of the libraries that engines compile."""
+    cache = cache_directory("")
+    assert cache is not None
+    return cache.with_name("drivers")
 
 
 def build(
@@ -24,14 +35,12 @@ def build(
     program = directory / f"{name}-{digest.hexdigest()[:16]}"
     if program.is_file():
         return program
-    for old in directory.glob(f"{name}-*"):
-        old.unlink() if old.is_file() else shutil.rmtree(old)
-    scratch = directory / f"{name}-objects"
-    scratch.mkdir(parents=True)
-    every = (*COMMON, *flags)
-    objects = compile_objects(compiler, every, sources, scratch)
-    run([compiler, *every, *objects, "-o", str(program)])
-    shutil.rmtree(scratch)
+    make_directory(directory)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=".") as scratch:
+        every, made = (*COMMON, *flags), Path(scratch) / "program"
+        run([compiler, *every, *compile_objects(compiler, every, sources, Path(scratch)), "-o", str(made)])
+        made.replace(program)
+    remove_oldest(directory, f"{name}-*", KEPT_MAX)
     return program
 
 

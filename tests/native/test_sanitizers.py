@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.engine.backends.cpu.compile import usable_variants
-from tests.native.drivers import HEAP, build, numbers
+from tests.native.drivers import HEAP, build, kept, numbers
 from tests.native.libraries import need_compiler
 
 pytestmark = pytest.mark.timeout(900)  # two builds the first time, beside other tests
@@ -18,9 +18,9 @@ SANITIZERS = {
 
 
 @pytest.fixture(scope="module")
-def drivers(request: pytest.FixtureRequest) -> dict[str, Path]:
+def drivers() -> dict[str, Path]:
     """For the plainest instructions, in which everything is memory that the compiler knows of."""
-    compiler, directory = need_compiler(), request.config.cache.mkdir("drivers")
+    compiler, directory = need_compiler(), kept()
     plainest = usable_variants()[-1].flags
     with ThreadPoolExecutor() as pool:
         made = {

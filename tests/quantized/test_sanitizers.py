@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.engine.backends.cpu.compile import CompileError, usable_variants
-from tests.native.drivers import HEAP, build
+from tests.native.drivers import HEAP, build, kept
 from tests.native.libraries import need_compiler
 
 pytestmark = pytest.mark.timeout(900)  # two builds the first time, beside other tests
@@ -23,10 +23,10 @@ SANITIZERS = {
 
 
 @pytest.fixture(scope="module")
-def drivers(request: pytest.FixtureRequest) -> dict[str, Path]:
+def drivers() -> dict[str, Path]:
     """The driver with each sanitizer, compiled together."""
     variants = [variant for variant in usable_variants() if variant.name != "amx"]
-    compiler, directory = need_compiler(), request.config.cache.mkdir("drivers")
+    compiler, directory = need_compiler(), kept()
     if not variants:
         pytest.skip("the library knows no instruction set of this processor that sanitizers see")
 

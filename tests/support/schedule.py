@@ -60,9 +60,9 @@ def rank(nodeid: str) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """What `-n auto` means. Two on one processor, because many tests wait for processes."""
+    """What `-n auto` means. One more than processors, because many tests wait."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return max(1, min(PROCESSES_MAX, max(2, len(os.sched_getaffinity(0))), memory // BYTES_OF_ONE))
+    return max(1, min(PROCESSES_MAX, len(os.sched_getaffinity(0)) + 1, memory // BYTES_OF_ONE))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.actors.standby import stands_by
+from tests.support import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_S, END_S = 90.0, 30.0
@@ -85,13 +86,15 @@ class Served(Started):
         return int(self.url.split(":")[2].split("/")[0])
 
     def pids(self) -> dict[str, int]:
-        """Of the children that run now, by their name; standbys are left out."""
+        """Of the children that run now, by their name; standbys and the process that forks them are left out."""
         found: dict[str, int] = {}
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, IndexError):
                 parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
                 words = (path / "cmdline").read_text().split("\0")
-                if parent == self.process.pid and not stands_by(words, (path / "comm").read_text().strip()):
+                if parent != self.process.pid or words[0] == warm.NAME:
+                    continue
+                if not stands_by(words, (path / "comm").read_text().strip()):
                     named = [word.partition("=")[2] for word in words if word.startswith("--service-id=")]
                     found[named[0] if named else Path(words[0]).name] = int(path.name)
         return found

@@ -8,12 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from antiphon.launch import sockets
-<<<<<<< ours
-from services.gateway.edge.http.server.accepting import Acceptor
 from shared.flags import SettingsError
-=======
-from shared.config import SettingsError
->>>>>>> theirs
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def test_what_takes_longest_is_there_and_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "gib", "count"), [(1, 64, 2), (2, 64, 2), (3, 64, 3), (64, 64, 4), (64, 9, 2), (8, 3, 1)]
+    ("cores", "gib", "count"), [(1, 64, 2), (2, 64, 3), (3, 64, 4), (64, 64, 4), (64, 9, 2), (8, 3, 1)]
 )
 def test_there_are_as_many_processes_as_cores_and_memory_allow(
     cores: int, gib: int, count: int, monkeypatch: pytest.MonkeyPatch
