@@ -41,7 +41,7 @@ FAULTY = ("tests.system.faulty_engine", "tests.system.mortal_engine")
 MODULES = (*LAUNCHERS, *FAULTY, *(f"services.{name}" for name in SERVICES))
 IMPORTED = (
     "services.engine.service",
-    "services.engine.worker.load",
+    "services.engine.backends.load",
     "services.engine.executor.rank",
     "services.gateway.service",
     "services.tokenizer.service",
