@@ -100,10 +100,12 @@ class Served(Started):
         return found
 
     def descendants(self) -> list[int]:
-        """Process ids of the children, their children, and so on."""
+        """Process ids of the children, their children, and so on, without the process that forks them."""
         parents: dict[int, int] = {}
         for path in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, IndexError):
+                if (path / "cmdline").read_text().split("\0")[0] == warm.NAME:
+                    continue
                 parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
         found = [self.process.pid]
         for pid in found:
