@@ -17,24 +17,29 @@ PROCESSES_MAX = 4
 BYTES_OF_ONE = 4 * 2**30
 """Memory for each process, which loads PyTorch and keeps some models, and for the systems that it starts."""
 LONGEST = (
-    "tests/model/test_parity.py",
-    "tests/model/test_triton_worker.py",
     "tests/system/devices/test_disaggregation.py",
+    "tests/native/test_sanitizers.py",
     "tests/quantized/test_sanitizers.py",
-    "tests/model/test_triton_adapters.py",
     "tests/system/reliability/test_second_opinion.py",
     "tests/sim/test_swarm.py",
-    "tests/model/test_mask_turns.py",
     "tests/system/api",
+    "tests/system/devices/test_parallel.py",
+    "tests/model/test_parallel.py",
+    "tests/model/test_parity.py",
+    "tests/system/models/test_conversation_templates.py",
+    "tests/system/devices/test_role_script.py",
+    "tests/system/test_encoders.py",
+    "tests/model/test_mask_turns.py",
+    "tests/system/console",
+    "tests/system/devices/test_machines.py",
+    "tests/system/models/test_adapters.py",
     "tests/integration/test_stalled_engine.py",
     "tests/quantized/test_tool.py",
-    "tests/native/test_sanitizers.py",
     "tests/sim/test_flow.py",
-    "tests/system/console",
+    "tests/model/test_triton_worker.py",
+    "tests/model/test_triton_adapters.py",
     "tests/unit/engine/worker/test_memory_limit.py",
     "tests/unit/vision/test_memory_of_pictures.py",
-    "tests/unit/gateway/openai/test_tool_parsers.py",
-    "tests/unit/gateway/openai/test_call_grammars.py",
 )
 """What takes longest, the longest first; everything else follows in the order in which pytest finds it, and ends with
 short files (tests/unit). A file that is missing here may keep one process busy when the others have ended."""

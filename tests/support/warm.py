@@ -64,7 +64,7 @@ loop, which would take the cores from other tests."""
 COMMAND_BYTES = 32 * 1024
 """Longest command line, which takes the place of the warm process's own."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_prctl = ctypes.CDLL(None).prctl
+_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,14 +135,14 @@ class Warm:
                 self._process = subprocess.Popen(
                     argv, cwd=ROOT, env=environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
                 )
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
             data = pickle.dumps(order)
             socket.send_fds(self._channel, [len(data).to_bytes(8, "big")], descriptors)
             self._channel.sendall(data)
             return int(self._channel.recv(64))
         finally:
-            _prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+            _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def serve(channel: socket.socket) -> tuple[Order, list[int]] | None:
@@ -192,7 +192,7 @@ def _attend() -> None:
     """Gives this process a warm one of its own."""
     ours, theirs = socket.socketpair()
     if os.fork() == 0:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os.setsid()
         ours.close()
         null = os.open(os.devnull, os.O_RDWR)
