@@ -12,6 +12,7 @@ from typing import Self
 
 from tests.attack.memory import MemoryWatch
 from tests.attack.place import Place
+from tests.support import warm
 from tests.system.served import READY_S, Served, alive
 
 BOBS = 40
@@ -83,7 +84,7 @@ class Target:
     def start(self) -> None:
         """Starts the server and waits until it is ready."""
         command = ("tests.attack.few_files", "serve") if self.kind.few_files else ("antiphon", "serve")
-        self.served = Served(*self._flags, command=command)
+        self.served = Served(*self._flags, command=command, environ=warm.EXECUTED)
         try:
             self.served.wait_for("Antiphon is ready", READY_S)
         except BaseException:

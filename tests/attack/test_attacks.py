@@ -9,6 +9,7 @@ from tests.attack.attack import Make
 from tests.attack.kinds import bus, computing, files, fuzz
 from tests.attack.place import Place
 from tests.attack.target import Keys
+from tests.support import warm
 from tests.system.served import Served
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(180)]
@@ -31,7 +32,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Place]]:
     folder, keys = tmp_path_factory.mktemp("attack"), Keys()
     keys.write(folder / "keys.toml")
     flags = (f"--files-directory={folder / 'files'}", f"--api-keys-file={folder / 'keys.toml'}")
-    served = Served(*flags, "--record-content-mb=16", "--threads=1")
+    served = Served(*flags, "--record-content-mb=16", "--threads=1", environ=warm.EXECUTED)
     try:
         served.wait_for("Antiphon is ready")
         common = served.port, served.process.pid, str(folder / "files"), 1

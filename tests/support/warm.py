@@ -61,6 +61,9 @@ OWN = (
 OF_WARM = {b"OPENBLAS_NUM_THREADS": b"1", b"OMP_WAIT_POLICY": b"PASSIVE"}
 """Read by libraries of the warm process when they are imported: numpy starts no threads, and PyTorch's wait without a
 loop, which would take the cores from other tests."""
+EXECUTED = {"EXECUTED": "yes"}
+"""Environment of a system whose processes are executed as a user's are: their files in /proc tell what they were given,
+which attacks read."""
 COMMAND_BYTES = 32 * 1024
 """Longest command line, which takes the place of the warm process's own."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36

@@ -14,6 +14,7 @@ from antiphon import LLM, LoRARequest, PromptAdapterRequest, SamplingParams
 from antiphon.cli import main
 from tests.adapters import make_adapter, make_prompt_adapter, merge, prompted_reference
 from tests.models import greedy_reference
+from tests.support import warm
 from tests.system.served import Served, alive, fetch, until_the_end, wait_until
 
 PROMPTS = [f"Number {number}:" for number in range(16)]
@@ -35,9 +36,9 @@ def greedy(llm: LLM) -> list[str]:
 
 def ranks_of(served: Served) -> list[int]:
     """Process ids of the engine's other ranks."""
-    parent = served.pids()["engine-1"]
-    children = Path(f"/proc/{parent}/task").glob("*/children")
-    return [int(word) for path in children for word in path.read_text().split()]
+    children = Path(f"/proc/{served.pids()['engine-1']}/task").glob("*/children")
+    pids = [int(word) for path in children for word in path.read_text().split()]
+    return [pid for pid in pids if Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0] != warm.NAME]
 
 
 @pytest.mark.spec("S-OFF-006", "S-SRV-070")

@@ -31,9 +31,13 @@ def test_whoever_takes_the_port_of_the_bus_gets_nothing_and_the_server_serves_ag
     port = int(re.findall(r'listen: "127.0.0.1:(\d+)"', config.read_text())[0])
     made = fetch(served, "POST", "/v1/responses", {"input": "hi", "max_output_tokens": 16}).json["id"]
     with thief(port) as other:
-        os.kill(served.pids()["nats-server"], signal.SIGKILL)
+        # Until the other one was visited, nobody can start the bus at another port, where the services would go.
+        bus = served.pids()["nats-server"]
+        os.kill(served.process.pid, signal.SIGSTOP)
+        os.kill(bus, signal.SIGKILL)
         other.take()
         other.visited()
+        os.kill(served.process.pid, signal.SIGCONT)
         served.wait_for(f"has taken the port {port} of the bus, which starts at port")
         wait_until(lambda: fetch(served, "GET", "/readyz").status == 200, 60, lambda: served.output)
         body = {"prompt": "hi", "max_tokens": 8}

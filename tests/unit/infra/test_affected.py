@@ -59,4 +59,4 @@ def test_a_change_of_one_room_leaves_most_tests_of_this_project_alone() -> None:
     sources = {path.as_posix(): path.read_text() for folder in folders for path in Path(folder).rglob("*.py")}
     found = affected(sources, {"services/gateway/apis/ollama/api.py"})
     assert {"tests/integration/test_ollama_api.py", "tests/system/test_other_apis.py"} <= {*found}
-    assert not [path for path in found if path.startswith(("tests/model", "tests/sim", "tests/unit/engine/core"))]
+    assert not [path for path in found if path.startswith(("tests/model", "tests/unit/engine/core"))]
