@@ -15,7 +15,8 @@ class Outlet:
 
     def __init__(self) -> None:
         self._updates: list[SequenceUpdate] = []
-        self._wake = asyncio.Event()
+        self._waiting: asyncio.Future[None] | None = None
+        """Of the consumer, until there is something for it. On the token path, where an `asyncio.Event` takes longer."""
         self._ended = False
         self._error: ServiceError | None = None
 
@@ -25,21 +26,28 @@ class Outlet:
     def put(self, update: SequenceUpdate) -> None:
         """Adds an update."""
         self._updates.append(update)
-        self._wake.set()
+        if self._waiting is not None:
+            self._wake(self._waiting)
 
     def end(self, error: ServiceError | None) -> None:
         """Makes `batches` end after the updates so far, with an error if there is one. Called once."""
         self._ended, self._error = True, error
-        self._wake.set()
+        if self._waiting is not None:
+            self._wake(self._waiting)
+
+    def _wake(self, waiting: "asyncio.Future[None]") -> None:
+        self._waiting = None
+        if not waiting.done():  # it is done if the consumer was cancelled
+            waiting.set_result(None)
 
     async def batches(self) -> AsyncIterator[list[SequenceUpdate]]:
-        """Yields the updates in batches. Raises what the request failed with."""
+        """Yields the updates in batches, to one consumer. Raises what the request failed with."""
         while self._updates or not self._ended:
             if self._updates:
                 batch, self._updates = self._updates, []
                 yield batch
             else:
-                self._wake.clear()
-                await self._wake.wait()
+                self._waiting = asyncio.get_running_loop().create_future()
+                await self._waiting
         if self._error is not None:
             raise self._error
