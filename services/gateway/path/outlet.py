@@ -16,7 +16,7 @@ class Outlet:
     def __init__(self) -> None:
         self._updates: list[SequenceUpdate] = []
         self._waiting: asyncio.Future[None] | None = None
-        """Of the consumer, until there is something for it. On the token path, where an `asyncio.Event` takes longer."""
+        """Of the consumer, until there is something for it. On the token path, where an `asyncio.Event` is slower."""
         self._ended = False
         self._error: ServiceError | None = None
 
