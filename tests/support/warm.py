@@ -17,7 +17,6 @@ import contextlib
 import ctypes
 import importlib
 import os
-import pickle
 import runpy
 import signal
 import socket
@@ -29,6 +28,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+import msgspec
 
 from shared.actors.imports import without_collections
 
@@ -140,7 +141,7 @@ class Warm:
                 )
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         try:
-            data = pickle.dumps(order)
+            data = msgspec.msgpack.encode(order)
             socket.send_fds(self._channel, [len(data).to_bytes(8, "big")], descriptors)
             self._channel.sendall(data)
             return int(self._channel.recv(64))
@@ -257,7 +258,7 @@ def _receive(channel: socket.socket) -> tuple[Order, list[int]] | None:
     data = b""
     while len(data) < int.from_bytes(size, "big"):
         data += channel.recv(1 << 16)
-    return pickle.loads(data), descriptors
+    return msgspec.msgpack.decode(data, type=Order), descriptors
 
 
 if __name__ == "__main__":
