@@ -14,7 +14,7 @@ REQUESTS = 6
 SPARE_FILES, SPARE_FUNCTIONS = 1, 5
 """So many more pass: timers look at a request that takes long (the engine's `watchdog`, a gateway's `progress_watch`),
 and tokens that arrive one by one are written by other functions than tokens that arrive together."""
-SHARE_MIN = 0.9
+SHARE_MIN = 0.8
 """Of the committed functions; with fewer, the page tells of a way that is no longer that long."""
 
 
