@@ -1,10 +1,20 @@
-"""The client of nats-py as `nats` uses it: messages without a queue, clean reconnections.
+"""The client of nats-py as `nats` uses it: a shorter way for messages in both directions, and clean reconnections.
 
-A message goes to the receiver of its subscription as soon as the library has read it (`receivers`): the library would
-queue it, and drop it from a full queue. Everything else is the library's. Only `nats` and `nats_tcp` know this module.
+The library passes each message through four tasks: the one that reads the socket, one for each subscription, that of
+the actor, and the one that writes. Each costs a few µs for each token in each process. Here
+
+- complete messages at the beginning of what the socket has received are delivered in the same callback (`_take`);
+  everything else, such as PING, headers, and messages that are not complete, takes the library's way, and as long as it
+  has something left, so do all messages behind it;
+- messages of subscriptions with a receiver are never queued (`receivers`);
+- what is published in one iteration of the event loop is written in the next one, by a callback (`_write`).
+
+The library keeps the handshake, the subscriptions, the pings and the detection of lost connections. Only `nats` and
+`nats_tcp` know this module.
 """
 
 import asyncio
+import functools
 import secrets
 import time
 from collections.abc import Callable
@@ -15,6 +25,7 @@ from nats.aio.client import DEFAULT_BUFFER_SIZE, NO_RESPONDERS_STATUS, Client, S
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.js.api import Header
+from nats.protocol.parser import AWAITING_CONTROL_LINE
 
 from shared.bus.nats_tcp import BufferedTransport
 from shared.bus.own_bus import OwnBus
@@ -23,6 +34,9 @@ FLUSH_TIMEOUT_S = 2
 ROUND_TRIP_ABANDONED_S = 30
 """Timeout that the library gets for a round trip, seconds. Longer than any connection lives without an answered ping,
 so that the library never cancels a round trip on a live connection."""
+CONGESTED_WAIT_S = 0.002
+"""Seconds between two looks at a socket that does not take more data."""
+
 _STORED = b"Nats-Stream: "
 """In the headers of a message that the server has read from a stream. Looked for in the bytes, because whoever has
 stored the message chose the lines before it."""
@@ -50,33 +64,58 @@ class NatsClient(Client):
     ) -> None:
         super().__init__()
         self._on_failure, self._own, self._observes = on_failure, own, observes
-        self._receivers: dict[int, Receive] = {}
-        """By the id of the subscription."""
-        self._replies: dict[str, asyncio.Future[Msg]] = {}
-        self._own_inbox = ""
-        """Begins the reply subjects of this client's requests; empty before the first one."""
+        self._receivers: dict[bytes, Receive] = {}
+        """By the id of the subscription, as the server writes it."""
+        self._will_write = False
         self._trips: set[asyncio.Task[None]] = set()
 
     # --- sending ---
 
     def send(self, subject: str, reply: str, payload: bytes) -> None:
-        """Sends a message without headers, now or after the next reconnection. The caller bounds `pending_data_size`.
+        """Sends a message without headers in the next iteration of the event loop, or after the next reconnection.
 
-        Raises BadSubjectError, or ConnectionClosedError.
+        Raises BadSubjectError, or ConnectionClosedError. The caller bounds `pending_data_size` and the payload.
         """
-        sending = self.publish(subject, payload, reply)
-        try:
-            sending.send(None)
-        except StopIteration:
+        if self.is_closed:
+            raise errors.ConnectionClosedError
+        command = b"%b%d\r\n%b\r\n" % (_publish_head(subject, reply), len(payload), payload)
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += len(payload)
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        self._write_soon()
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:
+        # The library would wake its writing task.
+        if force_flush or not self.is_connected:
+            return await super()._flush_pending(force_flush)
+        self._write_soon()
+
+    def _write_soon(self) -> None:
+        if not self._will_write:
+            self._will_write = True
+            asyncio.get_running_loop().call_soon(self._write)
+
+    def _write(self) -> None:
+        """Writes what is pending. If the socket does not take more, it waits, and the pending commands are bounded."""
+        self._will_write = False
+        if not self.is_connected:
             return
-        sending.close()  # the library waits only with more pending data than the caller allows
-        raise errors.OutboundBufferLimitError
+        if isinstance(self._transport, BufferedTransport) and self._transport.is_congested:
+            self._will_write = True
+            asyncio.get_running_loop().call_later(CONGESTED_WAIT_S, self._write)
+            return
+        self._write_all()
+
+    def _write_all(self) -> None:
+        if self._pending_data_size > 0 and self._transport is not None:
+            pending, self._pending, self._pending_data_size = self._pending, [], 0
+            self._transport.writelines(pending)
 
     async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
         # The library would write the PING ahead of pending commands, so that its PONG would not tell of them.
-        if self.is_connected and self._transport is not None and self._pending_data_size > 0:
-            pending, self._pending, self._pending_data_size = self._pending, [], 0
-            self._transport.writelines(pending)
+        if self.is_connected:
+            self._write_all()
         await super()._send_ping(future)  # pyright: ignore[reportUnknownMemberType]
 
     # --- receiving ---
@@ -93,33 +132,73 @@ class NatsClient(Client):
             receive(message.subject, message.data, message.reply, message.headers)
 
         subscription = await self.subscribe(subject, queue, queued)  # pyright: ignore[reportUnknownMemberType]
-        self._receivers[subscription._id] = receive  # type: ignore[reportPrivateUsage]
+        self._receivers[b"%d" % subscription._id] = receive  # type: ignore[reportPrivateUsage]
         return subscription
 
     async def unsubscribe_from(self, subscription: Subscription) -> None:
         """Returns when the server has sent the subscription's last message. Raises Error if the connection is lost."""
         await subscription.drain()
-        self._receivers.pop(subscription._id, None)  # type: ignore[reportPrivateUsage]
+        self._receivers.pop(b"%d" % subscription._id, None)  # type: ignore[reportPrivateUsage]
+
+    async def _init_request_sub(self) -> None:
+        await super()._init_request_sub()
+        self._receivers[b"%d" % self._sid] = self._on_reply
 
     def _on_reply(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None) -> None:
-        waiting = self._replies.pop(subject.rpartition(".")[2], None)
+        replies: dict[str, asyncio.Future[Msg]] = self._resp_map  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        waiting = replies.pop(subject.rpartition(".")[2], None)
         if waiting is not None and not waiting.done():
             waiting.set_result(Msg(self, subject, reply, payload, headers))
 
+    async def _read_loop(self) -> None:
+        if isinstance(self._transport, BufferedTransport):
+            self._transport.take_with(self._take)
+        await super()._read_loop()
+
+    def _take(self, received: memoryview, is_first: bool) -> int:
+        """Delivers complete messages at the beginning of `received`. Returns the number of bytes that they took.
+
+        `is_first`: nothing that was received before is waiting for the library.
+        """
+        parser = self._ps
+        if not is_first or parser.buf or parser.state != AWAITING_CONTROL_LINE or self.is_closed:
+            return 0
+        data, at, count, size = bytes(received), 0, 0, 0
+        while data.startswith(b"MSG ", at) and (end := data.find(b"\r\n", at)) > 0:
+            words = data[at:end].split()
+            if not 4 <= len(words) <= 5 or not words[-1].isdigit():
+                break  # not a message, as the library will say
+            if (receive := self._receivers.get(words[2])) is None:
+                break
+            begin = end + 2
+            stop = begin + int(words[-1])
+            if len(data) < stop + 2:
+                break
+            at, count, size = stop + 2, count + 1, size + stop - begin
+            reply = words[3].decode(errors="replace") if len(words) == 5 else ""
+            self._hand_over(receive, words[1].decode(errors="replace"), data[begin:stop], reply, None)
+        self.stats["in_msgs"] += count
+        self.stats["in_bytes"] += size
+        return at
+
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        receive = self._receivers.get(sid)
+        receive = self._receivers.get(b"%d" % sid)
         if receive is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
         self.stats["in_msgs"] += 1
         self.stats["in_bytes"] += len(data)
-        to, answer = subject.decode(errors="replace"), reply.decode(errors="replace")
         if headers and _STORED in headers and not self._observes and receive != self._on_reply:
-            self._on_failure(StoredMessageError(f"a stored message on {to} is dropped"))
+            self._on_failure(StoredMessageError(f"a stored message on {subject.decode(errors='replace')} is dropped"))
             return
         found = await self._process_headers(headers)  # pyright: ignore[reportUnknownMemberType]
+        self._hand_over(receive, subject.decode(), data, reply.decode(), found)
+
+    def _hand_over(
+        self, receive: Receive, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None
+    ) -> None:
         try:
-            receive(to, data, answer, found)
+            receive(subject, payload, reply, headers)
         except Exception as error:
             self._on_failure(error)
 
@@ -139,19 +218,20 @@ class NatsClient(Client):
         swallow a cancellation (`cancellation`). Its reply subjects follow from each other, so that whoever was asked
         once could reply to what others are asked later.
         """
-        if not self._own_inbox:
-            self._own_inbox = self.new_inbox()
-            await self.subscribe_to(f"{self._own_inbox}.*", "", self._on_reply)
+        if not self._resp_sub_prefix:
+            await self._init_request_sub()
+        assert self._resp_sub_prefix is not None
+        replies: dict[str, asyncio.Future[Msg]] = self._resp_map  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         token, reply = _unguessable(), asyncio.get_running_loop().create_future()
-        self._replies[token] = reply
+        replies[token] = reply
         try:
-            await self.publish(subject, payload, f"{self._own_inbox}.{token}", headers)
+            await self.publish(subject, payload, self._resp_sub_prefix.decode() + token, headers)
             async with asyncio.timeout(timeout):
                 message = await reply
         except TimeoutError:
             raise errors.TimeoutError from None
         finally:
-            self._replies.pop(token, None)
+            replies.pop(token, None)
         if message.headers and message.headers.get(Header.STATUS) == NO_RESPONDERS_STATUS:
             raise errors.NoRespondersError
         return message
@@ -224,3 +304,11 @@ class NatsClient(Client):
 
 def _unguessable() -> str:
     return secrets.token_hex(16)
+
+
+@functools.lru_cache(maxsize=256)  # few subjects get many messages; those of replies get one each
+def _publish_head(subject: str, reply: str) -> bytes:
+    """Returns the beginning of the command that publishes to a subject. Raises BadSubjectError."""
+    if subject.split() != [subject] or (reply and reply.split() != [reply]):
+        raise errors.BadSubjectError
+    return f"PUB {subject} {reply} ".encode()

@@ -417,7 +417,7 @@ async def test_a_request_that_is_cancelled_as_its_reply_comes_ends(nats_server, 
             await transport.request(namespace, b"", timeout_s=30.0)
 
     request = asyncio.create_task(ask())
-    while not (waiting := transport._client._replies):
+    while not (waiting := transport._client._resp_map):
         await asyncio.sleep(0)
     next(iter(waiting.values())).add_done_callback(lambda _: request.cancel())
     with pytest.raises(asyncio.CancelledError):
