@@ -10,6 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from infra.checks.generated import keep
 from shared.security.bus_permissions import CONTAINER_ROLES, permissions, render_user
 from shared.subjects import Subjects
 
@@ -38,15 +39,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--namespace", default="antiphon")
     options = parser.parse_args()
+    command = "python -m infra.checks.bus_users"
     texts = {path: render(passwords, options.namespace) for path, passwords in FILES.items()}
-    if not options.check:
-        for path, text in texts.items():
-            path.write_text(text, encoding="utf-8")
-        return 0
-    stale = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
-    for path in stale:
-        print(f"{path.relative_to(ROOT)} is out of date: run `python -m infra.checks.bus_users`")
-    return 1 if stale else 0
+    return max([keep(path, text, command, check=options.check) for path, text in texts.items()])
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from infra.checks.generated import keep
 from services.gateway.apis.anthropic import schemas as anthropic
 from services.gateway.apis.native.schemas import GenerateBody
 from services.gateway.apis.ollama import options
@@ -92,13 +93,7 @@ def _rows(api: Api) -> Iterator[str]:
 
 def main() -> int:
     """Writes the page, or with `--check` compares it. Returns the exit code."""
-    text = render()
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        print(f"{PAGE} is out of date: run `make docs`", file=sys.stderr)
-        return 1
-    return 0
+    return keep(PAGE, render(), "make docs", check="--check" in sys.argv[1:])
 
 
 if __name__ == "__main__":

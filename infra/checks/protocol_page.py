@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 import shared.messages
+from infra.checks.generated import keep
 from shared import errors, limits
 from shared.files import limits as file_limits
 from shared.messages import Message
@@ -57,13 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Writes or checks the page. Returns 1 if `--check` finds that the page is out of date, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--check", action="store_true", help="write nothing; end with 1 when the page is out of date")
-    if parser.parse_args(argv).check:
-        if PAGE.read_text(encoding="utf-8") != render():
-            print("docs/protocol.md is out of date: run `make docs`")
-            return 1
-        return 0
-    PAGE.write_text(render(), encoding="utf-8")
-    return 0
+    return keep(PAGE, render(), "make docs", check=parser.parse_args(argv).check)
 
 
 def render() -> str:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from infra.checks.generated import keep
 from tests.clients import results
 from tests.clients.agents.agents import AGENTS, Agent, Server
 
@@ -93,13 +94,7 @@ def _assigned(variables: Mapping[str, str]) -> str:
 
 
 def main() -> int:
-    text = render()
-    if "--check" not in sys.argv[1:]:
-        PAGE.write_text(text, encoding="utf-8")
-    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text:
-        print(f"{PAGE} is out of date: run `make docs`", file=sys.stderr)
-        return 1
-    return 0
+    return keep(PAGE, render(), "make docs", check="--check" in sys.argv[1:])
 
 
 if __name__ == "__main__":
