@@ -1,11 +1,11 @@
-"""Lookahead against transformers and against plain steps: guesses change how fast tokens come, never which."""
+"""PromptLookup against transformers and against plain steps: guesses change how fast tokens come, never which."""
 
 from typing import Any
 
 import pytest
 
-from services.engine.core.lookahead import Lookahead
 from services.engine.core.plan import CoreLimits
+from services.engine.core.prompt_lookup import PromptLookup
 from services.engine.core.request import SequenceSpec
 from shared.parameters.sampling import SamplingParams
 from tests.model.harness import (
@@ -85,13 +85,13 @@ def ask_an_oracle(engine: Engine, whole: list[int], most: int) -> None:
     def add_with_oracle(spec: SequenceSpec) -> None:
         add(spec)
         sequence = engine.core.sequences[spec.sequence_id]
-        if sequence.lookahead is not None and tuple(whole[: len(spec.prompt_token_ids)]) == spec.prompt_token_ids:
-            sequence.lookahead = Oracle(whole, most)
+        if sequence.prompt_lookup is not None and tuple(whole[: len(spec.prompt_token_ids)]) == spec.prompt_token_ids:
+            sequence.prompt_lookup = Oracle(whole, most)
 
     engine.core.add = add_with_oracle  # type: ignore[method-assign]
 
 
-class Oracle(Lookahead):
+class Oracle(PromptLookup):
     """Knows the output; every third guess goes wrong at its end."""
 
     def __init__(self, whole: list[int], most: int) -> None:

@@ -45,10 +45,10 @@ class AdapterSlots:
         self._num_users[slot] += 1
         return slot
 
-    def give_back(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Records that a sequence no longer uses the slot that `take` returned."""
         self._num_users[slot] -= 1
-        assert self._num_users[slot] >= 0, f"adapter slot {slot} was given back twice"
+        assert self._num_users[slot] >= 0, f"adapter slot {slot} was released twice"
         if not self._num_users[slot]:
             self._idle[slot] = None
 

@@ -22,7 +22,6 @@ from services.engine.core.kv.block_pool import BlockPool
 from services.engine.core.kv.kv_transfer import KvLoaded, KvReleased, KvTransfers
 from services.engine.core.kv.prefix_cache import PrefixCache
 from services.engine.core.kv.swap import SwapSpace
-from services.engine.core.lookahead import Lookahead
 from services.engine.core.plan import (
     CoreLimits,
     EngineFacts,
@@ -31,6 +30,7 @@ from services.engine.core.plan import (
     StepResult,
     prompt_logprob_rows,
 )
+from services.engine.core.prompt_lookup import PromptLookup
 from services.engine.core.request import Outcome, SequenceSpec
 from services.engine.core.residency import Residency
 from services.engine.core.scheduler import Scheduler
@@ -101,7 +101,7 @@ class Core:
             self._join_beam_group(sequence, spec)
             return
         if self.num_speculative_tokens and spec.pooling is None and not spec.canary:
-            sequence.lookahead = Lookahead(self.num_speculative_tokens)
+            sequence.prompt_lookup = PromptLookup(self.num_speculative_tokens)
         self._num_added += 1
         if spec.canary:
             # This makes it the oldest sequence of all: it is scheduled first once it runs, and preempted last.

@@ -261,7 +261,7 @@ class CoreLimits:
     scheduler_delay_factor: float = 0.0
     """Factor of the wait between admissions; see `delay`."""
     num_speculative_tokens: int = 0
-    """Maximum number of draft tokens of a sequence in a step; 0: no drafts. See `lookahead`."""
+    """Maximum number of draft tokens of a sequence in a step; 0: no drafts. See `prompt_lookup`."""
     max_batch_size: int | None = None
     """Maximum number of new sequences in a gathered batch; None: sequences do not gather. See `batching`."""
     batch_wait_timeout: float = 0.1
@@ -275,9 +275,9 @@ class CoreLimits:
     has_canary_row: bool = False
     """Whether the worker has one row more than `max_num_seqs`, for the canary (`SequenceSpec.canary`)."""
 
-    def step_tokens(self, num_running: int, num_proposers: int) -> int:
-        """Returns the token budget of a step with `num_running` sequences, of which `num_proposers` may get drafts."""
+    def step_tokens(self, num_running: int, num_drafting: int) -> int:
+        """Returns the token budget of a step with `num_running` sequences, of which `num_drafting` may get drafts."""
         if self.step_prompt_tokens is None:
             return self.max_num_batched_tokens
-        num_draft_tokens = min(num_proposers, num_running) * self.num_speculative_tokens
+        num_draft_tokens = min(num_drafting, num_running) * self.num_speculative_tokens
         return min(self.max_num_batched_tokens, num_running + num_draft_tokens + self.step_prompt_tokens)

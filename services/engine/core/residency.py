@@ -25,7 +25,7 @@ from services.engine.core.policy.drafting import judge, propose
 from services.engine.core.policy.waiting import WaitingQueue
 from services.engine.core.rows import RowTable
 from services.engine.core.sequence import IDLE_AGE, Sequence, Status
-from services.engine.core.step_draft import StepDraft
+from services.engine.core.step_builder import StepBuilder
 from shared.messages import EngineCounters
 
 _AGE = attrgetter("age")
@@ -115,7 +115,7 @@ class Residency:
 
     # --- joining and growing ------------------------------------------------------------------------------------------
 
-    def join(self, head: Sequence, found: Reusable, draft: StepDraft, most: int) -> int:
+    def join(self, head: Sequence, found: Reusable, builder: StepBuilder, most: int) -> int:
         """Gives the head of a queue a row and blocks, and schedules its tokens. Returns how many.
 
         With chunked prefill these are at most `most`. There must be a row, the adapters' slots and the blocks.
@@ -125,7 +125,7 @@ class Residency:
         num_tokens = head.num_tokens - start
         if self._limits.enable_chunked_prefill:
             num_tokens = min(num_tokens, most)
-        num_tokens = head.uncut(start, draft.limited(head, num_tokens))
+        num_tokens = head.uncut(start, builder.limited(head, num_tokens))
         # Before the allocation: shared blocks on the free list would otherwise be given away as new ones.
         self.pool.share(found.shared)
         new_blocks = self.pool.allocate(self.blocks_for(start + num_tokens) - num_shared)
@@ -135,15 +135,15 @@ class Residency:
         head.block_table = found.shared + new_blocks
         head.num_published_blocks = num_shared
         if found.copied is not None:
-            draft.copies.append((found.copied, new_blocks[0]))
+            builder.copies.append((found.copied, new_blocks[0]))
         if found.from_host:
             self.swap.bring_back(head, first=num_shared)
         elif head.host_blocks:
             self.swap.drop(head)
         head.start_at(start)
-        self._note_first_run(head, draft.step, num_shared * self.block_size if found.from_host else start)
-        draft.joined.append(head)
-        draft.add(head, num_tokens)
+        self._note_first_run(head, builder.step, num_shared * self.block_size if found.from_host else start)
+        builder.joined.append(head)
+        builder.add(head, num_tokens)
         return num_tokens
 
     def enter(self, sequence: Sequence) -> None:
@@ -151,7 +151,7 @@ class Residency:
         sequence.move_to(Status.RUNNING)
         insort(self.running, sequence, key=_AGE)
 
-    def extend(self, sequence: Sequence, num_tokens: int, draft: StepDraft, draft_budget: int | None) -> bool:
+    def extend(self, sequence: Sequence, num_tokens: int, builder: StepBuilder, draft_budget: int | None) -> bool:
         """Schedules the next `num_tokens` of a running sequence and, unless `draft_budget` is None, draft tokens.
 
         Returns False if there are not enough blocks, see `_grow`. Draft tokens do not preempt other sequences.
@@ -165,9 +165,9 @@ class Residency:
             return False
         if self.rows.is_vacant(sequence.row):
             self.rows.fill(sequence)
-            draft.refill(sequence)
+            builder.refill(sequence)
             new_blocks = ()  # the plan sends the whole block table
-        draft.add(sequence, num_tokens, new_blocks, draft_tokens)
+        builder.add(sequence, num_tokens, new_blocks, draft_tokens)
         return True
 
     def find_reusable(self, sequence: Sequence) -> Reusable:
@@ -213,7 +213,7 @@ class Residency:
     def apply_result(self, share: ScheduledSequence, num_given: int) -> Sequence:
         """Applies the result of one scheduled sequence of the oldest plan in flight.
 
-        `num_given`: number of tokens that the sequence got. Returns the sequence, which gives back row and blocks if it
+        `num_given`: number of tokens that the sequence got. Returns the sequence, which releases row and blocks if it
         is finished and no longer in flight. Rejected draft tokens count as never scheduled, as does the last known
         token if none was sampled after it; the blocks that were added for them stay in the block table.
         """
@@ -307,4 +307,4 @@ class Residency:
         self.pool.free(sequence.block_table)
         sequence.block_table = []
         sequence.num_published_blocks = 0
-        self.rows.give_back(sequence)
+        self.rows.release(sequence)

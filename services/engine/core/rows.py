@@ -74,7 +74,7 @@ class RowTable:
             sequence.prompt_slot = self.prompt_adapters.take(sequence.prompt_adapter_version)
         self._holders[sequence.row] = sequence
 
-    def give_back(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence) -> None:
         """Frees the sequence's row. The next plan lists the row as freed if the worker still has the sequence in it."""
         assert self[sequence.row] is sequence, f"row {sequence.row} is not of {sequence.sequence_id}"
         self._holders[sequence.row] = None
@@ -84,9 +84,9 @@ class RowTable:
         self._vacant.discard(sequence.row)
         sequence.row = -1
         if sequence.adapter is not None:
-            self.adapters.give_back(sequence.adapter_slot)
+            self.adapters.release(sequence.adapter_slot)
         if sequence.prompt_adapter is not None:
-            self.prompt_adapters.give_back(sequence.prompt_slot)
+            self.prompt_adapters.release(sequence.prompt_slot)
         sequence.adapter_slot = sequence.prompt_slot = NO_SLOT
 
     def vacate(self, sequence: Sequence) -> None:

@@ -2,7 +2,7 @@
 
 There is no prefill phase and no decode phase. Each sequence has a number of known tokens and a number of scheduled
 tokens, and each step schedules some of the tokens that are known but not scheduled, as many as one token budget allows.
-This covers chunked prefill, prefix hits, preemption and resumption. The `lanes` fill the draft of a step one after the
+This covers chunked prefill, prefix hits, preemption and resumption. The `lanes` fill the plan of a step one after the
 other: first the running sequences, then the waiting ones, and before, between or after them the special cases.
 
 Steps may be planned ahead: `schedule` treats plans in flight as if they had been applied, and the worker takes tokens
@@ -10,8 +10,8 @@ that the core does not know yet from its own row. A sequence in flight is not pr
 and all younger ones, are left out of the plan instead.
 
 With several pipeline stages, plans in flight are computed at the same time, so they have different sequences: a plan
-leaves out sequences whose next token is sampled by a plan in flight, and takes an equal part of the decoding sequences
-(`step_draft.part_of`), oldest first. Chunks of one prompt may be in successive plans, as each stage computes the plans
+leaves out sequences whose next token is sampled by a plan in flight, and takes an equal part of the decoding sequences,
+oldest first (`step_builder.part_of`). Chunks of one prompt may be in successive plans, as each stage computes the plans
 in order. For a sequence with log probabilities of its prompt, the whole prompt is computed, in chunks whose logits have
 a bounded size.
 
@@ -28,7 +28,7 @@ from services.engine.core.policy.speculation import SpeculationController
 from services.engine.core.policy.step_times import StepTimes
 from services.engine.core.residency import Residency
 from services.engine.core.sequence import Sequence, Status
-from services.engine.core.step_draft import StepDraft, joining, part_of
+from services.engine.core.step_builder import StepBuilder, joining, part_of
 from shared.messages import EngineCounters
 
 
@@ -77,15 +77,15 @@ class Scheduler:
 
         An empty plan uses no step number, and freed rows and swap copies stay pending for the next plan.
         """
-        draft = self._new_draft(now_s, urgent_canary)
+        builder = self._new_builder(now_s, urgent_canary)
         lanes = [lane for lane in self.lanes if not lane.sleeps]
         for lane in lanes:
-            lane.begin(draft)
-        draft.may_join = self._admission.opens(now_s)
+            lane.begin(builder)
+        builder.may_join = self._admission.opens(now_s)
         for lane in lanes:
-            if not draft.closed or lane.takes_leftovers:
-                lane.schedule(draft)
-        return self._close(draft)
+            if not builder.closed or lane.takes_leftovers:
+                lane.schedule(builder)
+        return self._close(builder)
 
     def step_ended(self, step: int, now_s: float, num_accepted: int) -> None:
         """Records that a step has ended, with `num_accepted` accepted draft tokens in all.
@@ -107,43 +107,43 @@ class Scheduler:
         assert lane is not None, f"{sequence.sequence_id}: no lane for such a sequence"
         return lane
 
-    def _new_draft(self, now_s: float, urgent_canary: bool) -> StepDraft:
+    def _new_builder(self, now_s: float, urgent_canary: bool) -> StepBuilder:
         num_running = len(self._residency.running)
-        proposers = 0 if self._speculation is None else self._speculation.num_proposers(num_running, now_s)
-        budget = self._limits.step_tokens(num_running, proposers)
+        num_drafting = 0 if self._speculation is None else self._speculation.num_drafting(num_running, now_s)
+        budget = self._limits.step_tokens(num_running, num_drafting)
         room = part_of(num_running, self._num_stages) if self._num_stages > 1 else budget
-        return StepDraft(
+        return StepBuilder(
             step=self._tally.step + 1,
             budget=budget,
             prompt_logprobs=self._prompt_logprobs,
             now_s=now_s,
             room=room,
-            num_proposers=proposers,
+            num_drafting=num_drafting,
             urgent_canary=urgent_canary,
         )
 
-    def _close(self, draft: StepDraft) -> StepPlan:
-        if not draft.scheduled:
-            return StepPlan(step=draft.step)
-        self._admission.planned(draft)
-        new = draft.joined if draft.canary is None else [*draft.joined, draft.canary]
+    def _close(self, builder: StepBuilder) -> StepPlan:
+        if not builder.scheduled:
+            return StepPlan(step=builder.step)
+        self._admission.planned(builder)
+        new = builder.joined if builder.canary is None else [*builder.joined, builder.canary]
         for sequence in new:
             self._residency.enter(sequence)
-        self._tally.step = draft.step
+        self._tally.step = builder.step
         # Only steps in which every sequence decodes one token tell how long a token takes.
-        if draft.num_tokens == len(draft.scheduled) + draft.num_draft_tokens:
-            self._times.planned(draft.step, draft.now_s, len(draft.scheduled), draft.num_draft_tokens)
+        if builder.num_tokens == len(builder.scheduled) + builder.num_draft_tokens:
+            self._times.planned(builder.step, builder.now_s, len(builder.scheduled), builder.num_draft_tokens)
         rows, swap = self._residency.rows, self._residency.swap
         swap_out, swap_in = swap.announce() if swap.out or swap.back else ((), ())
         return StepPlan(
-            step=draft.step,
+            step=builder.step,
             freed_rows=rows.announce(),
-            new=tuple(map(joining, [*new, *draft.refilled])),
-            scheduled=tuple(draft.scheduled),
+            new=tuple(map(joining, [*new, *builder.refilled])),
+            scheduled=tuple(builder.scheduled),
             swap_out=swap_out,
             swap_in=swap_in,
-            copies=tuple(draft.copies),
-            num_tokens=draft.num_tokens,
-            num_prompt_logprobs=self._prompt_logprobs - draft.prompt_logprobs,
+            copies=tuple(builder.copies),
+            num_tokens=builder.num_tokens,
+            num_prompt_logprobs=self._prompt_logprobs - builder.prompt_logprobs,
             adapters=rows.adapters.announce() if rows.adapters.filled else (),
         )

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from services.engine.core.adapter_slots import NO_SLOT
-from services.engine.core.lookahead import Lookahead
 from services.engine.core.plan import PlacedPicture
+from services.engine.core.prompt_lookup import PromptLookup
 from services.engine.core.request import Adapter, SequenceSpec
 from services.engine.core.stopping import StopRules
 from shared.messages import PromptLogprobs
@@ -125,7 +125,7 @@ class Sequence:
     """
     first_scheduled_step: int = 0
     cumulative_logprob: float = 0.0
-    lookahead: Lookahead | None = None
+    prompt_lookup: PromptLookup | None = None
     """Drafts the sequence's next tokens; None without speculative decoding."""
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list[PromptLogprobs])
     """Log probabilities of the prompt that the worker has reported and that have not been passed on yet."""

@@ -70,7 +70,7 @@ class _Load:
             await self._receive_all(channel)
             if self._shared is not None and self._is_shared:
                 # Given back only after success: the sender of a failed transfer might still write to it.
-                self._pool.give_back(address, self._shared)
+                self._pool.release(address, self._shared)
                 self._shared = None
         finally:
             if self._shared is not None:

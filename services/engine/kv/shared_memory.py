@@ -140,7 +140,7 @@ class ReceiverPool:
             log.info("no shared memory (%s): KV goes through a socket", error)
             return None
 
-    def give_back(self, address: str, shared: SharedMemory) -> None:
+    def release(self, address: str, shared: SharedMemory) -> None:
         """Keeps the memory of a transfer in which the sender has used it and which has succeeded."""
         self._kept.append((time.monotonic(), address, shared))
         self._drop(limits.KV_SHARED_KEPT_S)

@@ -10,7 +10,7 @@ from services.engine.core.policy.batching import BatchGate
 from services.engine.core.policy.delay import AdmissionDelay
 from services.engine.core.residency import Residency
 from services.engine.core.sequence import Sequence, Status
-from services.engine.core.step_draft import StepDraft
+from services.engine.core.step_builder import StepBuilder
 from shared.batch_rows import num_reserved_rows
 
 
@@ -43,23 +43,23 @@ class Admission:
         # `passed` must be asked in any case: it starts the head's wait.
         return self._delay is None or self._delay.passed(now_s) or not self._residency.num_ordinary
 
-    def admits(self, head: Sequence, draft: StepDraft) -> bool:
+    def admits(self, head: Sequence, builder: StepBuilder) -> bool:
         """Whether the head may join a step for which the gates are open, besides those that join already."""
-        return self._has_gathered(head, len(draft.joined)) and draft.limited(head, 1) > 0
+        return self._has_gathered(head, len(builder.joined)) and builder.limited(head, 1) > 0
 
     def _has_gathered(self, head: Sequence, num_joined: int) -> bool:
         """Whether the batch of the head starts, in a plan that `num_joined` sequences have already joined."""
         return self.batches is None or self.batches.admits(head, num_joined)
 
-    def planned(self, draft: StepDraft) -> None:
+    def planned(self, builder: StepBuilder) -> None:
         """Records which sequences join in a complete plan. To be called before they run."""
         if self.batches is None and self._delay is None:
             return
-        ordinary = [sequence for sequence in draft.joined if not sequence.idle]
+        ordinary = [sequence for sequence in builder.joined if not sequence.idle]
         if self.batches is not None and any(sequence.status is not Status.PREEMPTED for sequence in ordinary):
             self.batches.started()
         if self._delay is not None and ordinary:
-            self._delay.joined(draft.step, draft.now_s)
+            self._delay.joined(builder.step, builder.now_s)
 
     def step_ended(self, step: int, now_s: float) -> None:
         """Records that a step has ended."""
@@ -135,7 +135,7 @@ class Admission:
                 return None
         return found
 
-    def join(self, head: Sequence, found: Reusable, draft: StepDraft, most: int | None = None) -> int:
+    def join(self, head: Sequence, found: Reusable, builder: StepBuilder, most: int | None = None) -> int:
         """Lets the head of a queue join, see `Residency.join`. `most`: None for the rest of the budget."""
         self._shortage = None
-        return self._residency.join(head, found, draft, draft.budget if most is None else most)
+        return self._residency.join(head, found, builder, builder.budget if most is None else most)

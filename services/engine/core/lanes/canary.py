@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from services.engine.core.lanes.lane import Lane, Shared
 from services.engine.core.sequence import Sequence
-from services.engine.core.step_draft import StepDraft
+from services.engine.core.step_builder import StepBuilder
 
 
 class CanaryLane(Lane):
@@ -23,15 +23,15 @@ class CanaryLane(Lane):
         self._sequence: Sequence | None = None
         """The canary while it waits."""
 
-    def begin(self, draft: StepDraft) -> None:
+    def begin(self, builder: StepBuilder) -> None:
         """Schedules the canary before all others if it is urgent."""
-        if draft.urgent_canary and self._sequence is not None:
-            self._join(self._sequence, draft)
+        if builder.urgent_canary and self._sequence is not None:
+            self._join(self._sequence, builder)
 
-    def schedule(self, draft: StepDraft) -> None:
+    def schedule(self, builder: StepBuilder) -> None:
         """Schedules the canary if the others have left enough budget for its whole prompt."""
-        if self._sequence is not None and draft.budget >= self._sequence.num_tokens:
-            self._join(self._sequence, draft)
+        if self._sequence is not None and builder.budget >= self._sequence.num_tokens:
+            self._join(self._sequence, builder)
 
     def owns(self, sequence: Sequence) -> bool:
         """See `Lane`."""
@@ -51,17 +51,17 @@ class CanaryLane(Lane):
         """See `Lane`."""
         return () if self._sequence is None else (self._sequence,)
 
-    def _join(self, sequence: Sequence, draft: StepDraft) -> None:
+    def _join(self, sequence: Sequence, builder: StepBuilder) -> None:
         """Schedules the canary's prompt, if there are blocks for the whole sequence. It reuses no KV."""
         residency = self._residency
         # All blocks at once: it must never have to preempt a sequence for its output.
         num_all = sequence.num_prompt_tokens + sequence.rules.max_tokens
-        blocks = residency.pool.allocate(residency.blocks_for(num_all)) if draft.budget > 0 else None
+        blocks = residency.pool.allocate(residency.blocks_for(num_all)) if builder.budget > 0 else None
         if blocks is None:
             return
         self._sequence, self.sleeps = None, True
         residency.rows.take(sequence)
         sequence.block_table = blocks
-        sequence.first_scheduled_step = draft.step
-        draft.canary = sequence
-        draft.add(sequence, min(sequence.num_tokens, draft.budget))
+        sequence.first_scheduled_step = builder.step
+        builder.canary = sequence
+        builder.add(sequence, min(sequence.num_tokens, builder.budget))

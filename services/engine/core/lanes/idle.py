@@ -21,7 +21,7 @@ from services.engine.core.lanes.running import continue_running, left_out
 from services.engine.core.policy.waiting import WaitingQueue
 from services.engine.core.residency import Residency, Yielding
 from services.engine.core.sequence import IDLE_AGE, Sequence, Status
-from services.engine.core.step_draft import StepDraft, part_of
+from services.engine.core.step_builder import StepBuilder, part_of
 
 PROMPT_SHARE = 8
 """While ordinary sequences run, prompts of idle ones get at most 1/PROMPT_SHARE of a step's tokens, because computing a
@@ -44,19 +44,19 @@ class IdleLane(Lane):
         self._prompt_tokens = 0
         """Number of prompt tokens of idle sequences that the step may still have."""
 
-    def begin(self, draft: StepDraft) -> None:
+    def begin(self, builder: StepBuilder) -> None:
         """Turns the sequences whose time in the lane is over into ordinary ones, whether they run or wait."""
         self._idle.withheld = False
-        if draft.now_s < self._due_s:
+        if builder.now_s < self._due_s:
             return
         self._due_s = math.inf
         for sequence in [*self._idle.running, *self._idle.queue]:
-            if sequence.idle_until_s <= draft.now_s:
+            if sequence.idle_until_s <= builder.now_s:
                 self._promote(sequence)
             else:
                 self._due_s = min(self._due_s, sequence.idle_until_s)
 
-    def schedule(self, draft: StepDraft) -> None:
+    def schedule(self, builder: StepBuilder) -> None:
         """Schedules the idle sequences with the rest of the step; further idle sequences may join."""
         residency, queue = self._residency, self._idle.queue
         # Read `withheld` only here: the earlier lanes may just have asked idle sequences in flight to give way.
@@ -65,12 +65,14 @@ class IdleLane(Lane):
             return
         if self._idle.withheld:
             return
-        divided = self._limits.enable_chunked_prefill and (residency.num_ordinary or draft.scheduled)
+        divided = self._limits.enable_chunked_prefill and (residency.num_ordinary or builder.scheduled)
         # The rest and what is scheduled are together the budget of the whole step.
-        self._prompt_tokens = max(1, (draft.budget + draft.num_tokens) // PROMPT_SHARE) if divided else draft.budget
-        fits = continue_running(residency, draft, self._of_prompt, left_out(residency.running), idle=True)
+        self._prompt_tokens = (
+            max(1, (builder.budget + builder.num_tokens) // PROMPT_SHARE) if divided else builder.budget
+        )
+        fits = continue_running(residency, builder, self._of_prompt, left_out(residency.running), idle=True)
         if fits and not residency.waiting.num_waiting:
-            self._let_join(draft)
+            self._let_join(builder)
 
     def owns(self, sequence: Sequence) -> bool:
         """See `Lane`."""
@@ -91,21 +93,21 @@ class IdleLane(Lane):
         self._prompt_tokens -= num_tokens
         return num_tokens
 
-    def _let_join(self, draft: StepDraft) -> None:
+    def _let_join(self, builder: StepBuilder) -> None:
         residency, admission, chunked = self._residency, self._admission, self._limits.enable_chunked_prefill
         queue, rows = self._idle.queue, residency.rows
-        last = len(draft.joined) + part_of(min(queue.num_waiting, rows.num_free), self._num_stages)
-        while len(draft.joined) < last and min(draft.budget, self._prompt_tokens) > 0 and (head := queue.head()):
-            if head.num_rows > rows.num_free or not rows.has_slots(head) or not draft.limited(head, 1):
+        last = len(builder.joined) + part_of(min(queue.num_waiting, rows.num_free), self._num_stages)
+        while len(builder.joined) < last and min(builder.budget, self._prompt_tokens) > 0 and (head := queue.head()):
+            if head.num_rows > rows.num_free or not rows.has_slots(head) or not builder.limited(head, 1):
                 return
-            most = min(draft.budget, self._prompt_tokens)
+            most = min(builder.budget, self._prompt_tokens)
             # Without chunked prefill, a prompt that is longer than the budget runs when nothing else does.
-            budget = most if draft.scheduled or chunked else head.num_tokens
-            alone = not residency.running and not draft.scheduled
+            budget = most if builder.scheduled or chunked else head.num_tokens
+            alone = not residency.running and not builder.scheduled
             spare_blocks = 0 if alone else admission.reserved_blocks
             if (found := admission.reusable_of_fitting(head, budget, spare_blocks)) is None:
                 return
-            self._prompt_tokens -= admission.join(head, found, draft, most)
+            self._prompt_tokens -= admission.join(head, found, builder, most)
 
     def _promote(self, sequence: Sequence) -> None:
         running, waiting, queue = self._residency.running, self._residency.waiting, self._idle.queue

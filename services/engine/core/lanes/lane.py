@@ -8,7 +8,7 @@ from services.engine.core.plan import CoreLimits
 from services.engine.core.policy.step_times import StepTimes
 from services.engine.core.residency import Residency
 from services.engine.core.sequence import Sequence
-from services.engine.core.step_draft import StepDraft
+from services.engine.core.step_builder import StepBuilder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +23,13 @@ class Shared:
 
 
 class Lane:
-    """Schedules sequences into the draft of a step. A lane's own state is in its object.
+    """Schedules sequences into the plan of a step. A lane's own state is in its object.
 
     By default a lane has no sequences of its own and takes them from the queue or from the running ones.
     """
 
     takes_leftovers = False
-    """Whether the lane schedules even if an earlier one has closed the step (`StepDraft.closed`)."""
+    """Whether the lane schedules even if an earlier one has closed the step (`StepBuilder.closed`)."""
     sleeps = False
     """Whether the lane has nothing to do in any step, until a sequence that it owns is added."""
 
@@ -37,11 +37,11 @@ class Lane:
         self._limits, self._num_stages = shared.limits, shared.num_stages
         self._residency, self._admission = shared.residency, shared.admission
 
-    def begin(self, draft: StepDraft) -> None:
+    def begin(self, builder: StepBuilder) -> None:
         """Does what must precede the work of all lanes in a step."""
 
-    def schedule(self, draft: StepDraft) -> None:
-        """Schedules the lane's sequences, as far as the draft has room."""
+    def schedule(self, builder: StepBuilder) -> None:
+        """Schedules the lane's sequences, as far as the plan has room."""
         raise NotImplementedError
 
     def owns(self, sequence: Sequence) -> bool:

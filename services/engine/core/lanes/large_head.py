@@ -5,7 +5,7 @@ the head runs alone.
 """
 
 from services.engine.core.lanes.lane import Lane, Shared
-from services.engine.core.step_draft import StepDraft
+from services.engine.core.step_builder import StepBuilder
 
 
 class LargeHeadLane(Lane):
@@ -17,22 +17,22 @@ class LargeHeadLane(Lane):
         self._went_first = False
         """Whether the head was scheduled before the running sequences in the last step."""
 
-    def schedule(self, draft: StepDraft) -> None:
+    def schedule(self, builder: StepBuilder) -> None:
         """Schedules the head if `waiting` could not, and no running sequence would have to be preempted for it."""
-        if not draft.may_join:
+        if not builder.may_join:
             return
         admission, num_others = self._admission, self._residency.num_ordinary
         went_first, self._went_first = self._went_first and num_others > 0, False
         head = None if went_first else admission.head()
-        if head is None or head.num_tokens + num_others <= draft.budget:
+        if head is None or head.num_tokens + num_others <= builder.budget:
             return
         tokens, blocks = self._demand_of_others()
         spare = blocks + (admission.reserved_blocks if num_others else 0)
-        found = admission.fit(head, max(draft.budget, head.num_tokens), spare)
+        found = admission.fit(head, max(builder.budget, head.num_tokens), spare)
         # With what it reuses it may be short enough for `waiting`.
-        if found is None or head.num_tokens - found.num_tokens + tokens <= draft.budget:
+        if found is None or head.num_tokens - found.num_tokens + tokens <= builder.budget:
             return
-        admission.join(head, found, draft)
+        admission.join(head, found, builder)
         self._went_first = True
 
     def _demand_of_others(self) -> tuple[int, int]:

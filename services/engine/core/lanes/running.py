@@ -7,7 +7,7 @@ from services.engine.core.policy.decode_turns import DecodeTurns
 from services.engine.core.policy.prefill_shares import shares_of
 from services.engine.core.residency import Residency
 from services.engine.core.sequence import Sequence
-from services.engine.core.step_draft import StepDraft
+from services.engine.core.step_builder import StepBuilder
 
 TRIED_MAX = 8
 """Sequences in a step that wait for the masks of their grammars. One that gets a token makes room for another."""
@@ -20,14 +20,14 @@ class RunningLane(Lane):
         super().__init__(shared)
         self._turns = DecodeTurns(shared.times)
 
-    def schedule(self, draft: StepDraft) -> None:
+    def schedule(self, builder: StepBuilder) -> None:
         """Schedules the running sequences. If blocks ran out, nobody may join: the step is closed."""
-        residency, joining, rests = self._residency, self._joining(draft), left_out(self._residency.running)
+        residency, joining, rests = self._residency, self._joining(builder), left_out(self._residency.running)
         ordinary, shares = residency.running[: residency.num_ordinary], None
         if residency.waiting.num_running_clients + (joining is not None) > 1:
-            rests |= self._turns.resting(ordinary, joining, draft.now_s)
+            rests |= self._turns.resting(ordinary, joining, builder.now_s)
             if self._limits.enable_chunked_prefill:
-                shares = shares_of(ordinary, joining, draft.budget)
+                shares = shares_of(ordinary, joining, builder.budget)
 
         def of_prompt(sequence: Sequence, num_tokens: int) -> int:
             if shares is not None:
@@ -35,18 +35,18 @@ class RunningLane(Lane):
                 shares[sequence.client] -= num_tokens
             return num_tokens
 
-        draft.closed = not continue_running(residency, draft, of_prompt, rests)
+        builder.closed = not continue_running(residency, builder, of_prompt, rests)
 
-    def _joining(self, draft: StepDraft) -> Sequence | None:
+    def _joining(self, builder: StepBuilder) -> Sequence | None:
         """Returns the first waiting sequence of clients that have nothing running, if it can join; else None."""
-        may_join = draft.may_join and self._admission.num_free_rows
+        may_join = builder.may_join and self._admission.num_free_rows
         head = self._residency.waiting.head(newcomers_only=True) if may_join else None
         return None if head is None or not head.client or self._admission.cannot_join(head) else head
 
 
 def continue_running(
     residency: Residency,
-    draft: StepDraft,
+    builder: StepBuilder,
     of_prompt: Callable[[Sequence, int], int],
     rests: frozenset[int],
     *,
@@ -63,18 +63,18 @@ def continue_running(
     # Drafts of idle sequences would make the steps of others longer.
     may_draft = not idle or not index
     # Preemption removes sequences from the end of the list, so the index stays valid.
-    while index < len(running) and draft.budget > 0 and running[index].idle == idle:
+    while index < len(running) and builder.budget > 0 and running[index].idle == idle:
         sequence = running[index]
-        num_tokens = draft.limited(sequence, min(sequence.num_unscheduled_tokens, draft.budget))
-        if num_tokens == 1 and (draft.room <= 0 or sequence.row in rests):
+        num_tokens = builder.limited(sequence, min(sequence.num_unscheduled_tokens, builder.budget))
+        if num_tokens == 1 and (builder.room <= 0 or sequence.row in rests):
             num_tokens = 0
         if num_tokens > 1:
             num_tokens = of_prompt(sequence, num_tokens)
         if (num_tokens := sequence.uncut(sequence.num_scheduled_tokens, num_tokens)) > 0:
             # The sequences after it come before its draft tokens.
             others = len(running) - index
-            draft_budget = draft.budget - others if draft.num_proposers and may_draft else None
-            if not residency.extend(sequence, num_tokens, draft, draft_budget):
+            draft_budget = builder.budget - others if builder.num_drafting and may_draft else None
+            if not residency.extend(sequence, num_tokens, builder, draft_budget):
                 return False
         index += 1
     return len(running) == num_running

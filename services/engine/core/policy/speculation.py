@@ -34,7 +34,7 @@ class SpeculationController:
         self._width = 1
         self._since_plain = 0
 
-    def num_proposers(self, num_sequences: int, now_s: float) -> int:
+    def num_drafting(self, num_sequences: int, now_s: float) -> int:
         """Returns how many of the running sequences may get draft tokens in the next step."""
         if not now_s:
             return num_sequences

@@ -12,13 +12,13 @@ def test_an_adapter_keeps_its_slot_until_another_one_needs_it() -> None:
     assert not slots.has_room("c")
     assert slots.has_room("b")
     assert slots.has_room("")
-    slots.give_back(first)
+    slots.release(first)
     assert not slots.has_room("c"), "one sequence still uses it"
-    slots.give_back(first)
+    slots.release(first)
     assert slots.take("a") == first
     assert slots.announce() == (), "the worker still has it"
-    slots.give_back(first)
-    slots.give_back(second)
+    slots.release(first)
+    slots.release(second)
     assert slots.take("c") == first, "the least recently used slot is refilled"
     assert slots.announce() == ((first, "c"),)
     assert slots.take("b") == second

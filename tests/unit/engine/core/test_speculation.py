@@ -38,18 +38,18 @@ class Machine:
         self.now_s = 1.0
         self.step = 0
         self.tokens = 0
-        self.proposers: list[int] = []
+        self.num_drafting: list[int] = []
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.step += 1
-            proposers = min(self.batch, self.speculation.num_proposers(self.batch, self.now_s))
-            self.speculation.planned(self.step, self.now_s, self.batch, REACH * proposers)
-            right = proposers * self.num_accepted(self.step)
-            self.now_s += 1.0 + self.guess_s * proposers
+            num_drafting = min(self.batch, self.speculation.num_drafting(self.batch, self.now_s))
+            self.speculation.planned(self.step, self.now_s, self.batch, REACH * num_drafting)
+            right = num_drafting * self.num_accepted(self.step)
+            self.now_s += 1.0 + self.guess_s * num_drafting
             self.tokens += self.batch + right
             self.speculation.ended(self.step, self.now_s, right)
-            self.proposers.append(proposers)
+            self.num_drafting.append(num_drafting)
 
     @property
     def plain_s(self) -> float:
@@ -63,7 +63,7 @@ class Machine:
 def test_wrong_guesses_cost_a_small_share_of_the_time_whatever_a_guess_costs(batch: int, guess_s: float) -> None:
     machine = Machine(batch, guess_s, lambda step: 0)
     machine.run(3000)
-    assert any(machine.proposers), "it never tries"
+    assert any(machine.num_drafting), "it never tries"
     assert machine.now_s <= (1 + COST_SHARE + 0.002) * machine.plain_s + guess_s
 
 
@@ -71,10 +71,10 @@ def test_wrong_guesses_cost_a_small_share_of_the_time_whatever_a_guess_costs(bat
 def test_right_guesses_are_noticed_and_then_everybody_guesses(batch: int) -> None:
     machine = Machine(batch, 0.5 / batch, lambda step: REACH)
     machine.run(PLAIN_TIMES_MIN)
-    assert not any(machine.proposers)
+    assert not any(machine.num_drafting)
     machine.run(200)
-    assert machine.proposers.index(batch) < 60
-    assert machine.proposers[60:].count(batch) >= 140 * (1 - 2 / REFRESH_STEPS)
+    assert machine.num_drafting.index(batch) < 60
+    assert machine.num_drafting[60:].count(batch) >= 140 * (1 - 2 / REFRESH_STEPS)
     assert machine.now_s < 0.6 * machine.plain_s
 
 
@@ -96,11 +96,11 @@ def test_what_luck_has_saved_up_is_soon_lost_when_the_text_changes() -> None:
 def test_a_step_that_something_else_held_up_is_not_held_against_its_guesses() -> None:
     machine = Machine(1, 0.1, lambda step: 1)
     machine.run(50)
-    assert machine.proposers[-1]
+    assert machine.num_drafting[-1]
     machine.speculation.planned(99, machine.now_s, 1, REACH)
     machine.speculation.ended(99, machine.now_s + 1000.0, 0)
     machine.run(400)
-    assert sum(map(bool, machine.proposers[-200:])) > 150
+    assert sum(map(bool, machine.num_drafting[-200:])) > 150
 
 
 def test_without_a_clock_everybody_may_guess() -> None:
@@ -108,18 +108,18 @@ def test_without_a_clock_everybody_may_guess() -> None:
     for step in range(5):
         speculation.planned(step, 0.0, 16, 0)
         speculation.ended(step, 0.0, 0)
-        assert speculation.num_proposers(16, 0.0) == 16
+        assert speculation.num_drafting(16, 0.0) == 16
 
 
 def test_of_steps_planned_ahead_the_time_between_results_counts() -> None:
     speculation = Balance()
     for step in range(40):
-        guesses = REACH if speculation.num_proposers(1, step + 1.0) else 0
+        guesses = REACH if speculation.num_drafting(1, step + 1.0) else 0
         speculation.planned(step, step + 1.0, 1, guesses)
         if step:
             speculation.ended(step - 1, step + 1.5, 0)
-    assert speculation.num_proposers(1, 50.0) == 1
+    assert speculation.num_drafting(1, 50.0) == 1
     speculation.planned(40, 50.0, 1, REACH)
     speculation.ended(39, 50.5, 0)
     speculation.ended(40, 53.5, 0)
-    assert speculation.num_proposers(1, 54.0) == 0
+    assert speculation.num_drafting(1, 54.0) == 0

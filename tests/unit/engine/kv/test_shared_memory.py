@@ -41,7 +41,7 @@ def test_both_sides_see_the_same_bytes_in_each_transfer(names: Path) -> None:
         assert not list(names.iterdir())
         theirs.place(3, SIZE)[:] = number + 1
         assert ours.place(3, SIZE).tolist() == [number + 1] * SIZE
-        receiver.give_back(HERE, ours)
+        receiver.release(HERE, ours)
         sender.keep(theirs)
 
 
@@ -63,7 +63,7 @@ def test_memory_of_another_transfer_or_size_is_not_opened() -> None:
 def test_memory_is_kept_for_its_sender_and_size_only() -> None:
     pool = ReceiverPool()
     first = take(pool, "1")
-    pool.give_back(HERE, first)
+    pool.release(HERE, first)
     assert take(pool, "2", address=THERE) is not first
     assert take(pool, "3", size=SIZE + 1) is not first
     assert take(pool, "4") is first
@@ -72,7 +72,7 @@ def test_memory_is_kept_for_its_sender_and_size_only() -> None:
 
 def test_without_a_limit_above_one_block_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = ReceiverPool()
-    pool.give_back(HERE, take(pool, "1"))
+    pool.release(HERE, take(pool, "1"))
     monkeypatch.setattr(limits, "KV_SHARED_BYTES_MAX", SIZE - 1)
     assert pool.take(HERE, "2", SIZE) is None
 
@@ -81,7 +81,7 @@ def test_a_receiver_keeps_the_last_few_for_a_while(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(limits, "KV_SHARED_KEPT_MAX", 2)
     pool = ReceiverPool()
     for shared in [take(pool, str(number)) for number in range(3)]:
-        pool.give_back(HERE, shared)
+        pool.release(HERE, shared)
     assert len(pool._kept) == 2
     pool.expire()
     assert len(pool._kept) == 2
@@ -108,7 +108,7 @@ def test_closing_leaves_nothing(names: Path) -> None:
     pool = ReceiverPool()
     shared = take(pool, "1")
     assert list(names.iterdir())
-    pool.give_back(HERE, shared)
+    pool.release(HERE, shared)
     pool.close()
     assert not list(names.iterdir())
 

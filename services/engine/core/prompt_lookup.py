@@ -19,7 +19,7 @@ BLANK_STEPS_MAX = 7
 `BLANK_STEPS_MAX` steps."""
 
 
-class Lookahead:
+class PromptLookup:
     """The token index of one sequence and its current draft length. `most` is the maximum draft length."""
 
     def __init__(self, most: int) -> None:

@@ -18,7 +18,7 @@ def part_of(num_sequences: int, num_stages: int) -> int:
 
 
 @dataclass(slots=True, kw_only=True)
-class StepDraft:
+class StepBuilder:
     """The tokens that are scheduled so far, and the rest of the budget.
 
     `budget` is the number of tokens that may still be scheduled; `prompt_logprobs` is the number of prompt tokens after
@@ -31,7 +31,7 @@ class StepDraft:
     now_s: float
     room: int
     """Number of decoding sequences (with one token to compute) that may still be scheduled."""
-    num_proposers: int = 0
+    num_drafting: int = 0
     """Number of sequences that may still get draft tokens in this step."""
     scheduled: list[ScheduledSequence] = field(default_factory=list[ScheduledSequence])
     joined: list[Sequence] = field(default_factory=list[Sequence])
@@ -83,7 +83,7 @@ class StepDraft:
         sequence.again = 0
         self.num_tokens += num_tokens
         self.num_draft_tokens += len(draft_tokens)
-        self.num_proposers -= bool(draft_tokens)
+        self.num_drafting -= bool(draft_tokens)
         self.room -= decodes
         self.budget = max(0, self.budget - num_tokens)
 

@@ -6,12 +6,12 @@ import pytest
 
 from services.engine.core import invariants
 from services.engine.core.core import Core
-from services.engine.core.lookahead import BLANK_STEPS_MAX, REST_STEPS_MAX, Lookahead
+from services.engine.core.prompt_lookup import BLANK_STEPS_MAX, REST_STEPS_MAX, PromptLookup
 from tests.unit.engine.core.factories import EOS, answer, make_core, prompt_of, shares, spec, step
 
 
 def draft(tokens: list[int], most: int = 4, reach: int = 8) -> tuple[int, ...]:
-    return Lookahead(reach).draft(array("I", tokens), most)
+    return PromptLookup(reach).draft(array("I", tokens), most)
 
 
 @pytest.mark.spec("S-SRV-057")
@@ -36,37 +36,37 @@ def test_nothing_is_guessed_where_nothing_repeats() -> None:
 
 
 def test_tokens_that_come_later_are_indexed_too() -> None:
-    lookahead, tokens = Lookahead(8), array("I", [1, 2, 3, 4])
-    assert lookahead.draft(tokens, 4) == ()
+    lookup, tokens = PromptLookup(8), array("I", [1, 2, 3, 4])
+    assert lookup.draft(tokens, 4) == ()
     tokens.extend([1, 2, 3])
-    assert lookahead.draft(tokens, 1) == (4,)
+    assert lookup.draft(tokens, 1) == (4,)
 
 
 def test_looks_that_find_nothing_become_rarer_up_to_a_bound() -> None:
-    lookahead, tokens = Lookahead(8), array("I", range(10))
+    lookup, tokens = PromptLookup(8), array("I", range(10))
     for token in range(1000, 1400):
         tokens.append(token)
-        assert lookahead.draft(tokens, 4) == ()
+        assert lookup.draft(tokens, 4) == ()
     tokens.extend([1050, 1051, 1052])
-    without = next(count for count in range(100) if lookahead.draft(tokens, 4))
+    without = next(count for count in range(100) if lookup.draft(tokens, 4))
     assert 1 < without <= BLANK_STEPS_MAX
-    assert lookahead.draft(tokens, 1) == (1053,)
+    assert lookup.draft(tokens, 1) == (1053,)
 
 
 @pytest.mark.spec("S-SRV-058")
 def test_good_guesses_reach_farther_up_to_the_flag_and_bad_ones_rest_longer_each_time() -> None:
-    lookahead, tokens = Lookahead(8), array("I", [4] * 40)
-    assert len(lookahead.draft(tokens, 99)) == 4
-    lookahead.judge(4, 4)
-    assert len(lookahead.draft(tokens, 99)) == 8
-    lookahead.judge(8, 8)
-    assert len(lookahead.draft(tokens, 99)) == 8
-    lookahead.judge(8, 2)
-    assert len(lookahead.draft(tokens, 99)) == 3
+    lookup, tokens = PromptLookup(8), array("I", [4] * 40)
+    assert len(lookup.draft(tokens, 99)) == 4
+    lookup.judge(4, 4)
+    assert len(lookup.draft(tokens, 99)) == 8
+    lookup.judge(8, 8)
+    assert len(lookup.draft(tokens, 99)) == 8
+    lookup.judge(8, 2)
+    assert len(lookup.draft(tokens, 99)) == 3
     rests = []
     for _ in range(8):
-        lookahead.judge(1, 0)
-        rests.append(next(count for count in range(1000) if lookahead.draft(tokens, 99)))
+        lookup.judge(1, 0)
+        rests.append(next(count for count in range(1000) if lookup.draft(tokens, 99)))
     assert rests == [2, 4, 8, 16, 32, 64, 64, 64]
     assert max(rests) == REST_STEPS_MAX
 
