@@ -108,12 +108,15 @@ def check(params: SamplingParams) -> None:
     _within(params.frequency_penalty, -2.0, 2.0, "frequency_penalty")
     _within(params.repetition_penalty, REPETITION_PENALTY_MIN, 2.0, "repetition_penalty")
     _require(-(2**63) <= params.seed < 2**63, "seed", "must be a 64-bit integer")
-    _check_token_ids(params.stop_token_ids, "stop_token_ids")
-    _check_token_ids(params.eos_token_ids, "eos_token_ids")
+    if params.stop_token_ids:
+        _check_token_ids(params.stop_token_ids, "stop_token_ids")
+    if params.eos_token_ids:
+        _check_token_ids(params.eos_token_ids, "eos_token_ids")
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         in_range = count is None or 0 <= count <= limits.LOGPROBS_MAX
         _require(in_range, name, f"must be between 0 and {limits.LOGPROBS_MAX}")
-    _check_tokens(params)
+    if params.logit_bias or params.allowed_token_ids is not None or params.bad_words or params.thinking is not None:
+        _check_tokens(params)
     if params.beam is not None:
         check_beam(params)
 

@@ -45,7 +45,6 @@ from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.models.picture_models import picture_limit
 from shared.request import checks
-from shared.request.checks import given
 from shared.request.sampling_fields import seeds_of
 
 
@@ -163,6 +162,7 @@ class Serving:
         If the answer echoes prompts that are token ids, their text comes from a tokenizer.
         """
         options, settings = body.stream_options or StreamOptions(), self.settings
+        ids, as_ids, of_prompt = body.return_token_ids, body.return_tokens_as_token_ids, body.prompt_logprobs
         return RequestContext(
             kind=kind,
             arrival=arrival,
@@ -172,14 +172,14 @@ class Serving:
             include_usage=bool(options.include_usage) or settings.enable_force_include_usage,
             echoes=await self._echoes(request) if body.echo else ("",) * request.inputs.num_prompts,
             # Without text, the answer has only token ids.
-            return_token_ids=given(body.return_token_ids, settings.return_token_ids) or not request.output.detokenize,
-            tokens_as_ids=given(body.return_tokens_as_token_ids, settings.return_tokens_as_token_ids)
+            return_token_ids=(settings.return_token_ids if ids is None else ids) or not request.output.detokenize,
+            tokens_as_ids=(settings.return_tokens_as_token_ids if as_ids is None else as_ids)
             or not request.output.detokenize,
             continuous_usage=bool(
                 (options.include_usage or settings.enable_force_include_usage) and options.continuous_usage_stats
             ),
             timings=bool(body.timings),
-            prompt_logprobs=checks.prompt_logprobs(body.prompt_logprobs, self.defaults.max_logprobs),
+            prompt_logprobs=None if of_prompt is None else checks.prompt_logprobs(of_prompt, settings.max_logprobs),
             echoes_logprobs=kind == "completion" and bool(body.echo) and request.params.logprobs is not None,
         )
 
