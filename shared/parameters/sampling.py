@@ -92,6 +92,14 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
             return frozenset()
         return frozenset(self.eos_token_ids) or of_model.union(self.end_token_ids)
 
+    def within(self, room: int) -> "SamplingParams":
+        """Returns the parameters with at most `room` as `max_tokens`, 0 of which means that it is not given.
+
+        `room`: number of tokens that fit after the prompt.
+        """
+        room = max(room, 1)  # A prompt that is pooled may fill the context.
+        return msgspec.structs.replace(self, max_tokens=min(self.max_tokens or room, room))
+
 
 def check(params: SamplingParams) -> None:
     """Raises ServiceError('invalid_value') that names the first field that is out of range."""
