@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.types import Message, Receive
 
-from services.gateway.edge.access.shares import Shares
 from services.gateway.edge.http.disconnect import ClientGoneError
 from shared import limits
+from shared.actors.fair_work import Shares
 from shared.errors import ServiceError
 
 T = TypeVar("T")
