@@ -47,6 +47,11 @@ from shared.models.picture_models import picture_limit
 from shared.request import checks
 from shared.request.sampling_fields import seeds_of
 
+LAST_EVENT_ID = "last-event-id"
+"""Header with the position at which a client resumes a stream."""
+RESUMABLE = "x-antiphon-resumable"
+"""Header of a client that asks for a resumable stream."""
+
 
 class Sink(Protocol):
     """Receives the bytes of a stream: `sse.EventChannel`, or a store of events that clients read later."""
@@ -97,10 +102,27 @@ class RecordedStream(Protocol):
 
 
 class StreamBook:
-    """Records streams, so that a client can resume them. Offered by a guest."""
+    """Records streams, so that a client can resume them. Offered by a guest, whose methods only such streams enter."""
+
+    records_all = False
+    """Whether streams are recorded also if their clients do not ask for it (`RESUMABLE`)."""
 
     def resumable(self, path: str, endpoint: Endpoint) -> Endpoint:
-        """Returns the endpoint of a route, whose streams are then recorded."""
+        """Returns an endpoint whose streams can be recorded, and which resumes one for a request with `LAST_EVENT_ID`.
+
+        `path`: that of its route.
+        """
+
+        async def resuming(request: Request) -> Response:
+            if LAST_EVENT_ID in request.headers:
+                return await self.resumed(request, path)
+            request.state.records = path
+            return await endpoint(request)
+
+        return resuming
+
+    async def resumed(self, request: Request, path: str) -> Response:
+        """Returns the rest of the stream that a request of this route names. Raises ServiceError."""
         raise NotImplementedError
 
     async def begin(self, request: Request, context: RequestContext) -> RecordedStream | None:
@@ -219,8 +241,9 @@ class Serving:
     ) -> Response:
         """Runs a generation and returns its answer, whole or as a stream. Raises ServiceError."""
         recorded: RecordedStream | None = None
-        if context.stream and self.streams is not None:
-            recorded = await self.streams.begin(request, context)
+        if context.stream and (book := self.streams) is not None:
+            asked = RESUMABLE in request.headers or "resumption" in request.scope["state"]
+            recorded = await book.begin(request, context) if asked or book.records_all else None
         request.state.body = b""  # a recorded stream has what it needs of it
         run = self.runner(request, context, encoder, before_end, recorded)
         if context.stream:

@@ -85,15 +85,21 @@ async def read(headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> byte
     Raises ServiceError if the body is too large or too slow, or has too many JSON values; ClientGoneError if the client
     disconnects.
     """
+    body, more = bytearray(), True
+    _check_size(_announced(headers))
     try:
         async with asyncio.timeout(limits.BODY_READ_S):
-            body = await _read(_announced(headers), receive)
+            while more:
+                piece, more = await _next(receive)
+                body += piece
+                _check_size(len(body))
     except TimeoutError:
         raise ServiceError(
             "timeout", f"The request body did not arrive within {limits.BODY_READ_S:g} seconds."
         ) from None
-    check_values(body)
-    return body
+    data = bytes(body)
+    check_values(data)
+    return data
 
 
 def check_values(body: bytes) -> None:
@@ -132,16 +138,6 @@ async def pieces(headers: Iterable[tuple[bytes, bytes]], receive: Receive, max_b
         if size > max_bytes:
             raise too_large
         yield piece
-
-
-async def _read(announced: int, receive: Receive) -> bytes:
-    body, more = bytearray(), True
-    _check_size(announced)
-    while more:
-        chunk, more = await _next(receive)
-        body += chunk
-        _check_size(len(body))
-    return bytes(body)
 
 
 def _check_size(size: int) -> None:
