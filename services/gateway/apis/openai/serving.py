@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
 from msgspec import structs
@@ -44,6 +45,7 @@ from shared.codec import unpack_ids
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.models.picture_models import picture_limit
+from shared.observability import telemetry
 from shared.request import checks
 from shared.request.sampling_fields import seeds_of
 
@@ -161,6 +163,7 @@ class Serving:
         self.keys = keys
         self.guests = guests
         self.streams = guests.offered(StreamBook)
+        self._is_traced = telemetry.enabled()
         self.defaults = RequestDefaults(
             draw_seed=seeds_of(settings.seed),
             chat_temperature=settings.default_chat_temperature,
@@ -233,7 +236,7 @@ class Serving:
         if recorded is not None and recorded.resumed is not None:
             guests = structs.replace(context.request.guests, resumed=recorded.resumed)
             context = structs.replace(context, request=structs.replace(context.request, guests=guests))
-        trace = RequestTrace(context, request.headers)
+        trace = RequestTrace(context, request.headers) if self._is_traced else None
         return ResponseRunner(self.backend, context, encoder, self.metrics, trace, before_end, recorded)
 
     async def answer(
@@ -264,7 +267,7 @@ class ResponseRunner:
         context: RequestContext,
         encoder: AnswerEncoder,
         metrics: GatewayMetrics,
-        trace: RequestTrace,
+        trace: RequestTrace | None,
         before_end: BeforeEnd = nothing,
         recorded: RecordedStream | None = None,
     ) -> None:
@@ -275,13 +278,18 @@ class ResponseRunner:
         self._trace = trace
         self._before_end = before_end
         self._recorded = recorded
-        self._accumulator = ChoiceAccumulator(
-            len(context.echoes), context.request.num_sequences, keep_token_ids=context.return_token_ids
-        )
         self._meter = RequestMeter(metrics, context)
         self._flush: Callable[[GenerationState], bytes] | None = getattr(encoder, "flush", None)
         """The method that a `SnapshotEncoder` has in addition; None for other encoders."""
         self._opened = False
+
+    @cached_property
+    def _accumulator(self) -> ChoiceAccumulator:
+        """The choices, from the first output on."""
+        context = self._context
+        return ChoiceAccumulator(
+            len(context.echoes), context.request.num_sequences, keep_token_ids=context.return_token_ids
+        )
 
     async def whole(self, receive: Receive) -> bytes:
         """Returns the body of the whole answer. Raises ServiceError."""
@@ -377,15 +385,14 @@ class ResponseRunner:
 
     @contextlib.asynccontextmanager
     async def _generating(self) -> AsyncIterator[Generation]:
-        reason, cause = "abort", ""
+        reason, cause, failure = "abort", "", ""
         generation: Generation | None = None
         try:
             generation = self._backend.generate(self._context.request)
             yield generation
             reason = "stop"
         except ClientGoneError as gone:
-            self._trace.failed(gone.code)
-            cause = gone.cause
+            failure, cause = gone.code, gone.cause
             raise
         except asyncio.CancelledError as cancelled:
             # The code that cancels a request's task gives the cause as the exception's message; the task group of a
@@ -394,14 +401,15 @@ class ResponseRunner:
             raise
         except Exception as error:
             reason = "error"
-            cause = error.code if isinstance(error, ServiceError) else "internal_error"
-            self._trace.failed(cause)
+            failure = cause = error.code if isinstance(error, ServiceError) else "internal_error"
             raise
         finally:
             if generation is not None:
                 await generation.cancel(reason, cause)
             self._meter.ended(self._accumulator, reason)
-            self._trace.end(self._accumulator, _num_prompt_tokens(generation), self._meter.time_to_first_token_s)
+            if self._trace is not None:
+                first_token_s = self._meter.time_to_first_token_s
+                self._trace.end(self._accumulator, _num_prompt_tokens(generation), first_token_s, failure)
 
 
 def _num_prompt_tokens(generation: Generation | None) -> int:

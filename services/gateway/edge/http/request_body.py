@@ -161,23 +161,19 @@ def _announced(headers: Iterable[tuple[bytes, bytes]]) -> int:
 
 def read_fields(body: bytes) -> RawFields:
     """Returns the names of a body's fields with their undecoded values. Raises ServiceError if it is no JSON object."""
-    return _decoded(body, _FIELDS)
-
-
-def read_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    """Returns the body as a struct. Raises ServiceError that names the wrong field."""
-    return _decoded(body, decoder)
+    return read_body(body, _FIELDS)
 
 
 def read_any(raw: msgspec.Raw) -> Any:
     """Returns any JSON value, decoded. Raises ServiceError('invalid_json')."""
-    return _decoded(raw, _ANYTHING)
+    return read_body(raw, _ANYTHING)
 
 
 _ANYTHING: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder()
 
 
-def _decoded(body: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
+def read_body(body: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
+    """Returns the body as a struct. Raises ServiceError that names the wrong field."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

@@ -49,6 +49,10 @@ class Candidate(Ticket):
     sequence: SequenceState
     num_tokens: int
     hashes: Sequence[bytes]
+    has_text: bool
+    """Whether the sequence needs a detokenizer."""
+    searches: bool
+    """Whether it is one of a beam search, which needs no further memory where the others of its prompt are."""
     preferred: Address | None = None
     """The engine that the next placement prefers, if it has a free row."""
     returns: bool = False
@@ -74,11 +78,6 @@ class Candidate(Ticket):
     def exact(self) -> bool:
         """Whether a prefill needs an engine of the same configuration: the tokens are compared, or must be the same."""
         return bool(self.numerics) or any(guest.exact for guest in self.guests)
-
-    @property
-    def joins(self) -> bool:
-        """Whether the sequence needs no additional memory on an engine of `affinity`."""
-        return self.returns or self.messages.request.params.beam is not None
 
     def affinity(self) -> Collection[Address]:
         """Returns the engines on which other choices of the same prompt run, and the preferred one."""
@@ -131,13 +130,7 @@ class Candidate(Ticket):
     @property
     def takes_kv(self) -> bool:
         """Whether another engine may compute the prompt: not with log probabilities of the prompt, nor for beams."""
-        beams = self.messages.request.params.beam is not None
-        return self.has_text and not beams and not self.sequence.needs_prompt_logprobs
-
-    @property
-    def has_text(self) -> bool:
-        """Whether the sequence needs a detokenizer."""
-        return self.messages.request.pooling is None
+        return self.has_text and not self.searches and not self.sequence.needs_prompt_logprobs
 
 
 def candidates_of(
@@ -162,6 +155,8 @@ def candidates_of(
             sequence=sequence,
             num_tokens=prompt.num_tokens,
             hashes=split_hashes(prompt.block_hashes),
+            has_text=request.pooling is None,
+            searches=request.params.beam is not None,
             guests=guests,
         )
         if index < len(former) and (engine := former[index]) is not None:

@@ -180,7 +180,7 @@ class Dispatcher:
             candidate.avoid,
             candidate.affinity(),
             client,
-            joins=candidate.joins,
+            joins=candidate.returns or candidate.searches,
             pools=not candidate.has_text,
             idle=candidate.idle,
             recovers=candidate.recovers,

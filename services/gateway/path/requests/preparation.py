@@ -167,7 +167,7 @@ async def _tokenized(
     try:
         if size * UTF8_BYTES_MAX > message.text_bytes_max:
             _check_texts(message, card.max_model_len)
-        reply = await clients.tokenizer(message, size, origin.trace_headers, origin.record.tokenizer_silent)
+        reply = await clients.tokenizer(message, size, origin.trace_headers or None, origin.record.tokenizer_silent)
     except ServiceError as error:
         if error.param != "messages" or not request.inputs.names:
             raise
