@@ -1,5 +1,8 @@
 """Sampling parameters of a sequence, used by the gateway, the engine and the offline API.
 
+Request bodies and the offline `SamplingParams` have a field for each of them, with the same name. CONTRIBUTING.md says
+where a new parameter is added.
+
 `n` and stop strings are not among them: the gateway handles choices and the detokenizer stop strings.
 `check` validates all ranges; no other code validates these fields.
 """
@@ -101,6 +104,27 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
         return msgspec.structs.replace(self, max_tokens=min(self.max_tokens or room, room))
 
 
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
+
+
+def from_fields(fields: object, **resolved: Any) -> SamplingParams:
+    """Returns the sampling parameters of a request, unchecked.
+
+    Each parameter is the attribute of `fields` with its name; None, or no such attribute, means the default. `resolved`
+    has the values of parameters that depend on more than the field, such as `max_tokens` and `seed`.
+    """
+    for name, default in _DEFAULTS.items():
+        if name not in resolved and (given := getattr(fields, name, None)) is not None:
+            resolved[name] = _value(given, default)
+    return SamplingParams(**resolved)
+
+
+def _value(given: Any, default: Any) -> Any:
+    if isinstance(default, float):
+        return float(given)  # 1 is a valid temperature
+    return tuple(given) if isinstance(default, tuple) else given
+
+
 def check(params: SamplingParams) -> None:
     """Raises ServiceError('invalid_value') that names the first field that is out of range."""
     _require(params.max_tokens >= 1, "max_tokens", "must be at least 1")
@@ -187,9 +211,8 @@ def check_beam(params: SamplingParams) -> None:
     """
     beam = params.beam
     assert beam is not None
-    needed: dict[str, Any] = {one.name: one.default for one in msgspec.structs.fields(SamplingParams)}
-    needed["temperature"] = 0.0
-    needed["top_k"] = params.top_k if params.top_k == 0 else -1  # both mean all tokens
+    all_tokens = params.top_k if params.top_k == 0 else -1  # both mean all tokens
+    needed = {**_DEFAULTS, "temperature": 0.0, "top_k": all_tokens}
     for name, value in needed.items():
         if name not in _BESIDE_BEAMS:
             _require(getattr(params, name) == value, name, f"must be {_shown(value)} with 'use_beam_search'")

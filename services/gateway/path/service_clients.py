@@ -68,7 +68,7 @@ class ServiceClients:
 
     def __init__(self, host: Host, members: Members) -> None:
         self._host, self._subjects = host, host.subjects
-        self._members = members
+        self._members, self._now = members, host.clock.monotonic
 
     async def tokenizer(
         self,
@@ -234,6 +234,3 @@ class ServiceClients:
             return self._subjects.tokenize(model), ""
         tried.add(fresh[0].id)
         return self._subjects.tokenizer_direct(fresh[0].id, fresh[0].instance_id), fresh[0].id
-
-    def _now(self) -> float:
-        return self._host.clock.monotonic()

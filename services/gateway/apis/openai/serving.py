@@ -278,7 +278,6 @@ class ResponseRunner:
         self._trace = trace
         self._before_end = before_end
         self._recorded = recorded
-        self._meter = RequestMeter(metrics, context)
         self._flush: Callable[[GenerationState], bytes] | None = getattr(encoder, "flush", None)
         """The method that a `SnapshotEncoder` has in addition; None for other encoders."""
         self._opened = False
@@ -290,6 +289,10 @@ class ResponseRunner:
         return ChoiceAccumulator(
             len(context.echoes), context.request.num_sequences, keep_token_ids=context.return_token_ids
         )
+
+    @cached_property
+    def _meter(self) -> RequestMeter:
+        return RequestMeter(self.metrics, self._context)
 
     async def whole(self, receive: Receive) -> bytes:
         """Returns the body of the whole answer. Raises ServiceError."""

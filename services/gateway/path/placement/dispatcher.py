@@ -53,6 +53,7 @@ class Dispatcher:
         self.queue: PlacementQueue[Candidate] = PlacementQueue()
         self.waits = QueueWaits(self.queue, router, self._engines, host.clock.monotonic)
         self._host, self._members, self._router, self._clients = host, members, router, clients
+        self._now = host.clock.monotonic
         self._able_at: dict[str, float] = {}
         """By model: the last time at which its members could accept a sequence, monotonic seconds."""
         self._background = Background("a dispatch failed")
@@ -377,9 +378,6 @@ class Dispatcher:
         else:
             candidate.avoid.add(placement.engine)
             candidate.owner.on_unplaced(candidate.index, placement.engine, placement.detokenizer, placement.attempt)
-
-    def _now(self) -> float:
-        return self._host.clock.monotonic()
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

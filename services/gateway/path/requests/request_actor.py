@@ -57,6 +57,7 @@ class RequestActor:
         """
         self._number, self._on_end = number, on_end
         self._record = request.origin.record
+        self._now = parts.host.clock.monotonic
         self._started_at = self._now()
         self._tokenized_at: float | None = None
         self._outlet = Outlet()
@@ -259,9 +260,6 @@ class RequestActor:
             task.get_loop().call_exception_handler({"message": "a request failed", "exception": error, "task": task})
             error = ServiceError("internal_error", "The request could not be processed.")
         self.fail(error)
-
-    def _now(self) -> float:
-        return self._parts.host.clock.monotonic()
 
 
 def _nothing() -> None:

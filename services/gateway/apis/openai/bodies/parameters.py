@@ -36,7 +36,6 @@ from shared.request.sampling_fields import (
     SeedSource,
     TokenConstraints,
     random_seed,
-    sampling_params,
     token_constraints,
 )
 from shared.request.structured import FIELDS, Constraint, constraint_of
@@ -134,7 +133,7 @@ def checked_params(
     """Returns the checked sampling parameters. `logprobs`: number of candidates for the output, and for the prompt."""
     max_tokens = 1 if endpoint.may_only_echo and only_echoes(body) else _max_tokens(body, card, endpoint.max_tokens)
     constraints = TokenConstraints() if _TOKENS(body) == _NO_TOKENS else token_constraints(body)
-    params = sampling_params(
+    params = sampling.from_fields(
         body,
         max_tokens=max_tokens or card.max_model_len,
         temperature=endpoint.temperature if body.temperature is None else body.temperature,
