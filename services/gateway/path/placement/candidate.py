@@ -83,8 +83,9 @@ class Candidate(Ticket):
         """Returns the engines on which other choices of the same prompt run, and the preferred one."""
         if self.returns and self.preferred is not None:
             return {self.preferred}
-        if len(choices := self.messages.choices(self.index)) == 1:
+        if len(self.messages.sequences) == 1:
             return () if self.preferred is None else {self.preferred}
+        choices = self.messages.choices(self.index)
         found = {one.engine for one in choices if one.engine is not None and one.phase is not Phase.DONE}
         return found if self.preferred is None else found | {self.preferred}
 
@@ -142,18 +143,19 @@ def candidates_of(
     max_tokens = request.params.max_tokens or limits.OUTPUT_ESTIMATE_TOKENS
     for index, sequence in enumerate(messages.sequences):
         prompt = messages.prompt(index)
+        num_tokens = prompt.num_tokens
         candidate = Candidate(
             model=messages.card.served_by,
             priority=request.priority,
             arrival=(number, index),
             client=request.origin.client,
-            cost=prompt.num_tokens + min(max_tokens, limits.OUTPUT_ESTIMATE_TOKENS),
+            cost=num_tokens + min(max_tokens, limits.OUTPUT_ESTIMATE_TOKENS),
             idle_until=messages.idle_until,
             owner=owner,
             messages=messages,
             index=index,
             sequence=sequence,
-            num_tokens=prompt.num_tokens,
+            num_tokens=num_tokens,
             hashes=split_hashes(prompt.block_hashes),
             has_text=request.pooling is None,
             searches=request.params.beam is not None,

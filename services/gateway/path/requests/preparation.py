@@ -103,7 +103,7 @@ async def tokenize(
     if request.params.grammar is not None:
         _check_grammar(request, request.params.grammar, len(prompts))
     for index, prompt in enumerate(prompts):
-        if not prompt.num_tokens:
+        if not prompt.packed:
             name = request.inputs.name(index)
             raise ServiceError("invalid_value", f"The text of '{name}' has no tokens.", param=name)
     if request.params.prompt_logprobs is not None:

@@ -121,13 +121,16 @@ class RequestActor:
 
     # --- the gateway's actor calls these ---
 
-    def start(self, preparation: Coroutine[Any, Any, None]) -> None:
-        """Starts the request: runs its preparation as a task. If it raises ServiceError, the request ends."""
+    def start(self, preparation: Coroutine[Any, Any, None], count: int) -> None:
+        """Starts the request: runs its preparation as a task. If it raises ServiceError, the request ends.
+
+        `count`: number of its sequences.
+        """
         if timeout_s := self.request.timeout_s:
             late = ServiceError("deadline_exceeded", f"The request did not end within its timeout of {timeout_s:g} s.")
             self._deadline = asyncio.get_running_loop().call_later(timeout_s, self.fail, late)
         if not self.request.guests.idle_s:
-            self._expect(self.request.inputs.num_prompts * self.request.num_sequences)
+            self._expect(count)
         self.spawn(preparation)
 
     def _expect(self, count: int) -> None:
