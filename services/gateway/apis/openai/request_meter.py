@@ -103,11 +103,7 @@ class RequestTrace:
         context.request.origin.trace_headers.update(self._span.headers())
 
     def end(
-        self,
-        accumulator: ChoiceAccumulator,
-        num_prompt_tokens: int,
-        time_to_first_token_s: float,
-        failure: str = "",
+        self, accumulator: ChoiceAccumulator, num_prompt_tokens: int, time_to_first_token_s: float, failure: str = ""
     ) -> None:
         """Records the result of the request and ends the span. `failure`: an error's code; empty: there is none."""
         if failure:

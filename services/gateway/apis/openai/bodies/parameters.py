@@ -32,12 +32,7 @@ from shared.parameters.sampling import SamplingParams
 from shared.request import checks
 from shared.request.checks import check_token_ids, missing, refuse
 from shared.request.choices import Choices, choices_of
-from shared.request.sampling_fields import (
-    SeedSource,
-    TokenConstraints,
-    random_seed,
-    token_constraints,
-)
+from shared.request.sampling_fields import SeedSource, TokenConstraints, random_seed, token_constraints
 from shared.request.structured import FIELDS, Constraint, constraint_of
 
 AS_MANY_AS_FIT = 0
@@ -132,7 +127,8 @@ def checked_params(
 ) -> SamplingParams:
     """Returns the checked sampling parameters. `logprobs`: number of candidates for the output, and for the prompt."""
     max_tokens = 1 if endpoint.may_only_echo and only_echoes(body) else _max_tokens(body, card, endpoint.max_tokens)
-    constraints = TokenConstraints() if _TOKENS(body) == _NO_TOKENS else token_constraints(body)
+    names_tokens = _TOKENS(body) != _NO_TOKENS
+    constraints = token_constraints(body) if names_tokens else TokenConstraints()
     params = sampling.from_fields(
         body,
         max_tokens=max_tokens or card.max_model_len,
@@ -147,7 +143,7 @@ def checked_params(
         bad_words=constraints.bad_words,
     )
     sampling.check(params)
-    if _TOKENS(body) != _NO_TOKENS:
+    if names_tokens:
         sampling.check_vocabulary(params, card.vocab_size)
     return params if max_tokens else without_limit(params)
 
