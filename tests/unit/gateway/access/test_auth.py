@@ -48,7 +48,7 @@ def test_only_the_probes_and_the_files_of_the_console_are_open():
 
 @pytest.mark.parametrize("listed", ["", " ", ",", " , "])
 def test_without_keys_everything_is_open(listed: str):
-    ApiKeys(listed).check("/v1/models", [])
+    ApiKeys(listed).check("/v1/models", {})
 
 
 @pytest.mark.spec("S-API-070")
