@@ -172,7 +172,7 @@ class Dispatcher:
         except ServiceError as error:
             candidate.owner.fail(error)
             return error
-        client = candidate.client.name
+        client, idle, recovers = candidate.client.name, candidate.idle, candidate.recovers
         engine = self._router.choose_engine(
             engines,
             model,
@@ -183,8 +183,8 @@ class Dispatcher:
             client,
             joins=candidate.returns or candidate.searches,
             pools=not candidate.has_text,
-            idle=candidate.idle,
-            recovers=candidate.recovers,
+            idle=idle,
+            recovers=recovers,
         )
         has_text = candidate.has_text
         detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid) if has_text else None
@@ -213,21 +213,11 @@ class Dispatcher:
         record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, *size)
         num_tokens = 1 if has_kv or prefill is not None else candidate.num_tokens + len(sequence.token_ids)
         self._router.record_dispatch(
-            engine,
-            sequence.sequence_id,
-            num_tokens,
-            candidate.hashes,
-            client,
-            idle=candidate.idle,
-            recovers=candidate.recovers,
+            engine, sequence.sequence_id, num_tokens, candidate.hashes, client, idle=idle, recovers=recovers
         )
+        attempt, settled = sequence.attempt, self._settled
         return Placement(
-            candidate=candidate,
-            engine=to_engine,
-            detokenizer=to_detokenizer,
-            attempt=sequence.attempt,
-            settled=self._settled,
-            outcomes_left=1 if to_detokenizer is None else 2,
+            candidate=candidate, engine=to_engine, detokenizer=to_detokenizer, attempt=attempt, settled=settled
         )
 
     def _fitting(self, candidate: Candidate, engines: Sequence[Heartbeat], now: float) -> list[Heartbeat]:
@@ -296,6 +286,8 @@ class Dispatcher:
                 to_prefills[prefill.engine].append((placement, messages.submit_prefill(index)))
             if placement.detokenizer is not None:
                 to_detokenizers[placement.detokenizer].append((placement, messages.open_stream(index)))
+            else:
+                placement.opened(None)
         # Streams are sent first, so that a stream is usually open when the first tokens of its sequence arrive.
         for detokenizer, streams in to_detokenizers.items():
             for part, data in _batches(streams, limits.OPEN_BATCH_MAX, OpenBatch):
@@ -392,9 +384,9 @@ class Placement:
     detokenizer: Address | None
     attempt: int
     settled: "Callable[[Placement], None]"
-    outcomes_left: int
     open_failure: Failure | None = None
     submit_failure: Failure | None = None
+    outcomes_left: int = 2
 
     def opened(self, failure: Failure | None) -> None:
         """Records the detokenizer's answer; None: the stream is open."""
