@@ -82,40 +82,38 @@ class GuardedBackend:
 
     def generate(self, request: GenerationRequest) -> Generation:
         """See Backend. The generation starts, or is refused, when its first update is awaited."""
+        call, reservation = current_call(), request.origin.reservation
         try:
-            return self._generation(request, current_call())
+            if call.key.models is not None:
+                self.resolve_model(request.model)
+            lockstep = _lockstep(call) if call.lockstep else None
+            # A request of a batch may wait as long as the batch runs.
+            timeout_s = 0.0 if call.in_batch else self._timeout_max_s
+            if request.timeout_s or call.timeout:
+                timeout_s = self._asked_timeout_s(request, call)
+            waits = call.lane or call.in_batch or request.service_tier == FLEX
+            idle_s = _idle_s(timeout_s, call) if waits else 0.0
+            facts = RequestFacts(
+                request_id=request.request_id,
+                model=request.model,
+                key=call.key.name,
+                client_request_id=call.client_request_id,
+                max_tokens=request.params.max_tokens,
+                turn_s=call.turn.began_s - call.received_s if call.turn is not None else 0.0,
+                ignored=call.ignored.keys(),
+            )
+            record = self._begin_record(facts, call.received_s)
+            request = replace(
+                request,
+                timeout_s=timeout_s,
+                origin=replace(request.origin, client=client_of(call), caller=call, record=record),
+                guests=replace(request.guests, lockstep=lockstep, idle_s=idle_s),
+            )
+            return GuardedGeneration(self._backend, request, call, self._quota_of(call), self._usage)
         except BaseException:
-            if request.origin.reservation is not None:
-                request.origin.reservation.withdraw()
+            if reservation is not None:
+                reservation.withdraw()
             raise
-
-    def _generation(self, request: GenerationRequest, call: Call) -> "GuardedGeneration":
-        if call.key.models is not None:
-            self.resolve_model(request.model)
-        lockstep = _lockstep(call) if call.lockstep else None
-        # A request of a batch may wait as long as the batch runs.
-        timeout_s = 0.0 if call.in_batch else self._timeout_max_s
-        if request.timeout_s or call.timeout:
-            timeout_s = self._asked_timeout_s(request, call)
-        waits = call.lane or call.in_batch or request.service_tier == FLEX
-        idle_s = _idle_s(timeout_s, call) if waits else 0.0
-        facts = RequestFacts(
-            request_id=request.request_id,
-            model=request.model,
-            key=call.key.name,
-            client_request_id=call.client_request_id,
-            max_tokens=request.params.max_tokens,
-            turn_s=call.turn.began_s - call.received_s if call.turn is not None else 0.0,
-            ignored=call.ignored.keys(),
-        )
-        record = self._begin_record(facts, call.received_s)
-        request = replace(
-            request,
-            timeout_s=timeout_s,
-            origin=replace(request.origin, client=client_of(call), caller=call, record=record),
-            guests=replace(request.guests, lockstep=lockstep, idle_s=idle_s),
-        )
-        return GuardedGeneration(self._backend, request, call, self._quota_of(call), self._usage)
 
     def _quota_of(self, call: Call) -> KeyQuota | None:
         return self._quotas.of(call.key) if call.key.is_limited and not call.was_admitted else None
