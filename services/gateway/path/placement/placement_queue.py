@@ -135,8 +135,7 @@ class PlacementQueue(Generic[T]):
         in the idle lane.
         """
         line = self._lines.get((model, idle))
-        name = line.order.first(eligible) if line is not None else None
-        if line is None or name is None:
+        if line is None or not line.num_queued or (name := line.order.first(eligible)) is None:
             return None
         heap = line.heaps[name]
         while heap.items[0][2] not in heap.queued:
