@@ -86,11 +86,11 @@ class GuardedBackend:
         try:
             if call.key.models is not None:
                 self.resolve_model(request.model)
-            lockstep = _lockstep(call) if call.lockstep else None
             # A request of a batch may wait as long as the batch runs.
             timeout_s = 0.0 if call.in_batch else self._timeout_max_s
             if request.timeout_s or call.timeout:
                 timeout_s = self._asked_timeout_s(request, call)
+            lockstep = _lockstep(call) if call.lockstep else None
             waits = call.lane or call.in_batch or request.service_tier == FLEX
             idle_s = _idle_s(timeout_s, call) if waits else 0.0
             facts = RequestFacts(
