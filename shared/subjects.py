@@ -35,6 +35,7 @@ is `model_token` of the model's served name.
 | `bg.ev.<request id>`         | gateway              | its events, kept by the bus                                  |
 """
 
+import functools
 import hashlib
 import re
 import secrets
@@ -229,6 +230,7 @@ def bucket_name(namespace: str, name: str) -> str:
     return f"{namespace}-v{PROTOCOL_VERSION}-{name}"
 
 
+@functools.lru_cache(maxsize=256)
 def model_token(name: str) -> str:
     """Returns a served model name as one token of a subject, with at most `MODEL_TOKEN_CHARS_MAX` characters.
 

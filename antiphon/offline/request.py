@@ -99,7 +99,7 @@ class LiveRequest:
             SequenceSpec(
                 sequence_id=sequence_id,
                 prompt_token_ids=submitted.token_ids,
-                params=choice_params(params, choice, self._room),
+                params=choice_params(params, choice).within(self._room),
                 priority=submitted.priority,
                 arrival=first_arrival + choice,
                 sequence_group=sequence_group,

@@ -15,7 +15,7 @@ from shared.parameters import sampling
 from shared.parameters.grammar import Grammar
 from shared.request import checks
 from shared.request.choices import choices_of
-from shared.request.sampling_fields import sampling_params, token_constraints
+from shared.request.sampling_fields import token_constraints
 from shared.request.structured import constraint_of
 
 AS_MANY_AS_FIT = 0
@@ -124,7 +124,7 @@ class SamplingParams:
         `bad_words`: the token ids of the texts among the user's `bad_words`.
         """
         constraints = token_constraints(self)
-        return sampling_params(
+        return sampling.from_fields(
             self,
             logit_bias=constraints.logit_bias,
             allowed_token_ids=constraints.allowed_token_ids,

@@ -1,8 +1,8 @@
 """Work of a service that clients wait for: clients take turns, and none of them can fill the queue.
 
 Used by tokenizers for long texts, by image services for pictures, and by gateways for bodies and the preparation of
-requests. The service decides what a task is; this module says whether one more may wait (`FairRoom`), and which one is
-next (`FairPlaces`).
+requests. The service decides what a task is; this module says whether one more may wait (`FairRoom`, or `Shares` for
+what takes memory), and which one is next (`FairPlaces`).
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 
 from shared.errors import ServiceError
+from shared.security.api_keys import ANONYMOUS
 from shared.structures.fair_order import FairOrder
 
 RETRY_AFTER_S = 1.0
@@ -51,6 +52,24 @@ class FairRoom:
         self._held[client] -= amount
         if not self._held[client]:
             del self._held[client]
+
+
+def leaves_room(key: str, held: int, total: int, most: int) -> bool:
+    """Whether the key named `key` may have `held` of an amount of which all keys together then have `total`.
+
+    `most`: the largest total. A key may have as much as remains free: one key alone has at most a half, of two busy
+    keys each has at most a third, and a key that comes later always finds room. A server without keys has one client,
+    which may have everything.
+    """
+    return total <= most and (key == ANONYMOUS.name or held <= most - total)
+
+
+class Shares(FairRoom):
+    """Amounts that are in use now, by API key, of which all keys together never have more than `most`."""
+
+    def has_room(self, client: str, held: int, total: int) -> bool:
+        """See `leaves_room`."""
+        return leaves_room(client, held, total, self.most)
 
 
 class FairPlaces:
@@ -95,10 +114,17 @@ class FairPlaces:
                 self.give_back(places)
             raise
 
+    def take_free(self) -> bool:
+        """Takes a place if one is free and nobody waits; it does not count as a turn. Returns whether it was taken."""
+        is_free = self._free > 0 and not self._waiting
+        self._free -= is_free
+        return is_free
+
     def give_back(self, places: int) -> None:
-        """Gives back places that `turn` has given."""
+        """Gives back places that `turn` or `take_free` has given."""
         self._free += places
-        self._pass_on()
+        if self._waiting:
+            self._pass_on()
 
     def _pass_on(self) -> None:
         """Gives turns while there is room for the next task. Smaller ones behind it wait, so that it gets its room."""

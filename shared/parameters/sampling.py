@@ -1,5 +1,8 @@
 """Sampling parameters of a sequence, used by the gateway, the engine and the offline API.
 
+Request bodies and the offline `SamplingParams` have a field for each of them, with the same name. CONTRIBUTING.md says
+where a new parameter is added.
+
 `n` and stop strings are not among them: the gateway handles choices and the detokenizer stop strings.
 `check` validates all ranges; no other code validates these fields.
 """
@@ -92,6 +95,35 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, kw_only=True)
             return frozenset()
         return frozenset(self.eos_token_ids) or of_model.union(self.end_token_ids)
 
+    def within(self, room: int) -> "SamplingParams":
+        """Returns the parameters with at most `room` as `max_tokens`, 0 of which means that it is not given.
+
+        `room`: number of tokens that fit after the prompt.
+        """
+        room = max(room, 1)  # A prompt that is pooled may fill the context.
+        return msgspec.structs.replace(self, max_tokens=min(self.max_tokens or room, room))
+
+
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
+
+
+def from_fields(fields: object, **resolved: Any) -> SamplingParams:
+    """Returns the sampling parameters of a request, unchecked.
+
+    Each parameter is the attribute of `fields` with its name; None, or no such attribute, means the default. `resolved`
+    has the values of parameters that depend on more than the field, such as `max_tokens` and `seed`.
+    """
+    for name, default in _DEFAULTS.items():
+        if name not in resolved and (given := getattr(fields, name, None)) is not None:
+            resolved[name] = _value(given, default)
+    return SamplingParams(**resolved)
+
+
+def _value(given: Any, default: Any) -> Any:
+    if isinstance(default, float):
+        return float(given)  # 1 is a valid temperature
+    return tuple(given) if isinstance(default, tuple) else given
+
 
 def check(params: SamplingParams) -> None:
     """Raises ServiceError('invalid_value') that names the first field that is out of range."""
@@ -108,12 +140,15 @@ def check(params: SamplingParams) -> None:
     _within(params.frequency_penalty, -2.0, 2.0, "frequency_penalty")
     _within(params.repetition_penalty, REPETITION_PENALTY_MIN, 2.0, "repetition_penalty")
     _require(-(2**63) <= params.seed < 2**63, "seed", "must be a 64-bit integer")
-    _check_token_ids(params.stop_token_ids, "stop_token_ids")
-    _check_token_ids(params.eos_token_ids, "eos_token_ids")
+    if params.stop_token_ids:
+        _check_token_ids(params.stop_token_ids, "stop_token_ids")
+    if params.eos_token_ids:
+        _check_token_ids(params.eos_token_ids, "eos_token_ids")
     for name, count in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         in_range = count is None or 0 <= count <= limits.LOGPROBS_MAX
         _require(in_range, name, f"must be between 0 and {limits.LOGPROBS_MAX}")
-    _check_tokens(params)
+    if params.logit_bias or params.allowed_token_ids is not None or params.bad_words or params.thinking is not None:
+        _check_tokens(params)
     if params.beam is not None:
         check_beam(params)
 
@@ -176,9 +211,8 @@ def check_beam(params: SamplingParams) -> None:
     """
     beam = params.beam
     assert beam is not None
-    needed: dict[str, Any] = {one.name: one.default for one in msgspec.structs.fields(SamplingParams)}
-    needed["temperature"] = 0.0
-    needed["top_k"] = params.top_k if params.top_k == 0 else -1  # both mean all tokens
+    all_tokens = params.top_k if params.top_k == 0 else -1  # both mean all tokens
+    needed = {**_DEFAULTS, "temperature": 0.0, "top_k": all_tokens}
     for name, value in needed.items():
         if name not in _BESIDE_BEAMS:
             _require(getattr(params, name) == value, name, f"must be {_shown(value)} with 'use_beam_search'")

@@ -6,7 +6,7 @@ The gateway and the offline `LLM` use this package, so both accept the same requ
 |-------------------|-------------------------------------------------------------------|
 | `checks`          | checks of single fields, and the errors that name one             |
 | `choices`         | the sequences of a prompt: how many, with which parameters        |
-| `sampling_fields` | builds the engine's sampling parameters from a request's fields   |
+| `sampling_fields` | constraints that name tokens, and seeds                           |
 | `structured`      | converts the fields for structured output to a grammar            |
 | `conversation`    | converts a client's chat messages to the chat template's messages |
 | `tools`           | checks tools and other variables of the chat template             |

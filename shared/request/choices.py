@@ -98,23 +98,19 @@ def best_first(cumulative_logprobs: Sequence[float], n: int) -> list[int]:
     return order[:n]
 
 
-def choice_params(params: SamplingParams, choice: int, room: int) -> SamplingParams:
-    """Returns the parameters of one choice, with its own seed and with at most `room` as `max_tokens` (0: not given).
+def choice_params(params: SamplingParams, choice: int) -> SamplingParams:
+    """Returns the parameters of one choice, with its own seed; those of the first choice are `params`.
 
-    `room` is the number of tokens that fit after the prompt. The first choice has the request's seed, so the first
-    choice is the same whether the request asks for one choice or for several. The choices of a beam search differ
-    in `beam.rank` (0: the best hypothesis) and not in the seed. Only the first choice reports the log probabilities of
-    the prompt.
+    So the first choice is the same whether the request asks for one choice or for several. The choices of a beam search
+    differ in `beam.rank` (0: the best hypothesis) and not in the seed. Only the first choice reports the log
+    probabilities of the prompt.
     """
-    room = max(room, 1)  # A prompt that is pooled may fill the context.
-    max_tokens = min(params.max_tokens or room, room)
-    if choice > 0:
-        params = msgspec.structs.replace(params, prompt_logprobs=None)
+    if choice == 0:
+        return params
     if params.beam is not None:
         beam = msgspec.structs.replace(params.beam, rank=choice)
-        return msgspec.structs.replace(params, beam=beam, max_tokens=max_tokens)
-    seed = params.seed if choice == 0 else _derived_seed(params.seed, choice)
-    return msgspec.structs.replace(params, seed=seed, max_tokens=max_tokens)
+        return msgspec.structs.replace(params, beam=beam, prompt_logprobs=None)
+    return msgspec.structs.replace(params, seed=_derived_seed(params.seed, choice), prompt_logprobs=None)
 
 
 def _beam(fields: ChoiceFields, n: int, best_of: int) -> BeamParams:

@@ -103,7 +103,9 @@ def messages(
     functions: dict[str, str] = {}
     for number, turn in enumerate(turns):
         found.append(_message(turn, f"messages[{number}]", vocab_size, functions, take_picture))
-        functions.update({call.id: call.function.name for call in turn.tool_calls or () if call.id and call.function})
+        for call in turn.tool_calls or ():
+            if call.id and call.function:
+                functions[call.id] = call.function.name
     return tuple(found)
 
 
@@ -125,7 +127,11 @@ def _message(
     if role is None:
         refuse(f"{path}.role", "must be 'system', 'developer', 'user', 'assistant', 'tool' or 'function'")
     _check_fields(turn, role, path)
-    fields = _assistant_fields(turn, path) if role == "assistant" else _tool_fields(turn)
+    fields: dict[str, Any] = {}
+    if role == "assistant":
+        fields = _assistant_fields(turn, path)
+    elif turn.tool_call_id is not None:
+        fields = {"tool_call_id": turn.tool_call_id}
     packed = msgspec.json.encode(fields) if fields else b""
     # Some templates need the function's name with its result, but OpenAI's API has only the id of the call.
     name, content = turn.name or functions.get(turn.tool_call_id or "", ""), turn.content
@@ -162,10 +168,6 @@ def _check_fields(turn: Turn, role: str, path: str) -> None:
         missing(f"{path}.name")
     elif turn.role == "tool" and turn.tool_call_id is None:
         missing(f"{path}.tool_call_id")
-
-
-def _tool_fields(turn: Turn) -> dict[str, Any]:
-    return {} if turn.tool_call_id is None else {"tool_call_id": turn.tool_call_id}
 
 
 def _assistant_fields(turn: Turn, path: str) -> dict[str, Any]:

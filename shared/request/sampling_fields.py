@@ -1,8 +1,7 @@
-"""Builds `SamplingParams` from the fields of a request: by name, those that name tokens, and the seed. Pure.
+"""Converts the fields of a request that name tokens, and draws the seeds of requests without one. Pure.
 
-Request bodies and the offline `SamplingParams` have a field for each field of the engine's `SamplingParams`, with the
-same name. CONTRIBUTING.md says where a new parameter is added. Whether token ids are in the vocabulary is checked by
-`shared.parameters.sampling.check_vocabulary`.
+`shared.parameters.sampling` takes over all other fields by their names, and checks whether token ids are in the
+vocabulary.
 
 A request gets its seed before its sequences are placed, and the samples of all choices depend only on this seed. So the
 output does not depend on the engine that runs a sequence or on moves between engines. With a server seed, the same
@@ -12,34 +11,15 @@ requests in the same order get the same seeds in every run.
 import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-import msgspec
-
 from shared import limits
-from shared.parameters.sampling import SamplingParams
 from shared.request.checks import refuse
 
 SeedSource = Callable[[], int]
-_DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
-
-
-def sampling_params(fields: object, **resolved: Any) -> SamplingParams:
-    """Returns the sampling parameters of a request, unchecked (see `shared.parameters.sampling.check`).
-
-    Each parameter is the attribute of `fields` with its name; None, or no such attribute, means the default. `resolved`
-    has the values of parameters that depend on more than the field, such as `max_tokens` and `seed`.
-    """
-    for name, default in _DEFAULTS.items():
-        if name not in resolved and (given := getattr(fields, name, None)) is not None:
-            resolved[name] = _value(given, default)
-    return SamplingParams(**resolved)
-
-
-def _value(given: Any, default: Any) -> Any:
-    if isinstance(default, float):
-        return float(given)  # 1 is a valid temperature
-    return tuple(given) if isinstance(default, tuple) else given
+random_seed: SeedSource = partial(secrets.randbits, 63)
+"""Returns an unpredictable seed of 63 bits."""
 
 
 class TokenConstraints(NamedTuple):
@@ -87,11 +67,6 @@ def _bias(bias: Mapping[Any, float]) -> tuple[tuple[int, float], ...]:
             refuse("logit_bias", "must have token ids as keys")
         found[int(key)] = float(value)
     return tuple(found.items())
-
-
-def random_seed() -> int:
-    """Returns an unpredictable seed of 63 bits."""
-    return secrets.randbits(63)
 
 
 class SequentialSeeds:

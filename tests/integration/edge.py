@@ -27,7 +27,7 @@ from services.gateway.path.generation import (
     TokenCounts,
 )
 from services.gateway.path.guest import Guests
-from services.gateway.path.models.catalog import find_model, unknown_model, wanted_name
+from services.gateway.path.models.catalog import find_model, unknown_model
 from services.gateway.path.sequence_state import SequenceState
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
@@ -144,7 +144,7 @@ class ScriptedBackend:
         return self.cards
 
     def resolve_model(self, name: str | None) -> ModelCard:
-        wanted = wanted_name(name)
+        wanted = "" if name is None or name == "default" else name
         card = find_model(self.cards, wanted)
         if card is None:
             raise unknown_model(self.cards, wanted)

@@ -130,7 +130,7 @@ class Load:
                 found += beam_references(model, tokens, self.params.beam.width, self.params.max_tokens)[: self.n]
                 continue
             for choice in range(self.n):
-                params = choice_params(self.params, choice, card.max_model_len - len(tokens))
+                params = choice_params(self.params, choice).within(card.max_model_len - len(tokens))
                 salt = params.seed if params.temperature else 0
                 most = min(params.max_tokens, MAX_MODEL_LEN - len(tokens))
                 found.append(reference(model, tokens, salt, most, self.stop, self.include_stop))

@@ -59,7 +59,7 @@ class GatewayBackend:
         if self._max_queue_wait_s:
             self._check_wait(request, card.served_by)
         # What a model serves besides itself is a guest's.
-        return self._start(self.parts.guests.admit(request, card) if card.base else request, card)
+        return self._start(self.parts.guests.admit(request, card) if card.base else request, card, count)
 
     def _check_wait(self, request: GenerationRequest, model: str) -> None:
         """Raises ServiceError if a request that is not idle would wait for an engine longer than `--max-queue-wait`."""
@@ -70,10 +70,11 @@ class GatewayBackend:
 
     def start_alone(self, request: GenerationRequest, card: ModelCard) -> RequestActor:
         """Starts a request of a guest, which has no guests itself and no client."""
-        return self._start(request, card, with_guests=False)
+        return self._start(request, card, request.inputs.num_prompts * request.num_sequences, with_guests=False)
 
-    def _start(self, request: GenerationRequest, card: ModelCard, *, with_guests: bool = True) -> RequestActor:
-        count = request.inputs.num_prompts * request.num_sequences
+    def _start(
+        self, request: GenerationRequest, card: ModelCard, count: int, *, with_guests: bool = True
+    ) -> RequestActor:
         num_idle = count if request.guests.idle_s > 0 else 0
 
         def end() -> None:
@@ -89,7 +90,7 @@ class GatewayBackend:
         self._num_sequences += count
         self._num_idle += num_idle
         self.requests[request.request_id] = actor
-        actor.start(prepare(actor, self.parts))
+        actor.start(prepare(actor, self.parts), count)
         return actor
 
     async def tokenize(self, request: GenerationRequest, *, return_tokens: bool) -> list[tuple[list[int], list[str]]]:

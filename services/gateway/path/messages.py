@@ -48,12 +48,12 @@ class RequestMessages:
         self._host = host
         self.idle_until = host.clock.monotonic() + idle_s if (idle_s := request.guests.idle_s) > 0 else 0.0
         """Time at which the sequences leave the idle lane, monotonic seconds; 0: they are not in it."""
-        count = len(prompts) * request.num_sequences
-        self.sequences = [self._sequence(index) for index in range(count)]
+        self._num_choices = request.num_sequences
+        self.sequences = list(map(self._sequence, range(len(prompts) * self._num_choices)))
 
     def _sequence(self, index: int) -> SequenceState:
         # The first sequence of each prompt reports the log probabilities of the prompt.
-        reports = self.request.params.prompt_logprobs is not None and index % self.request.num_sequences == 0
+        reports = self.request.params.prompt_logprobs is not None and index % self._num_choices == 0
         num_reported = self.prompt(index).num_tokens if reports else 0
         name, guests = sequence_id(self.request.request_id, index), self.request.guests
         if (resumed := guests.resumed) is None:
@@ -69,12 +69,12 @@ class RequestMessages:
 
     def prompt(self, index: int) -> Prompt:
         """Returns the prompt of a sequence."""
-        return self.prompts[index // self.request.num_sequences]
+        return self.prompts[index // self._num_choices]
 
     def choices(self, index: int) -> list[SequenceState]:
         """Returns all sequences of the same prompt, including the given one."""
-        first = index - index % self.request.num_sequences
-        return self.sequences[first : first + self.request.num_sequences]
+        first = index - index % self._num_choices
+        return self.sequences[first : first + self._num_choices]
 
     def open_stream(self, index: int) -> OpenStream:
         """Returns the message that opens a text stream, which continues after the text that the gateway has.
@@ -91,7 +91,7 @@ class RequestMessages:
             reply_subject=host.subjects.gateway_text(host.id, host.instance_id),
             engine_subject=host.subjects.engine_control(*sequence.engine),
             prompt_token_ids=self.prompt(index).packed[-PROMPT_TAIL_BYTES:],
-            output_token_ids=pack_ids(sequence.token_ids),
+            output_token_ids=pack_ids(sequence.token_ids) if sequence.token_ids else b"",
             text_offset=sequence.text_length,
             stop=text.stop,
             include_stop_str_in_output=text.include_stop_str_in_output,
@@ -108,13 +108,13 @@ class RequestMessages:
         """Returns the message that runs a sequence, with its tokens so far as output. The sequence must be placed."""
         request, sequence, host, prompt = self.request, self.sequences[index], self._host, self.prompt(index)
         choices, client, headers = self.choices(index), request.origin.client, request.origin.trace_headers
-        room = self.card.max_model_len - prompt.num_tokens
-        params = choice_params(request.params, index % request.num_sequences, room)
-        params = msgspec.structs.replace(
-            params,
-            end_token_ids=prompt.end_token_ids or params.end_token_ids,
-            prompt_logprobs=params.prompt_logprobs if sequence.needs_prompt_logprobs else None,
-        )
+        params = request.params.within(self.card.max_model_len - prompt.num_tokens)
+        if len(choices) > 1:
+            params = choice_params(params, index % self._num_choices)
+        if params.prompt_logprobs is not None and not sequence.needs_prompt_logprobs:
+            params = msgspec.structs.replace(params, prompt_logprobs=None)
+        if prompt.end_token_ids:
+            params = msgspec.structs.replace(params, end_token_ids=prompt.end_token_ids)
         return Submit(
             sequence_id=sequence.sequence_id,
             attempt=sequence.attempt,
@@ -123,7 +123,7 @@ class RequestMessages:
             reply_subject=self._reply_subject(sequence),
             prompt_token_ids=prompt.packed,
             params=params,
-            output_token_ids=pack_ids(sequence.token_ids),
+            output_token_ids=pack_ids(sequence.token_ids) if sequence.token_ids else b"",
             block_hashes=prompt.block_hashes,
             cache_salt=request.cache_salt,
             priority=request.priority,

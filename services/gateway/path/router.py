@@ -143,6 +143,8 @@ class Router:
                 return found
         ready = [e for e in engines if self.credit(e, client, idle=idle) > 0]
         ready = [e for e in ready if not recovers or self._may_recover(e)]
+        if len(ready) == 1:
+            return ready[0]
         ready = [e for e in ready if (e.id, e.instance_id) not in avoid] or ready
         ready = [e for e in ready if (e.id, e.instance_id) in affinity and self._has_row(e)] or ready
         return min(ready, key=lambda e: (self._cost(e, num_tokens, hashes, idle), self._used(e), e.id), default=None)
@@ -202,8 +204,8 @@ class Router:
             return max(status.idle_credits + changes, 1 - len(load.idle))
         share = max(1, status.max_num_seqs // SHARE) - len(load.held)
         credit = max(status.credits - load.sent + load.ended, share)
-        few = len(load.clients) <= _newcomers_max(engine)
-        return max(credit, 1) if client and client not in load.clients and few else credit
+        is_newcomer = client and client not in load.clients and len(load.clients) <= _newcomers_max(engine)
+        return max(credit, 1) if is_newcomer else credit
 
     def newcomers(self, engines: Sequence[Heartbeat]) -> Callable[[str], bool] | None:
         """Returns a function that tells whether a client may send a sequence beyond the credit, see `credit`.
@@ -247,6 +249,8 @@ class Router:
         Detokenizers in `avoid` are chosen only if there is no other.
         """
         ready = [d for d in ready_members(detokenizers, model) if self._num_streams(d) < limits.STREAMS_MAX]
+        if len(ready) == 1:
+            return ready[0]
         ready = [d for d in ready if (d.id, d.instance_id) not in avoid] or ready
         return min(ready, key=lambda d: (self._num_streams(d), d.id), default=None)
 

@@ -10,6 +10,7 @@ seconds) and performs the effects.
        └──────────────── unplaced ──┴─ lost, taken_away ──┘   (the next placement has attempt + 1 and the tokens so far)
 """
 
+from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -116,7 +117,8 @@ class SequenceState:
     """Time of the first placement."""
     progress_at: float = 0.0
     behind_since: float | None = None
-    counters: dict[str, int] = field(default_factory=lambda: {"stale": 0, "gap": 0, "diverged": 0, "rebuilt": 0})
+    counters: Counter[str] = field(default_factory=Counter[str])
+    """How often an event was `stale`, a `gap` or `diverged`, and how often the stream was `rebuilt`."""
 
     def start_placement(
         self, engine: Address, detokenizer: Address | None, now: float, prefill: Prefill | None = None

@@ -67,8 +67,8 @@ class ServiceClients:
     """Sends messages of one gateway to tokenizers, engines and detokenizers."""
 
     def __init__(self, host: Host, members: Members) -> None:
-        self._host = host
-        self._members = members
+        self._host, self._subjects = host, host.subjects
+        self._members, self._now = members, host.clock.monotonic
 
     async def tokenizer(
         self,
@@ -85,12 +85,13 @@ class ServiceClients:
         chosen, and the seconds for which it was silent.
         """
         deadline = self._now() + limits.QUEUE_WAIT_S
-        (subject, name), attempt, tried = (self._host.subjects.tokenize(message.model), ""), 0, set[str]()
+        (subject, name), attempt, tried = (self._subjects.tokenize(message.model), ""), 0, set[str]()
+        data = encode(message)
         while True:
             timeout_s = FIRST_TRY_S * 2 ** min(attempt, 4) + size / TOKENIZE_CHARS_PER_S
             try:
-                return await ask(
-                    self._host.transport, subject, message, _TOKENIZED, timeout_s=timeout_s, headers=headers
+                return await ask_encoded(
+                    self._host.transport, subject, data, _TOKENIZED, timeout_s=timeout_s, headers=headers
                 )
             except (NoRespondersError, RequestTimeoutError) as error:
                 if isinstance(error, RequestTimeoutError):
@@ -108,7 +109,7 @@ class ServiceClients:
         Without an answer the request is sent again, which is safe: a replica that already encodes the image continues.
         """
         deadline, attempt = self._now() + limits.IMAGE_ENCODE_S, 0
-        subject, alone_until = self._host.subjects.vision(message.model), self._now() + limits.QUEUE_WAIT_S
+        subject, alone_until = self._subjects.vision(message.model), self._now() + limits.QUEUE_WAIT_S
         while True:
             try:
                 timeout_s = PICTURE_TRY_S * 2 ** min(attempt, 3)
@@ -125,11 +126,11 @@ class ServiceClients:
 
     async def open_stream(self, detokenizer: Address, message: OpenStream) -> None:
         """Opens a stream. Raises PeerUnavailableError, or ServiceError if the detokenizer refuses."""
-        await self._ask(self._detokenizer(detokenizer), encode(message), _ACK, limits.OPEN_TIMEOUT_S)
+        await self._ask(self._subjects.detokenizer_control(*detokenizer), encode(message), _ACK, limits.OPEN_TIMEOUT_S)
 
     async def open_batch(self, detokenizer: Address, batch: bytes) -> OpenBatchReply:
         """Sends an encoded `OpenBatch`. Raises PeerUnavailableError or ServiceError if the whole batch fails."""
-        reply = await self._ask(self._detokenizer(detokenizer), batch, _OPENED, limits.OPEN_TIMEOUT_S)
+        reply = await self._ask(self._subjects.detokenizer_control(*detokenizer), batch, _OPENED, limits.OPEN_TIMEOUT_S)
         assert isinstance(reply, OpenBatchReply)
         return reply
 
@@ -141,9 +142,9 @@ class ServiceClients:
         """
         timeout_s = limits.SUBMIT_TIMEOUT_S + len(batch) / limits.SUBMIT_BYTES_PER_S
         try:
-            reply = await self._ask(self._engine(engine), batch, _SUBMITTED, timeout_s)
+            reply = await self._ask(self._subjects.engine_control(*engine), batch, _SUBMITTED, timeout_s)
         except PeerUnavailableError:
-            reply = await self._ask(self._engine(engine), batch, _SUBMITTED, timeout_s)
+            reply = await self._ask(self._subjects.engine_control(*engine), batch, _SUBMITTED, timeout_s)
         assert isinstance(reply, SubmitBatchReply)
         return reply
 
@@ -153,7 +154,7 @@ class ServiceClients:
         `gone`: nobody subscribes to its subject any more, so its process has ended. `silent`: no answer in time.
         """
         is_engine = service == "engine"
-        subject = self._engine(member) if is_engine else self._detokenizer(member)
+        subject = self._subjects.engine_control(*member) if is_engine else self._subjects.detokenizer_control(*member)
         nothing = SubmitBatch(()) if is_engine else OpenBatch(())
         try:
             await self._host.transport.request(subject, encode(nothing), timeout_s=timeout_s)
@@ -166,16 +167,16 @@ class ServiceClients:
     async def ask_progress(self, engine: Address, sequences: tuple[SequenceRef, ...]) -> None:
         """Asks the engine for the progress of sequences. `ProgressReply` comes to this gateway's control subject."""
         here = self._host.id, self._host.instance_id
-        reply_subject = self._host.subjects.gateway_control(*here)
+        reply_subject = self._subjects.gateway_control(*here)
 
         def query(part: Sequence[SequenceRef]) -> ProgressQuery:
             return ProgressQuery(*here, reply_subject, tuple(part))
 
-        tell_in_parts(self._host.transport, self._engine(engine), query, sequences)
+        tell_in_parts(self._host.transport, self._subjects.engine_control(*engine), query, sequences)
 
     def tell_released(self, query: OwnershipQuery, released: Sequence[SequenceRef]) -> bool:
         """Answers an `OwnershipQuery`. Returns False, and tells nobody, if the answer would not go to its sender."""
-        member, subjects = (query.member_id, query.member_instance_id), self._host.subjects
+        member, subjects = (query.member_id, query.member_instance_id), self._subjects
         if query.reply_subject not in (subjects.engine_control(*member), subjects.detokenizer_control(*member)):
             return False
 
@@ -190,27 +191,27 @@ class ServiceClients:
 
         Raises PeerUnavailableError, or ServiceError('not_found') if the engine no longer holds the sequence.
         """
-        await self._ask(self._engine(engine), encode(message), _ACK, limits.OPEN_TIMEOUT_S)
+        await self._ask(self._subjects.engine_control(*engine), encode(message), _ACK, limits.OPEN_TIMEOUT_S)
 
     async def resend(self, engine: Address, sequence_id: str, attempt: int, position: int) -> None:
         """Asks for a sequence's tokens from `position` on again."""
-        await self._tell(self._engine(engine), Resend(sequence_id, attempt, position))
+        await self._tell(self._subjects.engine_control(*engine), Resend(sequence_id, attempt, position))
 
     async def self_test(self, engine: Address, message: SelfTest) -> None:
         """Asks an engine to test itself. `SelfTestReply` comes to the message's reply subject."""
-        await self._tell(self._engine(engine), message)
+        await self._tell(self._subjects.engine_control(*engine), message)
 
     async def done(self, engine: Address, sequence_id: str, attempt: int) -> None:
         """Tells the engine that it may forget a finished sequence."""
-        await self._tell(self._engine(engine), Done(sequence_id, attempt))
+        await self._tell(self._subjects.engine_control(*engine), Done(sequence_id, attempt))
 
     async def cancel(self, engine: Address, sequence_id: str, attempt: int, reason: str) -> None:
         """Ends a sequence on an engine."""
-        await self._tell(self._engine(engine), Cancel(sequence_id, attempt, reason))
+        await self._tell(self._subjects.engine_control(*engine), Cancel(sequence_id, attempt, reason))
 
     async def close_stream(self, detokenizer: Address, sequence_id: str, attempt: int) -> None:
         """Closes a stream on a detokenizer."""
-        await self._tell(self._detokenizer(detokenizer), CloseStream(sequence_id, attempt))
+        await self._tell(self._subjects.detokenizer_control(*detokenizer), CloseStream(sequence_id, attempt))
 
     async def _tell(self, subject: str, message: Message) -> None:
         await self._host.transport.publish(subject, encode(message))
@@ -225,20 +226,11 @@ class ServiceClients:
                 raise
             raise PeerUnavailableError(subject) from error
 
-    def _engine(self, engine: Address) -> str:
-        return self._host.subjects.engine_control(*engine)
-
-    def _detokenizer(self, detokenizer: Address) -> str:
-        return self._host.subjects.detokenizer_control(*detokenizer)
-
     def _another_tokenizer(self, model: str, tried: set[str]) -> tuple[str, str]:
         """Returns the subject and the id of a tokenizer, or the subject of the queue group and no id."""
         alive = ready_members(self._members.alive("tokenizer", self._now()), model)
         fresh = [m for m in alive if m.id not in tried] or alive
         if not fresh:
-            return self._host.subjects.tokenize(model), ""
+            return self._subjects.tokenize(model), ""
         tried.add(fresh[0].id)
-        return self._host.subjects.tokenizer_direct(fresh[0].id, fresh[0].instance_id), fresh[0].id
-
-    def _now(self) -> float:
-        return self._host.clock.monotonic()
+        return self._subjects.tokenizer_direct(fresh[0].id, fresh[0].instance_id), fresh[0].id

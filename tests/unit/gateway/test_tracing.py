@@ -48,8 +48,7 @@ def test_the_root_span_says_what_was_asked_and_what_came_of_it(spans: list[Any])
     trace = RequestTrace(one, {"traceparent": PARENT, "authorization": "Bearer secret"})
     assert one.request.origin.trace_headers == {"traceparent": "child"}
     accumulator.choices[0].add(update("hello", 0, finish_reason="stop", num_cached_tokens=3))
-    trace.failed("timeout")
-    trace.end(accumulator, 7, 0.25)
+    trace.end(accumulator, 7, 0.25, "timeout")
     span, parent = spans[0]
     assert parent == {"traceparent": PARENT}
     assert span.name == "chat toy"

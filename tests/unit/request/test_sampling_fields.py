@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import antiphon
 from services.gateway.apis.openai.schemas import ChatBody, CompletionBody
-from shared.parameters.sampling import SamplingParams
-from shared.request.sampling_fields import sampling_params
+from shared.parameters.sampling import SamplingParams, from_fields
 from tests.unit.gateway.bodies import completion
 
 ENGINE = set(SamplingParams.__struct_fields__) - {"grammar", "beam", "thinking", "end_token_ids"}
@@ -29,18 +28,18 @@ def test_no_parameter_of_the_engine_is_missing_in_the_offline_parameters():
 
 
 def test_what_is_missing_or_none_has_the_default():
-    assert sampling_params(SimpleNamespace(top_k=None, unrelated=1)) == SamplingParams()
+    assert from_fields(SimpleNamespace(top_k=None, unrelated=1)) == SamplingParams()
 
 
 def test_a_given_value_has_the_type_of_its_parameter():
-    params = sampling_params(SimpleNamespace(temperature=1, stop_token_ids=[1, 2], logprobs=3, ignore_eos=True))
+    params = from_fields(SimpleNamespace(temperature=1, stop_token_ids=[1, 2], logprobs=3, ignore_eos=True))
     assert params == SamplingParams(stop_token_ids=(1, 2), logprobs=3, ignore_eos=True)
     assert type(params.temperature) is float
 
 
 def test_a_resolved_value_takes_the_place_of_the_field():
-    assert sampling_params(SimpleNamespace(max_tokens=5, seed=None), max_tokens=7, seed=9).max_tokens == 7
-    assert sampling_params(SimpleNamespace(seed=4), seed=9).seed == 9
+    assert from_fields(SimpleNamespace(max_tokens=5, seed=None), max_tokens=7, seed=9).max_tokens == 7
+    assert from_fields(SimpleNamespace(seed=4), seed=9).seed == 9
 
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=3)

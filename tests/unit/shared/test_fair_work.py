@@ -141,3 +141,16 @@ def test_a_client_that_comes_later_finds_room(calls: list[tuple[str, int, bool]]
     for one in taken:
         room.give_back(*one)
     assert room.total == 0
+
+
+async def test_a_free_place_is_taken_at_once_unless_somebody_waits() -> None:
+    places = FairPlaces(1)
+    assert places.take_free()
+    assert not places.take_free()
+    waiting = asyncio.create_task(places.turn("alice"))
+    await settle()
+    places.give_back(1)
+    assert not places.take_free(), "it belongs to the one who has waited"
+    await waiting
+    places.give_back(1)
+    assert places.take_free()

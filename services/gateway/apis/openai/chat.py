@@ -5,6 +5,7 @@ part that chat and completions share. The other APIs (`anthropic`, `responses`, 
 body and use the conversion as well.
 """
 
+from operator import attrgetter
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -36,6 +37,7 @@ from shared.request.structured import Constraint
 from shared.request.tools import checked_documents, checked_template_kwargs, template_variables
 
 _BUDGET, _NO_BUDGET = "thinking_token_budget", -1
+_ROLE = attrgetter("role")
 
 
 class ChatEndpoint:
@@ -70,7 +72,9 @@ def chat_request(
 ) -> ChatRequest:
     """Returns the converted request. Raises ServiceError naming the first parameter that is wrong."""
     request, choice = _without_calls(body, card, request_id, defaults)
-    answer = answer_format(body, request, choice, card, settings)
+    answer = None
+    if choice is not NO_TOOLS or card.reasoning_format or settings.reasoning_parser != "auto":
+        answer = answer_format(body, request, choice, card, settings)
     if choice is not NO_TOOLS:
         request = _with_calls(request, choice, card, settings)
     if answer is not None:
@@ -112,13 +116,19 @@ def generation_request(
 def _without_calls(
     body: ChatBody, card: ModelCard, request_id: str, defaults: RequestDefaults
 ) -> tuple[GenerationRequest, ToolChoice]:
-    logprobs = asked_logprobs(body, defaults.max_logprobs)
-    asked = logprobs, checks.prompt_logprobs(body.prompt_logprobs, defaults.max_logprobs)
+    most, of_output, of_prompt = defaults.max_logprobs, None, None
+    if body.logprobs is not None or body.top_logprobs is not None:
+        of_output = asked_logprobs(body, most)
+    if body.prompt_logprobs is not None:
+        of_prompt = checks.prompt_logprobs(body.prompt_logprobs, most)
     endpoint = EndpointDefaults(parameters.AS_MANY_AS_FIT, defaults.chat_temperature)
-    params = parameters.checked_params(body, card, endpoint, asked, defaults.draw_seed)
+    params = parameters.checked_params(body, card, endpoint, (of_output, of_prompt), defaults.draw_seed)
     choice = _choice_of(body)
     request = parameters.checked_request(body, card, request_id, params, 1)
-    if (structure := _chat_structure(body, choice)) is not None:
+    structure = parameters.structure_of(body)
+    if choice is not NO_TOOLS and choice.is_forced:
+        _check_forced(body, choice, structure)
+    elif structure is not None:
         request = parameters.with_structure(request, structure)
     pictures: list[PictureInput] | None = [] if card.takes_pictures else None
     request = _with_conversation(request, body, card, choice, pictures)
@@ -173,10 +183,10 @@ def _with_conversation(
     """
     take_picture = None if pictures is None else take_into(pictures)
     turns = body.messages
-    if not card.takes_pictures and any(turn.role == "tool" for turn in turns or ()):
+    if not card.takes_pictures and "tool" in map(_ROLE, turns or ()):
         turns = results_in_words(turns)
     messages = conversation.messages(turns, card.vocab_size, take_picture)
-    continued = given(body.continue_final_message, False)
+    continued = bool(body.continue_final_message)
     if continued:
         if body.add_generation_prompt:
             refuse("continue_final_message", "cannot be true together with 'add_generation_prompt'")
@@ -186,37 +196,23 @@ def _with_conversation(
         request.inputs,
         messages=messages,
         # The chat template writes the special tokens itself.
-        add_special_tokens=given(body.add_special_tokens, False),
-        add_generation_prompt=given(body.add_generation_prompt, not continued),
+        add_special_tokens=bool(body.add_special_tokens),
+        add_generation_prompt=not continued if body.add_generation_prompt is None else body.add_generation_prompt,
         continue_final_message=continued,
-        template_variables=_variables(body, choice),
     )
+    if choice.tools or body.documents or body.chat_template_kwargs or body.reasoning_effort is not None:
+        documents, effort = checked_documents(body.documents), body.reasoning_effort
+        variables = checked_template_kwargs(body.chat_template_kwargs, effort)
+        inputs = replace(inputs, template_variables=template_variables(choice.tools, documents, variables))
     return replace(request, inputs=inputs)
 
 
-def _variables(body: ChatBody, choice: ToolChoice) -> bytes:
-    """Returns the variables of the chat template besides the messages. Raises ServiceError."""
-    if not (choice.tools or body.documents or body.chat_template_kwargs or body.reasoning_effort is not None):
-        return b""
-    documents = checked_documents(body.documents)
-    return template_variables(
-        choice.tools, documents, checked_template_kwargs(body.chat_template_kwargs, body.reasoning_effort)
-    )
-
-
-def _chat_structure(body: ChatBody, choice: ToolChoice) -> Constraint | None:
-    """Returns the structure that the request asks for. Raises ServiceError if it asks for one and also forces calls.
-
-    A format of the answer's text has no effect on a call.
-    """
-    structure = parameters.structure_of(body)
-    if choice is NO_TOOLS or not choice.is_forced:
-        return structure
+def _check_forced(body: ChatBody, choice: ToolChoice, structure: Constraint | None) -> None:
+    """Raises ServiceError for a structure besides forced calls. A format of the answer's text has no effect on them."""
     if structure is not None and body.response_format is None:
         refuse(choice.param, f"cannot force a call together with '{structure.param}'")
     if body.use_beam_search:
         refuse(choice.param, "cannot force a call together with 'use_beam_search'")
-    return None
 
 
 def asked_logprobs(body: ChatBody, most: int) -> int | None:

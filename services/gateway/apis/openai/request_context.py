@@ -44,8 +44,7 @@ class Arrival:
     def of(cls, request: Request) -> "Arrival":
         """Returns the current time. If the request resumes a stream, `created` is that of the stream."""
         resumption: Resumption | None = request.scope["state"].get("resumption")
-        now = cls.now()
-        return now if resumption is None else cls(resumption.created, now.started_s)
+        return cls(int(time.time()) if resumption is None else resumption.created, time.perf_counter())
 
 
 class RequestContext(msgspec.Struct, frozen=True, kw_only=True):

@@ -91,25 +91,25 @@ class RequestMeter:
 
 
 class RequestTrace:
-    """The span of one request. The request's `trace_headers` get its context, for the spans of other services."""
+    """The span of one request, made only if spans are collected.
+
+    The request's `trace_headers` get its context, for the spans of other services.
+    """
 
     def __init__(self, context: RequestContext, headers: Mapping[str, str]) -> None:
         """`headers`: HTTP headers of the request. A `traceparent` makes this span part of the client's trace."""
         self._context = context
-        self._span = telemetry.Span()
-        if telemetry.enabled():
-            self._span = _start(context, headers)
-            context.request.origin.trace_headers.update(self._span.headers())
+        self._span = _start(context, headers)
+        context.request.origin.trace_headers.update(self._span.headers())
 
-    def failed(self, code: str) -> None:
-        """Records an error code, or that the client has disconnected."""
-        self._span.error(code)
-
-    def end(self, accumulator: ChoiceAccumulator, num_prompt_tokens: int, time_to_first_token_s: float) -> None:
-        """Records the result of the request and ends the span."""
-        if telemetry.enabled():
-            for name, value in self._outcome(accumulator, num_prompt_tokens, time_to_first_token_s).items():
-                self._span.set(name, value)
+    def end(
+        self, accumulator: ChoiceAccumulator, num_prompt_tokens: int, time_to_first_token_s: float, failure: str = ""
+    ) -> None:
+        """Records the result of the request and ends the span. `failure`: an error's code; empty: there is none."""
+        if failure:
+            self._span.error(failure)
+        for name, value in self._outcome(accumulator, num_prompt_tokens, time_to_first_token_s).items():
+            self._span.set(name, value)
         self._span.end()
 
     def _outcome(

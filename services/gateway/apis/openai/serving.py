@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
 from msgspec import structs
@@ -44,9 +45,14 @@ from shared.codec import unpack_ids
 from shared.config import GatewaySettings
 from shared.errors import ServiceError
 from shared.models.picture_models import picture_limit
+from shared.observability import telemetry
 from shared.request import checks
-from shared.request.checks import given
 from shared.request.sampling_fields import seeds_of
+
+LAST_EVENT_ID = "last-event-id"
+"""Header with the position at which a client resumes a stream."""
+RESUMABLE = "x-antiphon-resumable"
+"""Header of a client that asks for a resumable stream."""
 
 
 class Sink(Protocol):
@@ -98,10 +104,27 @@ class RecordedStream(Protocol):
 
 
 class StreamBook:
-    """Records streams, so that a client can resume them. Offered by a guest."""
+    """Records streams, so that a client can resume them. Offered by a guest, whose methods only such streams enter."""
+
+    records_all = False
+    """Whether streams are recorded also if their clients do not ask for it (`RESUMABLE`)."""
 
     def resumable(self, path: str, endpoint: Endpoint) -> Endpoint:
-        """Returns the endpoint of a route, whose streams are then recorded."""
+        """Returns an endpoint whose streams can be recorded, and which resumes one for a request with `LAST_EVENT_ID`.
+
+        `path`: that of its route.
+        """
+
+        async def resuming(request: Request) -> Response:
+            if LAST_EVENT_ID in request.headers:
+                return await self.resumed(request, path)
+            request.state.records = path
+            return await endpoint(request)
+
+        return resuming
+
+    async def resumed(self, request: Request, path: str) -> Response:
+        """Returns the rest of the stream that a request of this route names. Raises ServiceError."""
         raise NotImplementedError
 
     async def begin(self, request: Request, context: RequestContext) -> RecordedStream | None:
@@ -140,6 +163,7 @@ class Serving:
         self.keys = keys
         self.guests = guests
         self.streams = guests.offered(StreamBook)
+        self._is_traced = telemetry.enabled()
         self.defaults = RequestDefaults(
             draw_seed=seeds_of(settings.seed),
             chat_temperature=settings.default_chat_temperature,
@@ -163,6 +187,7 @@ class Serving:
         If the answer echoes prompts that are token ids, their text comes from a tokenizer.
         """
         options, settings = body.stream_options or StreamOptions(), self.settings
+        ids, as_ids, of_prompt = body.return_token_ids, body.return_tokens_as_token_ids, body.prompt_logprobs
         return RequestContext(
             kind=kind,
             arrival=arrival,
@@ -172,14 +197,14 @@ class Serving:
             include_usage=bool(options.include_usage) or settings.enable_force_include_usage,
             echoes=await self._echoes(request) if body.echo else ("",) * request.inputs.num_prompts,
             # Without text, the answer has only token ids.
-            return_token_ids=given(body.return_token_ids, settings.return_token_ids) or not request.output.detokenize,
-            tokens_as_ids=given(body.return_tokens_as_token_ids, settings.return_tokens_as_token_ids)
+            return_token_ids=(settings.return_token_ids if ids is None else ids) or not request.output.detokenize,
+            tokens_as_ids=(settings.return_tokens_as_token_ids if as_ids is None else as_ids)
             or not request.output.detokenize,
             continuous_usage=bool(
                 (options.include_usage or settings.enable_force_include_usage) and options.continuous_usage_stats
             ),
             timings=bool(body.timings),
-            prompt_logprobs=checks.prompt_logprobs(body.prompt_logprobs, self.defaults.max_logprobs),
+            prompt_logprobs=None if of_prompt is None else checks.prompt_logprobs(of_prompt, settings.max_logprobs),
             echoes_logprobs=kind == "completion" and bool(body.echo) and request.params.logprobs is not None,
         )
 
@@ -211,7 +236,7 @@ class Serving:
         if recorded is not None and recorded.resumed is not None:
             guests = structs.replace(context.request.guests, resumed=recorded.resumed)
             context = structs.replace(context, request=structs.replace(context.request, guests=guests))
-        trace = RequestTrace(context, request.headers)
+        trace = RequestTrace(context, request.headers) if self._is_traced else None
         return ResponseRunner(self.backend, context, encoder, self.metrics, trace, before_end, recorded)
 
     async def answer(
@@ -219,8 +244,9 @@ class Serving:
     ) -> Response:
         """Runs a generation and returns its answer, whole or as a stream. Raises ServiceError."""
         recorded: RecordedStream | None = None
-        if context.stream and self.streams is not None:
-            recorded = await self.streams.begin(request, context)
+        if context.stream and (book := self.streams) is not None:
+            asked = RESUMABLE in request.headers or "resumption" in request.scope["state"]
+            recorded = await book.begin(request, context) if asked or book.records_all else None
         request.state.body = b""  # a recorded stream has what it needs of it
         run = self.runner(request, context, encoder, before_end, recorded)
         if context.stream:
@@ -241,7 +267,7 @@ class ResponseRunner:
         context: RequestContext,
         encoder: AnswerEncoder,
         metrics: GatewayMetrics,
-        trace: RequestTrace,
+        trace: RequestTrace | None,
         before_end: BeforeEnd = nothing,
         recorded: RecordedStream | None = None,
     ) -> None:
@@ -252,13 +278,21 @@ class ResponseRunner:
         self._trace = trace
         self._before_end = before_end
         self._recorded = recorded
-        self._accumulator = ChoiceAccumulator(
-            len(context.echoes), context.request.num_sequences, keep_token_ids=context.return_token_ids
-        )
-        self._meter = RequestMeter(metrics, context)
         self._flush: Callable[[GenerationState], bytes] | None = getattr(encoder, "flush", None)
         """The method that a `SnapshotEncoder` has in addition; None for other encoders."""
         self._opened = False
+
+    @cached_property
+    def _accumulator(self) -> ChoiceAccumulator:
+        """The choices, from the first output on."""
+        context = self._context
+        return ChoiceAccumulator(
+            len(context.echoes), context.request.num_sequences, keep_token_ids=context.return_token_ids
+        )
+
+    @cached_property
+    def _meter(self) -> RequestMeter:
+        return RequestMeter(self.metrics, self._context)
 
     async def whole(self, receive: Receive) -> bytes:
         """Returns the body of the whole answer. Raises ServiceError."""
@@ -354,15 +388,14 @@ class ResponseRunner:
 
     @contextlib.asynccontextmanager
     async def _generating(self) -> AsyncIterator[Generation]:
-        reason, cause = "abort", ""
+        reason, cause, failure = "abort", "", ""
         generation: Generation | None = None
         try:
             generation = self._backend.generate(self._context.request)
             yield generation
             reason = "stop"
         except ClientGoneError as gone:
-            self._trace.failed(gone.code)
-            cause = gone.cause
+            failure, cause = gone.code, gone.cause
             raise
         except asyncio.CancelledError as cancelled:
             # The code that cancels a request's task gives the cause as the exception's message; the task group of a
@@ -371,14 +404,15 @@ class ResponseRunner:
             raise
         except Exception as error:
             reason = "error"
-            cause = error.code if isinstance(error, ServiceError) else "internal_error"
-            self._trace.failed(cause)
+            failure = cause = error.code if isinstance(error, ServiceError) else "internal_error"
             raise
         finally:
             if generation is not None:
                 await generation.cancel(reason, cause)
             self._meter.ended(self._accumulator, reason)
-            self._trace.end(self._accumulator, _num_prompt_tokens(generation), self._meter.time_to_first_token_s)
+            if self._trace is not None:
+                first_token_s = self._meter.time_to_first_token_s
+                self._trace.end(self._accumulator, _num_prompt_tokens(generation), first_token_s, failure)
 
 
 def _num_prompt_tokens(generation: Generation | None) -> int:

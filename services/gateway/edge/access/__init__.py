@@ -7,7 +7,6 @@
 | `guard`             | the backend restricted to one key's models and limits; all endpoints use it               |
 | `quotas`, `account` | limits that hold for all gateways together                                                |
 | `reservation`       | the part of its key's limits that a request has reserved; it is given back exactly once   |
-| `shares`            | how much of something bounded a key may have, and whose entries are dropped first          |
 | `log_part`          | the part of a log on the bus that one gateway may fill, divided among keys                |
 | `kept_pictures`     | files of pictures in such a log, once for each key                                        |
 | `usage`             | passes usage records on without delaying requests                                         |

@@ -31,7 +31,6 @@ from services.gateway.path.sequence_state import SequenceState
 from shared import limits
 from shared.errors import ServiceError
 from shared.messages import UsageOutcome, UsageRecord
-from shared.request.choices import check_num_sequences
 from shared.security.api_keys import ANONYMOUS, ApiKey
 
 CHARS_PER_TOKEN = 4
@@ -76,45 +75,45 @@ class GuardedBackend:
                 message = f"The model {name!r} does not exist. The API key {key.name!r} may use: {_names(key)}."
                 raise ServiceError(error.code, message, param=error.param) from None
             raise
-        if not _allows(key, card):
+        if key.models is not None and not _allows(key, card):
             message = f"The API key {key.name!r} may not use the model {card.name!r}. Its models: {_names(key)}."
             raise ServiceError("permission_denied", message, param="model")
         return card
 
     def generate(self, request: GenerationRequest) -> Generation:
         """See Backend. The generation starts, or is refused, when its first update is awaited."""
+        call, reservation = current_call(), request.origin.reservation
         try:
-            if request.pooling is None:
-                check_num_sequences(request.n, request.num_sequences, request.inputs.num_prompts)
-            return self._generation(request, current_call())
+            if call.key.models is not None:
+                self.resolve_model(request.model)
+            # A request of a batch may wait as long as the batch runs.
+            timeout_s = 0.0 if call.in_batch else self._timeout_max_s
+            if request.timeout_s or call.timeout:
+                timeout_s = self._asked_timeout_s(request, call)
+            lockstep = _lockstep(call) if call.lockstep else None
+            waits = call.lane or call.in_batch or request.service_tier == FLEX
+            idle_s = _idle_s(timeout_s, call) if waits else 0.0
+            facts = RequestFacts(
+                request_id=request.request_id,
+                model=request.model,
+                key=call.key.name,
+                client_request_id=call.client_request_id,
+                max_tokens=request.params.max_tokens,
+                turn_s=call.turn.began_s - call.received_s if call.turn is not None else 0.0,
+                ignored=call.ignored.keys(),
+            )
+            record = self._begin_record(facts, call.received_s)
+            request = replace(
+                request,
+                timeout_s=timeout_s,
+                origin=replace(request.origin, client=client_of(call), caller=call, record=record),
+                guests=replace(request.guests, lockstep=lockstep, idle_s=idle_s),
+            )
+            return GuardedGeneration(self._backend, request, call, self._quota_of(call), self._usage)
         except BaseException:
-            if request.origin.reservation is not None:
-                request.origin.reservation.withdraw()
+            if reservation is not None:
+                reservation.withdraw()
             raise
-
-    def _generation(self, request: GenerationRequest, call: Call) -> "GuardedGeneration":
-        if call.key.models is not None:
-            self.resolve_model(request.model)
-        timeout_s, lockstep = self._timeout_s(request, call), _lockstep(call) if call.lockstep else None
-        waits = call.lane or call.in_batch or request.service_tier == FLEX
-        idle_s = _idle_s(timeout_s, call) if waits else 0.0
-        facts = RequestFacts(
-            request_id=request.request_id,
-            model=request.model,
-            key=call.key.name,
-            client_request_id=call.client_request_id,
-            max_tokens=request.params.max_tokens,
-            turn_s=call.turn.began_s - call.received_s if call.turn is not None else 0.0,
-            ignored=call.ignored.keys(),
-        )
-        record = self._begin_record(facts, call.received_s)
-        request = replace(
-            request,
-            timeout_s=timeout_s,
-            origin=replace(request.origin, client=client_of(call), caller=call, record=record),
-            guests=replace(request.guests, lockstep=lockstep, idle_s=idle_s),
-        )
-        return GuardedGeneration(self._backend, request, call, self._quota_of(call), self._usage)
 
     def _quota_of(self, call: Call) -> KeyQuota | None:
         return self._quotas.of(call.key) if call.key.is_limited and not call.was_admitted else None
@@ -161,15 +160,12 @@ class GuardedBackend:
         """See Backend."""
         return self._backend.ready()
 
-    def _timeout_s(self, request: GenerationRequest, call: Call) -> float:
-        """Returns the shortest of the timeouts of the body, of the header and of the server; 0: none.
-
-        The server's timeout does not apply to a request of a batch, which may wait as long as the batch runs.
-        """
+    def _asked_timeout_s(self, request: GenerationRequest, call: Call) -> float:
+        """Returns the shorter of the timeouts of the body and of the header. Raises ServiceError."""
         given = [self._checked(request.timeout_s, "timeout")] if request.timeout_s else []
         if call.timeout:
             given.append(self._checked(_number(call.timeout), "X-Request-Timeout"))
-        return min(given, default=0.0 if call.in_batch else self._timeout_max_s)
+        return min(given)
 
     def _checked(self, timeout_s: float, param: str) -> float:
         most = self._timeout_max_s

@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from services.gateway.edge.access.shares import leaves_room
 from shared import limits
 from shared.actors.background import Background
+from shared.actors.fair_work import leaves_room
 from shared.actors.host import Host
 from shared.bus.durable_log import DurableLog, LogConfig, LogUnavailableError, Storage
 from shared.structures.kept import Kept

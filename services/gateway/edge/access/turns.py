@@ -42,5 +42,6 @@ class Turns:
 
     async def begin(self, key: str) -> Turn:
         """Waits for a turn of this key. The caller must end it."""
-        await self._places.turn(key)
+        if not self._places.take_free():
+            await self._places.turn(key)
         return Turn(self._places)

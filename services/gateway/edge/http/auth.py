@@ -7,7 +7,7 @@ the key. So a new route is protected by default.
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from shared.errors import ServiceError
 from shared.flags import SettingsError
@@ -55,7 +55,7 @@ class ApiKeys:
         self._keys = keys
         self._by_name = {key.name: key for key in keys.values()}
 
-    def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> ApiKey:
+    def check(self, path: str, headers: Mapping[bytes, bytes]) -> ApiKey:
         """Returns the key of a request; ANONYMOUS if no keys are set or the path is open.
 
         Raises ServiceError: 'invalid_api_key' without a known key, 'permission_denied' if the key's scopes do not
@@ -132,8 +132,7 @@ def _scope_of(path: str) -> Scope | None:
     return None if path in _DOCUMENTS else "inference"
 
 
-def _token(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def _token(headers: Mapping[bytes, bytes]) -> bytes:
     """Returns the key that a request carries, b"" if there is none. A bearer token has precedence over `x-api-key`."""
-    given = {name: value for name, value in headers if name in (b"authorization", _KEY_HEADER)}
-    scheme, _, token = given.get(b"authorization", b"").partition(b" ")
-    return token.strip() if scheme.lower() == _SCHEME and token.strip() else given.get(_KEY_HEADER, b"").strip()
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    return token.strip() if scheme.lower() == _SCHEME and token.strip() else headers.get(_KEY_HEADER, b"").strip()

@@ -15,7 +15,7 @@ server. With API keys only the routes of administrators have these rules: no pag
 
 import ipaddress
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 from services.gateway.edge.http.auth import OPEN_PATHS, is_for_admins, is_page
@@ -30,18 +30,6 @@ _PROGRAMS = frozenset({"app", "file", "tauri", "vscode-webview", "vscode-file"})
 of a sandboxed frame, also of a stranger, is `null`, which is refused."""
 _EXTENSIONS = frozenset({"chrome-extension", "moz-extension", "safari-web-extension"})
 """Schemes of the pages of browser extensions, which the user has installed."""
-_READ = frozenset(
-    {
-        b"host",
-        b"origin",
-        b"sec-fetch-site",
-        b"sec-fetch-mode",
-        b"sec-fetch-dest",
-        b"content-type",
-        b"content-length",
-        b"transfer-encoding",
-    }
-)
 _PORTS = {"http": 80, "https": 443}
 """Ports that a browser leaves out of an origin."""
 _SHOWN_CHARS = 100
@@ -58,19 +46,18 @@ class BrowserRules:
         self._hosts = {settings.host.lower(), own, f"{own}.local", *_CONTAINER_NAMES, *hosts}
         self._origins = set(json_words(settings.allowed_origins) or ())
 
-    def check(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def check(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> None:
         """Raises ServiceError if a request may be one of a stranger's page. `path`: without a proxy's prefix."""
         if path in OPEN_PATHS or (self._has_keys and not is_for_admins(path)):
             return
-        found = {name: value for name, value in headers if name in _READ}
-        host, origin, site = found.get(b"host", b""), found.get(b"origin"), found.get(b"sec-fetch-site")
+        host, origin, site = headers.get(b"host", b""), headers.get(b"origin"), headers.get(b"sec-fetch-site")
         self._check_host(host)
         if origin is not None:
             self._check_origin(origin, host, site)
-        elif site in (b"cross-site", b"same-site") and not (is_page(path) and _is_navigation(method, found)):
+        elif site in (b"cross-site", b"same-site") and not (is_page(path) and _is_navigation(method, headers)):
             raise _refusal("Pages of other sites may not use this server, unless --allowed-origins names them.")
-        if (origin is not None or site is not None) and _has_body(found):
-            _check_type(found.get(b"content-type", b""))
+        if (origin is not None or site is not None) and _has_body(headers):
+            _check_type(headers.get(b"content-type", b""))
 
     def _check_host(self, host: bytes) -> None:
         name = _name(host)

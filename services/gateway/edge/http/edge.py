@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.edge.access.call import Call, Strictness, call_of, current_call, new_id, route_path, serving
 from services.gateway.edge.access.quotas import Quotas
-from services.gateway.edge.access.shares import Shares
 from services.gateway.edge.access.turns import Turns
 from services.gateway.edge.http.admission import Admission
 from services.gateway.edge.http.auth import ApiKeys
@@ -25,6 +24,7 @@ from services.gateway.edge.http.request_body import HeldBody
 from services.gateway.edge.http.server.web_socket import SOCKET, HeldMessages
 from services.gateway.edge.metrics import GatewayMetrics
 from shared import limits
+from shared.actors.fair_work import Shares
 from shared.errors import ServiceError
 from shared.security.api_keys import ANONYMOUS, ApiKey
 
@@ -75,10 +75,10 @@ class Edge:
         else:
             await self.app(scope, receive, send)
 
-    def key_of(self, scope: Scope, method: str, path: str) -> ApiKey:
+    def key_of(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> ApiKey:
         """Returns a request's API key. Raises ServiceError without a key, or if a stranger's page may have sent it."""
-        self.browsers.check(method, path, scope["headers"])
-        return self.keys.check(path, scope["headers"]) if self.keys.are_needed else ANONYMOUS
+        self.browsers.check(method, path, headers)
+        return self.keys.check(path, headers) if self.keys.are_needed else ANONYMOUS
 
     def within(self, key: ApiKey, headers: Mapping[bytes, bytes]) -> ASGIApp:
         """Returns the application, in those of its wrappers that a request needs."""
@@ -93,7 +93,7 @@ class Edge:
         """
         scope.setdefault("state", {}).setdefault("request_id", new_id())
         try:
-            key = self.key_of(scope, "GET", route_path(scope))
+            key = self.key_of("GET", route_path(scope), dict(scope["headers"]))
         except ServiceError as error:
             self.metrics.count_error(error.code)
             await error_response(error, body=self.formats.body(error, scope))(scope, receive, send)
@@ -134,8 +134,8 @@ class _Passage:
                 current_call().strict = self._edge.strict
                 await self._edge.app(self._scope, receive, self._forward)
                 return
-            key = self._edge.key_of(self._scope, self._scope["method"], self._path)
-            headers = dict(self._scope["headers"])
+            headers = dict[bytes, bytes](self._scope["headers"])
+            key = self._edge.key_of(self._scope["method"], self._path, headers)
             self._call = call_of(key, headers)
             self._call.strict = self._edge.strict
             with serving(self._call):

@@ -21,11 +21,12 @@ import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.gateway.edge.access.call import current_call, route_path
-from services.gateway.edge.access.shares import Kept, Shares
 from services.gateway.edge.http import request_body
 from services.gateway.edge.http.disconnect import unless_gone
 from shared import limits
+from shared.actors.fair_work import Shares
 from shared.errors import ServiceError
+from shared.structures.kept import Kept
 
 log = logging.getLogger(__name__)
 REPEATED = b"idempotency-key"

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.types import Message, Receive
 
-from services.gateway.edge.access.shares import Shares
 from services.gateway.edge.http.disconnect import ClientGoneError
 from shared import limits
+from shared.actors.fair_work import Shares
 from shared.errors import ServiceError
 
 T = TypeVar("T")
@@ -85,15 +85,21 @@ async def read(headers: Iterable[tuple[bytes, bytes]], receive: Receive) -> byte
     Raises ServiceError if the body is too large or too slow, or has too many JSON values; ClientGoneError if the client
     disconnects.
     """
+    body, more = bytearray(), True
+    _check_size(_announced(headers))
     try:
         async with asyncio.timeout(limits.BODY_READ_S):
-            body = await _read(_announced(headers), receive)
+            while more:
+                piece, more = await _next(receive)
+                body += piece
+                _check_size(len(body))
     except TimeoutError:
         raise ServiceError(
             "timeout", f"The request body did not arrive within {limits.BODY_READ_S:g} seconds."
         ) from None
-    check_values(body)
-    return body
+    data = bytes(body)
+    check_values(data)
+    return data
 
 
 def check_values(body: bytes) -> None:
@@ -134,16 +140,6 @@ async def pieces(headers: Iterable[tuple[bytes, bytes]], receive: Receive, max_b
         yield piece
 
 
-async def _read(announced: int, receive: Receive) -> bytes:
-    body, more = bytearray(), True
-    _check_size(announced)
-    while more:
-        chunk, more = await _next(receive)
-        body += chunk
-        _check_size(len(body))
-    return bytes(body)
-
-
 def _check_size(size: int) -> None:
     if size > limits.BODY_BYTES_MAX:
         raise ServiceError("request_too_large", f"The request body is larger than {limits.BODY_BYTES_MAX} bytes.")
@@ -165,23 +161,19 @@ def _announced(headers: Iterable[tuple[bytes, bytes]]) -> int:
 
 def read_fields(body: bytes) -> RawFields:
     """Returns the names of a body's fields with their undecoded values. Raises ServiceError if it is no JSON object."""
-    return _decoded(body, _FIELDS)
-
-
-def read_body(body: bytes, decoder: "msgspec.json.Decoder[T]") -> T:
-    """Returns the body as a struct. Raises ServiceError that names the wrong field."""
-    return _decoded(body, decoder)
+    return read_body(body, _FIELDS)
 
 
 def read_any(raw: msgspec.Raw) -> Any:
     """Returns any JSON value, decoded. Raises ServiceError('invalid_json')."""
-    return _decoded(raw, _ANYTHING)
+    return read_body(raw, _ANYTHING)
 
 
 _ANYTHING: "msgspec.json.Decoder[Any]" = msgspec.json.Decoder()
 
 
-def _decoded(body: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
+def read_body(body: bytes | msgspec.Raw, decoder: "msgspec.json.Decoder[T]") -> T:
+    """Returns the body as a struct. Raises ServiceError that names the wrong field."""
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from services.gateway.edge.access.call import is_id
-from services.gateway.edge.access.shares import leaves_room
 from services.gateway.guests.files import temporary
 from services.gateway.guests.files.clock import WallClock
 from services.gateway.guests.files.records import SUFFIX, Records
+from shared.actors.fair_work import leaves_room
 from shared.errors import ServiceError
 from shared.files import limits as file_limits
 from shared.security.api_keys import ANONYMOUS

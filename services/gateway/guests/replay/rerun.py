@@ -59,7 +59,7 @@ def forked(
         refuse("token_id", f"must be between 0 and {card.vocab_size - 1}")
     prompt = content.prompts[index // content.num_sequences]
     room = card.max_model_len - len(prompt.token_ids)
-    params = choice_params(content.params, index % content.num_sequences, room)
+    params = choice_params(content.params, index % content.num_sequences).within(room)
     params = msgspec.structs.replace(params, prompt_logprobs=None, **(changes or {}))
     check(params)
     if len(begun) >= params.max_tokens:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.gateway.apis.openai.request_context import RequestContext
-from services.gateway.apis.openai.serving import StreamBook
+from services.gateway.apis.openai.serving import LAST_EVENT_ID, RESUMABLE, StreamBook
 from services.gateway.edge.access.call import current_call, is_id, may_see
 from services.gateway.edge.http import request_body
 from services.gateway.edge.http.routing.direct_route import Endpoint
@@ -41,8 +41,6 @@ from shared.errors import ServiceError
 from shared.messages import StreamTaken
 
 log = logging.getLogger(__name__)
-LAST_EVENT_ID = "last-event-id"
-RESUMABLE = "x-antiphon-resumable"
 _CLAIMS_MAX = 5
 _STORED_AFTER_S = (0.01, 0.03, 0.1, 0.2)
 """Pauses before a record that is not found is looked up again, seconds."""
@@ -72,25 +70,20 @@ class Streams(Guest, StreamBook):
         self._heard = heard
         self._host = host
         self._grace_s = grace_s
-        self._records_all = records_all
+        self.records_all = records_all
         self._endpoints: dict[str, Endpoint] = {}
         self._running: dict[str, RunningStream] = {}
 
     def resumable(self, path: str, endpoint: Endpoint) -> Endpoint:
-        """Returns an endpoint that records its streams, and resumes a stream for a request with `Last-Event-ID`."""
-
-        async def resuming(request: Request) -> Response:
-            last = request.headers.get(LAST_EVENT_ID)
-            if last is None:
-                # Nobody can resume a stream on a WebSocket, whose state ends with it.
-                request.state.records = None if FROM_SOCKET in request.scope["state"] else path
-                return await endpoint(request)
-            request_id, _, position = last.partition(":")
-            body = await request_body.read(request.scope["headers"], request.receive)
-            return await self.resume(request_id, parse(position, "Last-Event-ID"), path, body)
-
+        """See StreamBook."""
         self._endpoints[path] = endpoint
-        return resuming
+        return super().resumable(path, endpoint)
+
+    async def resumed(self, request: Request, path: str) -> Response:
+        """See StreamBook."""
+        request_id, _, position = request.headers[LAST_EVENT_ID].partition(":")
+        body = await request_body.read(request.scope["headers"], request.receive)
+        return await self.resume(request_id, parse(position, "Last-Event-ID"), path, body)
 
     async def retrieve(self, request: Request, stream_id: str) -> Response:
         """The endpoint `GET /v1/streams/{id}`: resumes after the position `from`, by default from the beginning."""
@@ -102,11 +95,13 @@ class Streams(Guest, StreamBook):
     async def begin(self, request: Request, context: RequestContext) -> RunningStream | None:
         """Records a new or resumed stream. Returns None if it is not recorded."""
         claim: Claim | None = request.scope["state"].get("claim")
-        path: str | None = request.scope["state"].get("records")
         if claim is not None:
             return self._resumed(claim, context)
         asked = request.headers.get(RESUMABLE, "0") not in ("0", "false")
-        if path is None or not (asked or self._records_all):
+        # Nobody can resume a stream on a WebSocket, whose state ends with it.
+        if "records" not in request.scope["state"] or FROM_SOCKET in request.scope["state"]:
+            return None
+        if not (asked or self.records_all):
             return None
         if not self.journal.is_open and not (asked and self.journal.opens_soon):
             return None

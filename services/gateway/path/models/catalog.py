@@ -148,7 +148,7 @@ class ModelCatalog:
         Without a name it is the default model or, if none is set, the first usable model by name.
         """
         cards = self.models()
-        wanted = wanted_name(name, self._default)
+        wanted = self._default if name is None or name in _NO_NAME else name
         card = find_model(cards, wanted) or self._find_further(cards, wanted)
         if card is None:
             raise self._refusal(wanted, cards)
@@ -282,11 +282,6 @@ def _facts_of(beat: Heartbeat) -> tuple[object, ...]:
         return (beat.instance_id, beat.state, status.model, status.configuration, status.content, *told, *names)
     formats = (status.tool_format, status.reasoning_format) if isinstance(status, PoolStatus) else ()
     return (beat.instance_id, beat.state, model_of(beat), *formats)
-
-
-def wanted_name(name: str | None, default_model: str = "") -> str:
-    """Returns the model's name in a request, or the default model's if the request has none."""
-    return default_model if name is None or name in _NO_NAME else name
 
 
 def find_model(cards: Sequence[ModelCard], name: str) -> ModelCard | None:

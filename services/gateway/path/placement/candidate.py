@@ -1,6 +1,6 @@
 """A sequence that waits for a placement, as the dispatcher sees it, and the callbacks for the result."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,16 +40,19 @@ class PlacementClient(Protocol):
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Candidate:
-    """One sequence of a request. `num_tokens` and `hashes` are those of its prompt."""
+class Candidate(Ticket):
+    """One sequence of a request, whose placements `owner` has. `num_tokens` and `hashes` are those of its prompt."""
 
-    client: PlacementClient
+    owner: PlacementClient
     messages: RequestMessages
     index: int
     sequence: SequenceState
     num_tokens: int
     hashes: Sequence[bytes]
-    ticket: "Ticket[Candidate]" = field(init=False)
+    has_text: bool
+    """Whether the sequence needs a detokenizer."""
+    searches: bool
+    """Whether it is one of a beam search, which needs no further memory where the others of its prompt are."""
     preferred: Address | None = None
     """The engine that the next placement prefers, if it has a free row."""
     returns: bool = False
@@ -69,22 +72,19 @@ class Candidate:
     @property
     def recovers(self) -> bool:
         """Whether the sequence has output of an earlier placement, which an engine must compute again."""
-        return bool(self.sequence.token_ids) and not self.ticket.idle
+        return bool(self.sequence.token_ids) and not self.idle
 
     @property
     def exact(self) -> bool:
         """Whether a prefill needs an engine of the same configuration: the tokens are compared, or must be the same."""
         return bool(self.numerics) or any(guest.exact for guest in self.guests)
 
-    @property
-    def joins(self) -> bool:
-        """Whether the sequence needs no additional memory on an engine of `affinity`."""
-        return self.returns or self.messages.request.params.beam is not None
-
-    def affinity(self) -> set[Address]:
+    def affinity(self) -> Collection[Address]:
         """Returns the engines on which other choices of the same prompt run, and the preferred one."""
         if self.returns and self.preferred is not None:
             return {self.preferred}
+        if len(self.messages.sequences) == 1:
+            return () if self.preferred is None else {self.preferred}
         choices = self.messages.choices(self.index)
         found = {one.engine for one in choices if one.engine is not None and one.phase is not Phase.DONE}
         return found if self.preferred is None else found | {self.preferred}
@@ -95,26 +95,21 @@ class Candidate:
         Raises ServiceError if the model has ready engines but none with the configuration of the earlier output, or if
         the only engine that may run the request accepts no sequences.
         """
-        model = self.ticket.model
         found = list(engines)
         if self.numerics:
-            ready = ready_members(engines, model)
+            ready = ready_members(engines, self.model)
             found = [engine for engine in ready if configuration_of(engine) == self.numerics]
             if ready and not found:
                 text = "No engine with the numerics that this output began with is left, and no other may continue it."
                 raise ServiceError("engine_failure", f"{text} Send the request again.")
         for guest in self.guests:
-            found = list(guest.eligible(found, model))
+            found = list(guest.eligible(found, self.model))
         if wanted := self.messages.request.guests.engine:
             found = [engine for engine in found if engine.id == wanted]
-            if not ready_members(found, model):
-                text = f"No engine {wanted!r} of the model {model!r} takes requests."
+            if not ready_members(found, self.model):
+                text = f"No engine {wanted!r} of the model {self.model!r} takes requests."
                 raise ServiceError("no_engine", text, param="engine")
         return found
-
-    def close(self) -> None:
-        """Breaks the reference cycle with the ticket, which must not be queued again."""
-        del self.ticket.claimant
 
     def placed_on(self, engine: Heartbeat) -> None:
         """Records the engine of a placement."""
@@ -136,46 +131,37 @@ class Candidate:
     @property
     def takes_kv(self) -> bool:
         """Whether another engine may compute the prompt: not with log probabilities of the prompt, nor for beams."""
-        beams = self.messages.request.params.beam is not None
-        return self.has_text and not beams and not self.sequence.needs_prompt_logprobs
-
-    @property
-    def has_text(self) -> bool:
-        """Whether the sequence needs a detokenizer."""
-        return self.messages.request.pooling is None
+        return self.has_text and not self.searches and not self.sequence.needs_prompt_logprobs
 
 
 def candidates_of(
-    client: PlacementClient, messages: RequestMessages, number: int, guests: Sequence[RequestGuest] = ()
+    owner: PlacementClient, messages: RequestMessages, number: int, guests: Sequence[RequestGuest] = ()
 ) -> list[Candidate]:
     """Returns a candidate for each sequence of a request. `number`: the request's number in the order of arrival."""
     request, found = messages.request, list[Candidate]()
     former = () if request.guests.resumed is None else request.guests.resumed.engines
+    max_tokens = request.params.max_tokens or limits.OUTPUT_ESTIMATE_TOKENS
     for index, sequence in enumerate(messages.sequences):
         prompt = messages.prompt(index)
-        hashes = split_hashes(prompt.block_hashes)
+        num_tokens = prompt.num_tokens
         candidate = Candidate(
-            client=client,
+            model=messages.card.served_by,
+            priority=request.priority,
+            arrival=(number, index),
+            client=request.origin.client,
+            cost=num_tokens + min(max_tokens, limits.OUTPUT_ESTIMATE_TOKENS),
+            idle_until=messages.idle_until,
+            owner=owner,
             messages=messages,
             index=index,
             sequence=sequence,
-            num_tokens=prompt.num_tokens,
-            hashes=hashes,
+            num_tokens=num_tokens,
+            hashes=split_hashes(prompt.block_hashes),
+            has_text=request.pooling is None,
+            searches=request.params.beam is not None,
             guests=guests,
         )
-        max_tokens = request.params.max_tokens or limits.OUTPUT_ESTIMATE_TOKENS
-        cost = prompt.num_tokens + min(max_tokens, limits.OUTPUT_ESTIMATE_TOKENS)
-        model, arrival = messages.card.served_by, (number, index)
-        candidate.ticket = Ticket(
-            claimant=candidate,
-            model=model,
-            priority=request.priority,
-            arrival=arrival,
-            client=request.origin.client,
-            cost=cost,
-        )
-        candidate.ticket.idle_until = messages.idle_until
         if index < len(former) and (engine := former[index]) is not None:
-            candidate.preferred, candidate.returns = Address(*engine), True
+            candidate.returns_to(Address(*engine))
         found.append(candidate)
     return found

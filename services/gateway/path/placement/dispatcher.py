@@ -8,11 +8,12 @@ is queued or ends, when a heartbeat arrives, and when a member is lost.
 import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass
 from typing import TypeVar
 
 from services.gateway.path.guest import Guests
 from services.gateway.path.placement.candidate import Candidate, Failure
-from services.gateway.path.placement.placement_queue import PlacementQueue, Ticket
+from services.gateway.path.placement.placement_queue import PlacementQueue
 from services.gateway.path.placement.queue_wait import QueueWaits
 from services.gateway.path.router import Router, configuration_of, model_of, ready_members
 from services.gateway.path.sequence_state import Address, Prefill
@@ -21,7 +22,7 @@ from shared import limits
 from shared.actors.background import Background
 from shared.actors.host import Host
 from shared.actors.presence import Members
-from shared.codec import encode_split
+from shared.codec import encode, encode_split
 from shared.errors import CODES, ServiceError
 from shared.messages import (
     EngineStatus,
@@ -52,6 +53,7 @@ class Dispatcher:
         self.queue: PlacementQueue[Candidate] = PlacementQueue()
         self.waits = QueueWaits(self.queue, router, self._engines, host.clock.monotonic)
         self._host, self._members, self._router, self._clients = host, members, router, clients
+        self._now = host.clock.monotonic
         self._able_at: dict[str, float] = {}
         """By model: the last time at which its members could accept a sequence, monotonic seconds."""
         self._background = Background("a dispatch failed")
@@ -68,20 +70,20 @@ class Dispatcher:
     def push(self, candidate: Candidate) -> None:
         """Queues a sequence, also one that was placed before. The caller must call `pump` afterwards."""
         now = self._now()
-        self._able_at.setdefault(candidate.ticket.model, now)
+        self._able_at.setdefault(candidate.model, now)
         num_output = len(candidate.sequence.token_ids)
         # Clients of sequences with output wait in mid-stream. The shortest ones are first, see `_turn`.
-        candidate.ticket.turn = (0, candidate.num_tokens + num_output) if num_output else None
-        self.queue.push(candidate.ticket, now)
+        candidate.turn = (0, candidate.num_tokens + num_output) if num_output else None
+        self.queue.push(candidate, now)
 
     def withdraw(self, candidate: Candidate) -> None:
         """Removes a sequence from the queue, because its request has ended. Does nothing if it is not queued."""
-        self.queue.withdraw(candidate.ticket)
+        self.queue.withdraw(candidate)
 
     def ended(self, candidate: Candidate) -> None:
         """Records that a placed sequence has ended, with the number of tokens that it has used."""
-        self.queue.settle(candidate.ticket, candidate.num_tokens + len(candidate.sequence.token_ids))
-        self.waits.ended(candidate.ticket.model, idle=candidate.ticket.idle)
+        self.queue.settle(candidate, candidate.num_tokens + len(candidate.sequence.token_ids))
+        self.waits.ended(candidate.model, idle=candidate.idle)
 
     def num_waiting(self, model: str) -> int:
         """Returns the number of sequences that wait for an engine of a model."""
@@ -110,13 +112,13 @@ class Dispatcher:
             recovering = set[str]()  # clients whose next sequence has output of a lost placement and has to wait
             while True:
                 may_be_next = _without(recovering, eligible) if recovering else eligible
-                if (ticket := self.queue.first(model, may_be_next)) is None:
+                if (candidate := self.queue.first(model, may_be_next)) is None:
                     break
-                placement = self._choose(ticket.claimant, engines, detokenizers, now)
+                placement = self._choose(candidate, engines, detokenizers, now)
                 if isinstance(placement, Placement):
                     placed.append(placement)
-                elif placement is None and ticket.claimant.recovers:
-                    recovering.add(ticket.client.name)
+                elif placement is None and candidate.recovers:
+                    recovering.add(candidate.client.name)
                 elif placement is None:
                     # If the next client has to wait for credit, another client may still send a sequence as a newcomer
                     # (see `Router.newcomers`).
@@ -126,8 +128,8 @@ class Dispatcher:
                     eligible = newcomers
             if self.queue.first(model) is not None:
                 continue
-            while (ticket := self.queue.first(model, idle=True)) is not None:
-                placement = self._choose(ticket.claimant, engines, detokenizers, now)
+            while (candidate := self.queue.first(model, idle=True)) is not None:
+                placement = self._choose(candidate, engines, detokenizers, now)
                 if placement is None:
                     break
                 if isinstance(placement, Placement):
@@ -144,10 +146,10 @@ class Dispatcher:
             if not self._host.transport.connected or self._unable(model, now) is None:
                 self._able_at[model] = now
             elif now - self._able_at[model] > limits.QUEUE_WAIT_S:
-                for ticket in self.queue.tickets(model):
-                    # The failure of a request withdraws all its tickets.
-                    if ticket.number and (reason := self._overdue(ticket, now)) is not None:
-                        ticket.claimant.client.fail(reason)
+                for candidate in self.queue.tickets(model):
+                    # The failure of a request withdraws all its candidates.
+                    if candidate.number and (reason := self._overdue(candidate, now)) is not None:
+                        candidate.owner.fail(reason)
 
     # --- choosing ---
 
@@ -155,22 +157,22 @@ class Dispatcher:
         """Returns the running engines that may get work."""
         return self._guests.eligible(self._members.alive("engine", now))
 
-    def _overdue(self, ticket: Ticket[Candidate], now: float) -> ServiceError | None:
+    def _overdue(self, candidate: Candidate, now: float) -> ServiceError | None:
         """Returns the error for a sequence if no member could accept it for QUEUE_WAIT_S of its wait; else None."""
-        since = max(self._able_at[ticket.model], ticket.waits_since or 0.0)
-        return self._unable(ticket.model, now) if now - since > limits.QUEUE_WAIT_S else None
+        since = max(self._able_at[candidate.model], candidate.waits_since or 0.0)
+        return self._unable(candidate.model, now) if now - since > limits.QUEUE_WAIT_S else None
 
     def _choose(
         self, candidate: Candidate, engines: Sequence[Heartbeat], detokenizers: Sequence[Heartbeat], now: float
     ) -> "Placement | ServiceError | None":
         """Removes the candidate from the queue and starts a placement, or fails its request. None if it has to wait."""
-        sequence, model = candidate.sequence, candidate.ticket.model
+        sequence, model = candidate.sequence, candidate.model
         try:
             engines = self._fitting(candidate, engines, now)
         except ServiceError as error:
-            candidate.client.fail(error)
+            candidate.owner.fail(error)
             return error
-        client = candidate.ticket.client.name
+        client, idle, recovers = candidate.client.name, candidate.idle, candidate.recovers
         engine = self._router.choose_engine(
             engines,
             model,
@@ -179,10 +181,10 @@ class Dispatcher:
             candidate.avoid,
             candidate.affinity(),
             client,
-            joins=candidate.joins,
+            joins=candidate.returns or candidate.searches,
             pools=not candidate.has_text,
-            idle=candidate.ticket.idle,
-            recovers=candidate.recovers,
+            idle=idle,
+            recovers=recovers,
         )
         has_text = candidate.has_text
         detokenizer = self._router.choose_detokenizer(detokenizers, model, candidate.avoid) if has_text else None
@@ -197,9 +199,9 @@ class Dispatcher:
         if prefill is WAIT:
             return None
         if sequence.attempt:
-            self.queue.withdraw(candidate.ticket)  # its client was charged for the first placement
+            self.queue.withdraw(candidate)  # its client was charged for the first placement
         else:
-            self.queue.take(candidate.ticket)
+            self.queue.take(candidate)
         to_detokenizer = None
         if detokenizer is not None:
             to_detokenizer = Address(detokenizer.id, detokenizer.instance_id)
@@ -211,15 +213,12 @@ class Dispatcher:
         record.placed(candidate.index, sequence.attempt, to_engine.id, stream_at, *size)
         num_tokens = 1 if has_kv or prefill is not None else candidate.num_tokens + len(sequence.token_ids)
         self._router.record_dispatch(
-            engine,
-            sequence.sequence_id,
-            num_tokens,
-            candidate.hashes,
-            client,
-            idle=candidate.ticket.idle,
-            recovers=candidate.recovers,
+            engine, sequence.sequence_id, num_tokens, candidate.hashes, client, idle=idle, recovers=recovers
         )
-        return Placement(candidate, to_engine, to_detokenizer, sequence.attempt, self._settled)
+        attempt, settled = sequence.attempt, self._settled
+        return Placement(
+            candidate=candidate, engine=to_engine, detokenizer=to_detokenizer, attempt=attempt, settled=settled
+        )
 
     def _fitting(self, candidate: Candidate, engines: Sequence[Heartbeat], now: float) -> list[Heartbeat]:
         """Returns the engines on which a sequence may run. Raises ServiceError if its request cannot continue."""
@@ -228,7 +227,7 @@ class Dispatcher:
             silent = {lost for lost in sequence.lost_engines if self._members.is_silent("engine", *lost)}
             if sequence.retry_limit_reached(alive | silent):
                 raise ServiceError("engine_failure", "Several engines failed on this request; it is not tried again.")
-        if (overdue := self._overdue(candidate.ticket, now)) is not None:
+        if (overdue := self._overdue(candidate, now)) is not None:
             raise overdue
         return candidate.fitting(engines)
 
@@ -237,7 +236,7 @@ class Dispatcher:
 
         Returns None if `engine` computes the prompt itself, and `WAIT` if the others have no credit.
         """
-        model, address = candidate.ticket.model, Address(engine.id, engine.instance_id)
+        model, address = candidate.model, Address(engine.id, engine.instance_id)
         if not isinstance(engine.status, EngineStatus) or not candidate.takes_kv:
             return None
         if address in candidate.affinity():
@@ -249,8 +248,8 @@ class Dispatcher:
             able = [one for one in able if configuration_of(one) == same]
         if missing < limits.KV_TRANSFER_TOKENS_MIN or not able:
             return None
-        client = candidate.ticket.client.name
-        idle = candidate.ticket.idle
+        client = candidate.client.name
+        idle = candidate.idle
         chosen = self._router.choose_prefill(able, num_tokens, candidate.hashes, client, configuration=same, idle=idle)
         if chosen is None:
             return WAIT
@@ -287,6 +286,8 @@ class Dispatcher:
                 to_prefills[prefill.engine].append((placement, messages.submit_prefill(index)))
             if placement.detokenizer is not None:
                 to_detokenizers[placement.detokenizer].append((placement, messages.open_stream(index)))
+            else:
+                placement.opened(None)
         # Streams are sent first, so that a stream is usually open when the first tokens of its sequence arrive.
         for detokenizer, streams in to_detokenizers.items():
             for part, data in _batches(streams, limits.OPEN_BATCH_MAX, OpenBatch):
@@ -362,37 +363,30 @@ class Dispatcher:
         failure = placement.submit_failure
         if failure is None:
             candidate.avoid.clear()
-            candidate.ticket.waits_since = None
-            candidate.client.on_placed(candidate.index, placement.open_failure)
+            candidate.waits_since = None
+            candidate.owner.on_placed(candidate.index, placement.open_failure)
         elif isinstance(failure, ServiceError):
-            candidate.client.fail(failure)
+            candidate.owner.fail(failure)
         else:
             candidate.avoid.add(placement.engine)
-            candidate.client.on_unplaced(candidate.index, placement.engine, placement.detokenizer, placement.attempt)
-
-    def _now(self) -> float:
-        return self._host.clock.monotonic()
+            candidate.owner.on_unplaced(candidate.index, placement.engine, placement.detokenizer, placement.attempt)
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class Placement:
     """One placement in progress. Calls `settled` when the answers to `SubmitBatch` and `OpenBatch` are known.
 
     Without a detokenizer (a pooling sequence) there is no `OpenBatch`.
     """
 
-    def __init__(
-        self,
-        candidate: Candidate,
-        engine: Address,
-        detokenizer: Address | None,
-        attempt: int,
-        settled: "Callable[[Placement], None]",
-    ) -> None:
-        self.candidate, self.engine, self.detokenizer, self.attempt = candidate, engine, detokenizer, attempt
-        self.open_failure: Failure | None = None
-        self.submit_failure: Failure | None = None
-        self._settled = settled
-        self._outcomes_left = 1 if detokenizer is None else 2
+    candidate: Candidate
+    engine: Address
+    detokenizer: Address | None
+    attempt: int
+    settled: "Callable[[Placement], None]"
+    open_failure: Failure | None = None
+    submit_failure: Failure | None = None
+    outcomes_left: int = 2
 
     def opened(self, failure: Failure | None) -> None:
         """Records the detokenizer's answer; None: the stream is open."""
@@ -405,9 +399,9 @@ class Placement:
         self._settle()
 
     def _settle(self) -> None:
-        self._outcomes_left -= 1
-        if not self._outcomes_left:
-            self._settled(self)
+        self.outcomes_left -= 1
+        if not self.outcomes_left:
+            self.settled(self)
 
 
 def _turn(placement: Placement) -> tuple[bool, int]:
@@ -433,6 +427,9 @@ def _batches(
 
     Yields the items of each batch with its bytes.
     """
+    if len(items) == 1:
+        yield items, encode(batch((items[0][1],)))
+        return
 
     def message(part: Sequence[tuple[Placement, T]]) -> Message:
         return batch(tuple(each for _, each in part))

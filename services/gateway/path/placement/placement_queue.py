@@ -18,19 +18,15 @@ from typing import Generic, TypeVar
 from services.gateway.path.generation import Client
 from shared.structures.fair_order import FairOrder
 
-C = TypeVar("C")
+T = TypeVar("T", bound="Ticket")
 STALE_ITEMS_MAX = 64
 """A heap is rebuilt when its withdrawn tickets outnumber its queued ones by more than this."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Ticket(Generic[C]):
-    """One sequence in the queue. `claimant` is the caller's object for the sequence, which the queue does not use.
+class Ticket:
+    """What the queue knows of a sequence. The caller's object for the sequence extends it (`candidate`)."""
 
-    It may be deleted when the ticket is not queued any more.
-    """
-
-    claimant: C
     model: str
     priority: int
     arrival: tuple[int, int]
@@ -50,31 +46,31 @@ class Ticket(Generic[C]):
     """Takes the place of `arrival` in the order of the client's sequences; None: `arrival` counts."""
 
 
-_Item = tuple[int, tuple[int, int], int, Ticket[C]]
+@dataclass(slots=True)
+class _Heap(Generic[T]):
+    """The tickets of one client by their numbers, and a heap of priority, turn and number.
+
+    Items of withdrawn tickets stay in the heap until they come first or outnumber the others.
+    """
+
+    items: list[tuple[int, tuple[int, int], int]] = field(default_factory=list[tuple[int, tuple[int, int], int]])
+    queued: dict[int, T] = field(default_factory=dict[int, T])
 
 
 @dataclass(slots=True)
-class _Heap(Generic[C]):
-    """The tickets of one client. Withdrawn items stay until they come first or outnumber the queued ones."""
-
-    items: list[_Item[C]] = field(default_factory=list[_Item[C]])
-    num_queued: int = 0
-
-
-@dataclass(slots=True)
-class _Line(Generic[C]):
+class _Line(Generic[T]):
     """The clients with tickets for one model, and the order in which they are served."""
 
-    heaps: dict[str, _Heap[C]] = field(default_factory=dict[str, _Heap[C]])
+    heaps: dict[str, _Heap[T]] = field(default_factory=dict[str, _Heap[T]])
     order: FairOrder = field(default_factory=FairOrder)
     num_queued: int = 0
 
 
-class PlacementQueue(Generic[C]):
+class PlacementQueue(Generic[T]):
     """The lines of all models in one gateway. Empty lines are kept, with the charges of their clients."""
 
     def __init__(self) -> None:
-        self._lines: dict[tuple[str, bool], _Line[C]] = {}
+        self._lines: dict[tuple[str, bool], _Line[T]] = {}
         """By model and whether it is the line of the idle lane."""
         self._num_pushed = self._num_queued = 0
         self._due = math.inf
@@ -97,7 +93,7 @@ class PlacementQueue(Generic[C]):
         """Number of tickets that are not in the idle lane."""
         return sum(line.num_queued for (_, idle), line in self._lines.items() if not idle)
 
-    def push(self, ticket: Ticket[C], now: float) -> None:
+    def push(self, ticket: T, now: float) -> None:
         """Queues a ticket, which must not be queued already."""
         assert not ticket.number
         self._num_pushed += 1
@@ -114,8 +110,8 @@ class PlacementQueue(Generic[C]):
         if heap is None:
             heap = line.heaps[client.name] = _Heap()
         turn = ticket.arrival if ticket.turn is None else ticket.turn
-        heapq.heappush(heap.items, (ticket.priority, turn, ticket.number, ticket))
-        heap.num_queued += 1
+        heapq.heappush(heap.items, (ticket.priority, turn, ticket.number))
+        heap.queued[ticket.number] = ticket
         line.num_queued += 1
         self._num_queued += 1
         line.order.activate(client.name, client.weight, client.priority)
@@ -132,64 +128,54 @@ class PlacementQueue(Generic[C]):
             else:
                 self._due = min(self._due, ticket.idle_until)
 
-    def first(
-        self, model: str, eligible: Callable[[str], bool] | None = None, *, idle: bool = False
-    ) -> Ticket[C] | None:
+    def first(self, model: str, eligible: Callable[[str], bool] | None = None, *, idle: bool = False) -> T | None:
         """Returns the next ticket of a model without removing it; None if no sequence waits.
 
         `eligible`: returns for the name of a client whether its tickets may be chosen; by default all may. `idle`: look
         in the idle lane.
         """
         line = self._lines.get((model, idle))
-        name = line.order.first(eligible) if line is not None else None
-        if line is None or name is None:
+        if line is None or not line.num_queued or (name := line.order.first(eligible)) is None:
             return None
-        items = line.heaps[name].items
-        while not _is_queued(items[0]):
-            heapq.heappop(items)
-        return items[0][3]
+        heap = line.heaps[name]
+        while heap.items[0][2] not in heap.queued:
+            heapq.heappop(heap.items)
+        return heap.queued[heap.items[0][2]]
 
-    def take(self, ticket: Ticket[C]) -> None:
+    def take(self, ticket: T) -> None:
         """Removes a queued ticket because its sequence is placed, and charges its client."""
-        self._line(ticket).order.serve(ticket.client.name, ticket.cost)
+        self._lines[ticket.model, ticket.idle].order.serve(ticket.client.name, ticket.cost)
         self.withdraw(ticket)
 
-    def withdraw(self, ticket: Ticket[C]) -> bool:
+    def withdraw(self, ticket: T) -> bool:
         """Removes a ticket from any place in the queue. Returns False if it was not queued."""
         if not ticket.number:
             return False
-        ticket.number = 0
-        line, name = self._line(ticket), ticket.client.name
+        line, name = self._lines[ticket.model, ticket.idle], ticket.client.name
         heap = line.heaps[name]
+        del heap.queued[ticket.number]
+        ticket.number = 0
         line.num_queued -= 1
         self._num_queued -= 1
-        heap.num_queued -= 1
-        if not heap.num_queued:
+        if not heap.queued:
             del line.heaps[name]
             line.order.deactivate(name)
-        elif len(heap.items) > 2 * heap.num_queued + STALE_ITEMS_MAX:
-            heap.items = [item for item in heap.items if _is_queued(item)]
+        elif len(heap.items) > 2 * len(heap.queued) + STALE_ITEMS_MAX:
+            heap.items = [item for item in heap.items if item[2] in heap.queued]
             heapq.heapify(heap.items)
         return True
 
-    def settle(self, ticket: Ticket[C], tokens: int) -> None:
+    def settle(self, ticket: T, tokens: int) -> None:
         """Corrects the charge of a ticket that was taken: its sequence has used `tokens` tokens in total."""
         if (line := self._lines.get((ticket.model, ticket.idle))) is not None:
             line.order.adjust(ticket.client.name, tokens - ticket.cost)
 
-    def tickets(self, model: str) -> list[Ticket[C]]:
+    def tickets(self, model: str) -> list[T]:
         """Returns all tickets of a model, in no particular order."""
         lines = (self._lines.get((model, idle)) for idle in (False, True))
         return [ticket for line in lines if line is not None for ticket in _queued(line)]
 
-    def _line(self, ticket: Ticket[C]) -> _Line[C]:
-        return self._lines[ticket.model, ticket.idle]
 
-
-def _queued(line: _Line[C]) -> Iterator[Ticket[C]]:
+def _queued(line: _Line[T]) -> Iterator[T]:
     for heap in line.heaps.values():
-        yield from (item[3] for item in heap.items if _is_queued(item))
-
-
-def _is_queued(item: _Item[C]) -> bool:
-    return item[2] == item[3].number
+        yield from heap.queued.values()

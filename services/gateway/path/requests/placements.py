@@ -233,10 +233,8 @@ class Placements:
         return unfinished
 
     def close(self) -> None:
-        """Forgets the request, which has ended, and its candidates."""
-        candidates, self._candidates = self._candidates, []
-        for candidate in candidates:
-            candidate.close()
+        """Forgets the request, which has ended, and its candidates, which know these placements."""
+        self._candidates = []
         self._owner = self._repairs = None
         self._sequences = []
 

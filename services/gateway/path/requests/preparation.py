@@ -29,12 +29,16 @@ from shared.parameters.thinking import ThinkingBudget
 from shared.request.checks import refuse
 from shared.request.choices import param_of_number
 
+UTF8_BYTES_MAX = 4
+"""Bytes of one character in UTF-8."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """A tokenized request: its prompts, and its parameters with `bad_words` as token ids."""
+    """A tokenized request: its prompts with the number of their tokens, and its parameters with `bad_words` as ids."""
 
     prompts: list[Prompt]
+    num_tokens: int
     params: SamplingParams
 
 
@@ -58,7 +62,7 @@ async def prepare(actor: RequestActor, parts: GatewayParts) -> None:
         if tokenized.params is not request.params:
             request = replace(request, params=tokenized.params)
         messages = RequestMessages(parts.host, request, card, tokenized.prompts)
-        if candidates := actor.tokenized(messages):
+        if candidates := actor.tokenized(messages, tokenized.num_tokens):
             parts.dispatcher.enqueue(candidates)
     finally:
         request.origin.caller.prepared()
@@ -87,10 +91,11 @@ async def tokenize(
     outside the vocabulary, if the chat template refuses the conversation, if the grammar cannot be used, or if all
     sequences together have too many tokens.
     """
-    check_vocabulary(request.params, card.vocab_size)
-    _check_all_texts(request)
+    if not request.inputs.messages:
+        _check_all_texts(request)
     prompts, bad_words, marks = await _converted(clients, request, card, block_size, attached)
-    count = request.num_sequences * sum(prompt.num_tokens for prompt in prompts)
+    num_tokens = sum(prompt.num_tokens for prompt in prompts)
+    count = request.num_sequences * num_tokens
     if count > limits.REQUEST_TOKENS_MAX:
         text = f"All sequences of the request would have {count} prompt tokens, more than {limits.REQUEST_TOKENS_MAX}."
         param = request.inputs.name(0) if request.pooling else param_of_number(request.n, request.num_sequences)
@@ -98,7 +103,7 @@ async def tokenize(
     if request.params.grammar is not None:
         _check_grammar(request, request.params.grammar, len(prompts))
     for index, prompt in enumerate(prompts):
-        if not prompt.num_tokens:
+        if not prompt.packed:
             name = request.inputs.name(index)
             raise ServiceError("invalid_value", f"The text of '{name}' has no tokens.", param=name)
     if request.params.prompt_logprobs is not None:
@@ -110,7 +115,7 @@ async def tokenize(
         params = _with_thinking(params, request.pending.thinking, prompts[0].tail, marks)
     if params is not request.params:
         check_vocabulary(params, card.vocab_size)
-    return Tokenized(prompts, params)
+    return Tokenized(prompts, num_tokens, params)
 
 
 async def _converted(
@@ -126,12 +131,26 @@ async def _converted(
         given.append(_given(ids, request.inputs.name(index), request, card, block_size))
     if given and request.params.grammar is None and not request.pending.bad_word_texts:
         return given, (), ()
+    if request.inputs.texts or request.inputs.conversations:
+        replies = await _in_parts(clients, request, card, block_size, attached)
+    else:
+        replies = [await _tokenized(clients, request, card, block_size, attached)]
+    return given or _prompts(replies, attached), replies[0].bad_words, replies[0].marks
+
+
+async def _in_parts(
+    clients: ServiceClients,
+    request: GenerationRequest,
+    card: ModelCard,
+    block_size: int,
+    attached: Sequence[Attachment],
+) -> list[TokenizeReply]:
+    """Returns the replies for all prompts, which go to tokenizers in several messages."""
     parts, replies = list(_parts(request)), list[TokenizeReply]()
     for first in range(0, len(parts), limits.TOKENIZE_REQUESTS_MAX):
         some = parts[first : first + limits.TOKENIZE_REQUESTS_MAX]
         replies += await asyncio.gather(*(_tokenized(clients, part, card, block_size, attached) for part in some))
-    prompts = given or [prompt for reply in replies for prompt in _prompts(reply, attached)]
-    return prompts, replies[0].bad_words, replies[0].marks
+    return replies
 
 
 async def _tokenized(
@@ -144,11 +163,11 @@ async def _tokenized(
     message = tokenize_message(request, card, block_size)
     if attached:
         message = msgspec.structs.replace(message, pictures=tuple(one.tokens for one in attached))
+    size, origin = request.inputs.num_characters, request.origin
     try:
-        _check_texts(message, card.max_model_len)
-        reply = await clients.tokenizer(
-            message, request.inputs.num_characters, request.origin.trace_headers, request.origin.record.tokenizer_silent
-        )
+        if size * UTF8_BYTES_MAX > message.text_bytes_max:
+            _check_texts(message, card.max_model_len)
+        reply = await clients.tokenizer(message, size, origin.trace_headers or None, origin.record.tokenizer_silent)
     except ServiceError as error:
         if error.param != "messages" or not request.inputs.names:
             raise
@@ -156,7 +175,7 @@ async def _tokenized(
         name = request.inputs.name(0)
         raise ServiceError(error.code, error.message, param=name, retry_after_s=error.retry_after_s) from None
     assert isinstance(reply, TokenizeReply)
-    request.origin.record.tokenizer_answered(reply.tokenizer_id)
+    origin.record.tokenizer_answered(reply.tokenizer_id)
     return reply
 
 
@@ -178,7 +197,7 @@ async def tokenize_only(
     return reply.prompts
 
 
-def _prompts(reply: TokenizeReply, attached: Sequence[Attachment]) -> list[Prompt]:
+def _prompts(replies: Sequence[TokenizeReply], attached: Sequence[Attachment]) -> list[Prompt]:
     return [
         Prompt(
             packed=one.token_ids,
@@ -188,6 +207,7 @@ def _prompts(reply: TokenizeReply, attached: Sequence[Attachment]) -> list[Promp
             pictures=_placed(attached, one) if attached else (),
             num_first_tokens=one.num_first_tokens,
         )
+        for reply in replies
         for one in reply.prompts
     ]
 
@@ -317,13 +337,8 @@ def _check_texts(message: TokenizeRequest, max_model_len: int) -> None:
 
 
 def _parts(request: GenerationRequest) -> Iterator[GenerationRequest]:
-    """Splits the request into parts with as many prompts as one `TokenizeRequest` may have.
-
-    A request whose prompts are token ids is one part, sent only for its grammar or its bad words.
-    """
+    """Splits the request into parts with as many prompts as one `TokenizeRequest` may have."""
     inputs = request.inputs
-    if not inputs.texts and not inputs.conversations:
-        yield request
     for messages in inputs.conversations:
         yield replace(request, inputs=replace(inputs, messages=messages, conversations=()))
     first, sizes = 0, list(map(len, inputs.texts))

@@ -57,11 +57,13 @@ class RequestActor:
         """
         self._number, self._on_end = number, on_end
         self._record = request.origin.record
+        self._now = parts.host.clock.monotonic
         self._started_at = self._now()
         self._tokenized_at: float | None = None
         self._outlet = Outlet()
         self._left = 0
-        self._over = False
+        self.over = False
+        """Whether the request has ended, with or without an error."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._deadline: asyncio.TimerHandle | None = None
         self.guests = parts.guests.joining(request, card, self) if with_guests else ()
@@ -113,24 +115,22 @@ class RequestActor:
 
     async def cancel(self, reason: str, cause: str = "") -> None:
         """See Generation."""
-        if not self._over:
+        if not self.over:
             self._finish(ServiceError("client_closed_request", f"The request was cancelled: {reason}."))
             await tell_release_all(self._parts.clients, self.placements.leave(), reason)
 
     # --- the gateway's actor calls these ---
 
-    @property
-    def over(self) -> bool:
-        """Whether the request has ended, with or without an error."""
-        return self._over
+    def start(self, preparation: Coroutine[Any, Any, None], count: int) -> None:
+        """Starts the request: runs its preparation as a task. If it raises ServiceError, the request ends.
 
-    def start(self, preparation: Coroutine[Any, Any, None]) -> None:
-        """Starts the request: runs its preparation as a task. If it raises ServiceError, the request ends."""
+        `count`: number of its sequences.
+        """
         if timeout_s := self.request.timeout_s:
             late = ServiceError("deadline_exceeded", f"The request did not end within its timeout of {timeout_s:g} s.")
             self._deadline = asyncio.get_running_loop().call_later(timeout_s, self.fail, late)
         if not self.request.guests.idle_s:
-            self._expect(self.request.inputs.num_prompts * self.request.num_sequences)
+            self._expect(count)
         self.spawn(preparation)
 
     def _expect(self, count: int) -> None:
@@ -194,20 +194,20 @@ class RequestActor:
 
     def fail(self, error: ServiceError) -> None:
         """Ends the request with an error. Does nothing if the request has already ended."""
-        if not self._over:
+        if not self.over:
             self._finish(error)
             self.spawn(tell_release_all(self._parts.clients, self.placements.leave(), error.code))
 
     # --- placing ---
 
-    def tokenized(self, messages: RequestMessages) -> list[Candidate]:
+    def tokenized(self, messages: RequestMessages, num_tokens: int) -> list[Candidate]:
         """Receives the tokenized prompts. Returns the sequences to be queued; none if the request has ended."""
         self._expect(0)
         self.prompts = messages.prompts
-        self.num_prompt_tokens = sum(prompt.num_tokens for prompt in self.prompts)
+        self.num_prompt_tokens = num_tokens
         self._tokenized_at = self._now()
         self._record.tokenized(self.num_prompt_tokens)
-        if self._over:
+        if self.over:
             return []
         self.messages = messages
         self.sequences = messages.sequences
@@ -237,8 +237,8 @@ class RequestActor:
             self.fail(ServiceError("timeout", "The client reads too slowly."))
 
     def _finish(self, error: ServiceError | None) -> None:
-        assert not self._over
-        self._over, self.error = True, error
+        assert not self.over
+        self.over, self.error = True, error
         self._expect(0)
         for guest in self.guests:
             guest.ended()
@@ -263,9 +263,6 @@ class RequestActor:
             task.get_loop().call_exception_handler({"message": "a request failed", "exception": error, "task": task})
             error = ServiceError("internal_error", "The request could not be processed.")
         self.fail(error)
-
-    def _now(self) -> float:
-        return self._parts.host.clock.monotonic()
 
 
 def _nothing() -> None:

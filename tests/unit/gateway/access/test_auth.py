@@ -7,8 +7,8 @@ from shared.errors import ServiceError
 KEYS = ApiKeys(" k1, ,k2,ключ,")
 
 
-def header(value: str) -> list[tuple[bytes, bytes]]:
-    return [(b"host", b"x"), (b"authorization", value.encode())]
+def header(value: str) -> dict[bytes, bytes]:
+    return {b"host": b"x", b"authorization": value.encode()}
 
 
 @pytest.mark.spec("S-API-006", "S-API-080", "S-SRV-013")
@@ -28,7 +28,7 @@ def test_anything_else_does_not(value: str):
 
 def test_only_the_probes_and_the_files_of_the_console_are_open():
     for path in ("/livez", "/readyz", "/health", "/", "/console/app.js"):
-        KEYS.check(path, [])
+        KEYS.check(path, {})
     for path in (
         "/console",
         "/v1/requests",
@@ -43,12 +43,12 @@ def test_only_the_probes_and_the_files_of_the_console_are_open():
         "/HEALTH",
     ):
         with pytest.raises(ServiceError):
-            KEYS.check(path, [])
+            KEYS.check(path, {})
 
 
 @pytest.mark.parametrize("listed", ["", " ", ",", " , "])
 def test_without_keys_everything_is_open(listed: str):
-    ApiKeys(listed).check("/v1/models", [])
+    ApiKeys(listed).check("/v1/models", {})
 
 
 @pytest.mark.spec("S-API-070")

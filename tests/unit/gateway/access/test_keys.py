@@ -37,8 +37,8 @@ def read(text: str, *, is_json: bool = False) -> list[ApiKey]:
     return keys_of_text(text, is_json=is_json, source="F")
 
 
-def bearer(value: str) -> list[tuple[bytes, bytes]]:
-    return [(b"authorization", f"Bearer {value}".encode())]
+def bearer(value: str) -> dict[bytes, bytes]:
+    return {b"authorization": f"Bearer {value}".encode()}
 
 
 def test_a_file_says_what_each_key_may_do():

@@ -1,4 +1,4 @@
-"""What one key may have of something bounded (`access.shares`): properties over random sequences of calls."""
+"""What one key may have of something bounded (`Shares`, `Kept`): properties over random sequences of calls."""
 
 from collections import OrderedDict
 
@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from services.gateway.edge.access.shares import Kept, Shares
+from shared.actors.fair_work import Shares
 from shared.security.api_keys import ANONYMOUS
+from shared.structures.kept import Kept
 
 MOST = 100
 KEYS = ("alice", "bob", "carol")

@@ -20,7 +20,7 @@ def refusal(
 ) -> str:
     """Returns the message with which a request is refused, empty if it is accepted."""
     settings = GatewaySettings(host="gpu.lan", allowed_hosts=hosts, allowed_origins=origins)
-    given = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    given = {name.encode(): value.encode("latin-1") for name, value in headers.items()}
     try:
         BrowserRules(settings, has_keys=has_keys).check(method, path, given)
     except ServiceError as error:

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from starlette.types import Message, Receive
 
-from services.gateway.edge.access.shares import Shares
 from services.gateway.edge.http import request_body
 from services.gateway.edge.http.request_body import HeldBody
 from shared import limits
+from shared.actors.fair_work import Shares
 from shared.errors import ServiceError
 
 

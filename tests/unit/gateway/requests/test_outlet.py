@@ -35,7 +35,7 @@ class Request:
         messages = SimpleNamespace(
             request=request, card=CARD, idle_until=0.0, prompts=[prompt], sequences=[sequence], prompt=lambda _: prompt
         )
-        self.actor.tokenized(messages)  # type: ignore[arg-type]
+        self.actor.tokenized(messages, 3)  # type: ignore[arg-type]
         sequence.accepted(0.0)
         self.has_room = True
         self.read: list[list[int]] = []

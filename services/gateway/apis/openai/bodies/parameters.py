@@ -30,14 +30,17 @@ from shared.errors import ServiceError
 from shared.parameters import sampling
 from shared.parameters.sampling import SamplingParams
 from shared.request import checks
-from shared.request.checks import check_token_ids, given, missing, refuse
+from shared.request.checks import check_token_ids, missing, refuse
 from shared.request.choices import Choices, choices_of
-from shared.request.sampling_fields import SeedSource, random_seed, sampling_params, token_constraints
+from shared.request.sampling_fields import SeedSource, TokenConstraints, random_seed, token_constraints
 from shared.request.structured import FIELDS, Constraint, constraint_of
 
 AS_MANY_AS_FIT = 0
 _INT32 = 2**31
 _STRUCTURE, _NO_STRUCTURE = attrgetter(*FIELDS), (None,) * len(FIELDS)
+_TOKENS, _NO_TOKENS = attrgetter("logit_bias", "allowed_token_ids", "bad_words"), (None,) * 3
+_CHOICES = attrgetter("n", "best_of", "use_beam_search", "length_penalty", "early_stopping")
+_NO_CHOICES, _ONE = (None,) * 5, Choices()
 _TIERS = ("auto", "default", FLEX, "priority", "scale")
 
 
@@ -124,13 +127,14 @@ def checked_params(
 ) -> SamplingParams:
     """Returns the checked sampling parameters. `logprobs`: number of candidates for the output, and for the prompt."""
     max_tokens = 1 if endpoint.may_only_echo and only_echoes(body) else _max_tokens(body, card, endpoint.max_tokens)
-    constraints = token_constraints(body)
-    params = sampling_params(
+    names_tokens = _TOKENS(body) != _NO_TOKENS
+    constraints = token_constraints(body) if names_tokens else TokenConstraints()
+    params = sampling.from_fields(
         body,
         max_tokens=max_tokens or card.max_model_len,
-        temperature=given(body.temperature, endpoint.temperature),
+        temperature=endpoint.temperature if body.temperature is None else body.temperature,
         # A top_k above the vocabulary size means all tokens. It is clamped so that it fits into the message's field.
-        top_k=min(given(body.top_k, -1), card.vocab_size),
+        top_k=-1 if body.top_k is None else min(body.top_k, card.vocab_size),
         seed=draw_seed() if body.seed is None else body.seed,
         logprobs=logprobs[0],
         prompt_logprobs=logprobs[1],
@@ -139,7 +143,8 @@ def checked_params(
         bad_words=constraints.bad_words,
     )
     sampling.check(params)
-    sampling.check_vocabulary(params, card.vocab_size)
+    if names_tokens:
+        sampling.check_vocabulary(params, card.vocab_size)
     return params if max_tokens else without_limit(params)
 
 
@@ -168,18 +173,22 @@ def checked_request(
     """Returns the request without its prompts. Raises ServiceError naming the first parameter that is wrong."""
     if body.stream_options is not None and not body.stream:
         refuse("stream_options", "needs 'stream' to be true")
-    choices = choices_of(body, params.temperature, params.top_k, num_prompts)
+    choices = _ONE
+    if num_prompts > 1 or _CHOICES(body) != _NO_CHOICES:
+        choices = choices_of(body, params.temperature, params.top_k, num_prompts)
     if choices.beam is not None:
         if only_echoes(body):
             refuse("max_tokens", "must be at least 1 with 'use_beam_search'")
         params = msgspec.structs.replace(params, beam=choices.beam)
         sampling.check_beam(params)
-    _check_stream(body, params, choices)
-    stop, detokenize = () if body.stop is None else checks.stop_strings(body.stop), given(body.detokenize, True)
+    if body.stream and (choices is not _ONE or params.prompt_logprobs is not None):
+        _check_stream(params, choices)
+    stop, detokenize = () if body.stop is None else checks.stop_strings(body.stop), body.detokenize is not False
     if stop:
         checks.check_detokenize(detokenize, stop)
     if body.echo and not detokenize:
         refuse("echo", "needs text: leave 'detokenize' at its default")
+    keep = body.truncate_prompt_tokens
     return GenerationRequest(
         request_id=request_id,
         model=card.name,
@@ -187,32 +196,32 @@ def checked_request(
         n=choices.n,
         best_of=choices.num_sequences,
         inputs=PromptInputs(
-            truncate_prompt_tokens=checks.prompt_truncation(body.truncate_prompt_tokens, card.max_model_len)
+            truncate_prompt_tokens=0 if keep is None else checks.prompt_truncation(keep, card.max_model_len)
         ),
         output=OutputText(
             stop=stop,
-            include_stop_str_in_output=given(body.include_stop_str_in_output, False),
-            skip_special_tokens=given(body.skip_special_tokens, True),
-            spaces_between_special_tokens=given(body.spaces_between_special_tokens, True),
+            include_stop_str_in_output=bool(body.include_stop_str_in_output),
+            skip_special_tokens=body.skip_special_tokens is not False,
+            spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
             detokenize=detokenize,
         ),
         pending=PendingParams(bad_word_texts=token_constraints(body).bad_word_texts if body.bad_words else ()),
         cache_salt=b"" if body.cache_salt is None else _cache_salt(body.cache_salt),
-        priority=check_priority(body.priority),
-        service_tier=check_tier(body.service_tier),
+        priority=0 if body.priority is None else check_priority(body.priority),
+        service_tier="" if body.service_tier is None else check_tier(body.service_tier),
         timeout_s=0.0 if body.timeout is None else _timeout_s(body.timeout),
     )
 
 
-def _check_stream(body: GenerationFields, params: SamplingParams, choices: Choices) -> None:
-    """Raises ServiceError for `stream` together with options whose output is known only at the end."""
+def _check_stream(params: SamplingParams, choices: Choices) -> None:
+    """Raises ServiceError for options of a stream whose output is known only at the end."""
     causes = {
         "'use_beam_search'": choices.beam is not None,
         "'best_of' greater than 'n'": choices.num_sequences > choices.n,
         "log probabilities of the prompt": params.prompt_logprobs is not None,
     }
     for cause, applies in causes.items():
-        if body.stream and applies:
+        if applies:
             refuse("stream", f"must be false with {cause}")
 
 
@@ -224,7 +233,7 @@ def _cache_salt(salt: str) -> bytes:
 
 def check_priority(value: int | None) -> int:
     """Returns a request's priority, 0 by default. Raises ServiceError if it does not fit into a message."""
-    priority = given(value, 0)
+    priority = value or 0
     if not -_INT32 <= priority < _INT32:
         refuse("priority", "must be a 32-bit integer")
     return priority

@@ -1,21 +1,27 @@
-"""Accepts the connections of a gateway's own listening socket. No bus.
+"""Accepts the connections of a gateway's own listening socket, and makes their protocol objects. No bus.
 
 asyncio's own loop, when the process has no descriptor left, logs thousands of tracebacks a second and does nothing
 else. Here accepting pauses, and the connections wait, so that other gateways can take them (`waiting`).
 """
 
 import asyncio
+import contextlib
 import logging
 import socket
+import ssl
 from collections.abc import Callable
+from functools import partial
 
+from services.gateway.edge.http.server.places import Place, Places
+from shared import limits
 from shared.observability.rare_logs import RareLog
 
 ACCEPTED_AT_ONCE = 2048
 """Connections accepted before other work of the event loop: as many as wait at most."""
 PAUSE_S = 0.2
 """Time without accepting after a failure, seconds."""
-_rare_log = RareLog(logging.getLogger(__name__))
+_log = logging.getLogger(__name__)
+_rare_log = RareLog(_log)
 
 
 Taken = Callable[[socket.socket], bool]
@@ -53,6 +59,42 @@ class Acceptor:
             tell_failure(error)
             self._loop.remove_reader(self._listener.fileno())
             self._pause = self._loop.call_later(PAUSE_S, self.start)
+
+
+class Connections:
+    """Makes the protocol objects of accepted connections, with TLS after the handshake. Each has one of the places."""
+
+    def __init__(
+        self, places: Places, make: Callable[..., asyncio.Protocol], context: ssl.SSLContext | None = None
+    ) -> None:
+        """`make` returns a protocol object, with the connection's `place` as argument."""
+        self._places, self._make, self._context = places, make, context
+        self._handed = set[asyncio.Task[object]]()
+
+    def take(self, connection: socket.socket) -> bool:
+        """See Taken."""
+        place = self._places.take()
+        connecting = asyncio.get_running_loop().connect_accepted_socket(
+            partial(self._make, place=place),
+            connection,
+            ssl=self._context,
+            ssl_handshake_timeout=limits.HEADER_READ_S if self._context else None,
+        )
+        task = asyncio.create_task(connecting)
+        place.close = task.cancel
+        self._handed.add(task)
+        task.add_done_callback(partial(self._handed_over, connection, place))
+        return len(self._places) < self._places.size
+
+    def _handed_over(self, connection: socket.socket, place: Place, task: "asyncio.Task[object]") -> None:
+        self._handed.discard(task)
+        error = None if task.cancelled() else task.exception()  # cancelled: closed to make room
+        if error is not None and not isinstance(error, OSError):  # OSError: the client has left, or a handshake failed
+            _log.error("a connection could not be served", exc_info=error)
+        if error is not None or task.cancelled():
+            place.leave()
+            with contextlib.suppress(OSError):
+                connection.close()
 
 
 def accept(listener: socket.socket) -> socket.socket | None:

@@ -11,9 +11,9 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
-from services.gateway.edge.http.server.accepting import Acceptor
+from services.gateway.edge.http.server.accepting import Acceptor, Connections
 from services.gateway.edge.http.server.connection import BoundedConnection
-from services.gateway.edge.http.server.places import Place, Places
+from services.gateway.edge.http.server.places import Places
 from services.gateway.edge.http.server.waiting import accept_waiting
 from services.gateway.edge.http.server.web_socket import BoundedWebSocket
 from shared import limits
@@ -43,46 +43,19 @@ class Server(uvicorn.Server):
         self._beside: asyncio.Task[None] | None = None
         self._listeners: list[socket.socket] = []
         self._acceptors: list[Acceptor] = []
-        self._handed = set[asyncio.Task[None]]()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts to accept connections on the sockets, and connections that wait at the other gateways' sockets."""
         await super().startup([])
+        make = partial(BoundedConnection, self.config, self.server_state, self.lifespan.state)
+        taken = Connections(self.places, make, self.config.ssl).take
         self._listeners = sockets or []
-        self._acceptors = [Acceptor(listener, self._taken) for listener in self._listeners]
+        self._acceptors = [Acceptor(listener, taken) for listener in self._listeners]
         for acceptor in self._acceptors:
             acceptor.start()
         if self._others:
-            self._beside = asyncio.create_task(accept_waiting(self._others, self._taken))
+            self._beside = asyncio.create_task(accept_waiting(self._others, taken))
             self._beside.add_done_callback(_tell_failure)
-
-    def _taken(self, connection: socket.socket) -> bool:
-        place = self.places.take()
-        task = asyncio.create_task(self._hand_over(connection, place))
-        place.close = task.cancel
-        self._handed.add(task)
-        task.add_done_callback(partial(self._handed_over, connection, place))
-        return len(self.places) < self.places.size
-
-    async def _hand_over(self, connection: socket.socket, place: Place) -> None:
-        """Makes the protocol object of a connection, with TLS after the handshake."""
-        context = self.config.ssl
-        await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: BoundedConnection(self.config, self.server_state, self.lifespan.state, place=place),
-            connection,
-            ssl=context,
-            ssl_handshake_timeout=limits.HEADER_READ_S if context else None,
-        )
-
-    def _handed_over(self, connection: socket.socket, place: Place, task: "asyncio.Task[None]") -> None:
-        self._handed.discard(task)
-        error = None if task.cancelled() else task.exception()  # cancelled: closed to make room
-        if error is not None and not isinstance(error, OSError):  # OSError: the client has left, or a handshake failed
-            _log.error("a connection could not be served", exc_info=error)
-        if error is not None or task.cancelled():
-            place.leave()
-            with contextlib.suppress(OSError):
-                connection.close()
 
     async def stop_accepting(self) -> None:
         """Accepts no more connections; those that wait in the listening sockets are left there."""

@@ -14,10 +14,10 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import OPEN
 
-from services.gateway.edge.access.shares import Shares
 from services.gateway.edge.http.errors import error_body
 from services.gateway.edge.http.server.places import Place
 from shared import limits
+from shared.actors.fair_work import Shares
 from shared.errors import ServiceError
 from shared.receiving import ReceivesIntoOneBuffer
 
