@@ -103,7 +103,6 @@ class RecordedResponse:
             response=final_of(history),
             input_items=await self._items(),
             turns=[],
-            encoded_bytes=len(record.body) + len(history.final),
             events=history.events,
             key_name=record.key_name,
         )
