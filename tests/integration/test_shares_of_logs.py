@@ -188,7 +188,6 @@ async def test_the_events_of_ended_background_responses_are_dropped_before_those
     logs: list[GatewayLogs],
 ):
     one, two = [BackgroundStore(KeptPictures(each)) for each in logs]
-    await one.open()
 
     async def write(owner: str, name: str) -> None:
         written = record(owner, name)
@@ -220,7 +219,6 @@ async def test_the_events_of_ended_background_responses_are_dropped_before_those
 
 async def test_a_background_request_that_has_no_room_is_not_recorded(logs: list[GatewayLogs]):
     store = BackgroundStore(KeptPictures(logs[0]))
-    await store.open()
     for number in range(5):
         assert await store.create(record("bob", str(number)))
         store.use(f"bob{number}")

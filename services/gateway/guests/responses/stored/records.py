@@ -6,7 +6,7 @@ They are in the log of finished responses, of which each API key has its share (
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from services.gateway.edge.access.kept_pictures import KeptPicture, KeptPictures
@@ -27,13 +27,11 @@ class LogRecords:
         self._pictures = pictures
         self._part = pictures.part
         self._what = what
-        self._is_open = False
 
     async def last(self, record_id: str) -> Logged | None:
         """Returns a record and its revision; None if there is none. Raises ServiceError('bus_unavailable')."""
         with self._told():
-            async with self._opened():
-                found = await self._part.log.last(self._subject(record_id))
+            found = await self._part.log.last(self._subject(record_id))
         return None if found is None or not found.payload else found
 
     async def write(
@@ -46,12 +44,11 @@ class LogRecords:
         the bus takes no message of this size.
         """
         subject = self._subject(record_id)
-        async with self._opened():
-            await self._pictures.put(key, files)
-            if not await self._part.admit(key, subject, data):
-                return False
-            if await self._part.append(key, subject, data, last=revision) is None:
-                raise changed()
+        await self._pictures.put(key, files)
+        if not await self._part.admit(key, subject, data):
+            return False
+        if await self._part.append(key, subject, data, last=revision) is None:
+            raise changed()
         return True
 
     async def files(self, key: str, record_id: str, names: Sequence[KeptPicture]) -> dict[KeptPicture, bytes]:
@@ -62,8 +59,7 @@ class LogRecords:
     async def remove(self, record_id: str) -> None:
         """Removes a record. Raises ServiceError('bus_unavailable')."""
         with self._told():
-            async with self._opened():
-                await self._part.remove(self._subject(record_id))
+            await self._part.remove(self._subject(record_id))
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -71,17 +67,6 @@ class LogRecords:
             yield
         except LogUnavailableError as error:
             raise unavailable(self._what, error) from error
-
-    @contextlib.asynccontextmanager
-    async def _opened(self) -> AsyncIterator[None]:
-        try:
-            if not self._is_open:
-                await self._part.log.open()
-                self._is_open = True
-            yield
-        except LogUnavailableError:
-            self._is_open = False  # the bus may have been restarted and have lost the log
-            raise
 
 
 class _Held(NamedTuple):
