@@ -34,13 +34,8 @@ class Family(Protocol):
         ...
 
 
-FAMILIES: tuple[Family, ...] = (
-    *(
-        cast(Family, import_module(one.name))
-        for one in pkgutil.iter_modules(families.__path__, f"{families.__name__}.")
-    ),
-    *TEXT_PARTS,
-)
+_MODULES = pkgutil.iter_modules(families.__path__, f"{families.__name__}.")
+FAMILIES: tuple[Family, ...] = (*(cast(Family, import_module(one.name)) for one in _MODULES), *TEXT_PARTS)
 
 
 class _WithoutHead:
