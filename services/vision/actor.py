@@ -63,12 +63,10 @@ class FileEncoder(Protocol):
 class VisionActor(Actor):
     """One replica. Counts requested images, those found in the cache, and the tokens of encoded images."""
 
-    def __init__(
-        self, host: Host, encoder: FileEncoder, model: str, cache_bytes: int = limits.VISION_CACHE_BYTES
-    ) -> None:
+    def __init__(self, host: Host, encoder: FileEncoder, model: str) -> None:
         super().__init__(f"vision {host.id}", host.transport)
         self.num_requests = self.num_hits = self.num_tokens = 0
-        self.cache = ByteCache[EncodedPicture](cache_bytes)
+        self.cache = ByteCache[EncodedPicture](limits.VISION_CACHE_BYTES)
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails with the exception of the first job that found a broken invariant."""
         self._host, self._encoder, self._model = host, encoder, model

@@ -13,20 +13,13 @@ from services.gateway.guests.responses.stored.store import ResponseStore, Stored
 from shared import limits
 
 
-class SocketResponses:
-    """The responses of all connections of one gateway."""
-
-    def __init__(self) -> None:
-        records = MemoryRecords(max_bytes=limits.SOCKET_RESPONSES_BYTES_MAX, ttl_s=limits.SOCKET_AGE_S)
-        self._store = ResponseStore(records)
-
-    def of_connection(self) -> "ConnectionResponses":
-        """Returns the responses of a new connection."""
-        return ConnectionResponses(self._store)
+def socket_responses() -> ResponseStore:
+    """Returns the room of one gateway."""
+    return ResponseStore(MemoryRecords(max_bytes=limits.SOCKET_RESPONSES_BYTES_MAX, ttl_s=limits.SOCKET_AGE_S))
 
 
 class ConnectionResponses:
-    """The last responses of one connection. No other connection finds them."""
+    """The last responses of one connection. No other connection finds them. `store`: see `socket_responses`."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
