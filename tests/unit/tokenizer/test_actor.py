@@ -33,7 +33,7 @@ from shared.messages import (
 from shared.models.model_files import described, model_name
 from shared.observability import telemetry
 from shared.subjects import Subjects
-from shared.text.codec import TextCodec, TextFacts
+from shared.text.codec import Codec, TextFacts
 from tests.support.memory import MemoryBus
 from tests.tokenizer_files import byte_level, token_id, write_tokenizer_files
 
@@ -70,7 +70,7 @@ class Rig:
         self.own, self.peer = self.bus.connect("tokenizer"), self.bus.connect("peer")
         self.subjects = Subjects()
         self.host = Host(transport=self.own, subjects=self.subjects, clock=SystemClock(), id="t1", instance_id="b1")
-        self.codec = TextCodec(byte_level())
+        self.codec = Codec(byte_level())
 
     async def start(self, renderer: Renderer, **options: Any) -> None:
         self.actor = TokenizerActor(self.host, self.codec, renderer, FACTS, "m", **options)
