@@ -16,7 +16,7 @@ from shared.config import ModelSettings
 from shared.errors import ServiceError
 from shared.flags import SettingsError
 from shared.text.infill import find_infill_tokens, infill_ids
-from shared.text.tokenizer_adapter import AnyTokenizer, load_adapter
+from shared.text.tokenizer_adapter import TokenizerAdapter, load_adapter
 from shared.text.truncation import cut_inside, encode_first, encode_first_of_pairs
 
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -61,7 +61,7 @@ class Codec:
     by which the model ends a text that it fills in, besides its end token.
     """
 
-    def __init__(self, tokenizer: AnyTokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer | TokenizerAdapter) -> None:
         # The tokenizer's file may enable truncation and padding for training. Requests must not be cut or padded.
         tokenizer.no_truncation()
         tokenizer.no_padding()

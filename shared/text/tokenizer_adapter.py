@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokenizers import Tokenizer
-
 from shared.config import ModelSettings
 from shared.flags import SettingsError
 
@@ -78,9 +76,6 @@ class TokenizerAdapter:
         options = {"skip_special_tokens": skip_special_tokens} if self._decode_option else {}
         with self._lock:
             return str(self._inner.decode(list(ids), **options))
-
-
-AnyTokenizer = Tokenizer | TokenizerAdapter
 
 
 def load_adapter(settings: ModelSettings, directory: Path) -> TokenizerAdapter | None:

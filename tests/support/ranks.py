@@ -50,7 +50,7 @@ class _Meeting:
         self._barrier.abort()
 
 
-class ThreadCommunicator:
+class ThreadCommunicator(Communicator):
     """A `Communicator` of one rank."""
 
     def __init__(
@@ -64,7 +64,7 @@ class ThreadCommunicator:
         self.shard, self._all, self._stage, self._column, self._pipes = shard, all_ranks, stage, column, pipes
         self.local_rank, self.local_size = shard.rank, shard.size
         self.is_first, self.is_last = shard.pp_rank == 0, shard.pp_rank == shard.pp_size - 1
-        self.stage: Communicator | None = self if shard.pp_size > 1 else None
+        self.stage = self if shard.pp_size > 1 else None
 
     def all_sum(self, x: Tensor) -> Tensor:
         parts = self._stage.exchange(self.shard.tp_rank, x.clone())

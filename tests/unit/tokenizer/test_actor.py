@@ -43,7 +43,7 @@ FACTS = TextFacts(named_tokens={"bos_token": "<s>"}, chat_template=None)
 LONG = "long text " * TOKENIZER_INLINE_CHARS_MAX
 
 
-class SlowRenderer:
+class SlowRenderer(Renderer):
     """Renders when it is told to."""
 
     def __init__(self) -> None:
@@ -504,8 +504,3 @@ async def test_a_span_covers_each_tokenize_request(rig: Rig, monkeypatch: pytest
         await ask(rig.peer, rig.subjects.tokenize("m"), message, REPLIES, timeout_s=20, headers=headers)
     assert [(name, values["parent"]) for name, values in spans] == [("tokenize", headers)] * 2
     assert [values[telemetry.Names.USAGE_INPUT_TOKENS] > 0 for _, values in spans] == [True, True]
-
-
-def test_a_worker_pool_is_a_renderer() -> None:
-    renderer: Renderer = WorkerPool("", {})
-    assert renderer
